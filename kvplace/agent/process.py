@@ -109,7 +109,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
         readiness.obstacle = _NOT_READ
         # One line for each component, in the order in which they should begin.
         components: list[Coroutine[object, object, None]] = [
-            *(store.run(cluster) for store in own.stores),
+            *(store.run_in_one_past(cluster) for store in own.stores),
             machine.run(),
             enforcer.run(),
             guard.run(),

@@ -57,6 +57,10 @@ class TooLarge(Unavailable):
     """An answer or an event is larger than the limit."""
 
 
+class Silent(Unavailable):
+    """A watch has said nothing at all since it was opened, although bookmarks come every minute."""
+
+
 class Unreadable(Unavailable):
     """The API server sent something that is not what its kind looks like."""
 

@@ -3,12 +3,18 @@
     Empty ──first page──▶ InitPage ──last page──▶ InitListed ──watch opened──▶ Watching
       ▲                      │ any failure            │ ▲  stream ended, broken    │
       └──────────────────────┴────────────────────────┘ └─────────────────────────┘
-          the past is gone (410), or what came cannot be read      resumes from the last resource version
+          the past is gone (410), or what came cannot be read,      resumes from the last resource version
+          or the version may be at fault
 
 `step` makes one move and has no clock; `follow` repeats it and pauses after failures: growing pauses with
 jitter, short ones again after a stream that worked. Streams that end, answers that stop in mid-line, versions
 that expire (HTTP 410 or inside the stream) and servers that ask for a pause all lead to a state from which it
 goes on.
+
+Only failures that say nothing about the version are resumed from. After a restore of etcd the API server may
+know nothing of it: kube-apiserver answers HTTP 500 to a version that it cannot read, and says nothing to one
+that it has yet to reach, not even bookmarks. A list that is older than what was seen before is reported as
+Corrupt: what a process remembers of its own writes is then no more true.
 """
 
 from __future__ import annotations
@@ -19,8 +25,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from kvplace.core.errors import KvplaceError, Unavailable
-from kvplace.kube.api_errors import Expired, TooLarge, Unreadable
+from kvplace.core.errors import Corrupt, Forbidden, KvplaceError, Unavailable
+from kvplace.kube.api_errors import ApiUnavailable, Unreadable
+from kvplace.kube.resource_versions import is_older
 from kvplace.kube.retry import Backoff
 from kvplace.kube.watches import Alive, Apply, Delete, Init, InitApply, InitDone, Interrupted, WatchEvent
 
@@ -29,6 +36,8 @@ R_co = TypeVar("R_co", covariant=True)
 
 _log = logging.getLogger(__name__)
 
+_INTERNAL = 500
+"""The HTTP status for a version that kube-apiserver cannot read; for one that is too old it is 410."""
 LIVED_S = 30.0
 """A stream that lasted so long has worked: pauses after its end start short again."""
 
@@ -91,14 +100,16 @@ class InitPage:
 
 @dataclass(frozen=True, slots=True)
 class InitListed:
-    """The list is complete. Failure to open the watch leads back here, to Empty when the version expired."""
+    """The list is complete. Failure to open the watch leads back here, to Empty when that may be because of
+    the version.
+    """
 
     resource_version: str
 
 
 @dataclass(frozen=True, slots=True)
 class Watching(Generic[R]):
-    """The watch is open. Its end and its failures lead to InitListed, to Empty when the past is gone."""
+    """The watch is open. Its end and its failures lead to InitListed, to Empty when it cannot be resumed."""
 
     resource_version: str
     stream: Stream[R]
@@ -131,7 +142,8 @@ async def step(source: ListWatch[R], state: State[R]) -> Step[R]:
             try:
                 return Step((), Watching(version, await source.open_watch(version)))
             except KvplaceError as error:
-                return Step((), _after_failure(error, version), error)
+                is_at_fault = isinstance(error, ApiUnavailable) and error.status == _INTERNAL
+                return Step((), Empty() if is_at_fault else _after_failure(error, version), error)
         case Watching(version, stream):
             return await _watch(stream, version)
 
@@ -147,13 +159,19 @@ async def follow(
     """Yield every event, until the source is closed."""
     backoff = backoff or Backoff()
     failures = 0
+    seen = ""
     state: State[R] = Empty()
     opened = clock()
     try:
         while not closed():
             was_watching = isinstance(state, Watching)
+            was_listing = isinstance(state, Empty | InitPage)
             move = await step(source, state)
             state = move.state
+            if isinstance(state, InitListed | Watching):
+                if was_listing and is_older(state.resource_version, seen):
+                    yield Interrupted(_gone_back(source.name, seen, state.resource_version))
+                seen = state.resource_version
             for event in move.events:
                 yield event
             if move.failure is None and not move.events:
@@ -201,10 +219,14 @@ async def _watch(stream: Stream[R], version: str) -> Step[R]:
 
 
 def _after_failure(error: KvplaceError, version: str) -> Empty | InitListed:
-    """Return the state after a failed watch: one that cannot be resumed is listed again."""
-    if isinstance(error, Expired | Unreadable | TooLarge):
-        return Empty()
-    return InitListed(version)
+    """Return the state after a failed watch: one that perhaps cannot be resumed is listed again."""
+    return InitListed(version) if isinstance(error, ApiUnavailable | Forbidden) else Empty()
+
+
+def _gone_back(name: str, seen: str, listed: str) -> Corrupt:
+    return Corrupt(
+        f"the history of {name} has gone back from version {seen} to {listed}, as a restore of etcd does"
+    )
 
 
 def _report(name: str, failure: KvplaceError, seconds: float) -> None:

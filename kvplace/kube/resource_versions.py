@@ -14,3 +14,8 @@ def is_newer(version: str, known: str) -> bool:
     if version.isdigit() and known.isdigit():
         return int(version) > int(known)
     return version != known
+
+
+def is_older(version: str, known: str) -> bool:
+    """Whether a version is certainly older than another one of the same kind."""
+    return version.isdigit() and known.isdigit() and int(version) < int(known)

@@ -22,7 +22,7 @@ import aiohttp
 from yarl import URL
 
 from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.kube.api_errors import ApiUnavailable, TooLarge, error_of_response
+from kvplace.kube.api_errors import ApiUnavailable, Silent, TooLarge, error_of_response
 from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
 from kvplace.kube.metrics import API_ERRORS
 from kvplace.kube.retry import retrying
@@ -284,12 +284,13 @@ class LineStream:
         self._call = call
         self._pending = bytearray()
         self._start = 0
+        self._has_spoken = False
 
     async def next_line(self) -> bytes | None:
         """Return the next complete line; None when the server has ended the stream.
 
-        An unfinished last line is dropped. Silence, a broken connection and a line over LINE_LIMIT raise
-        ApiUnavailable.
+        An unfinished last line is dropped. Silence and a broken connection raise ApiUnavailable, silence from
+        the beginning Silent, and a line over LINE_LIMIT TooLarge.
         """
         searched = self._start
         while (end := self._pending.find(b"\n", searched)) < 0:
@@ -303,9 +304,13 @@ class LineStream:
             try:
                 chunk = await self._response.content.readany()
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                raise _error_of_transport(error, self._call) from error
+                failure = _error_of_transport(error, self._call)
+                if isinstance(error, TimeoutError) and not self._has_spoken:
+                    raise Silent(str(failure)) from error
+                raise failure from error
             if not chunk:
                 return None
+            self._has_spoken = True
             self._pending += chunk
         line = bytes(self._pending[self._start : end])
         self._start = end + 1

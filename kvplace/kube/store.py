@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from kvplace.core.errors import KvplaceError
+from kvplace.core.errors import Corrupt, KvplaceError
 from kvplace.kube.watches import (
     EVERYTHING,
     Alive,
@@ -100,6 +100,13 @@ class Store(Generic[K, R]):
         """Follow the cluster until cancelled or until it is closed."""
         async for event in cluster.watch(self.kind, self.selector):
             self.apply(event)
+
+    async def run_in_one_past(self, cluster: WatchClient) -> None:
+        """The same for a process that remembers what it wrote; raises Corrupt when the past has changed."""
+        async for event in cluster.watch(self.kind, self.selector):
+            self.apply(event)
+            if isinstance(self.failure, Corrupt):
+                raise self.failure
 
     def apply(self, event: WatchEvent[R]) -> None:
         """Take in one event of a watch."""

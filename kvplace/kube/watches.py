@@ -163,6 +163,7 @@ class WatchClient(Protocol):
         """Follow the selected objects of a kind until the cluster is closed.
 
         Begins with Init, and begins again whenever the past is lost. Never raises for a server that is
-        away, busy or has forgotten the past: it tries again with growing pauses.
+        away, busy or has forgotten the past: it tries again with growing pauses. Interrupted by Corrupt says
+        that the past has changed, as after a restore of etcd; the records that follow are of the new one.
         """
         ...

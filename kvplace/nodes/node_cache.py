@@ -137,7 +137,7 @@ async def running_node_cache(cluster: NodeClient) -> AsyncIterator[NodeCache]:
     """Keep a cache up to date while the block runs; enters when it is complete."""
     cache = NodeCache(cluster)
     async with asyncio.TaskGroup() as group:
-        watching = [group.create_task(store.run(cluster)) for store in cache.watched]
+        watching = [group.create_task(store.run_in_one_past(cluster)) for store in cache.watched]
         try:
             for store in cache.stores:
                 await store.wait_until_synced()

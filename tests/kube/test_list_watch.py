@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from kvplace.core.errors import KvplaceError
 from kvplace.kube import session as session_module
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.api_errors import ApiUnavailable, Expired, TooLarge, Unreadable
+from kvplace.kube.api_errors import Expired, TooLarge, Unreadable
 from kvplace.kube.list_watch import (
     Change,
     Empty,
@@ -27,7 +26,6 @@ from kvplace.kube.list_watch import (
 from kvplace.kube.retry import Backoff
 from kvplace.kube.session import Limits, open_session
 from kvplace.kube.watches import (
-    EVERYTHING,
     LEDGERS,
     NAME_FIELD,
     NODE_FIELD,
@@ -41,53 +39,21 @@ from kvplace.kube.watches import (
     InitDone,
     Interrupted,
     Selector,
-    WatchEvent,
 )
 from tests.kube.api_stub import ApiStub, api_stub, broken, lines, status
-from tests.kube.api_stub import answer as json_answer
+from tests.kube.scripted_watches import (
+    Pauses,
+    Script,
+    StopTest,
+    line,
+    page,
+    pod,
+    reported,
+    run_out,
+    unavailable,
+)
 
 # The machine alone, over a scripted source
-
-
-class Script:
-    """A source that returns the given answers in order, and raises a failure among them."""
-
-    name = "things"
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.asked: list[tuple[str, str]] = []
-        self.closed = 0
-
-    def take(self, question: str, argument: str = "") -> Any:
-        self.asked.append((question, argument))
-        if not self.answers:
-            raise StopTest
-        given = self.answers.pop(0)
-        if isinstance(given, BaseException):
-            raise given
-        return given
-
-    async def list_page(self, page: str) -> Page[str]:
-        return cast(Page[str], self.take("list", page))
-
-    async def open_watch(self, resource_version: str) -> Script:
-        self.take("watch", resource_version)
-        return self
-
-    async def next(self) -> Change[str] | None:
-        return cast("Change[str] | None", self.take("next"))
-
-    async def close(self) -> None:
-        self.closed += 1
-
-
-class StopTest(Exception):
-    """The script is at its end."""
-
-
-def unavailable(retry_after: float | None = None) -> ApiUnavailable:
-    return ApiUnavailable("the server is away", retry_after=retry_after)
 
 
 async def test_a_list_of_one_page_is_complete_at_once() -> None:
@@ -136,30 +102,6 @@ async def test_bookmarks_move_the_version_and_nothing_else() -> None:
     stream = Script(Change(None, "12"))
     move = await step(stream, Watching("9", stream))
     assert (move.events, move.state) == ((), Watching("12", stream))
-
-
-class Pauses:
-    """Keeps the pauses that were asked for, without waiting."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    async def __call__(self, seconds: float) -> None:
-        self.seconds.append(seconds)
-
-
-async def run_out(source: Script, pauses: Pauses, clock: Any = lambda: 0.0) -> list[WatchEvent[str]]:
-    """Follow until the script ends; returns the events that say what there is."""
-    received: list[WatchEvent[str]] = []
-    backoff = Backoff(first_s=1, longest_s=16, jitter=lambda: 1.0)
-    events = follow(source, pause=pauses, backoff=backoff, clock=clock)
-    while True:
-        try:
-            event = await anext(events)
-            if not isinstance(event, Alive | Interrupted):
-                received.append(event)
-        except StopTest:
-            return received
 
 
 async def test_between_changes_it_says_whether_the_api_server_still_speaks() -> None:
@@ -226,56 +168,10 @@ async def test_a_quiet_stream_that_lived_is_reopened_soon() -> None:
 # Over real connections
 
 
-def pod(name: str, version: int, **other: Any) -> dict[str, Any]:
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "default",
-            "uid": f"uid-{name}",
-            "resourceVersion": str(version),
-            "labels": {"a": "b"},
-        },
-        **other,
-    }
-
-
-def page(*items: Any, version: int, more: str = "") -> Any:
-    metadata = {"resourceVersion": str(version), "continue": more}
-    return json_answer({"kind": "PodList", "metadata": metadata, "items": list(items)})
-
-
-def line(kind: str, body: Any) -> bytes:
-    return json.dumps({"type": kind, "object": body}).encode() + b"\n"
-
-
 @pytest.fixture
 async def stub() -> AsyncIterator[ApiStub]:
     async with api_stub() as running:
         yield running
-
-
-async def reported(
-    stub: ApiStub,
-    folder: Path,
-    count: int,
-    kind: Any = PODS,
-    limits: Limits | None = None,
-    selector: Selector = EVERYTHING,
-) -> list[Any]:
-    """The first `count` events that say what there is, shortened to (what, name or node)."""
-    session = await open_session(stub.kubeconfig(folder, token="t"), limits or Limits())
-    session.pause = Pauses()  # type: ignore[method-assign]
-    seen = []
-    async with session, aclosing(cast(Any, ApiCluster(session).watch(kind, selector))) as events:
-        async for event in events:
-            if isinstance(event, Alive | Interrupted):
-                continue
-            record = getattr(event, "record", None)
-            name = getattr(record, "name", None) or getattr(record, "node", "")
-            seen.append((type(event), name))
-            if len(seen) == count:
-                break
-    return seen
 
 
 def queries(stub: ApiStub) -> list[dict[str, str]]:
@@ -408,8 +304,13 @@ async def test_an_event_without_measure_leads_to_a_new_list(
 
 
 async def test_a_silent_stream_is_taken_for_dead(stub: ApiStub, tmp_path: Path) -> None:
-    stub.script = [page(version=5), stub.forever(), stub.forever(line("ADDED", pod("a", 6)))]
-    assert (await reported(stub, tmp_path, 3, limits=Limits(silence_s=0.2)))[2:] == [(Apply, "a")]
+    spoken = stub.forever(line("ADDED", pod("a", 6)))
+    stub.script = [page(version=5), spoken, stub.forever(line("ADDED", pod("b", 7)))]
+    assert (await reported(stub, tmp_path, 4, limits=Limits(silence_s=0.2)))[2:] == [
+        (Apply, "a"),
+        (Apply, "b"),
+    ]
+    assert queries(stub)[2]["resourceVersion"] == "6"
 
 
 async def test_a_busy_server_is_given_the_time_it_asks_for(stub: ApiStub, tmp_path: Path) -> None:

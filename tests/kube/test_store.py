@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from kvplace.core.errors import Unavailable
+from kvplace.core.errors import Corrupt, Unavailable
 from kvplace.core.scalars import NodeName
 from kvplace.kube.records import NodeRecord
 from kvplace.kube.store import Store
@@ -56,6 +58,25 @@ def test_a_store_knows_since_when_its_watch_is_silent_and_why() -> None:
     assert (store.silent_s, store.failing_s) == (12, 5)
     store.apply(Alive())
     assert (store.silent_s, store.failing_s, store.failure) == (0, 0, None)
+
+
+async def test_a_process_that_remembers_its_writes_ends_when_the_past_has_changed(
+    store: Store[NodeName, NodeRecord],
+) -> None:
+    class Restored(FaultyCluster):
+        async def watch(self, *_: Any) -> AsyncIterator[Any]:
+            for event in (
+                Interrupted(Unavailable("410")),
+                Interrupted(Corrupt("gone back")),
+                Init(),
+                InitDone(),
+            ):
+                yield event
+
+    with pytest.raises(Corrupt, match="gone back"):
+        await store.run_in_one_past(Restored())
+    await store.run(Restored())
+    assert store.has_synced
 
 
 def test_a_new_list_replaces_the_old_one_and_reports_deletions_first(

@@ -1,0 +1,87 @@
+"""Watches from versions of which the API server knows nothing, as after a restore of etcd."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kvplace.core.errors import Corrupt, KvplaceError
+from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.api_errors import (
+    ApiUnavailable,
+    Denied,
+    Expired,
+    Missing,
+    Rejected,
+    Silent,
+    Unauthenticated,
+)
+from kvplace.kube.list_watch import Change, Empty, InitListed, Page, Watching, follow, step
+from kvplace.kube.session import Limits
+from kvplace.kube.watches import LEDGERS, Apply, Init, InitApply, InitDone, Interrupted
+from tests.kube.api_stub import ApiStub, api_stub, status
+from tests.kube.scripted_watches import Pauses, Script, StopTest, page, pod, reported, run_out, unavailable
+from tests.kube.worlds import ApiWorld
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ApiStub]:
+    async with api_stub() as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "failure", [Rejected("400"), Missing("404", "things"), Silent("hush"), ApiUnavailable("500", status=500)]
+)
+async def test_a_version_that_may_be_at_fault_is_not_asked_for_again(failure: KvplaceError) -> None:
+    move = await step(Script(failure), InitListed("9"))
+    assert (move.state, move.failure) == (Empty(), failure)
+
+
+@pytest.mark.parametrize("failure", [Denied("watch", "things", "no"), Unauthenticated("401"), unavailable()])
+async def test_what_says_nothing_about_the_version_leaves_it_in_use(failure: KvplaceError) -> None:
+    stream = Script(failure)
+    assert (await step(Script(failure), InitListed("9"))).state == InitListed("9")
+    assert (await step(stream, Watching("9", stream))).state == InitListed("9")
+
+
+async def test_a_watch_that_is_refused_as_such_is_not_repeated_in_a_hurry() -> None:
+    pauses = Pauses()
+    turn = [Page((), "", "7"), Rejected("what is this selector?")]
+    await run_out(Script(*turn, *turn, *turn, *turn), pauses)
+    assert pauses.seconds == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(("listed", "goes_back"), [("8", True), ("9", False), ("after-9", False)])
+async def test_a_list_that_is_older_than_what_was_seen_is_reported(listed: str, goes_back: bool) -> None:
+    seen: tuple[Any, ...] = (Page((), "", "7"), None, Change(Apply("a"), "9"), Expired("410"))
+    events = follow(Script(*seen, Page((), "", listed)), pause=Pauses(), clock=lambda: 0.0)
+    received = [await anext(events) for _ in range(8 if goes_back else 7)]
+    with pytest.raises(StopTest):
+        await anext(events)
+    failures = [type(event.failure) for event in received if isinstance(event, Interrupted)]
+    assert failures == ([Expired, Corrupt] if goes_back else [Expired])
+    assert received[-2:] == [Init(), InitDone()]
+
+
+@pytest.mark.parametrize("unknown", ["silence", status(500, 'parsing "abc": invalid syntax')])
+async def test_a_version_that_the_server_does_not_know_is_listed_anew(
+    stub: ApiStub, tmp_path: Path, unknown: Any
+) -> None:
+    answer = stub.forever() if unknown == "silence" else unknown
+    stub.script = [page(version=5), answer, page(pod("a", 2), version=3), stub.forever()]
+    seen = await reported(stub, tmp_path, 5, limits=Limits(silence_s=0.2))
+    assert seen[2:] == [(Init, ""), (InitApply, "a"), (InitDone, "")]
+
+
+async def test_the_api_server_says_of_a_version_that_it_cannot_read_what_leads_to_a_list(
+    api_world: ApiWorld,
+) -> None:
+    move = await step(
+        cast(ApiCluster, api_world.cluster).list_watch(LEDGERS), InitListed("of-another-server")
+    )
+    assert move.failure is not None
+    assert move.state == Empty()
