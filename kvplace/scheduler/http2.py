@@ -24,10 +24,12 @@ from h2.events import (
     PriorityUpdated,
     RemoteSettingsChanged,
     RequestReceived,
+    SettingsAcknowledged,
     StreamEnded,
     StreamReset,
     TrailersReceived,
     UnknownFrameReceived,
+    WindowUpdated,
 )
 from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
@@ -43,10 +45,14 @@ MAX_STREAMS = 250
 MAX_UNREAD = 4 * MAX_BODY
 """Bytes of incomplete calls on one connection."""
 MAX_IDLE_FRAMES = 1_000
-"""Frames between two answers that bring no call forward: PING, SETTINGS, RST_STREAM, PRIORITY, empty DATA.
+"""Frames that bring no call forward: PING, SETTINGS, RST_STREAM, PRIORITY, empty DATA, tiny WINDOW_UPDATE.
 
-Each costs us work and its sender nearly nothing; kube-scheduler sends a handful.
+Each costs us work and its sender nearly nothing.
 """
+IDLE_FRAMES_PER_ANSWER = 100
+"""How many of them an answer makes up for; kube-scheduler sends a handful with a call."""
+MIN_WINDOW_UPDATE = 1_024
+"""Bytes of the smallest update that helps; Go gives back 4 KiB at once, unless a stream ends."""
 _WINDOW = 1 << 20
 """Initial flow-control window of a stream; usual bodies are far smaller, so no update is sent."""
 _PSEUDO_HEADERS = (b":method", b":path")
@@ -211,7 +217,15 @@ class Http2Connection(asyncio.Protocol):
             case RemoteSettingsChanged():
                 self._is_greeted = True
                 self._idle_frames += 1
-            case PingReceived() | PriorityUpdated() | TrailersReceived() | UnknownFrameReceived():
+            case WindowUpdated(delta=int(delta)):
+                self._idle_frames += delta < MIN_WINDOW_UPDATE
+            case (
+                PingReceived()
+                | PriorityUpdated()
+                | SettingsAcknowledged()
+                | TrailersReceived()
+                | UnknownFrameReceived()
+            ):
                 self._idle_frames += 1
             case ConnectionTerminated():
                 self._close()
@@ -225,7 +239,7 @@ class Http2Connection(asyncio.Protocol):
 
     async def _call(self, stream: int, call: _Call) -> None:
         reply = await self._routes(call.method, call.path, bytes(call.body))
-        self._idle_frames = 0
+        self._idle_frames = max(0, self._idle_frames - IDLE_FRAMES_PER_ANSWER)
         if self._transport is not None:
             self._answer(stream, reply)
             self._send()

@@ -18,6 +18,7 @@ from hyperframe.frame import (
     PingFrame,
     PriorityFrame,
     SettingsFrame,
+    WindowUpdateFrame,
 )
 
 from kvplace.scheduler.extender_protocol import MAX_BODY
@@ -51,9 +52,11 @@ def how_it_ended(client: Client) -> ErrorCodes | int | None:
     [
         PingFrame(0, opaque_data=b"12345678"),
         SettingsFrame(0, settings={SettingCodes.INITIAL_WINDOW_SIZE: 70_000}),
+        SettingsFrame(0, flags=["ACK"]),
         PriorityFrame(1, depends_on=0, stream_weight=10),
+        WindowUpdateFrame(0, window_increment=1),
     ],
-    ids=["ping", "settings", "priority"],
+    ids=["ping", "settings", "acknowledgement", "priority", "tiny window update"],
 )
 async def test_a_flood_of_frames_that_are_no_calls_ends_the_connection(frame: Frame) -> None:
     client = Client(Calls())
@@ -63,6 +66,26 @@ async def test_a_flood_of_frames_that_are_no_calls_ends_the_connection(frame: Fr
         send(client, frame)
     assert client.wire.closed
     assert how_it_ended(client) == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+async def test_a_flood_ends_the_connection_of_a_client_who_calls_now_and_then_too() -> None:
+    client = Client(Calls())
+    flood = [PingFrame(0, opaque_data=b"12345678")] * (MAX_IDLE_FRAMES // 2)
+    answered = 0
+    while not is_closed(client) and answered < 10:
+        await client.until_complete(client.ask(b"1"))
+        answered += 1
+        send(client, *flood)
+    assert answered < 5
+    assert how_it_ended(client) == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+async def test_a_client_who_takes_large_answers_in_small_pieces_is_no_flood() -> None:
+    client = Client(Calls())
+    for _ in range(5):
+        await client.until_complete(client.ask(b"1"))
+        send(client, *[WindowUpdateFrame(0, window_increment=4096)] * MAX_IDLE_FRAMES)
+    assert not is_closed(client)
 
 
 async def test_a_flood_of_empty_data_ends_the_connection() -> None:
