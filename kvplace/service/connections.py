@@ -194,6 +194,8 @@ class _Connection(asyncio.Protocol):
         self._unread = 0
         self._timed: KeepsOwnTime | None = None
         self._is_answering = False
+        self._next_has_begun = False
+        """Whether bytes of another request have come that waits for the answer under way."""
         self.when_lost: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -212,7 +214,10 @@ class _Connection(asyncio.Protocol):
             return
         if self._timed is None:
             if self._reading_since is None:
-                self._reading_since = self._loop.time()
+                if self._is_answering:
+                    self._next_has_begun = True
+                else:
+                    self._reading_since = self._loop.time()
             self._unread += len(data)
             if not self._all.has_room(len(data)):
                 self.cut("bytes")
@@ -242,6 +247,9 @@ class _Connection(asyncio.Protocol):
 
     def answering(self, *, begins: bool) -> None:
         self._is_answering = begins
+        if not begins and self._next_has_begun:
+            self._next_has_begun = False
+            self._reading_since = self._loop.time()
 
     def request_is_complete(self) -> None:
         self._reading_since = None

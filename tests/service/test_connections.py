@@ -51,15 +51,19 @@ class Caller:
 
 
 class Listener:
-    """Where /echo and /large are served, and who called."""
+    """Where /echo, /large and /later are served, and who called."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
+    def __init__(self) -> None:
+        self.address = Address("127.0.0.1", 0)
+        self.is_asked = asyncio.Event()
+        """Set when /later is asked for."""
+        self.may_answer = asyncio.Event()
+        """Lets /later answer."""
         self._callers: list[Caller] = []
 
     async def call(self) -> Caller:
         """Open a connection."""
-        made = Caller(*await asyncio.open_connection(self._address.host, self._address.port))
+        made = Caller(*await asyncio.open_connection(self.address.host, self.address.port))
         self._callers.append(made)
         return made
 
@@ -80,7 +84,8 @@ class Listener:
 
 @contextlib.asynccontextmanager
 async def served(limits: ConnectionLimits = SHORT, tls: RenewedTls | None = None) -> AsyncIterator[Listener]:
-    """Serve /echo, which answers with the body, and /large, with more than a socket holds."""
+    """Serve /echo, which answers with the body, /large, with more than a socket holds, and /later."""
+    listener = Listener()
 
     async def echo(request: web.Request) -> web.Response:
         return web.Response(body=await request.read())
@@ -88,11 +93,16 @@ async def served(limits: ConnectionLimits = SHORT, tls: RenewedTls | None = None
     async def large(_: web.Request) -> web.Response:
         return web.Response(body=bytes(64 << 20))
 
+    async def later(_: web.Request) -> web.Response:
+        listener.is_asked.set()
+        await listener.may_answer.wait()
+        return web.Response()
+
     application = web.Application(client_max_size=1 << 20)
-    application.add_routes([web.post("/echo", echo), web.get("/large", large)])
+    application.add_routes([web.post("/echo", echo), web.get("/large", large), web.get("/later", later)])
     context = tls.context if tls is not None else None
-    async with listening("test", application, Address("127.0.0.1", 0), context, limits=limits) as address:
-        listener = Listener(address)
+    async with listening("test", application, listener.address, context, limits=limits) as address:
+        listener.address = address
         try:
             yield listener
         finally:
@@ -144,6 +154,29 @@ async def test_between_requests_a_connection_may_rest() -> None:
         assert await caller.ask() == b"HTTP/1.1 200 OK"
         await asyncio.sleep(3 * SHORT.request_s)
         assert await caller.ask() == b"HTTP/1.1 200 OK"
+
+
+async def test_who_asks_the_next_thing_while_an_answer_is_made_is_not_taken_for_slow() -> None:
+    async with served() as listener:
+        caller = await listener.call()
+        caller.writer.write(b"GET /later HTTP/1.1\r\nHost: a\r\n\r\n")
+        await listener.is_asked.wait()
+        caller.writer.write(REQUEST)
+        await asyncio.sleep(3 * SHORT.request_s)
+        listener.may_answer.set()
+        assert await caller.ask(b"") == b"HTTP/1.1 200 OK"
+        assert await caller.ask(b"") == b"HTTP/1.1 200 OK"
+
+
+async def test_the_next_request_must_become_complete_in_time_after_an_answer() -> None:
+    async with served() as listener:
+        caller = await listener.call()
+        caller.writer.write(b"GET /later HTTP/1.1\r\nHost: a\r\n\r\n")
+        await listener.is_asked.wait()
+        caller.writer.write(REQUEST[:-1])
+        listener.may_answer.set()
+        assert await caller.ask(b"") == b"HTTP/1.1 200 OK"
+        assert await caller.is_cut()
 
 
 async def test_who_does_not_take_his_answer_is_cut_off() -> None:
