@@ -1,8 +1,9 @@
 """kvplace's own CA and the two certificates that it signs: pure, apart from making keys.
 
 A certificate is renewed when a third of its time is left, or when it is not what an installation needs:
-another name, another CA, a key that does not belong to it. The CA keeps its key: a CA certificate that is
-renewed verifies all that the old one does, so nothing that trusts the old one has to be restarted at once.
+another name, another CA, a key that does not belong to it. The CA keeps its key and all that names it: a CA
+certificate that is renewed verifies all that the old one does, so nothing that trusts the old one has to be
+restarted at once.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def current_authority(stored: Stored, now: datetime) -> Pair:
     found = Pair.read(stored)
     if found is None or not _is_authority(found.certificate):
         return _new_authority(ec.generate_private_key(ec.SECP256R1()), now)
-    return _new_authority(found.key, now, found.certificate.subject) if found.is_due(now) else found
+    if not found.is_due(now):
+        return found
+    return _new_authority(found.key, now, found.certificate.subject, _key_identifier(found))
 
 
 def current_certificate(stored: Stored, subject: Subject, authority: Pair, now: datetime) -> Pair:
@@ -104,7 +107,10 @@ def current_certificate(stored: Stored, subject: Subject, authority: Pair, now: 
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([subject.usage]), critical=False)
-        .add_extension(_key_identifier_of(authority), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(_key_identifier(authority)),
+            critical=False,
+        )
     )
     if subject.dns_names:
         names = x509.SubjectAlternativeName([x509.DNSName(name) for name in subject.dns_names])
@@ -112,12 +118,19 @@ def current_certificate(stored: Stored, subject: Subject, authority: Pair, now: 
     return Pair(builder.sign(authority.key, SHA256()), key)
 
 
-def _new_authority(key: ec.EllipticCurvePrivateKey, now: datetime, name: x509.Name = _NAME_OF_CA) -> Pair:
+def _new_authority(
+    key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    name: x509.Name = _NAME_OF_CA,
+    identifier: x509.SubjectKeyIdentifier | None = None,
+) -> Pair:
     builder = (
         _builder(name, name, key, now, _CA_LASTS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            identifier or x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+        )
     )
     return Pair(builder.sign(key, SHA256()), key)
 
@@ -154,12 +167,12 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _key_identifier_of(authority: Pair) -> x509.AuthorityKeyIdentifier:
+def _key_identifier(authority: Pair) -> x509.SubjectKeyIdentifier:
+    """Return by what a CA names its key: OpenSSL wants the same in all certificates that it has signed."""
     try:
-        found = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        return authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     except x509.ExtensionNotFound:
-        return x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
-    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(found)
+        return x509.SubjectKeyIdentifier.from_public_key(authority.key.public_key())
 
 
 def _is_authority(certificate: x509.Certificate) -> bool:

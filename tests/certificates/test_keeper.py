@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 
-from kvplace.certificates.authority import AUTHORITY, CERTIFICATE, KEY
+from kvplace.certificates.authority import AUTHORITY, CERTIFICATE, KEY, Pair
 from kvplace.certificates.keeper import CA_SECRET, CLIENT_SECRET, SERVER_SECRET, Keeper, Names
 from kvplace.core.errors import Conflict
 from kvplace.kube.secrets import Secret
@@ -121,6 +123,47 @@ async def test_a_scheduler_that_has_read_the_old_ca_trusts_what_the_renewed_one_
     assert store.content(CA_SECRET)[CERTIFICATE] != old
     assert store.content(SERVER_SECRET)[AUTHORITY] == store.trusted == store.content(CA_SECRET)[CERTIFICATE]
     handshake(store, tmp_path, client_trusts=old)
+
+
+async def test_the_renewed_ca_of_another_program_still_verifies_what_the_old_one_signed(
+    keeper: Keeper, store: StoredSecrets, clock: Clock, tmp_path: Path
+) -> None:
+    store.put(CA_SECRET, authority_of_another_program(begins=NOW - timedelta(days=200), lasts_days=300))
+    clock.now = NOW - timedelta(days=10)
+    await keeper.look()
+    signed = store.content(CLIENT_SECRET)[CERTIFICATE]
+    clock.now = NOW
+    await keeper.look()
+    assert CA_SECRET in store.writes
+    assert store.content(CLIENT_SECRET)[CERTIFICATE] == signed
+    handshake(store, tmp_path)
+
+
+def authority_of_another_program(begins: datetime, lasts_days: int) -> dict[str, bytes]:
+    """Make a CA that names its key by another digest, as programs in Go do since 1.25."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a CA")])
+    usage = dict.fromkeys(
+        (
+            *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+            *("key_agreement", "encipher_only", "decipher_only"),
+        ),
+        False,
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(begins + timedelta(days=lasts_days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(**usage, key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier(b"another digest......"), critical=False)
+        .sign(key, SHA256())
+    )
+    return Pair(certificate, key).document(b"")
 
 
 @pytest.mark.parametrize("name", ALL)
