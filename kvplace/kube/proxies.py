@@ -42,7 +42,7 @@ def _is_excluded(server: SplitResult) -> bool:
         address = ip_address(host)
     except ValueError:
         return host == "localhost" or bool(proxy_bypass(server.netloc))
-    if address.is_loopback or proxy_bypass(host):
+    if address.is_loopback or proxy_bypass(server.netloc):
         return True
     return any(address in network for network in _excluded_networks())
 
