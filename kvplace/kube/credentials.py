@@ -78,7 +78,10 @@ async def load_credentials(options: CredentialOptions) -> Credentials:
     loaded = await _load(options)
     if options.user is None:
         return loaded
-    return replace(loaded, impersonation=_impersonation(options.user, options.groups))
+    try:
+        return replace(loaded, impersonation=_impersonation(options.user, options.groups))
+    except ValueError as error:
+        raise Misconfigured(f"--as and --as-group cannot be used: {error}") from None
 
 
 async def _load(options: CredentialOptions) -> Credentials:
@@ -233,9 +236,16 @@ def _credentials(
         context.namespace or "default",
         _tls(cluster, user) if server.startswith("https:") else None,
         proxy_of(cluster),
-        cluster.get("tls-server-name"),
+        _name_in_certificate(cluster),
         _impersonation_by(user),
     )
+
+
+def _name_in_certificate(cluster: Mapping[str, Any]) -> str | None:
+    name = cluster.get("tls-server-name")
+    if name is not None and not isinstance(name, str):
+        raise ValueError(f"its tls-server-name is {name!r}; it must be a name, in quotes")
+    return name or None
 
 
 def _impersonation_by(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -249,9 +259,9 @@ def _impersonation_by(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         raise ValueError("its as-groups must be a list of strings")
     if not isinstance(extra, Mapping) or not all(map(_are_strings, extra.values())):
         raise ValueError("its as-user-extra must be lists of strings by name")
-    uid = (("Impersonate-Uid", str(user["as-uid"])),) if user.get("as-uid") else ()
+    uid = (("Impersonate-Uid", _in_one_line(str(user["as-uid"]))),) if user.get("as-uid") else ()
     of_extra = (
-        (f"Impersonate-Extra-{quote(key, safe=_IN_HEADERS)}", value)
+        (f"Impersonate-Extra-{quote(key, safe=_IN_HEADERS)}", _in_one_line(value))
         for key, values in extra.items()
         for value in values
     )
@@ -263,7 +273,15 @@ def _are_strings(values: object) -> bool:
 
 
 def _impersonation(user: str, groups: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    return ("Impersonate-User", user), *(("Impersonate-Group", group) for group in groups)
+    named = ("Impersonate-User", user), *(("Impersonate-Group", group) for group in groups)
+    return tuple((header, _in_one_line(value)) for header, value in named)
+
+
+def _in_one_line(value: str) -> str:
+    """Return what is to be sent in a header; raises ValueError for what would break it."""
+    if any(ord(character) < ord(" ") or character == "\x7f" for character in value):
+        raise ValueError(f"{value!r}, as which to act, contains a control character such as a line break")
+    return value
 
 
 def _authorization(user: Mapping[str, Any]) -> Callable[[], Awaitable[str | None]]:

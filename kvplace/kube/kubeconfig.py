@@ -88,6 +88,7 @@ def _check_server(server: object, what: str) -> None:
         raise Misconfigured(f"{what} has no server, its URL")
     try:
         url = urlsplit(server)
+        (url.hostname or "").encode("idna")  # as names are looked up
         usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
         usable = False

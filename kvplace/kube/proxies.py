@@ -56,5 +56,9 @@ def _excluded_networks() -> Iterator[IPv4Network | IPv6Network]:
 
 
 def _is_usable(proxy: str) -> bool:
-    parts = urlsplit(proxy)
-    return parts.scheme in _SCHEMES and bool(parts.hostname)
+    try:
+        parts = urlsplit(proxy)
+        (parts.hostname or "").encode("idna")
+        return parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -82,7 +82,14 @@ def test_without_a_current_context_one_must_be_chosen(tmp_path: Path) -> None:
                 {"clusters": [{"name": "c", "cluster": {"server": server}}]},
                 f"cluster 'c' of kubeconfig .* has the server '{re.escape(server)}'; it must be a URL such as https://",
             )
-            for server in ("10.0.0.1:6443", "ftp://a", "https://", "https://a:99999", "https://[::1")
+            for server in (
+                "10.0.0.1:6443",
+                "ftp://a",
+                "https://",
+                "https://a:99999",
+                "https://[::1",
+                "https://a..b",
+            )
         ),
         (
             {"contexts": [{"name": "here", "context": {"cluster": ["c"], "user": "u"}}]},
@@ -308,6 +315,10 @@ async def test_a_kubeconfig_says_all_about_whom_it_acts_as(tmp_path: Path) -> No
         ({"as-groups": ["a"]}, "as-groups needs as: .* together with a user"),
         ({"as": "eve", "as-groups": "admins"}, "as-groups must be a list of strings"),
         ({"as": "eve", "as-user-extra": {"scopes": "a"}}, "as-user-extra must be lists of strings by name"),
+        ({"as": "eve\nX: 1"}, "a control character such as a line break"),
+        ({"as": "eve", "as-groups": ["a\0"]}, "a control character"),
+        ({"as": "eve", "as-uid": "\x7f"}, "a control character"),
+        ({"as": "eve", "as-user-extra": {"scopes": ["a\rb"]}}, "a control character"),
     ],
 )
 async def test_whom_a_kubeconfig_acts_as_is_never_half_understood(
@@ -318,8 +329,20 @@ async def test_whom_a_kubeconfig_acts_as_is_never_half_understood(
         await load_credentials(CredentialOptions(files))
 
 
-@pytest.mark.parametrize("proxy", ["socks5://proxy:1080", "proxy:3128", "http://"])
+@pytest.mark.parametrize("proxy", ["socks5://proxy:1080", "proxy:3128", "http://", "http://a:99999"])
 async def test_a_proxy_that_cannot_be_used_is_named(tmp_path: Path, proxy: str) -> None:
     files = with_user(config(tmp_path, current="there"), {}, **{"proxy-url": proxy})
     with pytest.raises(Misconfigured, match=f"proxy-url is {proxy!r}; it must be a URL such as http://"):
         await load_credentials(CredentialOptions(files))
+
+
+async def test_a_name_in_the_servers_certificate_that_is_none_is_named(tmp_path: Path) -> None:
+    files = with_user(config(tmp_path, current="there"), {}, **{"tls-server-name": 5})
+    with pytest.raises(Misconfigured, match="tls-server-name is 5"):
+        await load_credentials(CredentialOptions(files))
+
+
+async def test_a_flag_cannot_bring_in_another_header(tmp_path: Path) -> None:
+    files = with_user(config(tmp_path, current="there"), {"token": "t"})
+    with pytest.raises(Misconfigured, match=r"--as and --as-group cannot be used: 'a\\nb'"):
+        await load_credentials(CredentialOptions(files, user="eve", groups=("a\nb",)))
