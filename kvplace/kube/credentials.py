@@ -335,7 +335,8 @@ def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
         with tempfile.NamedTemporaryFile() as file:
             file.write(certificate + b"\n" + (key or b""))
             file.flush()
-            context.load_cert_chain(file.name)
+            # Without a passphrase it would ask the terminal for that of an encrypted key.
+            context.load_cert_chain(file.name, password="")
     if cluster.get("insecure-skip-tls-verify"):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

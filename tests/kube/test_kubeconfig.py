@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from harness.certificates import Certificates
 from kvplace.core.errors import Misconfigured
@@ -133,6 +141,30 @@ async def test_a_client_certificate_may_be_in_the_kubeconfig_and_its_key_stays_i
     assert found.tls is not None
     assert (await found.authorization(), found.server) == (None, "https://one:6443")
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_nobody_is_asked_for_the_passphrase_of_a_key(tmp_path: Path) -> None:
+    ours = Certificates.issue(tmp_path).ours
+    certificate, key = ours.issue("me")
+    (tmp_path / "ca.crt").write_bytes(ours.file.read_bytes())
+    locked = load_pem_private_key(key.read_bytes(), None).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    )
+    key.write_bytes(locked)
+    user = {"client-certificate": str(certificate), "client-key": str(key)}
+    program = (
+        "import asyncio, sys; from kvplace.kube.credentials import *;"
+        "asyncio.run(load_credentials(CredentialOptions(sys.argv[1])))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, with_user(config(tmp_path), user)],
+        check=False,
+        input=b"secret\n",
+        capture_output=True,
+        start_new_session=True,  # without a terminal OpenSSL asks on stdin
+    )
+    assert ended.stderr.splitlines()[-1].startswith(b"kvplace.core.errors.Misconfigured: context 'here'")
+    assert b"pass phrase" not in ended.stderr
 
 
 def encoded(path: Path) -> str:
