@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from tests.controller.relocations import NodeAgent
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.nodes.machines import EIGHT
+from tests.nodes.machines import EIGHT, TWO
 from tests.virtual_time import JumpingLoop
 
 
@@ -22,4 +23,12 @@ def cluster() -> FaultyCluster:
     """A cluster of one node."""
     made = FaultyCluster()
     made.create_node("n1", topology=EIGHT)
+    return made
+
+
+@pytest.fixture
+def agent(cluster: FaultyCluster) -> NodeAgent:
+    """An agent on that node, which has two sockets of eight CPUs then."""
+    made = NodeAgent(cluster, TWO)
+    made.report()
     return made

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from tests.controller.relocations import (
@@ -17,23 +15,10 @@ from tests.controller.relocations import (
     NodeAgent,
     bound,
     edit,
-    node_with_agent,
     until_written,
 )
 from tests.controller.replicas import replica
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.nodes.machines import TWO
-
-
-@pytest.fixture
-def cluster() -> FaultyCluster:
-    """A cluster of one node with two sockets of eight CPUs and an agent."""
-    return node_with_agent(TWO)
-
-
-@pytest.fixture
-def agent(cluster: FaultyCluster) -> NodeAgent:
-    return NodeAgent(cluster, TWO)
 
 
 async def test_a_replica_that_lags_behind_does_not_relocate_again_what_another_one_has_relocated(

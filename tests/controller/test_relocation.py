@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import LedgerChange, Relocation, claim_of
 from kvplace.core.relocation import claim_while_relocating
@@ -39,17 +38,6 @@ from tests.nodes.machines import EIGHT, TWO
 
 if TYPE_CHECKING:
     from _collections_abc import dict_values
-
-
-@pytest.fixture
-def cluster() -> FaultyCluster:
-    """A cluster of one node with two sockets of eight CPUs and an agent."""
-    return node_with_agent(TWO)
-
-
-@pytest.fixture
-def agent(cluster: FaultyCluster) -> NodeAgent:
-    return NodeAgent(cluster, TWO)
 
 
 async def test_exclusive_becomes_share_in_place_and_its_cores_stay_its_own_until_the_agent_has_confirmed_it(
@@ -413,9 +401,7 @@ def test_whatever_fails_and_whoever_dies_everything_agrees_in_the_end(
     from tests.virtual_time import JumpingLoop
 
     async def story() -> None:
-        cluster = FaultyCluster()
-        cluster.create_node("n1")
-        cluster.put_topology("n1", TWO, enforcement=Enforcement.NRI)
+        cluster = node_with_agent(TWO)
         agent = NodeAgent(cluster, TWO)
         async with replica(cluster) as first:
             pod = await bound(first, agent, "vm", 4)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from kvplace.core.ledger import LedgerChange, claim_of
 from kvplace.core.request import Policy
 from tests.controller.relocations import (
@@ -15,23 +13,10 @@ from tests.controller.relocations import (
     bound,
     condition,
     edit,
-    node_with_agent,
     until_written,
 )
 from tests.controller.replicas import asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.nodes.machines import TWO
-
-
-@pytest.fixture
-def cluster() -> FaultyCluster:
-    """A cluster of one node with two sockets of eight CPUs and an agent."""
-    return node_with_agent(TWO)
-
-
-@pytest.fixture
-def agent(cluster: FaultyCluster) -> NodeAgent:
-    return NodeAgent(cluster, TWO)
 
 
 async def test_when_its_next_cores_were_given_away_meanwhile_it_goes_back_to_what_it_runs_by(
