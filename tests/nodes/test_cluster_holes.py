@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from random import Random
 
 import pytest
@@ -19,6 +18,7 @@ from kvplace.nodes.cluster_holes import ClusterHoles
 from kvplace.nodes.node_cache import NodeCache
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
+from tests.turns import with_turns
 
 MACHINES = [EIGHT, TWO]
 
@@ -101,17 +101,7 @@ async def test_others_have_their_turn_while_many_nodes_are_looked_at(monkeypatch
     holes = ClusterHoles(cache)
     for number in range(50):
         add_node(cache, number)
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.create_task(other())
-    await holes.refresh()
-    task.cancel()
+    _, turns = await with_turns(holes.refresh())
     assert turns >= 49
 
 

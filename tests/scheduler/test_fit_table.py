@@ -27,6 +27,7 @@ from kvplace.scheduler.node_states import NodeState, NodeStates
 from tests.core.allocator.random_cases import random_case, random_free, random_request
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.nodes.machines import EIGHT
+from tests.turns import with_turns
 
 T = TypeVar("T")
 TWO_SOCKETS = make_topology(
@@ -219,17 +220,9 @@ def test_a_node_that_changes_between_two_slices_is_looked_at_again(monkeypatch: 
 def test_others_have_their_turn_while_many_nodes_are_looked_at() -> None:
     nodes = {NodeName(f"node-{number}"): snapshot(EIGHT, CpuMask(number)) for number in range(256)}
     table = table_of(nodes.__getitem__)
-
-    async def turns_of_others() -> int:
-        turns = 0
-        answers = asyncio.create_task(table.answers(nodes, SIX))
-        while not answers.done():
-            await asyncio.sleep(0)
-            turns += 1
-        assert (await answers).keys() == nodes.keys()
-        return turns
-
-    assert result(turns_of_others()) > 10
+    answers, turns = result(with_turns(table.answers(nodes, SIX)))
+    assert answers.keys() == nodes.keys()
+    assert turns > 10
 
 
 def test_states_that_a_slice_leaves_are_not_listed_again_by_each_that_follows(

@@ -45,6 +45,15 @@ def nominated(cluster: Counting) -> dict[str, str]:
     return {pod.name: pod.nominated for pod in cluster._pods.records.values() if pod.nominated}
 
 
+async def refused_where_nominated(one: Replica, on_failure: OnFailure) -> PodRecord:
+    """Create a pod whose nominated node is full, and have it refused there once."""
+    asking_pod(one.cluster, "vm", 8, on_failure=on_failure)
+    pod = one.cluster.change_pod("default", "vm", nominated="a")
+    assert await one.bind(asking_pod(one.cluster, "foreign", 8), "a") == ""
+    assert (await one.filter(pod, "a")).names == []
+    return pod
+
+
 async def test_planned_pods_get_their_nodes_nominated_and_the_one_asked_about_does_not(
     cluster: Counting,
 ) -> None:
@@ -157,22 +166,16 @@ async def test_a_nominated_pod_whose_cores_are_gone_is_refused_there_and_placed_
 async def test_a_vm_that_may_float_does_not_float_on_its_nominated_node_while_another_has_room(
     cluster: Counting,
 ) -> None:
-    asking_pod(cluster, "vm", 8, on_failure=OnFailure.FLOAT)
-    floating = cluster.change_pod("default", "vm", nominated="a")
     async with replica(cluster) as one:
-        assert await one.bind(asking_pod(cluster, "foreign", 8), "a") == ""
-        assert (await one.filter(floating, "a")).names == []
+        floating = await refused_where_nominated(one, OnFailure.FLOAT)
         assert (await one.filter(floating)).names == ["b"]
 
 
 async def test_no_event_says_that_a_vm_fits_nowhere_of_which_only_the_nominated_node_was_asked_about(
     cluster: Counting,
 ) -> None:
-    asking_pod(cluster, "vm", 8)
-    waiting = cluster.change_pod("default", "vm", nominated="a")
     async with replica(cluster) as one:
-        assert await one.bind(asking_pod(cluster, "foreign", 8), "a") == ""
-        assert (await one.filter(waiting, "a")).names == []
+        waiting = await refused_where_nominated(one, OnFailure.WAIT)
         assert (await one.filter(waiting)).names == ["b"]
         await one.events.finish()
         assert not [event for event in cluster.events if event.reason is EventReason.DOES_NOT_FIT]
@@ -181,11 +184,8 @@ async def test_no_event_says_that_a_vm_fits_nowhere_of_which_only_the_nominated_
 async def test_a_vm_that_may_float_does_so_where_kube_scheduler_accepts_only_its_nominated_node(
     cluster: Counting,
 ) -> None:
-    asking_pod(cluster, "vm", 8, on_failure=OnFailure.FLOAT)
-    floating = cluster.change_pod("default", "vm", nominated="a")
     async with replica(cluster) as one:
-        assert await one.bind(asking_pod(cluster, "foreign", 8), "a") == ""
-        assert (await one.filter(floating, "a")).names == []
+        floating = await refused_where_nominated(one, OnFailure.FLOAT)
         assert (await one.filter(floating, "a")).names == ["a"]
 
 

@@ -29,6 +29,7 @@ from tests.kube.claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
 from tests.serve.served import settings_for
+from tests.turns import with_turns
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -170,17 +171,7 @@ async def test_others_have_their_turn_while_the_claims_of_many_ledgers_are_count
     cluster = FaultyCluster()
     for number in range(50):
         cluster.put_ledger(f"n{number}", Ledger())
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     async with replica(cluster, controller=False) as one:
         gauges = ClusterGauges(one.cache, ClusterHoles(one.cache), one.extender, one.controller, one.events)
-        task = asyncio.create_task(other())
-        await gauges.refresh()
-        task.cancel()
+        _, turns = await with_turns(gauges.refresh())
     assert turns >= 49
