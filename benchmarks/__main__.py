@@ -27,6 +27,7 @@ TITLES: Mapping[str, str] = {
     "planning": "Many VMs at once",
     "placement": "One placement",
     "decision": "One decision over many nodes",
+    "joint_plan": "The first plan of a rollout",
     "start_up": "How long serve takes to start",
     "batches": "A rollout in a nearly full cluster",
     "rollout": "A rollout of 500 VMs",

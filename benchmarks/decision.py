@@ -105,14 +105,13 @@ class Nodes:
         self.table.node_changed(name)
 
 
-def filled(topology: Topology, chance: random.Random) -> list[Free]:
-    """What is left on a machine after each of the VMs that fill it, a few of which ended again."""
+def filled(topology: Topology, chance: random.Random) -> list[Ledger]:
+    """The ledger of a machine after each of the VMs that fill it, a few of which ended again."""
     ledger, found = Ledger(), []
     for number in range(200):
-        free = free_of(topology, ledger)
-        found.append(free)
+        found.append(ledger)
         size = chance.choice(SIZES)
-        placed = place(topology, free, Request(size, memory=size * 2 * GIB))
+        placed = place(topology, free_of(topology, ledger), Request(size, memory=size * 2 * GIB))
         if not isinstance(placed, Placement):
             break
         ledger = ledger.after(LedgerChange(claims=(claim_of(PodUid(f"{number}"), placed),)))
@@ -129,8 +128,8 @@ def different(count: int, chance: random.Random, *, full: bool = False) -> Nodes
         topology = chance.choice(machines)
         machine = NodeMachine(topology, topology.allocatable)
         found = filled(topology, chance)
-        for free in found[-len(found) // 10 :] if full else found[2:]:
-            states[NodeName(f"node-{len(states):05d}")] = NodeSnapshot(machine, free)
+        for ledger in found[-len(found) // 10 :] if full else found[2:]:
+            states[NodeName(f"node-{len(states):05d}")] = NodeSnapshot(machine, machine.free(ledger))
     return Nodes(dict(list(states.items())[:count]))
 
 
@@ -142,8 +141,9 @@ def nearly_full(count: int, chance: random.Random) -> Nodes:
 def alike(count: int, chance: random.Random) -> Nodes:
     """Nodes of one type in one state."""
     topology = read_machine("2x-epyc-7763-nps4")
-    frees = filled(topology, chance)
-    state = NodeSnapshot(NodeMachine(topology, topology.allocatable), frees[len(frees) // 2])
+    ledgers = filled(topology, chance)
+    machine = NodeMachine(topology, topology.allocatable)
+    state = NodeSnapshot(machine, machine.free(ledgers[len(ledgers) // 2]))
     return Nodes({NodeName(f"node-{number:05d}"): state for number in range(count)})
 
 

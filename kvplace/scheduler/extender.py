@@ -147,6 +147,10 @@ class Extender:
         )
         cache.pods.subscribe(self._pod_seen)
 
+    async def describe_nodes(self) -> None:
+        """Describe every node, so that the first question after the start need not."""
+        await self._fits.describe(self._cache.nodes.records)
+
     async def filter(self, args: ExtenderArgs) -> FilterResult:
         """Answer which of the given nodes can hold the pod, or why none can."""
         started = time.perf_counter()

@@ -48,6 +48,11 @@ class FitTable:
         """Compute anew what a node gives when it is next asked about."""
         self._states.node_changed(node)
 
+    async def describe(self, names: Collection[NodeName]) -> None:
+        """Describe nodes before anybody asks about them."""
+        asked = self._set_of(names)
+        await in_slices(lambda piece: self._states.describe(asked, piece))
+
     async def best(self, names: Collection[NodeName], request: Request) -> Candidate | None:
         """Choose the best of the nodes; None if the VM fits none of them.
 

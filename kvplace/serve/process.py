@@ -119,6 +119,7 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
                 watch_loop(),
             )
         )
+        await extender.describe_nodes()
         gc.freeze()  # the synced caches stay: full collections need not walk them again
         readiness.obstacle = ""
         try:
