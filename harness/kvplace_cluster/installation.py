@@ -83,9 +83,9 @@ class Replica:
         ]
         self.start()
 
-    def start(self) -> None:
+    def start(self, *more_flags: str) -> None:
         """Start it (again, after `process.kill()`), at the same addresses."""
-        self.process = ServerProcess(self._name, self._command, self._log)
+        self.process = ServerProcess(self._name, [*self._command, *more_flags], self._log)
 
     def wait_until_ready(self) -> None:
         """Wait until it answers /readyz with yes."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from harness.faults.script import After, Answer, Before, Rule
 from harness.kvplace_cluster.machines import two_socket_machine
+from tests.faults.observer import Json
 from tests.faults.scenario import PLAYED_S, OwnStory, Scenario
 from tests.faults.stage import Outcome, Scene
 
@@ -77,6 +78,42 @@ def _of_release() -> list[Scenario]:
             ),
         ]
     return found
+
+
+def _of_nominating() -> list[OwnStory]:
+    """The nodes of planned pods are nominated, as in a large cluster, before kube-scheduler may bind any."""
+
+    def story(moment: Moment, nth: int) -> Callable[[Scene, Outcome], None]:
+        def tell(on: Scene, outcome: Outcome) -> None:
+            outcome.pods = 40
+            script = on.stage.proxy.script
+            when_killed: list[Json] = []
+
+            def kill() -> None:
+                when_killed.extend(on.plane.request("GET", on.pods_path)["items"])
+                on.stage.kill_serve()
+
+            with on.burst(outcome.pods):
+                script.play([Rule("patch", "pods/status", moment(kill), nth)])
+            script.wait_until_played(PLAYED_S)
+            outcome.bound_s = on.after_fault(on.observer.wait_until_bound(outcome.pods))
+            outcome.agree_s = on.after_fault(on.wait_until_agreed())
+            nominated = [pod for pod in when_killed if pod["status"].get("nominatedNodeName")]
+            assert nominated or moment is Before
+            assert not [pod for pod in nominated if pod["spec"].get("nodeName")]
+
+        return tell
+
+    return [
+        OwnStory(
+            f"kill-{word}-nomination",
+            f"serve killed {word} it nominates the {what} of the planned pods",
+            story(moment, nth),
+            flags=("--nominate-from-nodes=1",),
+            quick=moment is After,
+        )
+        for word, moment, what, nth in (("before", Before, "first", 1), ("after", After, "third", 3))
+    ]
 
 
 def _a_claim_given_back(moment: Moment) -> Callable[[Scene], list[Rule]]:
@@ -240,6 +277,7 @@ _OTHERS = [
 
 KILLS: tuple[Scenario | OwnStory, ...] = (
     *_of_binding(),
+    *_of_nominating(),
     *_of_giving_back(),
     *_of_release(),
     *_of_gone_nodes(),

@@ -65,11 +65,16 @@ class OwnStory:
     quick: bool = False
     kubelets: bool = False
     """Whether nodes play the kubelet's admission."""
+    flags: Sequence[str] = ()
+    """Of `serve`, beyond those of every scenario."""
 
     def play(self, stage: Stage) -> Outcome:
         """Play it; returns how long it took to go on."""
         outcome = Outcome(self.name, 0)
-        with scene(stage, self.name, kubelets=self.kubelets) as on:
+        with (
+            stage.serving_with(*self.flags),
+            scene(stage, self.name, kubelets=self.kubelets) as on,
+        ):
             self.tell(on, outcome)
             on.delete_all()
             outcome.freed_s = on.after_fault(on.wait_until_freed())

@@ -35,6 +35,8 @@ class Stage:
 
     def __init__(self, *, logs: Path | None = None) -> None:
         """Start everything; use it as a context manager."""
+        self._flags: tuple[str, ...] = ()
+        """Of the first replica, for one scenario."""
         self._stack = contextlib.ExitStack()
         enter = self._stack.enter_context
         try:
@@ -93,7 +95,21 @@ class Stage:
     def kill_serve(self) -> None:
         """Kill the first replica and start it again at once, as a kubelet does after a first crash."""
         self.serve.process.kill()
-        self.serve.start()
+        self.serve.start(*self._flags)
+
+    @contextlib.contextmanager
+    def serving_with(self, *flags: str) -> Iterator[None]:
+        """Run the first replica with further flags, if any, while the block runs."""
+        if not flags:
+            yield
+            return
+        self._flags = flags
+        self.kill_serve()
+        try:
+            yield
+        finally:
+            self._flags = ()
+            self.kill_serve()
 
     def _start_replica(self, plane: ControlPlane, number: int) -> Replica:
         token = plane.service_account_token(NAMESPACE, "kvplace-serve")
