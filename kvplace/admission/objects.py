@@ -54,12 +54,19 @@ class Resources(_ApiObject, frozen=True):
         return self.limits or {}
 
 
+class Editable(_ApiObject, frozen=True):
+    """An object that admission may edit, and decides nothing on."""
+
+
 class Container(_ApiObject, frozen=True):
     """A container of a pod."""
 
     name: str
     command: list[str] | None = None
     resources: Resources | None = None
+    env: list[Editable] | None = None
+    volume_mounts: list[Editable] | None = None
+    security_context: Editable | None = None
     restart_policy: str | None = None
     """`Always` makes an init container a sidecar: it goes on to run beside the others."""
 

@@ -294,7 +294,7 @@ def _request(
 
 def _without(raw: Mapping[str, Any], keys: tuple[str, ...], warnings: tuple[str, ...] = ()) -> Admitted:
     """Admit a pod without these annotations, and otherwise as it is."""
-    annotations = raw["metadata"].get("annotations") or {}
+    annotations = raw.get("metadata", {}).get("annotations") or {}
     if not any(key in annotations for key in keys):
         return Admitted(raw, warnings)
     patch: list[Operation] = []

@@ -261,6 +261,30 @@ def test_an_object_that_is_not_a_json_object_is_refused(webhooks: Webhooks, raw:
     assert response["status"]["message"].startswith("request.object must be a JSON object")
 
 
+ODD_CONTAINER = {"name": "hook", "command": ["kvplace-hook"], "resources": {"limits": {"cpu": "1"}}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_allowed"),
+    [
+        ({"spec": {"containers": []}}, True),
+        *(
+            (
+                {"metadata": {"annotations": ASKS}, "spec": {"containers": [{**ODD_CONTAINER, field: odd}]}},
+                False,
+            )
+            for field in ("env", "volumeMounts", "securityContext")
+            for odd in (5, [5])
+        ),
+    ],
+    ids=str,
+)
+def test_a_pod_that_no_api_server_would_send_gets_an_answer_too(
+    webhooks: Webhooks, pod: Json, is_allowed: bool
+) -> None:
+    assert webhooks.ask({"kind": "Pod", **pod})["allowed"] is is_allowed
+
+
 def test_a_body_of_more_than_10_mb_is_refused(webhooks: Webhooks) -> None:
     assert MAX_BODY_BYTES == 10 * 1024 * 1024
     fits = question(plain_pod(None)).ljust(MAX_BODY_BYTES)
