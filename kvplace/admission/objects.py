@@ -112,6 +112,8 @@ class PodSpec(_ApiObject, frozen=True):
     containers: list[Container]
     init_containers: list[Container] | None = None
     overhead: Quantities | None = None
+    resources: Resources | None = None
+    """Of the pod as a whole; what its containers request must fit into it."""
     volumes: list[Volume] | None = None
     scheduler_name: str | None = None
     node_name: str | None = None

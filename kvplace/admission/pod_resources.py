@@ -8,15 +8,17 @@ and the weight of the pod as a whole comes from the sum.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 from math import ceil
 
 from kvplace.admission.edits import EditedObject
-from kvplace.admission.objects import Container, Pod, PodSpec, Quantity, read_quantity, typed
+from kvplace.admission.objects import Container, Pod, PodSpec, Quantity, Resources, read_quantity, typed
 from kvplace.admission.pod_size import PodSize
 from kvplace.admission.sidecar import compute_of
 from kvplace.admission.vm_size import VmSize
 from kvplace.admission.vmi import owned_cpus
+from kvplace.core.errors import Misconfigured
 from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.quantity import counted
 from kvplace.core.request import PinningOptions, Policy
@@ -52,15 +54,39 @@ def request_cpus(
     if isinstance(size, VmSize):
         index = compute_of(pod)
         owned = owned_cpus(options, size.vcpus)
-        return tuple(
-            _request_rest(containers.object(index), pod.spec.containers[index], pod.spec, owned, what)
+        warnings = _request_rest(containers.object(index), pod.spec.containers[index], pod.spec, owned, what)
+    else:
+        warnings = [
+            warning
+            for index, container in enumerate(pod.spec.containers)
+            if container.name in size.cpus_of
+            for warning in _raise_request(
+                containers.object(index), container, size.cpus_of[container.name], what
+            )
+        ]
+    if pod.spec.resources is not None:
+        _raise_request_of_all(after, what)
+    return tuple(warnings)
+
+
+def _raise_request_of_all(after: EditedObject, what: str) -> None:
+    """Let the pod as a whole request no less than its containers, as the API server wants it.
+
+    The API server has set this request itself, from what the containers requested before.
+    """
+    spec = typed(after.values, Pod).spec
+    whole = spec.resources or Resources()
+    place = f"{what}: spec.resources"
+    together = _together(_running(spec), what)
+    limit = whole.limited.get("cpu")
+    if limit is not None and read_quantity(limit, f"{place}.limits.cpu") < together:
+        raise Misconfigured(
+            f"{place}.limits.cpu is {limit}, but the containers request {_written(together)} CPUs, because "
+            f"the pod asks for CPUs of its own; set it to {_written(together)}, or remove it"
         )
-    return tuple(
-        warning
-        for index, container in enumerate(pod.spec.containers)
-        if container.name in size.cpus_of
-        for warning in _raise_request(containers.object(index), container, size.cpus_of[container.name], what)
-    )
+    requested = whole.requested.get("cpu")
+    if requested is not None and read_quantity(requested, f"{place}.requests.cpu") < together:
+        after.object("spec").object("resources").object("requests").put("cpu", _written(together))
 
 
 def _request_rest(
@@ -69,7 +95,9 @@ def _request_rest(
     """Let compute request the owned CPUs less what all other containers request."""
     if _is_guaranteed(spec, what):
         return _raise_request(edited, compute, owned, what)
-    rest = max(owned - _requested_beside(compute, spec, what), owned * _LEAST_OF_OWNED)
+    overhead = read_quantity((spec.overhead or {}).get("cpu", 0), f"{what}: spec.overhead.cpu")
+    beside = _together((each for each in _running(spec) if each is not compute), what) + _rounded(overhead)
+    rest = max(owned - beside, owned * _LEAST_OF_OWNED)
     limit = compute.limited.get("cpu")
     most = _cpus(limit, compute, what) if limit is not None else Fraction(owned)
     requested, wanted = _requested(compute, what), min(rest, most)
@@ -97,17 +125,21 @@ def _throttled(container: Container, owned: int) -> str:
     return f"the CPU limit {limit} of container {container.name} throttles the {cpus} it will own"
 
 
-def _requested_beside(container: Container, spec: PodSpec, what: str) -> Fraction:
-    """Sum up what kube-scheduler counts of a pod while it runs, apart from one container.
+def _running(spec: PodSpec) -> list[Container]:
+    """List the containers that run side by side.
 
     Ordinary init containers end before the others start: they count only where they request more than all
     of these together.
     """
-    others = [entry for entry in spec.containers if entry is not container]
-    others += [entry for entry in spec.init_containers or [] if entry.restart_policy == "Always"]
-    overhead = read_quantity((spec.overhead or {}).get("cpu", 0), f"{what}: spec.overhead.cpu")
+    return [
+        *spec.containers,
+        *(each for each in spec.init_containers or [] if each.restart_policy == "Always"),
+    ]
+
+
+def _together(containers: Iterable[Container], what: str) -> Fraction:
     # kube-scheduler rounds each up to whole millicores.
-    return sum((_rounded(_requested(entry, what)) for entry in others), start=_rounded(overhead))
+    return sum((_rounded(_requested(each, what)) for each in containers), start=Fraction(0))
 
 
 def _is_guaranteed(spec: PodSpec, what: str) -> bool:

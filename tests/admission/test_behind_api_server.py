@@ -141,6 +141,26 @@ def test_a_plain_pod_with_options_is_stored_with_its_request(
     }
 
 
+@pytest.mark.parametrize(
+    ("whole", "requested"),
+    [
+        ({"requests": {"cpu": "1"}, "limits": {"cpu": "4"}}, "4"),
+        ({"limits": {"cpu": "6"}}, "4"),
+        ({"requests": {"cpu": "5"}}, "5"),
+        ({"limits": {"memory": "1Gi"}}, "4"),
+    ],
+    ids=str,
+)
+def test_a_pod_with_resources_as_a_whole_is_stored_and_requests_its_cpus(
+    control_plane: ControlPlane, admission: Admission, whole: Json, requested: str
+) -> None:
+    _, namespace = admission
+    pod = plain_pod(ASKS, {"limits": {"cpu": "4"}, "requests": {"cpu": "1"}}, resources=whole)
+    stored = create(control_plane, namespace, named(pod))
+    assert container(stored, "c0")["resources"]["requests"]["cpu"] == "4"
+    assert stored["spec"]["resources"]["requests"]["cpu"] == requested
+
+
 def test_forged_results_are_not_stored(control_plane: ControlPlane, admission: Admission) -> None:
     _, namespace = admission
     forged = {"kvplace.io/placement": "{}", "kvplace.io/request": "{}", "other.io/key": "x"}

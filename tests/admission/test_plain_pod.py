@@ -181,6 +181,36 @@ def test_a_pod_without_containers_is_refused_with_the_namespace_of_the_request()
         admit_pod(raw, namespace="prod", settings=SETTINGS)
 
 
+TWO = ({"limits": {"cpu": "4"}, "requests": {"cpu": "1"}}, {"limits": {"cpu": "2"}})
+
+
+@pytest.mark.parametrize(
+    ("whole", "requests"),
+    [
+        ({"requests": {"cpu": "3"}, "limits": {"cpu": "7"}}, {"cpu": "6750m"}),
+        ({"requests": {"cpu": "9"}}, {"cpu": "9"}),
+        ({"requests": {"memory": "1Gi"}}, {"memory": "1Gi"}),
+        ({"limits": {"memory": "1Gi"}, "requests": None}, None),
+    ],
+    ids=str,
+)
+def test_a_plain_pod_requests_as_a_whole_no_less_than_its_containers(
+    whole: Json, requests: Json | None
+) -> None:
+    init = {"name": "log", "restartPolicy": "Always", "resources": {"requests": {"cpu": "750m"}}}
+    raw = plain_pod(ASKS, *TWO, resources=whole, initContainers=[init], overhead={"cpu": "1"})
+    after, _ = admit(raw)
+    assert after["spec"]["resources"].get("requests") == requests
+    assert patch_for(after) == []
+
+
+def test_a_plain_pod_that_is_limited_as_a_whole_to_less_than_its_cpus_is_refused() -> None:
+    assert refusal(plain_pod(ASKS, *TWO, resources={"limits": {"cpu": "5"}})) == (
+        "Pod default/solver: spec.resources.limits.cpu is 5, but the containers request 6 CPUs, because the "
+        "pod asks for CPUs of its own; set it to 6, or remove it"
+    )
+
+
 @pytest.mark.parametrize("policy", ["share", "immovable"])
 def test_policies_that_own_nothing_leave_the_requests_of_a_plain_pod_alone(policy: str) -> None:
     raw = plain_pod({"kvplace.io/cpu-policy": policy}, {"limits": {"cpu": "4"}, "requests": {"cpu": "1"}})
