@@ -17,7 +17,7 @@ from kvplace.core.quantity import parse_bytes, parse_quantity
 from kvplace.core.scalars import Bytes
 from kvplace.kube.objects import OwnerReference
 
-Quantity: TypeAlias = str | int
+Quantity: TypeAlias = str | int | float
 Quantities: TypeAlias = dict[str, Quantity]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 

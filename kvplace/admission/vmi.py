@@ -13,7 +13,7 @@ from typing import Any
 
 from kvplace.admission.edits import EditedObject, Operation, edited
 from kvplace.admission.managed_fields import drop_managed_fields
-from kvplace.admission.objects import Cpu, Vmi, VmiSpec, title, typed
+from kvplace.admission.objects import Cpu, Quantity, Vmi, VmiSpec, title, typed
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.sidecar import HOOK_SIDECARS, with_hook_sidecar
 from kvplace.admission.verdict import Admitted
@@ -155,7 +155,7 @@ def owned_cpus(options: PinningOptions, vcpus: int) -> int:
     return vcpus + (options.emulator_threads is EmulatorThreads.ISOLATE)
 
 
-def _exceeds(owned: int, limit: str | int) -> bool:
+def _exceeds(owned: int, limit: Quantity) -> bool:
     try:
         return owned > parse_quantity(limit)
     except ValueError:

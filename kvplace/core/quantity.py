@@ -37,11 +37,14 @@ _LEAST_WITHOUT_UNIT = 1 << 20
 
 
 @lru_cache(maxsize=1024, typed=True)
-def parse_quantity(text: str | int) -> Fraction:
-    """Read a quantity such as `8Gi`, `500m`, `2` or `1e3`; raises ValueError naming the text."""
+def parse_quantity(text: str | float) -> Fraction:
+    """Read a quantity such as `8Gi`, `500m`, `2` or `1e3`; raises ValueError naming the text.
+
+    A number with a point is what its decimal digits say, as for the API server: 0.1 is a tenth.
+    """
     if isinstance(text, int):
         return Fraction(text)
-    match = _FORM.fullmatch(text.strip())
+    match = _FORM.fullmatch(str(text).strip())
     if match is None:
         raise ValueError(f"{shown(text)} is not a quantity such as 8Gi, 512Mi, 4 or 500m")
     sign, number, suffix = match.groups()
@@ -58,7 +61,7 @@ def parse_quantity(text: str | int) -> Fraction:
 
 
 @lru_cache(maxsize=1024, typed=True)
-def parse_bytes(text: str | int) -> Bytes:
+def parse_bytes(text: str | float) -> Bytes:
     """Read a quantity as whole bytes, rounded up as Kubernetes does.
 
     Raises ValueError below zero and for what no 63 bits hold.

@@ -33,6 +33,23 @@ def test_a_vmi_states_the_request_that_its_pod_gets(domain: Json, annotations: d
     assert stated_request(owner) == stored
 
 
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.5, "500m"), (2.0, "2"), (2.5, "2500m"), (1.5e9, "1500M"), (5e-07, "500n")]
+)
+def test_an_amount_that_yaml_reads_as_a_number_with_a_point_is_the_amount(number: float, text: str) -> None:
+    assert stated_request(vm(resources={"requests": {"cpu": number}})) is not None
+    for make in (vmi, vm):
+        by_number, by_text = (
+            stated_request(
+                make(cpu=None, memory={"guest": amount}, resources={"requests": {"memory": amount}})
+            )
+            for amount in (number, text)
+        )
+        assert by_number == by_text
+    pods = [plain_pod(ASKS, {"limits": {"cpu": 2.0, "memory": amount}}) for amount in (number, text)]
+    assert stated_request(pods[0]) == stated_request(pods[1])
+
+
 def test_a_vm_states_what_its_vmi_would() -> None:
     assert stated_request(vm()) == stated_request(vmi())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -35,16 +36,20 @@ from tests.core.junk import answer_or_sentence
         ("12k", 12_000),
         ("7n", Fraction(7, 10**9)),
         (" 8Gi ", 8 << 30),
+        (5, 5),
+        (0.1, Fraction(1, 10)),
+        (1e21, 10**21),
     ],
 )
-def test_every_form_of_a_quantity_has_its_value(text: str, value: Fraction | int) -> None:
+def test_every_form_of_a_quantity_has_its_value(text: str | float, value: Fraction | int) -> None:
     assert parse_quantity(text) == value
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Gi", "8gi", "8 Gi", "8GB", "1K", "1e", "0x10", "1_000", "--1", "1e1000", "٣", "NaN", "8Gii"]
+    "text",
+    ["", "Gi", "8gi", "8 Gi", "8GB", "1K", "1e", "0x10", "1_000", "--1", "1e1000", "٣", "NaN", "8Gii", inf],
 )
-def test_what_is_no_quantity_is_refused_by_name(text: str) -> None:
+def test_what_is_no_quantity_is_refused_by_name(text: str | float) -> None:
     with pytest.raises(ValueError) as caught:
         parse_quantity(text)
     assert repr(text) in str(caught.value)
