@@ -15,6 +15,7 @@ import msgspec
 from kvplace.core.errors import BadBody, Misconfigured
 from kvplace.core.quantity import parse_bytes, parse_quantity
 from kvplace.core.scalars import Bytes
+from kvplace.core.strict_json import shown
 from kvplace.kube.objects import OwnerReference
 
 Quantity: TypeAlias = str | int | float
@@ -232,7 +233,21 @@ def typed(raw: Mapping[str, Any], kind: type[_Object]) -> _Object:
         metadata = raw.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
         who = f"{_KINDS[kind]} {name}" if isinstance(name, str) and name else f"{_KINDS[kind]} without a name"
-        raise BadBody(f"{who}: {error}") from None
+        raise BadBody(f"{who}: {_unquoted(raw) or error}") from None
+
+
+def _unquoted(raw: Mapping[str, Any]) -> str:
+    """Name the first annotation or label that is no text, as YAML reads `true` and `5`; empty if all are."""
+    for path in (("metadata",), ("spec", "template", "metadata")):
+        for part in ("annotations", "labels"):
+            found: Any = raw
+            for key in (*path, part):
+                found = found.get(key) if isinstance(found, Mapping) else None
+            for key, value in found.items() if isinstance(found, Mapping) else ():
+                if not isinstance(value, str):
+                    where = ".".join((*path, part, str(key)))
+                    return f"{where} is {shown(value)}; it must be a string, so quote it"
+    return ""
 
 
 def read_quantity(value: Quantity, where: str) -> Fraction:

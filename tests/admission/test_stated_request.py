@@ -76,6 +76,20 @@ def test_what_admission_would_refuse_is_refused_with_its_sentence(make: Any) -> 
         stated_request(make({"cpu-set": "one-num"}))
 
 
+def test_an_annotation_or_label_that_is_no_text_is_named_with_the_mend() -> None:
+    pod = plain_pod()
+    pod["metadata"]["labels"] = {"app": "db", "tier": 5}
+    odd: Any = {**ASKS, "kvplace.io/explain": True}
+    for raw, sentence in (
+        (vm(odd), "VirtualMachine db: spec.template.metadata.annotations.kvplace.io/explain is true"),
+        (vmi(odd), "VirtualMachineInstance db: metadata.annotations.kvplace.io/explain is true"),
+        (pod, "Pod solver: metadata.labels.tier is 5"),
+    ):
+        with pytest.raises(BadBody) as refused:
+            stated_request(raw)
+        assert str(refused.value) == f"{sentence}; it must be a string, so quote it"
+
+
 def test_a_size_that_is_written_elsewhere_is_not_guessed() -> None:
     small = vm()
     small["spec"]["instancetype"] = {"name": "u1.small"}
