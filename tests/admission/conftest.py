@@ -10,6 +10,7 @@ import pytest
 from harness.control_plane.cluster import ControlPlane
 from tests.admission.makers import plain_pod
 from tests.admission.registered import Server, registered
+from tests.admission.stored import create, forged_pod
 from tests.manifests.policies import refused
 
 Admission = tuple[Server, str]
@@ -46,3 +47,14 @@ def admission(control_plane: ControlPlane) -> Iterator[Admission]:
     finally:
         server.stop()
         control_plane.remove_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def frozen(control_plane: ControlPlane) -> Iterator[str]:
+    """Put the policy in force in one namespace, without webhooks."""
+    name = f"frozen-{secrets.token_hex(4)}"
+    control_plane.create_namespace(name)
+    with registered(control_plane, "policy/pod-results.yaml", [name], name=name):
+        refused(lambda: create(control_plane, name, forged_pod(), dry_run=True))
+        yield name
+    control_plane.remove_namespace(name)

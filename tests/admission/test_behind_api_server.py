@@ -15,43 +15,12 @@ from kvplace.core.annotations import ASKING
 from tests.admission.conftest import Admission
 from tests.admission.makers import ASKS, OUR_ENTRY, Json, container, plain_pod, written_request
 from tests.admission.registered import registered
+from tests.admission.stored import PODS, create, forged_pod, message, named
 from tests.manifests.policies import refused
 
-PODS = "/api/v1/namespaces/{}/pods"
 VMS = "virtualmachines"
 VMIS = "virtualmachineinstances"
 HOOKS = "hooks.kubevirt.io/hookSidecars"
-
-
-@pytest.fixture(scope="module")
-def frozen(control_plane: ControlPlane) -> Iterator[str]:
-    """Put the policy in force in one namespace, without webhooks."""
-    name = f"frozen-{secrets.token_hex(4)}"
-    control_plane.create_namespace(name)
-    with registered(control_plane, "policy/pod-results.yaml", [name], name=name):
-        refused(lambda: create(control_plane, name, forged_pod(), dry_run=True))
-        yield name
-    control_plane.remove_namespace(name)
-
-
-def create(plane: ControlPlane, namespace: str, pod: Json, *, dry_run: bool = False) -> Json:
-    query = "?dryRun=All" if dry_run else ""
-    return plane.request("POST", PODS.format(namespace) + query, pod)
-
-
-def named(pod: Json) -> Json:
-    pod["metadata"]["name"] = f"pod-{secrets.token_hex(4)}"
-    return pod
-
-
-def forged_pod() -> Json:
-    pod = plain_pod({"kvplace.io/placement": "{}"})
-    pod["metadata"]["labels"] = {"kvplace.io/placed": "true"}
-    return pod
-
-
-def message(refusal: RequestRefused) -> str:
-    return str(refusal.answer["message"])
 
 
 # Which objects arrive
