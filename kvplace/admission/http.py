@@ -21,9 +21,11 @@ from kvplace.admission.verdict import Admitted
 from kvplace.admission.vm import review_vm
 from kvplace.admission.vmi import admit_vmi
 from kvplace.admission.vmi_edit import admit_vmi_edit
-from kvplace.core.errors import BadBody, KvplaceError
+from kvplace.core.errors import BadBody, KvplaceError, http_status_of
 
 _log = logging.getLogger(__name__)
+_LONGEST = 2000
+"""Most characters of a sentence in an answer and in the log; with valid names none is nearly as long."""
 
 
 class VmiReader(Protocol):
@@ -122,6 +124,12 @@ async def _answer(review: AdmissionRequest, decide: _Decide) -> tuple[bool, byte
     except KvplaceError as refusal:
         error = refusal
     what = "pod" if review.kind.kind == "Pod" else "vm"
-    about = {"review": review.uid, what: f"{review.namespace}/{review.name}"}
-    _log.info("refused %s of a %s: %s", review.operation, review.kind.kind, error, extra=about)
-    return False, deny(review.uid, error)
+    # The API server checks names and whatever else a sentence repeats only after this answer.
+    sentence = _cut(str(error))
+    about = {"review": _cut(review.uid), what: _cut(f"{review.namespace}/{review.name}")}
+    _log.info("refused %s of a %s: %s", review.operation, review.kind.kind, sentence, extra=about)
+    return False, deny(review.uid, http_status_of(error), sentence)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

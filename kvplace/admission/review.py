@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvplace.admission.edits import Operation
-from kvplace.core.errors import BadBody, KvplaceError, http_status_of
+from kvplace.core.errors import BadBody
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 """Three times the largest request that an API server accepts."""
@@ -93,14 +93,13 @@ def allow(uid: str, patch: Sequence[Operation], warnings: Sequence[str]) -> byte
     return _encode(response)
 
 
-def deny(uid: str, error: KvplaceError) -> bytes:
+def deny(uid: str, code: int, sentence: str) -> bytes:
     """Encode a refusal; the user reads its sentence after "admission webhook denied the request"."""
-    code = http_status_of(error)
     status = {
         "status": "Failure",
         "code": code,
         "reason": _REASONS.get(HTTPStatus(code), "InternalError"),
-        "message": str(error),
+        "message": sentence,
     }
     return _encode({"uid": uid, "allowed": False, "status": status})
 

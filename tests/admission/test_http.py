@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import logging
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -164,6 +165,33 @@ def test_a_refusal_has_one_sentence_and_status_422(webhooks: Webhooks) -> None:
     assert "patch" not in response
     assert response["status"].pop("message").startswith("annotation cpu-set: 'near': must be one of")
     assert response["status"] == {"status": "Failure", "code": 422, "reason": "Invalid"}
+
+
+def _named(raw: Json) -> Json:
+    raw["metadata"]["name"] = "n" * 500_000
+    return raw
+
+
+def _texts(record: logging.LogRecord) -> list[str]:
+    return [record.getMessage(), *(value for value in vars(record).values() if isinstance(value, str))]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        plain_pod(nodeName="n" * 500_000),
+        _named(plain_pod({"cpu-set": "any"}, {"limits": {"cpu": "1500m"}})),
+        _named(vm(cpu={"cores": 4, "dedicatedCpuPlacement": True})),
+    ],
+    ids=["node", "name of a pod", "name of a VM"],
+)
+def test_nobody_fills_the_log_with_a_word_that_the_api_server_has_not_checked_yet(
+    webhooks: Webhooks, caplog: pytest.LogCaptureFixture, raw: Json
+) -> None:
+    with caplog.at_level("INFO", logger="kvplace.admission.http"):
+        sentence = webhooks.ask(raw, name=raw["metadata"]["name"])["status"]["message"]
+    (record,) = caplog.records
+    assert max(map(len, [sentence, *_texts(record)])) < 2100
 
 
 def test_reviews_are_counted_by_kind_and_decision(webhooks: Webhooks) -> None:
