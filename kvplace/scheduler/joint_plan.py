@@ -234,7 +234,7 @@ class JointPlan:
     ) -> None:
         """Look for a way in which more of the pods find a place; the pod asked about keeps one.
 
-        Nothing is changed if anything about the nodes has changed before the way is found.
+        Nothing is changed if anything about the nodes or the pods has changed before the way is found.
         """
         pods = [one for one in planned if one.request.owns_cpus]
         nodes = await self._nodes_to_rearrange(pods, names)
@@ -256,7 +256,7 @@ class JointPlan:
         ):
             found = better or found
             await asyncio.sleep(0)
-        is_current = all(self._holds.node_of(pods[number].pod.uid) == known[number][0] for number in known)
+        is_current = all(self._is_as_planned(one, is_first=one is first) for one in pods)
         if found is None or not is_current or self._free_without(nodes, without) != before:
             return
         for uid in without:
@@ -264,6 +264,16 @@ class JointPlan:
         for number, (node, placement) in found.items():
             one = pods[number]
             self.hold(one.pod, one.asking, node, placement, planned=one is not first)
+
+    def _is_as_planned(self, one: _Planned, *, is_first: bool) -> bool:
+        """Whether a pod still waits, only planned for its node, or for none; the first one is asked about."""
+        uid = one.pod.uid
+        known = self._cache.pods.get(uid)
+        if known is None or not waits(known) or self._cache.ledgers.nodes_claimed_by(uid):
+            return False
+        if one.choice is None:
+            return not self._holds.has(uid)
+        return one.choice.node == (self._holds.node_of(uid) if is_first else self._holds.planned_node(uid))
 
     async def _nodes_to_rearrange(
         self, pods: Sequence[_Planned], names: frozenset[NodeName]
