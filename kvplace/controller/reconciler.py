@@ -32,6 +32,7 @@ from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
 from kvplace.kube.pending_changes import no_change
 from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
+from kvplace.kube.together import all_ended
 from kvplace.kube.watches import NAME_FIELD, TOPOLOGIES, Kind, Selector
 from kvplace.nodes.node_cache import NodeCache
 
@@ -137,7 +138,7 @@ class Reconciler:
             if (action := self._action(node, claim)) is not ClaimAction.KEEP
         ]
         # All at once, so that the changes go together in few writes.
-        await asyncio.gather(
+        await all_ended(
             *(self._reconcile_claim(node, claim, action) for claim, action in due),
             self._restore(node, lacking),
             *([self._ledgers.change(node, no_change)] if record and any(grown(record.ledger)) else ()),
@@ -322,9 +323,9 @@ class Reconciler:
             if not left:
                 return
             version = self._version(node)
-            live = await asyncio.gather(*(self._live_claim(pod) for pod in left))
+            live = await all_ended(*(self._live_claim(pod) for pod in left))
             found = [(pod, claim) for pod, claim in zip(left, live, strict=True) if claim is not None]
-            done = await asyncio.gather(*(self._is_restored(node, claim, version) for _, claim in found))
+            done = await all_ended(*(self._is_restored(node, claim, version) for _, claim in found))
             left = [pod for (pod, _), is_done in zip(found, done, strict=True) if not is_done]
         if left:
             raise Conflict(f"the ledger of node {node} has changed each time pod {left[0].name} was read")
