@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Self
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
@@ -32,6 +32,12 @@ _CLOCKS_DIFFER_BY = timedelta(hours=1)
 _CA_LASTS = timedelta(days=3650)
 _LASTS = timedelta(days=90)
 _NAME_OF_CA = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kvplace CA")])
+
+_UNREADABLE = (
+    *(KeyError, ValueError, TypeError, UnsupportedAlgorithm),
+    *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+"""What the library raises for a Secret that holds no certificate, no key, or damaged ones."""
 
 Stored = Mapping[str, bytes]
 """What a Secret holds."""
@@ -63,9 +69,14 @@ class Pair:
         try:
             certificate = x509.load_pem_x509_certificate(stored[CERTIFICATE])
             key = load_pem_private_key(stored[KEY], password=None)
-        except (KeyError, ValueError, TypeError):
-            return None
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            if (
+                not isinstance(key, ec.EllipticCurvePrivateKey)
+                or key.public_key() != certificate.public_key()
+            ):
+                return None
+            # These are read only when they are asked for, and later nobody expects that they cannot be.
+            _ = certificate.subject, certificate.issuer, certificate.extensions
+        except _UNREADABLE:
             return None
         return cls(certificate, key)
 

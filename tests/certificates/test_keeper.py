@@ -184,6 +184,33 @@ async def test_a_damaged_secret_is_mended(
     handshake(store, tmp_path)
 
 
+P256 = bytes.fromhex("06082a8648ce3d030107")
+"""The curve of our keys, as a certificate says it."""
+OF_EXTENSIONS = bytes.fromhex("0603551d")
+"""How the name of each extension begins."""
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("part", "damaged"),
+    [
+        pytest.param(P256, P256[:-1] + b"\x7f", id="a curve that is none"),
+        pytest.param(P256 + b"\x03\x42\x00\x04", P256 + b"\x03\x42\x00\x09", id="a point that is none"),
+        pytest.param(OF_EXTENSIONS, bytes.fromhex("0203551d"), id="an extension without a name"),
+    ],
+)
+async def test_a_certificate_of_which_a_byte_is_wrong_is_replaced(
+    keeper: Keeper, store: StoredSecrets, tmp_path: Path, name: str, part: bytes, damaged: bytes
+) -> None:
+    await keeper.look()
+    whole = ssl.PEM_cert_to_DER_cert(store.content(name)[CERTIFICATE].decode())
+    assert part in whole
+    wrong = ssl.DER_cert_to_PEM_cert(whole.replace(part, damaged, 1)).encode()
+    store.put(name, {**store.content(name), CERTIFICATE: wrong})
+    await keeper.look()
+    handshake(store, tmp_path)
+
+
 async def test_a_certificate_for_something_else_is_replaced(
     keeper: Keeper, store: StoredSecrets, tmp_path: Path
 ) -> None:
