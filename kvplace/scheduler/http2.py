@@ -102,6 +102,7 @@ class Http2Connection(asyncio.Protocol):
         self._calls: dict[int, _Call] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._unsent: dict[int, memoryview] = {}
+        self._all_sent = asyncio.Event()
         self._finishing = False
         self._limits = limits or ConnectionLimits()
         self._loop = asyncio.get_running_loop()
@@ -114,8 +115,11 @@ class Http2Connection(asyncio.Protocol):
     async def finish(self) -> None:
         """Refuse further calls, answer those under way, and close the connection."""
         self._finishing = True
-        while self._answering:  # the bodies of others may become complete meanwhile
-            await asyncio.wait(self._answering)
+        while self._answering or self._unsent:  # the bodies of others may become complete meanwhile
+            if self._answering:
+                await asyncio.wait(self._answering)
+            else:
+                await self._all_sent.wait()
         if self._transport is not None:
             self._http.close_connection()
             self._send()
@@ -175,6 +179,7 @@ class Http2Connection(asyncio.Protocol):
         self._transport = None
         self._calls.clear()
         self._unsent.clear()
+        self._all_sent.set()
         self._unread = 0
         self._ended(self)
 
@@ -277,6 +282,10 @@ class Http2Connection(asyncio.Protocol):
                         break
             except (StreamClosedError, ProtocolError):
                 self._unsent.pop(stream, None)
+        if self._unsent:
+            self._all_sent.clear()
+        else:
+            self._all_sent.set()
 
     def _send(self) -> None:
         if self._transport is not None and (data := self._http.data_to_send()):

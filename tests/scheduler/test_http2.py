@@ -160,6 +160,28 @@ async def test_the_end_waits_for_answers_that_have_been_begun() -> None:
     assert client.wire.closed
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["reads on", "goes away"])
+async def test_the_end_waits_until_answers_are_sent_unless_the_caller_goes_away(leaves: bool) -> None:
+    client = Client(Calls(bytes(100_000)))
+    stream = client.ask(b"1")
+    await asyncio.gather(*client.connection._answering)
+    client.exchange(acknowledge=False)
+    assert client.connection._unsent
+    finishing = asyncio.create_task(client.connection.finish())
+    for _ in range(5):  # rounds of the loop in which the end could come
+        await asyncio.sleep(0)
+    assert not finishing.done()
+    if leaves:
+        client.connection.connection_lost(None)
+    else:
+        client.http.increment_flow_control_window(100_000)
+        client.http.increment_flow_control_window(100_000, stream)
+        client.exchange()
+        assert len(client.bodies[stream]) == 100_000
+    await finishing
+    assert client.wire.closed is not leaves
+
+
 async def test_the_end_waits_for_calls_whose_bodies_become_complete_meanwhile() -> None:
     class LateIsSlow(Calls):
         late_may_answer = asyncio.Event()
