@@ -8,9 +8,10 @@ import aiohttp
 import pytest
 
 from kvplace.agent.process import RunningAgent, running_agent
-from kvplace.core.errors import BadTopology
+from kvplace.core.errors import BadTopology, Corrupt
 from kvplace.kube.memory_cluster import MemoryCluster
 from tests.agent.hosts import NODE, Host
+from tests.kube.restored_cluster import RestoredCluster
 
 
 async def test_it_is_ready_when_the_objects_of_its_node_have_been_read(host: Host) -> None:
@@ -44,6 +45,13 @@ async def test_a_host_without_cpus_is_an_error_that_names_the_file(host: Host) -
     with pytest.raises(BadTopology, match="sys/devices/system/cpu"):
         async with running_agent(host.settings(), MemoryCluster()):
             pass
+
+
+async def test_it_ends_when_the_past_has_changed_since_it_remembers_what_it_wrote(host: Host) -> None:
+    with pytest.raises(ExceptionGroup) as ended:
+        async with asyncio.timeout(30), running_agent(host.settings(), RestoredCluster()):
+            await asyncio.Event().wait()
+    assert ended.group_contains(Corrupt, match="gone back")
 
 
 async def test_a_second_agent_on_the_node_begins_when_the_first_has_ended(host: Host) -> None:

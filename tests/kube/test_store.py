@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ from kvplace.kube.records import NodeRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import NODES, Alive, Apply, Delete, Init, InitApply, InitDone, Interrupted
 from tests.kube.faulty_cluster import FaultyCluster
+from tests.kube.restored_cluster import RestoredCluster
 
 A, B, C = (NodeRecord(NodeName(name), f"uid-{name}") for name in "abc")
 A2 = NodeRecord(NodeName("a"), "uid-a", cpu_map="{}")
@@ -63,20 +62,12 @@ def test_a_store_knows_since_when_its_watch_is_silent_and_why() -> None:
 async def test_a_process_that_remembers_its_writes_ends_when_the_past_has_changed(
     store: Store[NodeName, NodeRecord],
 ) -> None:
-    class Restored(FaultyCluster):
-        async def watch(self, *_: Any) -> AsyncIterator[Any]:
-            for event in (
-                Interrupted(Unavailable("410")),
-                Interrupted(Corrupt("gone back")),
-                Init(),
-                InitDone(),
-            ):
-                yield event
-
+    cluster = RestoredCluster()
     with pytest.raises(Corrupt, match="gone back"):
-        await store.run_in_one_past(Restored())
-    await store.run(Restored())
-    assert store.has_synced
+        await store.run_in_one_past(cluster)
+    following = asyncio.create_task(store.run(cluster))
+    await store.wait_until_synced()
+    following.cancel()
 
 
 def test_a_new_list_replaces_the_old_one_and_reports_deletions_first(

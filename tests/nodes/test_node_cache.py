@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
+from kvplace.core.errors import Corrupt
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitDone
-from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
 from tests.kube.faulty_cluster import FaultyCluster
+from tests.kube.restored_cluster import RestoredCluster
 from tests.nodes.machines import EIGHT
 
 NODE = NodeRecord(NodeName("n"), "uid")
@@ -120,6 +122,13 @@ def test_it_has_synced_once_every_store_has() -> None:
         store.apply(Init())
         store.apply(InitDone())
     assert cache.has_synced
+
+
+async def test_it_ends_when_the_past_has_changed_since_it_remembers_what_it_wrote() -> None:
+    with pytest.raises(ExceptionGroup) as ended:
+        async with running_node_cache(RestoredCluster()):
+            pass
+    assert ended.group_contains(Corrupt, match="gone back")
 
 
 def see_ledger(cache: NodeCache, record: LedgerRecord) -> None:
