@@ -40,7 +40,7 @@ def kubeconfig_files(named: str | None) -> str | None:
     chosen = named or os.environ.get("KUBECONFIG")
     if chosen:
         return chosen
-    usual = Path(_USUAL).expanduser()
+    usual = _at_home(_USUAL)
     return str(usual) if usual.exists() else None
 
 
@@ -98,6 +98,14 @@ def _check_server(server: object, what: str) -> None:
         )
 
 
+def _at_home(path: str) -> Path:
+    """Return the path that `~` begins; as it is where the user has no home, or is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def _exists(path: Path) -> bool:
     """Say whether there is a file of this name; there is none where the name is no name of a file."""
     try:
@@ -109,7 +117,7 @@ def _exists(path: Path) -> bool:
 def _merged(files: str) -> tuple[dict[str, dict[str, Mapping[str, Any]]], str]:
     from kvplace.documents.reading import read_document, read_text
 
-    paths = [Path(part).expanduser() for part in files.split(os.pathsep) if part]
+    paths = [_at_home(part) for part in files.split(os.pathsep) if part]
     existing = [path for path in paths if _exists(path)]
     if not existing:
         raise Misconfigured(

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 from harness.certificates import Certificates
 from kvplace.core.errors import Misconfigured
 from kvplace.kube.credentials import CredentialOptions, load_credentials
-from kvplace.kube.kubeconfig import context_names, read_context
+from kvplace.kube.kubeconfig import context_names, kubeconfig_files, read_context
 
 
 def config(folder: Path, name: str = "config", *, current: str = "here", **context: Any) -> Path:
@@ -112,6 +112,18 @@ def test_a_kubeconfig_that_contradicts_itself_is_named(
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(Misconfigured, match=said):
         read_context(str(path), None)
+
+
+async def test_the_home_of_nobody_has_no_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_no_entry(_: object) -> None:
+        raise KeyError
+
+    with pytest.raises(Misconfigured, match="kubeconfig ~no-such-user/config does not exist"):
+        await load_credentials(CredentialOptions("~no-such-user/config"))
+    for name in ("HOME", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", has_no_entry)  # as in a container with another user than its image's
+    assert kubeconfig_files(None) is None
 
 
 @pytest.mark.parametrize("content", [b"\x00\xff", b"a: [", b"- a", b"", b"a: 1\na: 2"])
