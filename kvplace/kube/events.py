@@ -37,6 +37,10 @@ _NOTE_LIMIT = 1024
 """Bytes that the API server takes of a note."""
 _UNWRITTEN = 1_000
 """Events that wait for the API server at most; more are dropped."""
+AT_ONCE = 16
+"""Events that are written at the same time: more would take the connections on which pods are bound."""
+_LAST_S = 5.0
+"""How long the end of a process waits for what is still to be written."""
 
 
 class EventReason(Enum):
@@ -218,6 +222,7 @@ class EventRecorder:
         self._written: OrderedDict[tuple[str, EventReason], dict[int, float]] = OrderedDict()
         """When which messages, by their hash, were written about an object."""
         self._writing: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Semaphore(AT_ONCE)
 
     @property
     def unwritten(self) -> int:
@@ -235,10 +240,14 @@ class EventRecorder:
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
 
-    async def finish(self) -> None:
-        """Wait until all events are written."""
-        while self._writing:
-            await asyncio.gather(*self._writing, return_exceptions=True)
+    async def finish(self, within_s: float = _LAST_S) -> None:
+        """Wait until all events are written; what is not by then is lost."""
+        try:
+            async with asyncio.timeout(within_s):
+                while self._writing:
+                    await asyncio.gather(*self._writing, return_exceptions=True)
+        except TimeoutError:
+            log.warning("some events are lost: the API server has not taken them within %s s", within_s)
 
     def _is_due(self, event: EventRecord) -> bool:
         """Say whether an event is to be written now, and remember it as written."""
@@ -268,7 +277,8 @@ class EventRecorder:
 
     async def _write(self, event: EventRecord) -> None:
         try:
-            await self._cluster.record_event(event)
+            async with self._turn:
+                await self._cluster.record_event(event)
         except KvplaceError as error:
             log.warning("event lost: %s", error, extra=_about(event.regarding))
             self._written.get((event.regarding.uid, event.reason), {}).pop(hash(event.note), None)

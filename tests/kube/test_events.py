@@ -10,6 +10,7 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.scalars import PodUid
 from kvplace.kube import events
 from kvplace.kube.events import (
+    AT_ONCE,
     MESSAGES_PER_PERIOD,
     PERIOD_S,
     EventReason,
@@ -125,6 +126,34 @@ async def test_recording_does_not_wait_and_finish_waits_for_all(
     held.release()
     await finishing
     assert [event.note for event in cluster.events] == ["quick", "slow"]
+
+
+async def test_a_burst_of_events_leaves_connections_to_others(
+    cluster: FaultyCluster, recorder: EventRecorder
+) -> None:
+    held = [cluster.faults.hold(Operation.RECORD_EVENT, nth=number + 1) for number in range(AT_ONCE)]
+    for number in range(3 * AT_ONCE):
+        recorder.record(does_not_fit(vmi_reference("default", "vm", f"uid-{number}"), "no room"))
+    for hold in held:
+        await hold.reached.wait()
+    for _ in range(5):  # rounds of the loop in which more could be sent
+        await asyncio.sleep(0)
+    assert cluster.faults.calls[Operation.RECORD_EVENT] == AT_ONCE
+    for hold in held:
+        hold.release()
+    await recorder.finish()
+    assert len(cluster.events) == 3 * AT_ONCE
+
+
+async def test_the_end_does_not_wait_for_an_api_server_that_takes_no_events(
+    cluster: FaultyCluster, recorder: EventRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = cluster.faults.hold(Operation.RECORD_EVENT)
+    recorder.record(does_not_fit(VM, "slow"))
+    await held.reached.wait()
+    await recorder.finish(within_s=0.0)
+    assert (recorder.unwritten, cluster.events) == (0, [])
+    assert "some events are lost" in caplog.text
 
 
 async def test_what_is_remembered_and_what_waits_is_bounded(
