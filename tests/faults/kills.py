@@ -107,12 +107,12 @@ def _of_nominating() -> list[OwnStory]:
     return [
         OwnStory(
             f"kill-{word}-nomination",
-            f"serve killed {word} it nominates the {what} of the planned pods",
+            f"serve killed {word} it nominates the node of a planned pod",
             story(moment, nth),
             flags=("--nominate-from-nodes=1",),
             quick=moment is After,
         )
-        for word, moment, what, nth in (("before", Before, "first", 1), ("after", After, "third", 3))
+        for word, moment, nth in (("before", Before, 1), ("after", After, 3))
     ]
 
 
