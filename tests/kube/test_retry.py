@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.errors import Conflict, Corrupt, Forbidden, KvplaceError, Refused, Unavailable
 from kvplace.kube.api_errors import ApiUnavailable
+from kvplace.kube.metrics import RETRIES
 from kvplace.kube.retry import Backoff, retrying
 
 LONGEST = Backoff(first_s=1, longest_s=8, jitter=lambda: 1.0)
@@ -55,6 +56,21 @@ async def test_only_conflicts_and_unavailability_are_tried_again(error: Exceptio
 async def test_a_call_that_succeeds_answers() -> None:
     call = Call(Unavailable("busy"), Conflict("changed"))
     assert await retrying(attempts=3, sleep=call.pause)(call) == "done"
+
+
+async def test_each_further_attempt_is_counted_by_its_cause() -> None:
+    def counted() -> list[float]:
+        return [RETRIES.labels(cause)._value.get() for cause in ("unavailable", "conflict")]
+
+    unavailable, conflict = counted()
+    call = Call(Unavailable("busy"), Conflict("changed"), Unavailable("busy"), Refused("no"))
+    with pytest.raises(Refused):
+        await retrying(attempts=9, sleep=call.pause)(call)
+    assert counted() == [unavailable + 2, conflict + 1]
+    call = Call(*[Unavailable("busy")] * 3)
+    with pytest.raises(Unavailable):
+        await retrying(attempts=3, sleep=call.pause)(call)
+    assert counted() == [unavailable + 4, conflict + 1]
 
 
 async def test_pauses_grow_after_unavailability_and_a_conflict_has_none() -> None:

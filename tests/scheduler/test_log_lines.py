@@ -1,14 +1,16 @@
-"""Lines of the log about VMs that move or are evicted for others are found by the UID of a pod, too."""
+"""Lines of the log about VMs that move, are evicted or are planned are found by the UID of a pod, too."""
 
 from __future__ import annotations
 
 import pytest
 
+from kvplace.core.errors import Unavailable
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import asking_pod, replica
+from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.scheduler.crowded_node import N1, halved, moved, victims
 
@@ -52,3 +54,15 @@ async def test_an_eviction_is_told_of_the_vm_for_which_it_is_done(
         (victim,) = await victims(one, big, left[0].uid)
     (line,) = [record for record in caplog.records if record.getMessage().startswith("preempts 1 pods")]
     assert (line.uid, line.victims) == (big.uid, [victim])  # type: ignore[attr-defined]
+
+
+async def test_a_nomination_that_fails_is_told_of_the_pod_that_is_not_nominated(
+    cluster: FaultyCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, planned = [asking_pod(cluster, name, shape=b"of one kind") for name in ("asked", "planned")]
+    cluster.faults.fail(Operation.NOMINATE_NODE, Unavailable("connection refused"))
+    async with replica(cluster, extending=ExtenderSettings(nominate_from_nodes=1)) as one:
+        await one.until(lambda: planned.uid in one.cache.pods.records)
+        caplog.set_level("INFO", "kvplace")
+        assert (await one.filter(asked)).names == [N1]
+    assert lines_about(caplog, planned) == ["node n1 is not nominated: connection refused"]
