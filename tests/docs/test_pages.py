@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from click import Command
 
 from kvplace import __version__
@@ -145,6 +146,17 @@ def test_files_and_folders_that_the_architecture_names_exist() -> None:
 def test_folders_of_the_manifests_are_all_explained() -> None:
     folders = {path.name for path in (PROJECT / "manifests").iterdir() if path.is_dir()}
     assert first_cells(section(page("reference.md"), "The folders of `manifests/`")) == folders
+
+
+def test_the_rights_of_serve_are_listed_as_its_role_grants_them() -> None:
+    text = (PROJECT / "manifests" / "rbac" / "serve.yaml").read_text()
+    role = next(one for one in yaml.safe_load_all(text) if one["kind"] == "ClusterRole")
+    granted = {resource: ", ".join(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
+    rows = re.findall(
+        r"^\| ([a-z/]+) \| ([a-z, ]+) \|", section(page("reference.md"), "Rights"), re.MULTILINE
+    )
+    listed = {resource: verbs for resource, verbs in rows if resource != "resource"}
+    assert listed == granted
 
 
 def test_tests_that_guard_promises_exist() -> None:
