@@ -171,11 +171,15 @@ class Relocator:
         if not pod.vmi:
             return read_options(pod.asking)
         vmi = self._vmis.get(pod.vmi_uid)
-        return None if vmi is None else read_options(vmi.asking)
+        # Whoever creates a pod writes its owner; only one in its own namespace can be true.
+        return read_options(vmi.asking) if vmi is not None and vmi.namespace == pod.namespace else None
 
     def _migrates(self, pod: PodRecord) -> bool:
         others = self._index.of_vmi(pod.vmi_uid)
-        return any(other.uid != pod.uid and not has_ended(other) for other in others)
+        return any(
+            other.uid != pod.uid and other.namespace == pod.namespace and not has_ended(other)
+            for other in others
+        )
 
     async def _is_as_stored(self, pod: PodRecord) -> bool:
         """Read whether a pod runs by the placement that the cache knows: a relocation may have just ended."""

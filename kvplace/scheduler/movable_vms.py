@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from kvplace.core.annotations import is_movable, read_options
 from kvplace.core.cluster.room_on_nodes import CrowdedNode
@@ -27,6 +28,10 @@ _MOVABLE = '"movable":true'
 """How the request of a VM that may move contains it, unless its owner has edited that since."""
 _ENDED = ("Succeeded", "Failed")
 _MOVING_POLICIES = (Policy.EXCLUSIVE, Policy.SHARE)
+
+VmiKey: TypeAlias = tuple[str, str]
+"""Namespace and UID of a VMI. The UID of a pod's owner is what the pod's creator has written there; one in
+another namespace is never true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +61,13 @@ class MovableVms:
             claim.relocation is not None or claim.reserved is not None for claim in claims.values()
         )
 
-    def migrating(self) -> frozenset[str]:
-        """Return the UIDs of the VMIs that have more than one pod."""
+    def migrating(self) -> frozenset[VmiKey]:
+        """Return the VMIs that have more than one pod."""
         pods = (pod for pod in self._cache.pods.records.values() if pod.vmi_uid and pod.phase not in _ENDED)
-        return frozenset(uid for uid, count in Counter(pod.vmi_uid for pod in pods).items() if count > 1)
+        return frozenset(vmi for vmi, count in Counter(map(_vmi_of, pods)).items() if count > 1)
 
     def crowded(
-        self, node: NodeName, taken: Iterable[Claim], staying: Container[PodUid], migrating: Container[str]
+        self, node: NodeName, taken: Iterable[Claim], staying: Container[PodUid], migrating: Container[VmiKey]
     ) -> CrowdedNode | None:
         """Describe a node with the VMs on it; those in `staying` do not move, nor does what is `taken`.
 
@@ -86,13 +91,13 @@ class MovableVms:
             return None
         return CrowdedNode(node, machine.topology, tuple(occupants), machine.allocatable)
 
-    def find(self, node: NodeName, uid: PodUid, migrating: Container[str]) -> MovableVm | None:
+    def find(self, node: NodeName, uid: PodUid, migrating: Container[VmiKey]) -> MovableVm | None:
         """Return a VM that may get other cores of its node now; None if it may not."""
         pod, claim = self._cache.pods.get(uid), self._cache.ledger(node).claims.get(uid)
         machine = self._cache.machine(node)
         if pod is None or claim is None or pod.node != node or not self._may_consent(pod):
             return None
-        if isinstance(machine, Unusable) or not _runs(pod) or pod.vmi_uid in migrating:
+        if isinstance(machine, Unusable) or not _runs(pod) or _vmi_of(pod) in migrating:
             return None
         try:
             placed, asked = PodPlacement.from_json(pod.placement), read_pod_request(pod.request)
@@ -128,6 +133,10 @@ class MovableVms:
             and report.revision == placed.revision
             and report.failed_revision < placed.revision
         )
+
+
+def _vmi_of(pod: PodRecord) -> VmiKey:
+    return pod.namespace, pod.vmi_uid
 
 
 def _runs(pod: PodRecord) -> bool:

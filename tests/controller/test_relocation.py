@@ -346,6 +346,29 @@ async def test_without_an_agent_and_while_it_live_migrates_a_vm_keeps_its_cores(
         await until_written(one, agent, pod, 2)
 
 
+async def test_a_pod_elsewhere_that_claims_to_be_of_the_vm_does_not_stop_its_edit(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    """Who owns a pod its creator writes himself, UID included."""
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm")
+        cluster.create_pod(
+            "vm-target", namespace="other", request=pod.request, vmi=pod.vmi, vmi_uid=pod.vmi_uid
+        )
+        edit(cluster, pod, SHARE)
+        await until_written(one, agent, pod, 2)
+
+
+async def test_a_pod_that_claims_to_be_of_a_vm_elsewhere_gets_nothing_that_the_vm_asks_for(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm")
+        cluster.edit_vmi("other", pod.vmi, pod.vmi_uid, SHARE)
+        await asyncio.sleep(1)
+        assert (agent.stored(pod).revision, condition(cluster, pod)) == (1, None)
+
+
 class Counted(dict[PodUid, PodRecord]):
     """Pods by UID; counts how often all are gone through."""
 

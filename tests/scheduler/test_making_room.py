@@ -145,6 +145,18 @@ async def test_no_move_begins_where_one_must_not(cluster: FaultyCluster, agent: 
         assert notes(cluster, "big", EventReason.MAKING_ROOM) == []
 
 
+async def test_a_pod_elsewhere_that_claims_to_be_of_a_vm_does_not_keep_it_from_making_room(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    """Who owns a pod its creator writes himself, UID included."""
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        for vm in await halved(one, agent, movable=True):
+            cluster.create_pod(vm.name, namespace="other", request=vm.request, vmi=vm.vmi, vmi_uid=vm.vmi_uid)
+        await asyncio.sleep(1)
+        assert not (await one.filter(asking_pod(cluster, "big", 8))).names
+        await one.until(lambda: moved(agent))
+
+
 async def test_nobody_is_evicted_while_room_is_made_and_somebody_may_be_when_it_cannot_be_made(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
