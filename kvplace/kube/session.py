@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -361,23 +362,29 @@ def _reason(error: OSError) -> str:
     """Say why no connection came about; asyncio's words repeat the address, aiohttp's show objects."""
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
-    return error.strerror or str(error)
+    return error.strerror or str(error) or "it was closed during the handshake"
 
 
-def _tls_reason(error: Exception) -> str:
-    """Say what OpenSSL found, without the objects in aiohttp's words."""
-    cause = error.certificate_error if isinstance(error, aiohttp.ClientConnectorCertificateError) else error
-    return str(getattr(cause, "verify_message", "") or cause)
+def _tls_reason(error: aiohttp.ClientConnectorSSLError) -> str:
+    """Say what OpenSSL found, in its own words: aiohttp's and Python's show objects and lines of C."""
+    found = error.os_error
+    reason = found.reason if isinstance(found, ssl.SSLError) else ""
+    return reason.replace("_", " ").lower() if reason else str(found)
 
 
 def _error_of_transport(error: Exception, call: Call) -> KvplaceError:
     API_ERRORS.labels(call.verb, call.resource, "none").inc()
     what = f"{call.verb} {call.resource} {call.name}".rstrip()
     match error:
-        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
-            why = _tls_reason(error)
+        case aiohttp.ClientConnectorCertificateError(certificate_error=cause):
+            why = getattr(cause, "verify_message", "") or str(cause)
             return Misconfigured(
                 f"{what}: TLS with the API server fails ({why}); check the CA in the kubeconfig"
+            )
+        case aiohttp.ClientConnectorSSLError():
+            why = _tls_reason(error)
+            return Misconfigured(
+                f"{what}: TLS with the API server fails ({why}); check the server in the kubeconfig"
             )
         case aiohttp.InvalidURL():
             return Misconfigured(

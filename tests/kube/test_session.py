@@ -20,7 +20,7 @@ from yarl import URL
 
 from harness.certificates import Authority
 from harness.control_plane.cluster import ControlPlane
-from kvplace.core.errors import Conflict, Forbidden, Misconfigured, Refused
+from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Misconfigured, Refused
 from kvplace.core.ledger import OwnershipConflict
 from kvplace.kube import credentials
 from kvplace.kube.api_errors import (
@@ -387,6 +387,35 @@ async def test_the_certificate_of_the_server_is_checked(control_plane: ControlPl
     async with await open_session(changed) as session:
         with pytest.raises(Misconfigured, match="CA"):
             await session.request(GET)
+
+
+@pytest.mark.parametrize(
+    ("says", "kind", "said"),
+    [
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            Misconfigured,
+            r"\(wrong version number\); check the server in",
+        ),
+        (bytes.fromhex("15030300020250"), Misconfigured, r"\(tlsv1 alert internal error\); check the server"),
+        (b"", ApiUnavailable, r"127.0.0.1:\d+ \(it was closed during the handshake\)$"),
+    ],
+    ids=["plain HTTP", "an alert", "nothing"],
+)
+async def test_what_does_not_speak_tls_is_named_by_what_it_does(
+    tmp_path: Path, says: bytes, kind: type[KvplaceError], said: str
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(says)
+        writer.close()
+
+    stub = ApiStub()
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        stub.url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with await open_session(stub.kubeconfig(tmp_path), Limits(attempts=1)) as session:
+            with pytest.raises(kind, match=said):
+                await session.request(GET)
 
 
 async def test_a_client_certificate_speaks_for_us(control_plane: ControlPlane, tmp_path: Path) -> None:
