@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from kvplace.core.errors import Conflict
 from kvplace.kube.api_errors import Missing, decoded
 from kvplace.kube.session import APPLY_PATCH, Call, Session, path_of
 
@@ -76,7 +77,10 @@ class ApiSecrets:
     async def write_secret(
         self, namespace: str, name: str, content: Mapping[str, bytes], before: Secret | None
     ) -> None:
-        """Create a Secret, or replace the content of the one that is as `before`; raises Conflict."""
+        """Create a Secret, or replace the content of the one that is as `before`.
+
+        Raises Conflict when somebody else has created, changed or deleted it.
+        """
         document = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -97,9 +101,13 @@ class ApiSecrets:
             }
         verb, path = call
         query = {"fieldManager": FIELD_MANAGER}
-        await self._session.request(
-            Call(verb, "secrets", path, name=name, query=query, body=msgspec.json.encode(document))
-        )
+        write = Call(verb, "secrets", path, name=name, query=query, body=msgspec.json.encode(document))
+        try:
+            await self._session.request(write)
+        except Missing as error:
+            if before is None:
+                raise  # there is no such namespace
+            raise Conflict(f"Secret {namespace}/{name} is gone") from error
 
     async def trust_webhooks(self, authority: bytes) -> str:
         """Let the API server trust kvplace's webhooks by this CA; returns what is still to come, or nothing.
