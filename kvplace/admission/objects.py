@@ -13,6 +13,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 
 from kvplace.core.errors import BadBody, Misconfigured
+from kvplace.core.fields import MAX_BYTES
+from kvplace.core.huge_pages import MOST_PAGES
 from kvplace.core.quantity import parse_bytes, parse_quantity
 from kvplace.core.scalars import Bytes
 from kvplace.core.strict_json import shown
@@ -259,11 +261,22 @@ def read_quantity(value: Quantity, where: str) -> Fraction:
 
 
 def read_bytes(value: Quantity, where: str) -> Bytes:
-    """Read a quantity of bytes; raises Misconfigured that begins with `where`."""
+    """Read a quantity of bytes that a request can hold; raises Misconfigured that begins with `where`."""
     try:
-        return parse_bytes(value)
+        count = parse_bytes(value)
     except ValueError as error:
         raise Misconfigured(f"{where}: {error}") from None
+    if count > MAX_BYTES:
+        raise Misconfigured(f"{where}: {shown(value)} is more than 1Ei")
+    return count
+
+
+def whole_pages(memory: Bytes, size: Bytes, where: str) -> int:
+    """Count the pages of an amount of memory; raises Misconfigured for more than a request can hold."""
+    count = -(-memory // size)
+    if count > MOST_PAGES:
+        raise Misconfigured(f"{where}: {count} pages are more than {MOST_PAGES}; use larger ones")
+    return count
 
 
 def title(kind: type[Pod | Vm | Vmi], metadata: Metadata, namespace: str) -> str:

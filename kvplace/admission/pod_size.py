@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvplace.admission.objects import Container, Quantity, read_bytes, read_quantity
+from kvplace.admission.objects import Container, Quantity, read_bytes, read_quantity, whole_pages
 from kvplace.core.errors import Misconfigured
+from kvplace.core.fields import MAX_BYTES
 from kvplace.core.request import MAX_VCPUS
 from kvplace.core.scalars import Bytes
 
@@ -60,8 +61,11 @@ def size_of_pod(containers: Sequence[Container], what: str) -> PodSize:
                         f"{what}: container {container.name}: {name}: the page size must not be 0"
                     )
                 count = _bytes(value, what, container, name)
-                huge_pages[size] = huge_pages.get(size, 0) + -(-count // size)
+                pages = whole_pages(count, size, f"{what}: container {container.name}: {name}")
+                huge_pages[size] = huge_pages.get(size, 0) + pages
                 memory += count
+    if memory > MAX_BYTES:
+        raise Misconfigured(f"{what}: its containers have {memory} bytes of memory, more than 1Ei")
     return PodSize(
         MappingProxyType(cpus_of), Bytes(memory), {size: count for size, count in huge_pages.items() if count}
     )

@@ -12,22 +12,22 @@ from typing import Annotated
 
 import msgspec
 
-from kvplace.admission.objects import Domain, Quantity, read_bytes, read_quantity
+from kvplace.admission.objects import Domain, read_bytes, read_quantity, whole_pages
 from kvplace.core.errors import Misconfigured
+from kvplace.core.fields import MAX_BYTES
 from kvplace.core.request import MAX_VCPUS
 from kvplace.core.request_json import MAX_IO_THREADS
 from kvplace.core.scalars import NO_BYTES, Bytes
 
 _AUTO = "auto"
 _SUPPLEMENTAL_POOL = "supplementalPool"
-_MOST_BYTES = 1 << 60
 
 
 class VmSize(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
     """The vCPUs, memory and I/O threads of a VM."""
 
     vcpus: Annotated[int, msgspec.Meta(ge=1, le=MAX_VCPUS)]
-    memory: Annotated[Bytes, msgspec.Meta(ge=0, le=_MOST_BYTES)] = NO_BYTES
+    memory: Annotated[Bytes, msgspec.Meta(ge=0, le=MAX_BYTES)] = NO_BYTES
     """Memory of the guest, huge pages included; 0 when it is not specified."""
     huge_pages: dict[Bytes, Annotated[int, msgspec.Meta(ge=0)]] = {}
     """Pages by page size."""
@@ -88,37 +88,32 @@ def _cpus(domain: Domain, at: str, order: tuple[str, str]) -> int | None:
 def _memory(domain: Domain, at: str) -> Bytes:
     """Read the guest's memory, else the request, else the limit, else one huge page."""
     if domain.memory is not None and domain.memory.guest is not None:
-        return _bytes(domain.memory.guest, f"{at}.memory.guest")
+        return read_bytes(domain.memory.guest, f"{at}.memory.guest")
     if domain.resources is not None:
         for source, quantities in (
             ("requests", domain.resources.requested),
             ("limits", domain.resources.limited),
         ):
             if "memory" in quantities:
-                return _bytes(quantities["memory"], f"{at}.resources.{source}.memory")
+                return read_bytes(quantities["memory"], f"{at}.resources.{source}.memory")
     return _page_size(domain, at) or NO_BYTES
 
 
 def _huge_pages(domain: Domain, memory: Bytes, at: str) -> dict[Bytes, int]:
     size = _page_size(domain, at)
-    return {size: -(-memory // size)} if size and memory else {}
+    if not size or not memory:
+        return {}
+    return {size: whole_pages(memory, size, f"{at}.memory.hugepages.pageSize")}
 
 
 def _page_size(domain: Domain, at: str) -> Bytes | None:
     hugepages = domain.memory.hugepages if domain.memory is not None else None
     if hugepages is None or not hugepages.page_size:
         return None
-    size = _bytes(hugepages.page_size, f"{at}.memory.hugepages.pageSize")
+    size = read_bytes(hugepages.page_size, f"{at}.memory.hugepages.pageSize")
     if size == 0:
         raise Misconfigured(f"{at}.memory.hugepages.pageSize is 0; write 2Mi or 1Gi")
     return size
-
-
-def _bytes(value: Quantity, place: str) -> Bytes:
-    count = read_bytes(value, place)
-    if count > _MOST_BYTES:
-        raise Misconfigured(f"{place}: {value!r} is more than 1Ei")
-    return count
 
 
 def _io_threads(domain: Domain, at: str) -> int:

@@ -8,7 +8,7 @@ from kvplace.core.quantity import format_bytes, parse_bytes
 from kvplace.core.scalars import Bytes
 from kvplace.core.strict_json import shown
 
-_MOST_PAGES = 1 << 40
+MOST_PAGES = 1 << 40
 
 
 def bytes_in_pages(pages: Mapping[Bytes, int]) -> Bytes:
@@ -42,9 +42,9 @@ def read_page_counts(pages: object, at: str) -> dict[Bytes, int]:
             raise ValueError(f"{at}: {shown(text)} is no page size; write 2Mi or 1Gi")
         if size in counts:
             raise ValueError(f"{at} has pages of {format_bytes(size)} twice; write one count of them")
-        if type(count) is not int or not 0 <= count <= _MOST_PAGES:
+        if type(count) is not int or not 0 <= count <= MOST_PAGES:
             raise ValueError(
-                f"{at}[{shown(text)}] is {shown(count)}; it must be a whole number from 0 to {_MOST_PAGES}"
+                f"{at}[{shown(text)}] is {shown(count)}; it must be a whole number from 0 to {MOST_PAGES}"
             )
         counts[size] = count
     return counts

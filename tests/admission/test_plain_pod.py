@@ -156,6 +156,21 @@ def test_a_plain_pod_with_only_limits_needs_no_change_of_its_requests() -> None:
             [{"limits": {"cpu": "1", "hugepages-0": "1Gi"}}],
             "Pod default/solver: container c0: hugepages-0: the page size must not be 0",
         ),
+        (
+            [{"limits": {"cpu": "1", "memory": "2Ei"}}],
+            "Pod default/solver: container c0: memory: '2Ei' is more than 1Ei",
+        ),
+        (
+            [{"limits": {"cpu": "1", "memory": "1Ei"}}, {"limits": {"memory": "1"}}],
+            "Pod default/solver: its containers have 1152921504606846977 bytes of memory, more than 1Ei",
+        ),
+        (
+            [{"limits": {"cpu": "1", "hugepages-1": "1Ei"}}],
+            (
+                "Pod default/solver: container c0: hugepages-1: 1152921504606846976 pages are more than "
+                "1099511627776; use larger ones"
+            ),
+        ),
     ],
 )
 def test_a_plain_pod_whose_cpus_cannot_be_counted_is_refused(resources: list[Json], sentence: str) -> None:

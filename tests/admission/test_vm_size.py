@@ -162,6 +162,13 @@ AT = "VirtualMachineInstance default/db: spec.domain"
             f"{AT}.memory.hugepages.pageSize is 0; write 2Mi or 1Gi",
         ),
         (
+            {"memory": {"guest": "1Ei", "hugepages": {"pageSize": "4Ki"}}},
+            (
+                f"{AT}.memory.hugepages.pageSize: 281474976710656 pages are more than 1099511627776; use "
+                "larger ones"
+            ),
+        ),
+        (
             {"memory": {"guest": "2Ei"}},
             f"{AT}.memory.guest: '2Ei' is more than 1Ei",
         ),
