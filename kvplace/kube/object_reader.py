@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from kvplace.kube.api_errors import Missing, decoded
+from kvplace.kube.api_errors import Expired, Missing, decoded
 from kvplace.kube.objects import ObjectList
 from kvplace.kube.session import METADATA_ONLY, PAGE_LIMIT, Call, Session, path_of
 
@@ -88,17 +88,28 @@ class ObjectReader:
     async def read_list_as(
         self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
     ) -> tuple[T, ...]:
-        """The same, each object as a type that names the fields that matter."""
+        """The same, each object as a type that names the fields that matter.
+
+        A list that expires between two pages is begun again, once.
+        """
         query = {"limit": str(_PAGE_SIZE)}
         query |= {
             key: value for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value
         }
         decoder = msgspec.json.Decoder(form)
+        try:
+            return await self._pages(kind, kind.path(namespace=namespace), query, decoder)
+        except Expired:
+            return await self._pages(kind, kind.path(namespace=namespace), query, decoder)
+
+    async def _pages(
+        self, kind: ApiKind, path: str, query: Mapping[str, str], decoder: msgspec.json.Decoder[T]
+    ) -> tuple[T, ...]:
         found: list[T] = []
         page = ""
         while True:
-            asked = query | ({"continue": page} if page else {})
-            call = Call("list", kind.resource, kind.path(namespace=namespace), query=asked)
+            asked = {**query, **({"continue": page} if page else {})}
+            call = Call("list", kind.resource, path, query=asked)
             try:
                 body = await self._session.request(
                     call, limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s

@@ -1,0 +1,27 @@
+"""Lists of any kind for commands: page by page, and once more when they expire on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvplace.kube.api_errors import Expired
+from kvplace.kube.object_reader import ApiKind, ObjectReader
+from kvplace.kube.session import open_session
+from tests.kube.api_stub import answer, api_stub, status
+
+FIRST = answer({"metadata": {"continue": "more"}, "items": [{"a": 1}]})
+LAST = answer({"metadata": {}, "items": [{"b": 2}]})
+TOO_OLD = status(410, "The provided continue parameter is too old")
+
+
+async def test_a_list_that_expires_between_two_pages_is_begun_again_once(tmp_path: Path) -> None:
+    async with api_stub() as stub, await open_session(stub.kubeconfig(tmp_path)) as session:
+        reader = ObjectReader(session)
+        stub.script = [FIRST, TOO_OLD, FIRST, LAST]
+        assert await reader.read_list(ApiKind("pods")) == ({"a": 1}, {"b": 2})
+        assert [request.query.get("continue") for request in stub.asked] == [None, "more", None, "more"]
+        stub.script = [FIRST, TOO_OLD, FIRST, TOO_OLD]
+        with pytest.raises(Expired):
+            await reader.read_list(ApiKind("pods"))
