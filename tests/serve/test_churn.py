@@ -9,8 +9,11 @@ import pytest
 from tests.serve.churn import Churn
 from tests.virtual_time import JumpingLoop
 
-BOUNDED = ("._asking", "._attempts._pods", "._written", "._rankings")
-"""Caches of a fixed size: pods that were deleted before Filter, messages of the last minutes, states."""
+BOUNDED = ("._asking", "._attempts._pods", "._written", "._rankings", "._states._states")
+"""Caches of a fixed size: pods that were deleted before Filter, messages of the last minutes, states.
+
+The states of nodes as they were last looked at: one or fewer for each node.
+"""
 
 
 @pytest.mark.timeout(300)
@@ -33,4 +36,5 @@ def test_what_is_gone_is_forgotten() -> None:
         if size > early.get(place, 0) + 4 and not any(cache in place for cache in BOUNDED)
     }
     assert grown == {}
+    assert late["Extender._fits._states._states"] <= late["Extender._fits._states._of_node"]
     assert late["Extender._fits._rankings[]._order"] < 3000
