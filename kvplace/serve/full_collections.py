@@ -26,13 +26,14 @@ async def collect_while_quiet(calls: Callable[[], int]) -> None:
     young, middle, full = gc.get_threshold()
     gc.set_threshold(young, middle, _NEVER)
     try:
-        last, seen = loop.time(), calls()
+        not_due, seen = loop.time(), calls()
         while True:
             await asyncio.sleep(QUIET_S)
             before, seen = seen, calls()
-            is_due = gc.get_count()[2] >= full
-            if is_due and (seen == before or loop.time() - last >= LATEST_S):
+            if gc.get_count()[2] < full:
+                not_due = loop.time()
+            elif seen == before or loop.time() - not_due >= LATEST_S:
                 gc.collect()
-                last = loop.time()
+                not_due = loop.time()
     finally:
         gc.set_threshold(young, middle, full)

@@ -77,6 +77,20 @@ def test_one_begins_after_an_hour_although_calls_come(collector: Collector, loop
     assert LATEST_S <= collector.begun[0] <= LATEST_S + 2 * QUIET_S
 
 
+def test_hours_in_which_none_was_due_do_not_count(collector: Collector, loop: JumpingLoop) -> None:
+    async def live() -> None:
+        collector.middle_since_full = 1
+        work = asyncio.create_task(collect_while_quiet(lambda: collector.calls))
+        await asyncio.sleep(2 * LATEST_S)
+        collector.middle_since_full = 1_000
+        await collector.busy(LATEST_S / 2)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    loop.run(live())
+    assert collector.begun == []
+
+
 async def test_python_begins_none_by_itself_while_serve_runs(certificates: Certificates) -> None:
     full = 0
 
