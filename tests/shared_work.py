@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 CHANGES_THE_MACHINE = "tests that change the machine"
 FOLDERS_THAT_CHANGE_THE_MACHINE = frozenset(
@@ -30,6 +31,28 @@ class ByFolder(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Name the test in which a worker died, or None; the other tests that it had left go to the next worker.
+
+        xdist's own puts back the folders that were done, too. The next worker gets one of them, has nothing to
+        run, reports nothing, is given nothing more, and all wait for ever. It also runs the test anew that has
+        just killed a worker.
+        """
+        left = {
+            unit: [test for test, done in tests.items() if not done]
+            for unit, tests in self.assigned_work.pop(node).items()
+        }
+        unfinished = [(unit, tests) for unit, tests in left.items() if tests]
+        if not unfinished:
+            return None
+        died_in = unfinished[0][1].pop(0)
+        for unit, tests in unfinished:
+            if tests:
+                self.workqueue[unit] = dict.fromkeys(tests, False)
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return died_in
 
 
 @pytest.hookimpl(optionalhook=True)

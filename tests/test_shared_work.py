@@ -50,15 +50,7 @@ def test_a_folder_is_run_by_one_worker_and_so_is_all_that_changes_the_machine(tm
             path = tmp_path / "tests" / folder / f"{file}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(WRITES_ITS_WORKER, encoding="utf-8")
-    plugins = ("-p", "tests.shared_work", "-p", "no:cacheprovider", "--import-mode=importlib")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "2", *plugins, "tests"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(PROJECT), "WORKERS": str(workers)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = _run_by_two_workers(tmp_path)
     assert "32 passed" in done.stdout, done.stdout + done.stderr
     ran: dict[str, set[str]] = defaultdict(set)
     for path in workers.iterdir():
@@ -66,3 +58,32 @@ def test_a_folder_is_run_by_one_worker_and_so_is_all_that_changes_the_machine(tm
     assert set(ran) == {CHANGES_THE_MACHINE, "core", "web"}
     assert all(len(one) == 1 for one in ran.values())
     assert set.union(*ran.values()) == {"gw0", "gw1"}
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_worker_that_dies_loses_just_the_test_in_which_it_died(tmp_path: Path, number: int) -> None:
+    workers = tmp_path / "workers"
+    workers.mkdir()
+    for folder in ("agent", "core", "web"):
+        path = tmp_path / "tests" / folder / "test_one.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(WRITES_ITS_WORKER, encoding="utf-8")
+    with path.open("a", encoding="utf-8") as last:
+        last.write(f"    if number == {number}: os._exit(1)\n")
+    done = _run_by_two_workers(tmp_path)
+    assert "1 failed, 11 passed" in done.stdout, done.stdout + done.stderr
+    assert f"crashed while running 'tests/web/test_one.py::test[{number}]'" in done.stdout
+    assert len(list(workers.iterdir())) == 12
+
+
+def _run_by_two_workers(folder: Path) -> subprocess.CompletedProcess[str]:
+    plugins = ("-p", "tests.shared_work", "-p", "no:cacheprovider", "--import-mode=importlib")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "2", *plugins, "tests"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(PROJECT), "WORKERS": str(folder / "workers")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
