@@ -33,11 +33,11 @@ class ByFolder(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         return unit_of(nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Name the test in which a worker died, or None; the other tests that it had left go to the next worker.
+        """Name the test in which a worker died, or None; the next worker gets the tests that it had left.
 
-        xdist's own puts back the folders that were done, too. The next worker gets one of them, has nothing to
-        run, reports nothing, is given nothing more, and all wait for ever. It also runs the test anew that has
-        just killed a worker.
+        xdist's own puts back the folders that were done, too. The next worker gets one of them, has nothing
+        to run, reports nothing, is given nothing more, and all wait for ever. It also runs the test again
+        that has just killed a worker.
         """
         left = {
             unit: [test for test, done in tests.items() if not done]
@@ -46,7 +46,7 @@ class ByFolder(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         unfinished = [(unit, tests) for unit, tests in left.items() if tests]
         if not unfinished:
             return None
-        died_in = unfinished[0][1].pop(0)
+        died_in: str = unfinished[0][1].pop(0)
         for unit, tests in unfinished:
             if tests:
                 self.workqueue[unit] = dict.fromkeys(tests, False)
@@ -60,6 +60,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None])
     """Share the tests by folder, in the order in which they were found."""
     config.option.loadscopereorder = False
     return ByFolder(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: pytest.TestReport, sched: ByFolder) -> None:
+    """Say at once in which test a worker died: whoever cuts a run short never sees its summary."""
+    sched.config.get_terminal_writer().line(f"\n{report.longrepr}")
 
 
 @pytest.hookimpl(trylast=True)
