@@ -13,14 +13,20 @@ from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
 
 
+async def held_for_the_first(one: Replica) -> tuple[PodRecord, PodRecord]:
+    """Two pods that ask for all of node n1: the first has its cores held, and the second is refused."""
+    first, second = (asking_pod(one.cluster, name, vcpus=8) for name in ("first", "second"))
+    await one.until(lambda: {first.uid, second.uid} <= one.cache.pods.records.keys())
+    assert (await one.filter(first, "n1")).names == ["n1"]
+    assert (await one.filter(second, "n1")).names == []
+    return first, second
+
+
 @contextlib.asynccontextmanager
 async def refused_for_a_hold(cluster: FaultyCluster) -> AsyncIterator[tuple[Replica, PodRecord, PodRecord]]:
     """A replica that holds all cores of node n1 for one pod and has refused another one because of that."""
     async with replica(cluster) as one:
-        first, second = asking_pod(cluster, "first", vcpus=8), asking_pod(cluster, "second", vcpus=8)
-        await one.until(lambda: {first.uid, second.uid} <= one.cache.pods.records.keys())
-        assert (await one.filter(first, "n1")).names == ["n1"]
-        assert (await one.filter(second, "n1")).names == []
+        first, second = await held_for_the_first(one)
         cluster.change_pod("default", "second", was_tried=True)
         await one.until(lambda: one.cache.pods.records[second.uid].was_tried)
         assert woken(cluster) is None
@@ -98,10 +104,7 @@ async def test_who_is_known_to_be_refused_only_after_the_hold_has_ended_is_woken
     cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster) as one:
-        first, second = asking_pod(cluster, "first", vcpus=8), asking_pod(cluster, "second", vcpus=8)
-        await one.until(lambda: {first.uid, second.uid} <= one.cache.pods.records.keys())
-        assert (await one.filter(first, "n1")).names == ["n1"]
-        assert (await one.filter(second, "n1")).names == []
+        first, _second = await held_for_the_first(one)
         cluster.delete_pod("default", "first", force=True)
         await one.until(lambda: first.uid not in one.cache.pods.records)
         await asyncio.sleep(10.0)

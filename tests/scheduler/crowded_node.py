@@ -44,6 +44,16 @@ def moved(agent: NodeAgent) -> list[PodRecord]:
     return [pod for pod in pods if agent.stored(pod) != agent.in_force[pod.uid]]
 
 
+async def moved_and_bound(one: Replica, agent: NodeAgent, waiting: PodRecord) -> PodRecord:
+    """Carry out the one move that makes room for a pod, and bind that pod; return the VM that moved."""
+    (mover,) = moved(agent)
+    agent.carry_out(mover)
+    await one.until(lambda: agent.ledger.claims[mover.uid].relocation is None)
+    assert (await one.filter(waiting)).names == [N1]
+    assert await one.bind(waiting, N1) == ""
+    return mover
+
+
 def notes(cluster: FaultyCluster, name: str, reason: EventReason) -> list[str]:
     return [one.note for one in cluster.events if (one.regarding.name, one.reason) == (name, reason)]
 

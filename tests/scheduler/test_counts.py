@@ -18,7 +18,7 @@ from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import asking_pod, replica
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.scheduler.crowded_node import N1, halved, moved, victims
+from tests.scheduler.crowded_node import halved, moved, moved_and_bound, victims
 
 AUTOMATIC = ExtenderSettings(make_room=MakeRoom.AUTOMATIC)
 
@@ -81,11 +81,7 @@ async def test_room_that_is_made_and_its_moves_are_counted(cluster: FaultyCluste
             assert not (await one.filter(big)).names
             assert await victims(one, big, left[0].uid) == []
             await one.until(lambda: moved(agent))
-            (mover,) = moved(agent)
-            agent.carry_out(mover)
-            await one.until(lambda: agent.ledger.claims[mover.uid].relocation is None)
-            assert (await one.filter(big)).names == [N1]
-            assert await one.bind(big, "n1") == ""
+            await moved_and_bound(one, agent, big)
             await one.until(lambda: not one.extender.room._making)
 
 

@@ -12,7 +12,7 @@ from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import asking_pod, replica
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.scheduler.crowded_node import N1, halved, moved, victims
+from tests.scheduler.crowded_node import N1, halved, moved, moved_and_bound, victims
 
 
 def lines_about(log: pytest.LogCaptureFixture, pod: PodRecord) -> list[str]:
@@ -29,11 +29,7 @@ async def test_making_room_is_told_of_the_vm_that_waits_and_of_the_one_that_move
         big = asking_pod(cluster, "big", 8)
         assert not (await one.filter(big)).names
         await one.until(lambda: moved(agent))
-        (mover,) = moved(agent)
-        agent.carry_out(mover)
-        await one.until(lambda: agent.ledger.claims[mover.uid].relocation is None)
-        assert (await one.filter(big)).names == [N1]
-        assert await one.bind(big, "n1") == ""
+        mover = await moved_and_bound(one, agent, big)
         await one.until(lambda: lines_about(caplog, mover))
     told = lines_about(caplog, big)
     assert told[0].startswith("does not fit: ")

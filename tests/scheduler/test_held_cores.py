@@ -5,8 +5,6 @@ Holds are of one replica, and any replica may give the running VM its cores. So 
 
 from __future__ import annotations
 
-import pytest
-
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.request import Scope
 from kvplace.kube.records import PodRecord
@@ -16,23 +14,11 @@ from tests.controller.relocations import (
     NodeAgent,
     bound,
     edit,
-    node_with_agent,
     until_written,
 )
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
-
-
-@pytest.fixture
-def cluster() -> FaultyCluster:
-    """A cluster of one node with two sockets of eight CPUs and an agent."""
-    return node_with_agent(TWO)
-
-
-@pytest.fixture
-def agent(cluster: FaultyCluster) -> NodeAgent:
-    return NodeAgent(cluster, TWO)
 
 
 async def unpinned(one: Replica, agent: NodeAgent) -> PodRecord:
