@@ -19,6 +19,14 @@ class Standstill(RuntimeError):
     """Every task waits for something that nobody will do."""
 
 
+class Livelock(RuntimeError):
+    """Somebody does things again and again without waiting for anything, and no time passes."""
+
+
+STEPS_AT_A_MOMENT = 100_000
+"""So many mean a livelock."""
+
+
 class Step:
     """A call that is due now or at its time: what the loop's base class calls a handle, at half its cost."""
 
@@ -60,6 +68,7 @@ class SeededLoop(asyncio.BaseEventLoop):
         self._disorder = disorder
         self._after_step = after_step
         self._moment = 0.0
+        self._steps_before_moment = 0
         self._serial = itertools.count()
         self._timers: list[tuple[float, int, Step]] = []
         self._alarms: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -108,6 +117,9 @@ class SeededLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         if not self._ready:
             self._pass_time()
+        if self.steps - self._steps_before_moment > STEPS_AT_A_MOMENT:
+            self._steps_before_moment = self.steps  # whoever ends the tasks needs steps, too
+            raise Livelock(f"no time has passed for {STEPS_AT_A_MOMENT:,} steps")
         due, self._ready = self._ready, []
         if len(due) > 1 and self._random.random() < self._disorder:
             self._random.shuffle(due)
@@ -136,7 +148,9 @@ class SeededLoop(asyncio.BaseEventLoop):
             when, _, step = heapq.heappop(timers)
             if step.is_cancelled:
                 continue
-            self._moment = max(self._moment, when)
+            if when > self._moment:
+                self._moment = when
+                self._steps_before_moment = self.steps
             self._ready.append(step)
             while timers and timers[0][0] <= self._moment:
                 step = heapq.heappop(timers)[2]

@@ -11,6 +11,7 @@ to when other cores have come free (tests/scheduler/test_reserved_room.py).
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable
 from dataclasses import replace
@@ -142,6 +143,7 @@ def leave_the_date_of_a_claim_that_is_taken_over() -> None:
 @_mutation
 def keep_holds_for_ever() -> None:
     _put(Holds, "drop", lambda _self, _uid: None)
+    _put(Holds, "run", lambda _self: asyncio.Event().wait())
 
 
 # Ledgers.

@@ -14,7 +14,7 @@ STORIES = 1500
 """Most are noticed within thirty, the last ones within some two hundred: which, changes with the code."""
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mistake_breaks_a_promise(name: str) -> None:
     kind = Kind.ROOM if name in ROOM_MUTATIONS else Kind.PREEMPTION if name in PREEMPTION_MUTATIONS else None

@@ -61,6 +61,7 @@ def told(*arguments: str) -> Counter[str]:
     return Counter(json.loads(answer.stdout.splitlines()[-1]))
 
 
+@pytest.mark.timeout(600)
 def test_stories_that_once_broke_a_promise_keep_it() -> None:
     assert told(*FOUND)["bound"]
     assert told("--make-room", *FOUND_MAKING_ROOM)["moved"]
