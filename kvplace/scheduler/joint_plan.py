@@ -358,12 +358,15 @@ class JointPlan:
 
     def _make_way(self, pod: PodRecord, chosen: Candidate) -> None:
         """Drop the plans for a node that do not fit beside a pod any more."""
-        kept = [*self._before(pod, chosen.node), claim_of(pod.uid, chosen.placement)]
+        taken = claim_of(pod.uid, chosen.placement)
+        kept = [*self._before(pod, chosen.node), taken]
         before = {claim.uid for claim in kept}
         for claim in [claim for claim in self._holds.on_node(chosen.node) if claim.uid not in before]:
             snapshot = self._cache.snapshot(chosen.node, kept)
             if isinstance(snapshot, NodeSnapshot) and snapshot.free.can_give(claim):
                 kept.append(claim)
+            elif claim.cpus & ~taken.cpus:
+                self._holds.leave(claim.uid)
             else:
                 self._holds.drop(claim.uid)
 

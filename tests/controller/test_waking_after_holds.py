@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import pytest
+
 from kvplace.core.marks import RELEASED_AT
 from kvplace.kube.records import PodRecord
 from tests.controller.replicas import Replica, asking_pod, replica
@@ -130,3 +132,22 @@ async def test_plans_for_a_node_that_kube_scheduler_rejects_wake_who_was_refused
         assert planned is not None
         assert (await one.filter(alike[1], *chosen)).names == []
         await one.until(lambda: woken(cluster, planned))
+
+
+@pytest.mark.parametrize(("takes", "is_left"), [(3, True), (6, False)])
+async def test_who_was_refused_is_woken_for_what_another_pod_leaves_of_the_cores_of_a_plan(
+    cluster: FaultyCluster, takes: int, is_left: bool
+) -> None:
+    async with replica(cluster) as one:
+        asked, planned = (asking_pod(cluster, f"{n}-vcpus", vcpus=n, shape=b"alike") for n in (2, 6))
+        refused = asking_pod(cluster, "refused", vcpus=3, priority=-1)
+        await one.until(lambda: len(one.cache.pods.records) == 3)
+        assert (await one.filter(asked)).names == ["n1"]
+        assert one.extender.holds.planned_node(planned.uid) == "n1"
+        assert (await one.filter(refused)).names == []
+        cluster.change_pod("default", "refused", was_tried=True)
+        await one.until(lambda: one.cache.pods.records[refused.uid].was_tried)
+        assert (await one.filter(asking_pod(cluster, "taker", vcpus=takes))).names == ["n1"]
+        assert not one.extender.holds.has(planned.uid)
+        await asyncio.sleep(1.0)
+        assert (woken(cluster) is not None) is is_left
