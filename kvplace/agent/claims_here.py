@@ -19,6 +19,9 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 from kvplace.linux.kernel_files import Gone
 
+_SHOWN = 13
+"""Characters of the id that stands for a name that is not known, as many as `crictl ps` shows."""
+
 
 class PlacementsInForce(Protocol):
     """Which placement each pod should have now."""
@@ -111,7 +114,9 @@ def _target(state: NodeState, cpusets: Cpusets, bound: PodPlacement, members: It
     containers = [member.container for member in members]
     setting = cpusets.settings.get(containers[0].id)
     cgroups = [
-        ClaimContainer(container.name, cgroup) for container, cgroup, _ in members if cgroup is not None
+        ClaimContainer(container.name or container.id[:_SHOWN], cgroup)
+        for container, cgroup, _ in members
+        if cgroup is not None
     ]
     return Target(
         uid=containers[0].pod_uid,

@@ -31,6 +31,7 @@ class ClaimContainer:
     """A container that runs a claim."""
 
     name: str
+    """Another one for each container of the pod."""
     cgroup: Path
     """Its folder in the hierarchy that has cpusets."""
 

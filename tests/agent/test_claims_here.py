@@ -10,6 +10,7 @@ from kvplace.agent.claims_here import ClaimsHere
 from kvplace.agent.containers import Container
 from kvplace.agent.cpusets import ClaimRefusal, Cpusets, CpuSetting, RefusalReason
 from kvplace.agent.own_node import OwnNode
+from kvplace.agent.pinning_sweep import PinningSweep
 from kvplace.agent.relocation import Relocations
 from kvplace.agent.watched_pod import ClaimContainer
 from kvplace.core.cpuset import parse_cpu_list
@@ -33,6 +34,7 @@ class Enforced:
     known: tuple[Container, ...]
     decided: Cpusets
     without_cgroup: frozenset[str] = frozenset()
+    mounted: Path = Path("/sys/fs/cgroup")
 
     def containers(self) -> Iterable[Container]:
         return list(self.known)
@@ -43,7 +45,7 @@ class Enforced:
     def cgroup_of(self, container: ContainerId) -> Path:
         if container in self.without_cgroup:
             raise Gone(container)
-        return Path("/sys/fs/cgroup", container)
+        return self.mounted / container
 
 
 def placed(uid: PodUid, revision: int = 1) -> PodPlacement:
@@ -122,3 +124,22 @@ def test_what_is_refused_or_only_observed_is_said_and_not_set() -> None:
     own = node(placed(VM))
     target = ClaimsHere(own, enforced, Relocations(own)).now()[VM].target
     assert (target.refusal, target.sets_threads, target.wanted.cpuset) == (refusal, False, 0)
+
+
+def test_every_container_of_a_plain_pod_is_looked_at_although_only_their_cgroups_are_known(
+    tmp_path: Path,
+) -> None:
+    """Cgroups have no names of containers; that of the pause container must not hide the others."""
+    ids = ["a" * 64, "b" * 64]
+    pause, app = (Container(ContainerId(id_), "", PLAIN, "vms", "pod", in_vm_pod=False) for id_ in ids)
+    for one, cpus in (pause, "2-3"), (app, "0-7"):
+        (tmp_path / one.id).mkdir()
+        (tmp_path / one.id / "cpuset.cpus.effective").write_text(f"{cpus}\n")
+    own = node(placed(PLAIN))
+    enforced = Enforced((pause, app), decided(pause, app), mounted=tmp_path)
+    claims = ClaimsHere(own, enforced, Relocations(own)).now()
+    sweep = PinningSweep(tmp_path)
+    finding = sweep.look([claims[PLAIN].target])[PLAIN]
+    sweep.close()
+    (found,) = finding.differences
+    assert str(found) == f"the cpuset of container {app.id[:13]} is CPU 0-7, wider than 2-3"
