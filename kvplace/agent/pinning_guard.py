@@ -49,6 +49,8 @@ _LEAST_PAUSE_S = 0.1
 """Between two looks while something changes all the time."""
 REVISION_WITHIN_S = 10.0
 """A newer revision that the threads do not follow for so long has failed."""
+MEMORY_AGAIN_S = 60.0
+"""Memory that could not be moved, where there is nothing to go back to, is tried again after so long."""
 
 
 class PinningClient(Protocol):
@@ -102,6 +104,8 @@ class _Progress:
     """Since when they have not."""
     moving: asyncio.Task[None] | None = None
     """The move of its memory."""
+    move_again_at: float = 0.0
+    """Its memory is not moved for that revision before this moment."""
 
 
 class PinningGuard:
@@ -238,9 +242,11 @@ class PinningGuard:
         if claim.confirmed >= revision or progress.moving is not None:
             return
         if progress.waits_for != revision:
-            progress.waits_for, progress.since = revision, self._clock()
+            progress.waits_for, progress.since, progress.move_again_at = revision, self._clock(), 0.0
         if finding.follows and verdict.refusal is None:
             if revision > 1 and finding.pid:
+                if self._clock() < progress.move_again_at:
+                    return
                 progress.moving = asyncio.create_task(self._move_memory(claim, progress, finding.pid))
             else:
                 self._revisions.succeeded(claim.uid, claim.placement)
@@ -250,6 +256,8 @@ class PinningGuard:
     async def _move_memory(self, claim: ClaimHere, progress: _Progress, pid: int) -> None:
         try:
             if why := await self._revisions.move_memory(pid, claim.placement):
+                log.warning("pod %s/%s: %s", claim.namespace, claim.pod, why, extra={"uid": claim.uid})
+                progress.move_again_at = self._clock() + MEMORY_AGAIN_S
                 self._revisions.failed(claim.uid, why)
             else:
                 self._revisions.succeeded(claim.uid, claim.placement)

@@ -1,0 +1,141 @@
+"""What the guard does with what a look has found; the looks, and what it asks of others, are played here.
+
+How it keeps the threads of a real VM is tested in tests/libvirt_session/test_pinning_guard.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import pytest
+
+from kvplace.agent import pinning_guard
+from kvplace.agent.containers import Container
+from kvplace.agent.cpusets import Cpusets, decide_cpusets
+from kvplace.agent.node_report import NodeReport
+from kvplace.agent.own_node import OwnNode
+from kvplace.agent.pinning_guard import MEMORY_AGAIN_S, PinningGuard
+from kvplace.agent.pinning_sweep import Finding, Target
+from kvplace.agent.relocation import Relocations
+from kvplace.agent.verification import Measurement, Thread
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.placement import PodPlacement
+from kvplace.core.scalars import ContainerId, NumaId, PodUid
+from kvplace.kube.conditions import Condition
+from kvplace.kube.events import EventRecord, EventRecorder
+from kvplace.kube.records import PodRecord
+from kvplace.kube.watches import Apply
+from kvplace.linux.affinity import Tid
+from kvplace.linux.qemu import classify
+from tests.agent.nodes_in_use import NODE, VM, container, machine_of, placed
+
+FOUND = Finding(Measurement((Thread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2")),)), pid=7)
+"""A VM whose threads are where they should be."""
+
+
+class Sweep:
+    """Finds what a test says."""
+
+    def __init__(self, *_: object, **_others: object) -> None:
+        pass
+
+    def look(self, targets: Iterable[Target]) -> dict[PodUid, Finding]:
+        return {target.uid: FOUND for target in targets}
+
+    def close(self) -> None:
+        pass
+
+
+class Enforced:
+    """Decides what an enforcing component would."""
+
+    def __init__(self, own: OwnNode) -> None:
+        self._own = own
+
+    def containers(self) -> Iterable[Container]:
+        return [container(VM, cpus="2")]
+
+    def cpusets(self) -> Cpusets:
+        return decide_cpusets(self._own.state, self.containers())
+
+    def cgroup_of(self, container: ContainerId) -> Path:
+        return Path("/cgroups", container)
+
+
+class StuckMemory(Relocations):
+    """Memory that cannot be moved."""
+
+    def __init__(self, own: OwnNode) -> None:
+        super().__init__(own)
+        self.tried: list[int] = []
+
+    async def move_memory(self, pid: int, placement: PodPlacement) -> str:
+        await asyncio.sleep(0)
+        self.tried.append(placement.revision)
+        return "512 MiB could not be moved to NUMA node 0"
+
+
+class Nobody:
+    """Takes what is written to the cluster."""
+
+    async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
+        pass
+
+    async def record_event(self, event: EventRecord) -> None:
+        pass
+
+
+class Guarded:
+    """A node with one VM, which its guard looks at."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.own = OwnNode(NODE, machine_of(range(4)))
+        self.revisions = StuckMemory(self.own)
+        self.guard = PinningGuard(
+            *(self.own, Enforced(self.own), self.revisions, NodeReport(), EventRecorder(Nobody()), Nobody()),
+            mounted=Path("/cgroups"),
+            clock=lambda: self.now,
+        )
+
+    def place(self, revision: int, node: int) -> None:
+        """Write another revision of the placement, with the VM's memory on a NUMA node."""
+        bound = placed(VM, "2", strict=(NumaId(node),), revision=revision)
+        pod = PodRecord("vms", "a", VM, node=NODE, phase="Running", vmi="a", placement=bound.to_json())
+        self.own.pods.apply(Apply(pod))
+
+    async def looks(self, count: int = 5) -> None:
+        """Look so often, and let what begins at a look end before the next one."""
+        for _ in range(count):
+            await self.guard.look()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def vm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Guarded]:
+    monkeypatch.setattr(pinning_guard, "PinningSweep", Sweep)
+    guarded = Guarded()
+    yield guarded
+    await guarded.guard.close()
+
+
+async def test_memory_that_cannot_go_back_either_is_moved_again_after_a_pause(vm: Guarded) -> None:
+    """Each try makes the kernel walk all page tables of the VM."""
+    vm.place(revision=2, node=0)
+    await vm.looks()
+    assert vm.revisions.tried == [2]
+    vm.now += MEMORY_AGAIN_S
+    await vm.looks()
+    assert vm.revisions.tried == [2, 2]
+    assert vm.own.confirmed(VM) == 0
+
+
+async def test_the_memory_of_the_next_revision_is_moved_at_once(vm: Guarded) -> None:
+    vm.place(revision=2, node=0)
+    await vm.looks()
+    vm.place(revision=3, node=1)
+    await vm.looks()
+    assert vm.revisions.tried == [2, 3]
