@@ -34,6 +34,10 @@ class KnownContainer:
     spec: nri.Cpuset
     history: RepairHistory = field(default_factory=RepairHistory)
     retry: asyncio.TimerHandle | None = None
+    failure: str = ""
+    """Why its cgroup could not be set; empty when that has succeeded since."""
+    problem: str = ""
+    """A failure that has been tried again."""
 
 
 def reported(pod: nri.PodSandbox, container: nri.Container, root: Path) -> KnownContainer:

@@ -43,11 +43,12 @@ from kvplace.agent.repair_history import PERIOD_S
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
+from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
 from kvplace.kube.conditions import Condition
 from kvplace.linux.cpuset_hierarchy import CpusetFile
 from kvplace.linux.inotify import Change, Inotify
-from kvplace.linux.kernel_files import Gone, NotPermitted
+from kvplace.linux.kernel_files import Gone
 from kvplace.nri import values as nri
 from kvplace.nri.courier import MAX_UPDATES
 
@@ -55,6 +56,8 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 """Pause before updates are carried again that did not arrive."""
+SET_AGAIN_S = 5.0
+"""Pause before cgroups are set again that could not be set."""
 _FILES = frozenset(file.value for file in CpusetFile)
 
 
@@ -112,9 +115,13 @@ class NriEnforcement:
         self._runtime = runtime
         self._known: dict[ContainerId, KnownContainer] = {}
         self._connected = False
+        self._why_away = ""
+        """Why there is no runtime now; empty while there is one."""
         self._runtime_name = ""
         self._online = NO_CPUS
         self._changed = asyncio.Event()
+        self._failed = asyncio.Event()
+        """Set when a cgroup could not be set."""
         self._specs_unsure = False
         """Whether updates were sent of which we do not know that they arrived."""
         self._decided = Cpusets(NO_CPUS, {}, {})
@@ -137,6 +144,7 @@ class NriEnforcement:
                     tasks.create_task(self._learn_objects())
                     tasks.create_task(self._runtime.run(self))
                     tasks.create_task(self._follow_state())
+                    tasks.create_task(self._set_again_and_again())
             finally:
                 loop.remove_reader(self._writes.fileno())
                 self._writes = None
@@ -173,12 +181,11 @@ class NriEnforcement:
         for container in containers:
             if container.sandbox in by_id and container.state is not nri.ContainerState.STOPPED:
                 self._take(by_id[container.sandbox], container)
-        self._connected = True
+        self._connected, self._why_away = True, ""
         self._specs_unsure = False
-        self._apply()
         self._runtime_name = f"{runtime.name} {runtime.version}"
+        self._apply()
         log.info("connected to the NRI of %s: %d containers", self._runtime_name, len(self._known))
-        self._report_connected()
         return self._spec_updates()
 
     async def create(self, pod: nri.PodSandbox, container: nri.Container) -> nri.Creation:
@@ -238,18 +245,27 @@ class NriEnforcement:
 
     def disconnected(self, reason: KvplaceError) -> None:
         # What runs keeps its cpuset, and a runtime that is away creates nothing.
-        self._connected = False
-        self._report.put_condition(Condition(CPUSETS_ENFORCED, False, "RuntimeUnavailable", f"{reason}."))
+        self._connected, self._why_away = False, f"{reason}."
+        self._say()
 
-    def _report_connected(self) -> None:
+    def _say(self) -> None:
+        """Say whether every container has its cpuset."""
+        self._report.put_condition(self._condition())
+
+    def _condition(self) -> Condition:
+        if self._why_away:
+            return Condition(CPUSETS_ENFORCED, False, "RuntimeUnavailable", self._why_away)
         undone = [known.container for known in self._known.values() if known.history.given_up]
         if undone:
             names = ", ".join(sorted(f"{found.namespace}/{found.pod}/{found.name}" for found in undone))
             why = f"Another program keeps setting the cpuset of {names}; repaired once in {PERIOD_S:g} s."
-            self._report.put_condition(Condition(CPUSETS_ENFORCED, False, "RepairsUndone", why))
-        else:
-            how = f"{self._runtime_name} asks for the CPUs of every container through NRI."
-            self._report.put_condition(Condition(CPUSETS_ENFORCED, True, "Connected", how))
+            return Condition(CPUSETS_ENFORCED, False, "RepairsUndone", why)
+        problems = [known.problem for known in self._known.values() if known.problem]
+        if problems:
+            why = f"{counted(len(problems), 'container')}: {problems[0]}."
+            return Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", why)
+        how = f"{self._runtime_name} asks for the CPUs of every container through NRI."
+        return Condition(CPUSETS_ENFORCED, True, "Connected", how)
 
     # How decisions are carried out
 
@@ -287,6 +303,7 @@ class NriEnforcement:
         changed.sort(key=lambda change: bool(change[1].cpus & ~change[0].container.cpus))
         for known, wanted in changed:
             self._set(known, wanted)
+        self._say()
 
     def _wanted(self, known: KnownContainer) -> nri.Cpuset:
         """Return what a container shall have; empty for one that has all CPUs anyway."""
@@ -321,12 +338,14 @@ class NriEnforcement:
                     self._hierarchy.set(known.folder, wanted.memory_nodes, CpusetFile.MEMORY_NODES)
             except Gone:
                 pass  # it has not been started, or it has ended
-            except NotPermitted as error:  # our own, from a cgroup namespace of ours (`own_container`)
-                log.info("container %s gets its CPUs from the runtime alone: %s", known.container.id, error)
-                return
             except (Unavailable, Misconfigured) as error:
-                log.error("container %s does not get its CPUs: %s", known.container.id, error)
+                # Our own cgroup only the runtime may set (`own_container`), and will have when it is read.
+                if str(error) != known.failure:
+                    log.warning("container %s does not get its CPUs: %s", known.container.id, error)
+                known.failure = str(error)
+                self._failed.set()
                 return
+        known.failure = known.problem = ""
         known.container = replace(known.container, cpus=wanted.cpus)
 
     def _check(self, known: KnownContainer) -> None:
@@ -335,19 +354,20 @@ class NriEnforcement:
         self._watch(known.folder)
         wanted = self._wanted(known)
         now = time.monotonic()
-        before = known.history
+        before = (known.history.given_up, known.problem)
         try:
             if self._is_set(known.folder, wanted):
+                known.failure = known.problem = ""
                 known.history = known.history.intact(now)
                 known.container = replace(known.container, cpus=wanted.cpus or known.container.cpus)
             else:
                 self._repair(known, wanted, now)
         except Gone:
-            return
+            known.failure = known.problem = ""
         except (Unavailable, Misconfigured) as error:
             log.warning("container %s: %s", known.container.id, error)
-        if known.history.given_up != before.given_up:
-            self._report_connected()
+        if (known.history.given_up, known.problem) != before:
+            self._say()
 
     def _is_set(self, folder: Path, wanted: nri.Cpuset) -> bool:
         cpus = not wanted.cpus or self._hierarchy.is_set(folder, wanted.cpus)
@@ -357,11 +377,13 @@ class NriEnforcement:
     def _repair(self, known: KnownContainer, wanted: nri.Cpuset, now: float) -> None:
         who, cpus = f"{known.container.pod}/{known.container.name}", format_cpu_list(wanted.cpus)
         if known.history.may_repair(now):
+            self._set(known, wanted)
+            if known.failure:
+                return
             known.history = known.history.repaired(now)
             self.repairs += 1
             metrics.CPUSET_REPAIRS.inc()
             log.info("the cgroup of container %s is set to CPU %s again", who, cpus)
-            self._set(known, wanted)
         if known.history.given_up and known.retry is None:
             # Perhaps nobody writes it any more, and so nobody would look at it.
             known.retry = asyncio.get_running_loop().call_later(PERIOD_S, self._try_again, known)
@@ -370,6 +392,21 @@ class NriEnforcement:
         known.retry = None
         if self._known.get(known.container.id) is known:
             self._check(known)
+
+    async def _set_again_and_again(self) -> None:
+        while True:
+            await self._failed.wait()
+            self._failed.clear()
+            await asyncio.sleep(SET_AGAIN_S)
+            self.set_again()
+
+    def set_again(self) -> None:
+        """Set what could not be set, and say what still cannot be."""
+        for known in tuple(self._known.values()):
+            if known.failure:
+                self._check(known)
+                known.problem = known.failure
+        self._say()
 
     def _watch(self, folder: Path) -> None:
         """Learn of every write to a cgroup, also of our own."""

@@ -272,8 +272,10 @@ class PlayedRuntime:
             container = self.containers.get(update.container)
             if container is not None:
                 container.spec = _after(container.spec, update.cpuset)
-                if container.phase is Phase.RUNNING and container.spec.cpus:
-                    self.cgroups.cpus[self._folder(container)] = container.spec.cpus
+                folder = self._folder(container)
+                takes_it = container.phase is Phase.RUNNING and folder not in self.cgroups.refused
+                if takes_it and container.spec.cpus:
+                    self.cgroups.cpus[folder] = container.spec.cpus
 
     def _folder(self, container: PlayedContainer) -> Path:
         return self.cgroups.root / container.id

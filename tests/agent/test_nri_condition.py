@@ -1,0 +1,99 @@
+"""The condition CpusetsEnforced says what the cgroups are, and not what was decided."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvplace.agent import nri_enforcement
+from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
+from kvplace.agent.repair_history import MOST_REPAIRS
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.errors import Unavailable
+from kvplace.service.process import in_background
+from tests.agent.nodes_in_use import PLAIN, VM
+from tests.agent.nri_node import EMPTY, ONE_VM, Node
+from tests.agent.played_runtime import PlayedContainer
+
+
+def node_with_one_stuck() -> tuple[Node, PlayedContainer]:
+    """A node where one container keeps the CPUs of a VM."""
+    node = Node(EMPTY)
+    stuck = node.started(PLAIN, "stuck")
+    node.runtime.cgroups.refused.add(node.runtime.cgroups.root / stuck.id)
+    node.change(ONE_VM)
+    assert node.cgroup(stuck) == "0-7"
+    return node, stuck
+
+
+def test_a_container_that_cannot_be_set_twice_is_named() -> None:
+    node, stuck = node_with_one_stuck()
+    assert node.report.conditions[CPUSETS_ENFORCED].status
+    node.agent.set_again()
+    condition = node.report.conditions[CPUSETS_ENFORCED]
+    assert (condition.status, condition.reason) == (False, "CgroupsNotSet")
+    assert condition.message == f"1 container: {node.runtime.cgroups.root / stuck.id} cannot be set."
+    node.runtime.cgroups.refused.clear()
+    node.agent.set_again()
+    assert node.cgroup(stuck) == "0-1,4-7"
+    assert node.report.conditions[CPUSETS_ENFORCED].status
+
+
+def test_a_container_that_cannot_be_set_is_not_repaired_and_not_given_up() -> None:
+    node, stuck = node_with_one_stuck()
+    for _ in range(2 * MOST_REPAIRS):
+        node.agent.check(stuck.id)
+    assert node.agent.repairs == 0
+    node.runtime.cgroups.refused.clear()
+    node.agent.check(stuck.id)
+    assert (node.cgroup(stuck), node.agent.repairs) == ("0-1,4-7", 1)
+
+
+def test_a_container_whose_cgroup_has_gone_is_no_problem() -> None:
+    node, _ = node_with_one_stuck()
+    node.agent.set_again()
+    node.runtime.cgroups.cpus.clear()
+    node.agent.set_again()
+    assert node.report.conditions[CPUSETS_ENFORCED].status
+
+
+async def test_what_cannot_be_set_is_tried_again_although_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nri_enforcement, "SET_AGAIN_S", 0.0)
+    node, stuck = node_with_one_stuck()
+    said = asyncio.Event()
+    node.report.subscribe(said.set)
+    async with asyncio.timeout(10), in_background(node.agent.run()):
+        while node.report.conditions[CPUSETS_ENFORCED].status:
+            said.clear()
+            await said.wait()
+        node.runtime.cgroups.refused.clear()
+        while not node.report.conditions[CPUSETS_ENFORCED].status:
+            said.clear()
+            await said.wait()
+        assert node.cgroup(stuck) == "0-1,4-7"
+
+
+async def test_a_container_that_has_ended_is_not_named_any_more() -> None:
+    node = Node(ONE_VM)
+    compute = node.started(VM, "compute")
+    for _ in range(MOST_REPAIRS + 1):
+        node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
+        node.agent.check(compute.id)
+    assert not node.report.conditions[CPUSETS_ENFORCED].status
+    node.runtime.stop(compute)
+    assert node.report.conditions[CPUSETS_ENFORCED].status
+
+
+async def test_a_runtime_that_is_away_stays_said_whatever_becomes_of_cgroups() -> None:
+    node = Node(ONE_VM)
+    compute = node.started(VM, "compute")
+    node.agent.disconnected(Unavailable("the NRI runtime closed the connection"))
+    for _ in range(MOST_REPAIRS + 1):
+        node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
+        node.agent.check(compute.id)
+    assert node.report.conditions[CPUSETS_ENFORCED].reason == "RuntimeUnavailable"
+    node.runtime.connect(node.agent)
+    assert node.report.conditions[CPUSETS_ENFORCED].status
