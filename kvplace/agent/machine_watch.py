@@ -2,8 +2,9 @@
 
 A CPU that goes offline, and CPUs that the kubelet gives to a container, are noticed within milliseconds. Huge
 pages, and everything where the kernel's events cannot be received, are compared every few seconds: some
-twenty small files, 1 ms. While the kubelet's settings or state cannot be read, those that could be read last
-count.
+twenty small files, 1 ms. After an event of the kernel the machine is read whatever these files say: they may
+have been the same when the kernel was still about to change others. While the kubelet's settings or state
+cannot be read, those that could be read last count.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kvplace.agent.this_machine import ThisMachine, read_this_machine
 from kvplace.core.errors import BadTopology, Misconfigured
 from kvplace.linux.inotify import Change, Inotify
 from kvplace.linux.kernel_files import Gone
+from kvplace.linux.sysfs import total_memory
 from kvplace.linux.uevents import Uevents
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,8 @@ class MachineWatch:
     def __init__(self, settings: AgentSettings) -> None:
         """Read the machine; raises BadTopology when its CPUs cannot be determined."""
         self._settings = settings
-        self._stamp = _stamp(settings)  # before the machine: what changes meanwhile is read again
+        self._kernel_events_seen = 0
+        self._stamp = self._stamp_now()  # before the machine: what changes meanwhile is read again
         self._readable = KubeletCpus()
         self._has_been_readable = False
         self.machine = self._completed(read_this_machine(settings))
@@ -63,7 +66,7 @@ class MachineWatch:
                 await self._check()
 
     async def _check(self) -> None:
-        stamp = _stamp(self._settings)
+        stamp = self._stamp_now()
         if stamp == self._stamp:
             return
         try:
@@ -77,6 +80,9 @@ class MachineWatch:
             self.machine = machine
             for listener in self._listeners:
                 listener()
+
+    def _stamp_now(self) -> Stamp:
+        return (self._kernel_events_seen, *_stamp(self._settings))
 
     def _completed(self, machine: ThisMachine) -> ThisMachine:
         """Put the kubelet's last readable state in the place of one that cannot be read."""
@@ -127,6 +133,7 @@ class MachineWatch:
 
         def arrived() -> None:
             if any(subsystem in _SUBSYSTEMS for subsystem in uevents.subsystems()):
+                self._kernel_events_seen += 1
                 self._event.set()
 
         loop = asyncio.get_running_loop()
@@ -148,8 +155,10 @@ def _stamp(settings: AgentSettings) -> Stamp:
         *sorted(devices.glob("node/node*/cpulist")),
         *sorted(pages.glob("*/nr_hugepages")),
     )
+    memory = (settings.on_host(Path("/proc/meminfo")), *sorted(devices.glob("node/node*/meminfo")))
     kubelets = (_written(settings.on_host(path)) for path in _kubelet_files(settings))
-    return (*((str(path), _text(path)) for path in kernels), *kubelets)
+    sizes = ((str(path), total_memory(_text(path) or "")) for path in memory)
+    return (*((str(path), _text(path)) for path in kernels), *sizes, *kubelets)
 
 
 def _kubelet_files(settings: AgentSettings) -> tuple[Path, Path]:

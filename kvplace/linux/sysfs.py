@@ -45,6 +45,12 @@ def discover(tree: Tree) -> Discovery:
     return _Reader(tree).discover()
 
 
+def total_memory(meminfo: str) -> Bytes:
+    """Read the size of the memory that the content of a `meminfo` is about; 0 where it does not say."""
+    match = _MEM_TOTAL.search(meminfo)
+    return Bytes(int(match[1]) * 1024 if match else 0)
+
+
 class _Reader:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -152,11 +158,10 @@ class _Reader:
     def _node(
         self, number: NumaId, folder: str, cpus: CpuMask, pages_folder: str, ids: Sequence[NumaId] = ()
     ) -> NumaNode:
-        match = _MEM_TOTAL.search(self._tree.read(f"{folder}/meminfo") or "")
         return NumaNode(
             id=number,
             cpus=cpus,
-            memory=Bytes(int(match[1]) * 1024 if match else 0),
+            memory=total_memory(self._tree.read(f"{folder}/meminfo") or ""),
             huge_pages=self._pages(pages_folder),
             distances=self._distances(number, ids) if ids else {number: 10},
         )

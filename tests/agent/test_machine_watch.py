@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,22 @@ class Changes:
         return self._seen.qsize()
 
 
+class PlayedUevents:
+    """Events of the kernel whose subsystems a test sends."""
+
+    def __init__(self, heard: socket.socket) -> None:
+        self._heard = heard
+
+    def fileno(self) -> int:
+        return self._heard.fileno()
+
+    def subsystems(self) -> list[str]:
+        return [self._heard.recv(64).decode()]
+
+    def close(self) -> None:
+        self._heard.close()
+
+
 @contextlib.asynccontextmanager
 async def watching(host: Host, every_s: float = 0.02) -> AsyncIterator[Changes]:
     settings = replace(host.settings(), check_machine_every_s=every_s)
@@ -65,6 +82,28 @@ async def test_huge_pages_and_the_kubelets_files_are_noticed(host: Host) -> None
         assert (await changes.next()).topology.reserved == parse_cpu_list("3,7")
         host.write(STATE, json.dumps(STATIC_STATE))
         assert (await changes.next()).kubelet_cpus.observes_only
+
+
+async def test_memory_that_is_plugged_in_is_noticed(host: Host) -> None:
+    async with watching(host) as changes:
+        host.write("sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:       33554432 kB")
+        assert (await changes.next()).topology.numa_nodes[1].memory == 32 << 30
+
+
+async def test_a_machine_that_was_read_while_it_changed_is_read_again_at_the_end_of_the_change(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel lists a CPU as online before it shows its caches, and reports it afterwards."""
+    heard, kernel = socket.socketpair()
+    heard.setblocking(False)
+    monkeypatch.setattr(machine_watch, "Uevents", lambda: PlayedUevents(heard))
+    with kernel:
+        host.write("sys/devices/system/cpu/cpu7/cache/index3/shared_cpu_list", "7")
+        async with watching(host, every_s=NEVER_S) as changes:
+            host.write("sys/devices/system/cpu/cpu7/cache/index3/shared_cpu_list", "2,3,6,7")
+            kernel.send(b"cpu")
+            found = (await changes.next()).topology
+    assert found.l3_groups == (parse_cpu_list("0-1,4-5"), parse_cpu_list("2-3,6-7"))
 
 
 async def test_an_unreadable_machine_is_read_again_and_the_old_one_counts_meanwhile(
