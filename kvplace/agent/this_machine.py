@@ -81,9 +81,9 @@ def _kubelet_settings(
     path = settings.on_host(settings.kubelet_config)
     try:
         return read_kubelet_settings(read_text(path), str(path))
-    except Gone:
-        return KubeletSettings()
-    except (BadBody, NotPermitted, Unreadable) as error:
+    except (BadBody, Gone, NotPermitted, Unreadable) as error:
+        if isinstance(error, Gone) and (before or KubeletSettings()) == KubeletSettings():
+            return KubeletSettings()  # not every kubelet has one
         notes.append(str(error) if before is None else f"{error}; what was known before counts")
         return before or KubeletSettings()
 

@@ -166,6 +166,18 @@ async def test_while_the_kubelets_configuration_is_edited_its_reserved_cpus_stay
         assert (await changes.next()).topology.reserved == parse_cpu_list("3,7")
 
 
+async def test_while_an_editor_replaces_the_kubelets_configuration_its_reserved_cpus_stay(
+    host: Host,
+) -> None:
+    """Editors move the old file away before they write the new one."""
+    host.write(CONFIG, "reservedSystemCPUs: '2,6'")
+    async with watching(host) as changes:
+        (host.root / CONFIG).rename(host.root / f"{CONFIG}~")
+        found = await changes.next()
+        assert found.topology.reserved == parse_cpu_list("2,6")
+        assert found.notes == (f"{host.root / CONFIG} does not exist; what was known before counts",)
+
+
 async def test_while_the_kubelets_state_is_damaged_the_last_good_one_counts(host: Host) -> None:
     host.write(STATE, json.dumps(STATIC_STATE))
     async with watching(host) as changes:
