@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from lxml import etree
 
-from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list, union
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
@@ -92,7 +92,7 @@ def _host_cpus(cell: etree._Element, placement: Placement) -> CpuMask:
         guest = parse_cpu_list(cell.get("cpus", ""), what="<cell cpus>")
     except ValueError:
         return NO_CPUS  # libvirt also allows ^4, which is not read here
-    host = NO_CPUS
-    for vcpu in cpus_of(guest):
-        host |= placement.cpus_of_vcpu(vcpu)
-    return host
+    if placement.vcpus:
+        # vCPUs that can be plugged in later have no CPU of their own and so say nothing about their cell.
+        guest &= (1 << len(placement.vcpus)) - 1
+    return union(placement.cpus_of_vcpu(vcpu) for vcpu in cpus_of(guest))

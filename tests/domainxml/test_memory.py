@@ -8,6 +8,7 @@ import pytest
 from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
+from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.core.scalars import NO_BYTES, Bytes, CpuId, CpuMask, NumaId
@@ -103,6 +104,24 @@ def test_guest_cells_that_are_not_on_one_node_each_get_no_memnode(
     placement: Placement,
 ) -> None:
     assert [part["is"] for part in bindings(rewrite(domain(TWO_CELLS), placement, NODE_OF_CPU))] == ["memory"]
+
+
+def test_vcpus_that_can_be_plugged_in_later_do_not_keep_a_cell_from_its_node() -> None:
+    plugged = TWO_CELLS.replace("<vcpu>4", "<vcpu current='4'>8").replace("'0-1'", "'0-1,4-5'")
+    xml = domain(plugged.replace("'2,3'", "'2,3,6,7'"))
+    _, *memnodes = bindings(rewrite(xml, TWO_NODES, NODE_OF_CPU))
+    assert [memnode["nodeset"] for memnode in memnodes] == ["0", "1"]
+
+
+def test_a_mirroring_vm_that_migrates_keeps_the_memory_of_each_cell_on_one_node() -> None:
+    xml = (captured_folder("kubevirt/domains") / "01-amd64-plain-4vcpu.domain.xml").read_bytes()
+    cells = tuple(
+        GuestCell(number, NumaId(number), (2 * number, 2 * number + 1), Bytes(2 << 30), distances)
+        for number, distances in enumerate([(10, 21), (21, 10)])
+    )
+    arriving = rewrite(xml, replace(TWO_NODES, guest_cells=cells))
+    assert len(bindings(arriving)) == 3
+    assert bindings(rewrite(arriving, TWO_NODES, NODE_OF_CPU)) == bindings(arriving)
 
 
 def test_guest_cells_get_no_memnode_when_the_machine_is_unknown() -> None:
