@@ -15,7 +15,7 @@ import os
 import socket
 from contextlib import suppress
 
-from kvplace.core.errors import BadDomainXml, KvplaceError, Misconfigured
+from kvplace.core.errors import BadDomainXml, KvplaceError, Misconfigured, Unavailable
 from kvplace.hook.logs import log
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
@@ -67,19 +67,25 @@ def listen(env: PodEnvironment) -> socket.socket | None:
 
 
 def answer(connection: socket.socket, env: PodEnvironment) -> bytes:
-    """Answer one arriving domain on an accepted connection and close it.
+    """Answer one arriving domain on an accepted connection and close it; raises Unavailable when it breaks.
 
     Returns nothing; blocks, and changes the memory policy of this process: call it only in a short-lived one.
     """
     from kvplace.hook.define_domain import define_arrival
 
-    with connection:
-        connection.settimeout(TIMEOUT_S)
-        try:
-            said = define_arrival(_received(connection), env)
-        except KvplaceError as error:
-            said = str(error).encode()
-        connection.sendall(said)
+    connection.settimeout(TIMEOUT_S)
+    try:
+        with connection:
+            try:
+                said = define_arrival(_received(connection), env)
+            except KvplaceError as error:
+                said = str(error).encode()
+            connection.sendall(said)
+    except OSError as error:
+        why = error.strerror or error
+        raise Unavailable(
+            f"libvirt's program does not send or read the domain ({why}); has virt-launcher ended?"
+        ) from None
     return b""
 
 

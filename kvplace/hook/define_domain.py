@@ -51,10 +51,10 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
         log("error", f"the VM waits: {error}", about)
         raise
     except Exception as error:
-        log("error", f"the hook failed with an unexpected error: {error!r}", about)
+        failure = _unexpected(error, about)
         if on_failure is OnFailure.FLOAT and xml:
             return xml
-        raise Corrupt(f"kvplace's hook failed: {error!r}; please report it with the domain XML") from error
+        raise failure from error
     log("info", _pinned(placement), about)
     return answer
 
@@ -79,8 +79,18 @@ def define_arrival(xml: bytes, env: PodEnvironment, trial: Trial = try_to_bind) 
             return _unpinned(xml)
         log("error", f"the VM stays where it is: {error}", about)
         raise
+    except Exception as error:
+        failure = _unexpected(error, about)
+        if on_failure is OnFailure.FLOAT:
+            return _unpinned(xml)
+        raise failure from error
     log("info", _pinned(placement), about)
     return answer
+
+
+def _unexpected(error: Exception, about: Mapping[str, str]) -> Corrupt:
+    log("error", f"the hook failed with an unexpected error: {error!r}", about)
+    return Corrupt(f"kvplace's hook failed: {error!r}; please report it with the domain XML")
 
 
 def _unpinned(xml: bytes) -> bytes:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvplace.core.errors import Corrupt
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement
-from kvplace.core.request import OnFailure, Policy
+from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
 from kvplace.domainxml import rewrite, unpin
+from kvplace.hook.define_domain import define_arrival
+from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
 from tests.hook.conftest import HookProcess
 from tests.hook.grpc_client import CALLBACKS, SocketCaller
-from tests.hook.machine import ON_THIS_MACHINE
+from tests.hook.machine import ON_THIS_MACHINE, PodFolder
 
 ARRIVING = b"""\
 <domain type='kvm'>
@@ -149,6 +154,30 @@ def test_an_arrival_that_never_ends_is_given_up_and_the_hook_goes_on(
     (hook.pod.path / "placement").unlink()
     hook.pod.bind(ON_THIS_MACHINE)
     assert libvirt.runs(*BEGIN)[0] == 0
+
+
+def test_when_libvirts_program_goes_away_the_log_says_so_and_blames_no_limit(
+    hook: HookProcess, libvirt: Libvirt
+) -> None:
+    with socket.socket(socket.AF_UNIX) as program:
+        program.connect(str(libvirt.program.with_name("kvplace.sock")))
+        program.sendall(ARRIVING[:100])
+    assert "the VM stays where it is: the domain XML is not well-formed" in hook.next_log_line()
+    assert "libvirt's program does not send or read the domain (Broken pipe)" in hook.next_log_line()
+    assert libvirt.runs(*BEGIN)[0] == 0
+
+
+def test_an_unexpected_exception_keeps_the_vm_where_it_is_or_lets_it_arrive_unpinned(
+    env: PodEnvironment, pod: PodFolder
+) -> None:
+    def broken(_: NumaMemory, __: Sequence[int]) -> str:
+        raise ZeroDivisionError
+
+    pod.bind()
+    with pytest.raises(Corrupt, match="please report it"):
+        define_arrival(ARRIVING, env, broken)
+    pod.ask_for(OnFailure.FLOAT)
+    assert define_arrival(ARRIVING, env, broken) == unpin(ARRIVING)
 
 
 def test_the_hook_ends_although_an_arrival_is_under_way(hook: HookProcess, libvirt: Libvirt) -> None:
