@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 _STDOUT, _STDERR = 1, 2
 
@@ -18,10 +20,14 @@ _STDOUT, _STDERR = 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     gc.disable()  # what is created at start stays, and collections would take a twelfth of the start
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words in ([], ["serve"]):
+        # Linux drops signals that the first process of a container does not handle, and the kubelet sends
+        # this one once: a pod deleted during our start would end only after its whole grace period.
+        signal.signal(signal.SIGTERM, _end)
     from kvplace.core.errors import ExitCode, KvplaceError
     from kvplace.hook.pod_environment import PodEnvironment
 
-    words = list(sys.argv[1:] if argv is None else argv)
     try:
         match words:
             case [] | ["serve"]:
@@ -51,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     return ExitCode.DONE
+
+
+def _end(_: int, __: FrameType | None) -> None:
+    sys.exit()
 
 
 def _say(stream: int, text: str) -> None:

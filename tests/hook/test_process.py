@@ -334,6 +334,20 @@ def test_sigterm_ends_the_process_with_0(serving: HookProcess, busy: bool) -> No
     assert not serving.socket.exists()
 
 
+def test_sigterm_during_the_start_ends_the_first_process_of_a_container(hook: HookProcess) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a PID namespace needs root")
+    library = hook.root / "early/h2"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nraise SystemExit('it went on')\n"
+    )
+    hook.environ["PYTHONPATH"] = f"{library.parent}:{hook.environ['PYTHONPATH']}"
+    hook.program = ["unshare", "--pid", "--fork", *hook.program]
+    ended = hook.run("serve")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_a_restarted_hook_takes_the_place_of_the_socket_that_the_last_one_left(serving: HookProcess) -> None:
     assert serving.process is not None
     serving.process.kill()
