@@ -80,7 +80,7 @@ def _node_of_cells(
             raise BadDomainXml(f"<cell id> is {number[:40]!r}; guest cells are numbered 0, 1, 2 and so on")
         nodes[int(number)] = node
         needed[node] = needed.get(node, 0) + bytes_of(
-            cell.get("memory", ""), cell.get("unit", "KiB"), "<cell memory>"
+            cell.get("memory", ""), cell.get("unit"), "<cell memory>"
         )
     if placement.memory and any(count > placement.memory.get(node, 0) for node, count in needed.items()):
         return {}

@@ -126,6 +126,11 @@ def test_an_odd_number_of_vcpus_costs_the_guest_its_siblings_with_a_warning() ->
         ("<memory unit='GiB'>4</memory>", [2 * GIB, 2 * GIB]),
         ("<memory>4194304</memory>", [2 * GIB, 2 * GIB]),
         ("<memory unit='b'>4294967296</memory>", [2 * GIB, 2 * GIB]),
+        ("<memory unit=''>4194304</memory>", [2 * GIB, 2 * GIB]),
+        ("<memory unit='K'>4194304</memory>", [2 * GIB, 2 * GIB]),
+        ("<memory unit='gib'>4</memory>", [2 * GIB, 2 * GIB]),
+        ("<memory unit='bYtes'>4294967296</memory>", [2 * GIB, 2 * GIB]),
+        ("<memory unit='kB'>4294967</memory>", [2 * GIB, 2 * GIB - 296]),
         ("<memory unit='MiB'>4097</memory>", [2 * GIB + CELL_GRANULE, 2 * GIB]),
         ("<memory unit='b'>4294967297</memory>", [2 * GIB, 2 * GIB + 1]),
         (
@@ -165,6 +170,7 @@ def test_a_guest_that_became_larger_gets_cells_of_whole_huge_pages() -> None:
     [
         ("<vcpu>4</vcpu>", "the domain has no <memory>"),
         ("<memory>x</memory><vcpu>4</vcpu>", "<memory> is 'x' 'KiB', not a size such as 4194304 KiB"),
+        ("<memory unit='KiBi'>1</memory><vcpu>4</vcpu>", "<memory> is '1' 'KiBi', not a size"),
         ("<memory unit='b'>0</memory><vcpu>4</vcpu>", "0 bytes of memory are not enough for 2 guest NUMA"),
         ("<memory unit='MiB'>1</memory><vcpu>4</vcpu>", "1048576 bytes of memory are not enough for 2 guest"),
         (FOUR + "<os><type arch='s390x'>hvm</type></os>", "guests of architecture s390x have no NUMA cells"),
