@@ -79,6 +79,11 @@ def parse(xml: bytes) -> Document:
     return Document(root=root, before=before, encoding=encoding, after=after + xml[len(xml.rstrip()) :])
 
 
+def text_of(element: etree._Element) -> str:
+    """Return the text in an element as libvirt reads it: without comments and surrounding blanks."""
+    return etree.tostring(element, method="text", encoding="unicode", with_tail=False).strip()
+
+
 def _encoding_of(text: bytes) -> Encoding:
     if text[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in text[:4]:
         raise BadDomainXml("the domain XML is not UTF-8 text; KubeVirt and libvirt exchange it as UTF-8")

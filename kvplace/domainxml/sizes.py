@@ -8,6 +8,7 @@ from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.scalars import Bytes
+from kvplace.domainxml.document import text_of
 
 _UNIT = re.compile(r"b|bytes?|(?P<letter>[kmgtpe])(?P<ending>ib|b)?", re.IGNORECASE | re.ASCII)
 _LETTERS = "kmgtpe"
@@ -29,4 +30,4 @@ def bytes_of(amount: str, unit: str | None, what: str) -> Bytes:
 
 def text_bytes_of(element: etree._Element, what: str) -> Bytes:
     """Read the size that is an element's text; raises as `bytes_of`."""
-    return bytes_of((element.text or "").strip(), element.get("unit"), what)
+    return bytes_of(text_of(element), element.get("unit"), what)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
+from kvplace.domainxml.document import text_of
 
 MAX_IDS = 65535
 """Most vCPUs, and most I/O threads, that a document may name (libvirt's schema for `<vcpu>`)."""
@@ -38,7 +39,7 @@ def only_child(root: etree._Element, name: str) -> etree._Element | None:
 def vcpus_of(root: etree._Element) -> Vcpus:
     """Count the vCPUs; raises BadDomainXml where libvirt would refuse the count."""
     vcpu = only_child(root, "vcpu")
-    most = 1 if vcpu is None else _number(vcpu.text, "<vcpu>", 1)
+    most = 1 if vcpu is None else _number(text_of(vcpu), "<vcpu>", 1)
     entries = [] if (listed := only_child(root, "vcpus")) is None else listed.findall("vcpu")
     if entries:
         enabled = _enabled(entries, most)
@@ -61,7 +62,7 @@ def io_threads_of(root: etree._Element) -> tuple[int, ...]:
     inside the driver of a disk or controller only refers to these.
     """
     element = only_child(root, "iothreads")
-    count = 0 if element is None else _number(element.text, "<iothreads>", 0)
+    count = 0 if element is None else _number(text_of(element), "<iothreads>", 0)
     named: set[int] = set()
     for entry in root.iterfind("iothreadids/iothread"):
         number = _number(entry.get("id"), "<iothreadids><iothread id>", 1)

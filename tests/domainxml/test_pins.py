@@ -14,7 +14,7 @@ from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
 from tests.domainxml.documents import domain, pins
-from tests.domainxml.placements import FOUR_VCPUS, WHOLE_NODE
+from tests.domainxml.placements import FOUR_VCPUS, MANY_VCPUS, WHOLE_NODE
 
 
 def test_every_vcpu_gets_its_cpu_and_the_emulator_its_set() -> None:
@@ -46,6 +46,12 @@ def test_without_a_list_current_is_the_number_of_enabled_vcpus() -> None:
         "vcpu 3": "2-3,34-35",
         "emulator": "0-1,32-33",
     }
+
+
+def test_a_comment_in_a_number_is_no_part_of_it() -> None:
+    xml = domain("<vcpu><!-- of 64 -->1<?of it?>2</vcpu><iothreads>1<!-- for all disks --></iothreads>")
+    vcpus = [f"vcpu {vcpu}" for vcpu in range(12)]
+    assert list(pins(rewrite(xml, MANY_VCPUS))) == [*vcpus, "emulator", "io 1"]
 
 
 def test_a_domain_without_a_vcpu_element_has_one() -> None:
