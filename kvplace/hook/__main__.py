@@ -2,7 +2,8 @@
 
 kvplace-hook [serve]    answer KubeVirt until it says Shutdown
 kvplace-hook ready      exit 0 as soon as the hook answers and this pod's placement is there and its CPUs
-                        are protected, after 10 seconds 1 and why; with --once say so at once
+                        are protected, after 10 seconds 1 and why, or 0 where the VM may float;
+                        with --once say so at once
 """
 
 from __future__ import annotations

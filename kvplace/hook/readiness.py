@@ -10,7 +10,8 @@ import socket
 import time
 
 from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.hook.pod import placement_of_pod
+from kvplace.core.request import OnFailure
+from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
 from kvplace.hook.pod_environment import PodEnvironment
 
 PATIENCE_S = 10.0
@@ -20,26 +21,35 @@ _PAUSE_S = 0.1
 
 
 def wait_until_ready(env: PodEnvironment, seconds: float = PATIENCE_S) -> None:
-    """Return when the VM may start; raises what `check_ready` raised last when `seconds` have passed."""
+    """Return when the VM may start; raises what `check_ready` raised last when `seconds` have passed.
+
+    A VM that may float then starts without a placement of its own, if the hook can say so in its log.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
             return check_ready(env)
         except KvplaceError:
             if time.monotonic() + _PAUSE_S > deadline:
-                raise
+                if on_failure_of_pod(env) is OnFailure.WAIT:
+                    raise
+                return _check_listening(env)
         time.sleep(_PAUSE_S)
 
 
 def check_ready(env: PodEnvironment) -> None:
     """Raise Misconfigured unless the hook listens and this pod's placement is there, valid and in force."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        try:
-            client.connect(env.socket)
-        except OSError as error:
-            raise Misconfigured(f"the hook does not listen on {env.socket} yet: {error}") from None
+    _check_listening(env)
     bound = placement_of_pod(env)
     if bound.enforced and bound.placement.owned:
         from kvplace.hook.bounds import check_protected
 
         check_protected(bound, env)
+
+
+def _check_listening(env: PodEnvironment) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(env.socket)
+        except OSError as error:
+            raise Misconfigured(f"the hook does not listen on {env.socket} yet: {error}") from None

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.errors import GrpcStatus
+from kvplace.core.errors import GrpcStatus, Misconfigured
 from kvplace.core.request import OnFailure, Policy
 from kvplace.domainxml import rewrite
+from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.hook.protobuf import bytes_field, read_bytes_fields
+from kvplace.hook.readiness import wait_until_ready
 from kvplace.hook.server import MAX_CLIENTS
 from tests.captured import captured_folder
 from tests.hook.conftest import HookProcess
@@ -391,6 +393,22 @@ def test_ready_once_the_socket_is_there_and_the_placement_is_ours(hook: HookProc
     hook.pod.bind(ON_THIS_MACHINE)
     placed = hook.run("ready")
     assert (placed.returncode, placed.stdout, placed.stderr) == (0, "", "")
+
+
+def test_a_vm_that_may_float_does_not_wait_for_ever_for_a_placement_of_its_own(hook: HookProcess) -> None:
+    env = PodEnvironment.of(hook.environ)
+    hook.pod.ask_for(OnFailure.FLOAT)
+    with pytest.raises(Misconfigured, match="does not listen"):
+        wait_until_ready(env, 0)
+    hook.start()
+    wait_until_ready(env, 0)
+    hook.pod.bind(ON_THIS_MACHINE, uid="forged")
+    wait_until_ready(env, 0)
+    with SocketCaller(hook.socket) as caller:
+        assert domain_of(caller.ask(DEFINE, define()).message) == DOMAIN
+    hook.pod.ask_for(OnFailure.WAIT)
+    with pytest.raises(Misconfigured, match="inherited or copied"):
+        wait_until_ready(env, 0)
 
 
 def test_a_bare_cpu_map_is_ready_too(hook: HookProcess) -> None:
