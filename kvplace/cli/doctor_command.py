@@ -8,7 +8,7 @@ import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_namespace
-from kvplace.cli.output import Answer, Output, output_option, print_document
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_line
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
         print_document(found.document(), output)
     else:
         for line in report_lines(found, wide=output is Output.WIDE):
-            click.echo(line)
+            print_line(line)
     match found.level:
         case None:
             return ExitCode.DONE

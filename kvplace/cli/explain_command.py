@@ -9,7 +9,7 @@ import click
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_target
 from kvplace.cli.files import InputFile
-from kvplace.cli.output import Answer, Output, output_option, print_document, print_table
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table
 from kvplace.cli.words import Words
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
@@ -102,18 +102,18 @@ def _print(found: Explanation, *, wide: bool) -> None:
 
     named = _NAMED_WIDE if wide else _NAMED
     for line in head_lines(found):
-        click.echo(line)
+        print_line(line)
     if found.fitting is not None:
-        click.echo()
+        print_line()
         for line in fitting_lines(found.fitting, named):
-            click.echo(line)
+            print_line(line)
     for seat in found.seats:
-        click.echo()
+        print_line()
         for line in seat_lines(seat):
-            click.echo(line)
+            print_line(line)
         if rows := list(neighbour_rows(seat, wide=wide)):
-            click.echo()
+            print_line()
             print_table(rows)
     if rows := list(event_rows(found)):
-        click.echo()
+        print_line()
         print_table(rows)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import click
 
-from kvplace.cli.output import Output, print_document
+from kvplace.cli.output import Output, plain, print_document
 from kvplace.core.strict_json import Json
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Listing(Generic[T]):
             for item in items:
                 click.echo(self._printed.name(item))
             return
-        rows = [self._printed.row(item) for item in items]
+        rows = [[plain(cell) for cell in self._printed.row(item)] for item in items]
         for row in (*([self._printed.heads] if headers else ()), *rows):
             self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, row, strict=True)]
         for row in (*([self._printed.heads] if headers else ()), *rows):

@@ -19,6 +19,7 @@ import click
 
 from kvplace import __version__
 from kvplace.cli.completion import VARIABLE, answer_shells
+from kvplace.cli.output import say
 from kvplace.cli.words import Commands
 from kvplace.core.errors import ExitCode, KvplaceError, exit_code_of
 
@@ -135,7 +136,7 @@ def _sentence(error: click.UsageError) -> str:
 
 
 def _failed(sentence: str, code: ExitCode) -> int:
-    click.echo(f"kvplace: {sentence}", err=True)
+    say(sentence)
     return code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_ACTED_ON = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal does not show but act on: control characters, and those that turn the direction of text."""
 
 
 class Output(Enum):
@@ -73,6 +76,16 @@ def document_text(document: object, output: Output) -> str:
     return str(yaml.safe_dump(document, sort_keys=False))
 
 
+def plain(text: str) -> str:
+    """Write what a terminal would act on as Python's escape sequences: others may have written the text."""
+    return _ACTED_ON.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def print_line(text: str = "", *, err: bool = False) -> None:
+    """Print a line for people, of which a part may be the words of others."""
+    click.echo(plain(text), err=err)
+
+
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print cells in aligned columns; a cell may have several lines, and no line is ever broken."""
     for line in table_lines(rows):
@@ -81,6 +94,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Write the same as lines."""
+    rows = [[plain(cell) for cell in row] for row in rows]
     widths = [
         max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)
     ]
@@ -113,7 +127,7 @@ def cpu_lines(cpus: int, width: int | None) -> str:
 
 def say(sentence: str) -> None:
     """Print a message that is not part of the answer."""
-    click.echo(f"kvplace: {sentence}", err=True)
+    print_line(f"kvplace: {sentence}", err=True)
 
 
 def console(file: TextIO, width: int) -> Console:

@@ -10,7 +10,7 @@ import click
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.example import example_option
 from kvplace.cli.files import InputFile
-from kvplace.cli.output import Answer, Output, output_option, print_document, print_table, say
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
 from kvplace.cli.progress import Progress
 from kvplace.cli.words import Words
 from kvplace.core.cluster.node_choice import Strategy
@@ -160,6 +160,6 @@ def _print(plan: Plan, bound: MipBound | None, to_agree: Sequence[str], *, wide:
 
     if plan.planned:
         print_table([WIDE_HEADS if wide else HEADS, *rows(plan, wide=wide)])
-        click.echo()
+        print_line()
     for title, sentence in summary(plan, bound, to_agree):
-        click.echo(f"{title:<12}{sentence}")
+        print_line(f"{title:<12}{sentence}")

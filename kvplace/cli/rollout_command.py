@@ -10,7 +10,7 @@ import click
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_rollout
 from kvplace.cli.files import InputFile
-from kvplace.cli.output import Answer, Output, output_option, print_document, print_table, say
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
 from kvplace.cli.words import Commands, Words
 from kvplace.core.errors import BadBody, ExitCode
 from kvplace.core.vm_stage import VmStage
@@ -232,7 +232,7 @@ async def _carry_out(
 
     to_make = len(prepared.missing) - (0 if everything else len(prepared.forecast.left_out))
     for line in _plan_lines(prepared):
-        click.echo(line, err=True)
+        print_line(line, err=True)
     name = prepared.rollout.name
     if prepared.fits_nowhere and not everything:
         say("none of the VMs fits; nothing was made")
@@ -283,7 +283,7 @@ def _print_plan(prepared: Prepared, output: Output) -> int:
                 click.echo(vm.name)
     else:
         for line in _plan_lines(prepared):
-            click.echo(line)
+            print_line(line)
     if not left_out:
         return ExitCode.DONE
     return ExitCode.DOES_NOT_FIT if len(left_out) == len(prepared.rollout.vms) else ExitCode.PARTLY_DONE
@@ -313,7 +313,7 @@ def _print_table(report: Report, *, wide: bool) -> None:
         for alike in by_reason(vms):
             more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
             names = ", ".join(one.name for one in alike) if wide else alike[0].name + more
-            click.echo(f"{title}: {names}: {alike[0].reason}")
+            print_line(f"{title}: {names}: {alike[0].reason}")
 
 
 def _rows(report: Report) -> list[tuple[str, str, str, str, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.output import Answer, Output, output_option, print_document, print_table, say
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
 from kvplace.cli.words import Words
 from kvplace.core.errors import ExitCode
 
@@ -71,9 +71,9 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
     print_table([WIDE_NODE_HEADS if wide else NODE_HEADS, *(node_row(node, wide=wide) for node in shown)])
     if len(shown) < len(nodes):
         say(f"{counted(len(nodes) - len(shown), 'more node')} not shown")
-    click.echo()
+    print_line()
     for title, sentence in cluster_summary(view):
-        click.echo(f"{title:<14}{sentence}")
+        print_line(f"{title:<14}{sentence}")
     return ExitCode.DONE
 
 

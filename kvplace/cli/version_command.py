@@ -8,7 +8,7 @@ import click
 
 from kvplace import __version__
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.output import Answer, Output, output_option, print_document, say
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, say
 
 if TYPE_CHECKING:
     from kvplace.doctor.releases import Releases
@@ -31,7 +31,7 @@ def command(*, flags: ClusterFlags, client_only: bool, output: Output) -> None:
         print_document(releases, output)
     else:
         for name, release in releases.items():
-            click.echo(f"{name:<12}{release or '-'}")
+            print_line(f"{name:<12}{release or '-'}")
     if found is not None:
         _say_what_is_missing(found)
     ours = {release for name in _OURS for release in releases.get(name, "").split(", ") if release}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.cli.output import cpu_lines
+from kvplace.cli.listing import Listing, Printed
+from kvplace.cli.output import Output, cpu_lines, print_line, print_table, say
 from kvplace.core.cpuset import format_cpu_list, mask_of
+from tests.cli.calls import Caller
+
+HOSTILE = "db\x1b]0;mine\x07\x9b2J\u202egpj.exe"
+SHOWN = r"db\x1b]0;mine\x07\x9b2J\u202egpj.exe"
 
 
 @given(st.sets(st.integers(0, 300), max_size=60), st.integers(1, 40))
@@ -16,3 +22,35 @@ def test_a_cpu_list_is_broken_only_between_its_entries(cpus: set[int], width: in
     assert "".join(lines) == format_cpu_list(mask)
     assert all(line.endswith(",") for line in lines[:-1])
     assert all(len(line) <= width or line.count(",") <= 1 for line in lines)
+
+
+def test_words_of_others_are_shown_and_do_not_act_on_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    listing = Listing(
+        Printed[str]("Vm", ("NAME",), lambda name: (name,), lambda name: {"name": name}, str), Output.TABLE
+    )
+    print_line(HOSTILE)
+    print_table([("NAME", "CPUS"), (HOSTILE, "0-3")])
+    listing.print_all([HOSTILE])
+    say(HOSTILE)
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        SHOWN,
+        f"{'NAME':<{len(SHOWN)}}   CPUS",
+        f"{SHOWN}   0-3",
+        "NAME",
+        SHOWN,
+    ]
+    assert err == f"kvplace: {SHOWN}\n"
+
+
+def test_an_error_shows_the_name_that_it_was_given_and_does_not_act_it_out(kvplace: Caller) -> None:
+    called = kvplace("plan", "--requests", HOSTILE)
+    assert SHOWN in called.err
+    assert "\x1b" not in called.err
+
+
+def test_names_in_other_writings_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line("Größe\t漢字 \N{ROCKET}")
+    assert capsys.readouterr().out == "Größe\t漢字 \N{ROCKET}\n"
