@@ -112,25 +112,29 @@ def read_target(text: str, namespace: str) -> Target:
 
 def choose_document(documents: Sequence[object], text: str, what: str) -> Document:
     """Choose the VM, VMI or pod of a file: its only one, or the one that `text` names; raises BadBody."""
-    found: dict[str, Document] = {}
+    found: dict[str, list[Document]] = {}
     for document in _single(documents):
         kind = document.get("kind")
         if isinstance(kind, str) and kind in _SHORT:
             metadata = document.get("metadata") or {}
             if not isinstance(metadata, dict):
                 raise BadBody(f"{what}: metadata is {shown(metadata)}; it must be a mapping")
-            found[f"{_SHORT[kind]}/{metadata.get('name')}"] = document
+            name = f"{_SHORT[kind]}/{metadata.get('name') or '(no name)'}"
+            found.setdefault(name, []).append(document)
     if text:
         target = read_target(text, "")
         name = f"{_SHORT[target.kind.value]}/{target.name}"
         if name not in found:
             raise BadBody(f"{what} does not contain {name}; it contains {', '.join(found) or 'no VM'}")
-        return found[name]
+        found = {name: found[name]}
     if len(found) > 1:
         raise BadBody(f"{what} contains {len(found)} VMs: {', '.join(found)}; name one of them beside -f")
     if not found:
         raise BadBody(f"{what} contains no VirtualMachine, VirtualMachineInstance or Pod")
-    return next(iter(found.values()))
+    ((name, alike),) = found.items()
+    if len(alike) > 1:
+        raise BadBody(f"{what} contains {name} {len(alike)} times; give a file with one of them")
+    return alike[0]
 
 
 def _single(documents: Iterable[object]) -> Iterator[Document]:

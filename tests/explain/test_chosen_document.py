@@ -43,6 +43,18 @@ def test_of_a_file_with_several_vms_the_named_one_is_explained() -> None:
         choose_document([vm(), other], "vm/third", "all.yaml")
 
 
+def test_of_vms_that_share_a_name_none_is_explained_in_place_of_the_other() -> None:
+    one, other = ({**vm(), "metadata": {"name": "db", "namespace": team}} for team in ("red", "blue"))
+    with pytest.raises(BadBody, match=r"all.yaml contains vm/db 2 times; give a file with one of them"):
+        choose_document([one, other], "", "all.yaml")
+    with pytest.raises(BadBody, match=r"all.yaml contains vm/db 2 times; give a file with one of them"):
+        choose_document([one, other], "vm/db", "all.yaml")
+    with pytest.raises(BadBody, match=r"contains vm/\(no name\) 2 times"):
+        choose_document([{**vm(), "metadata": {}}, {**vm(), "metadata": {}}], "", "all.yaml")
+    third = {**vm(), "metadata": {"name": "third"}}
+    assert choose_document([one, other, third], "vm/third", "all.yaml") == third
+
+
 def test_a_file_without_any_vm_is_refused() -> None:
     with pytest.raises(BadBody, match="contains no VirtualMachine"):
         choose_document([{"kind": "Service"}, {"kind": "Secret"}], "", "all.yaml")
