@@ -15,9 +15,17 @@ const cluster = new Cluster();
 let view = null;
 let pending = null;
 
+function decoded(name) {
+  try {
+    return decodeURIComponent(name);
+  } catch {
+    return name; // written by hand, or cut off
+  }
+}
+
 function viewOf(hash) {
   const [, kind, ...names] = hash.split("/");
-  const [one, other] = names.map(decodeURIComponent);
+  const [one, other] = names.map(decoded);
   if (kind === "node" && one) return new NodePage(one);
   if (kind === "vm" && one && other) return new VmPage(one, other);
   return new Overview(cluster);

@@ -16,7 +16,7 @@ export async function ask(path) {
   });
   const document = await answer.json().catch(() => ({}));
   if (answer.status === 401) {
-    location.assign(`./${location.hash}`); // the server sends us to where one signs in
+    location.reload(); // the server sends us to where one signs in
   }
   if (!answer.ok) throw new Failure(answer.status, document.error ?? `HTTP ${answer.status}`);
   return document;

@@ -5,6 +5,7 @@ import { drawMap, swatch } from "./core_map.js";
 import { bytes, cpuList, h, moment, nodeLink, plural, replace, vmLink } from "./dom.js";
 import { agentTrouble, badge } from "./states.js";
 
+const OVER = ["Ended", "Failed"];
 // What nobody has to read: the values that a VM has without its own annotation.
 const USUAL = { smt: "prefer", emulatorThreads: "shared", numaMemory: "preferred", guestNuma: "off", onFailure: "wait" };
 
@@ -40,10 +41,11 @@ export class VmPage {
     const vm = await ask(`api/vms/${path}`);
     this.#nodes = new Set(vm.pods.map((pod) => pod.node));
     this.#settled = vm.pods.every((pod) => pod.node);
+    const present = vm.pods.filter((pod) => !OVER.includes(pod.state)).length; // what a migration leaves stays for long
     replace(this.#place,
       h("nav", { "aria-label": "Where" }, h("a", { href: "#/" }, "cluster"), " / ", this.title),
       h("h1", {}, this.title),
-      vm.pods.length > 1 ? h("p", {}, `${plural(vm.pods.length, "pod")}: it is moving from one node to another.`) : null,
+      present > 1 ? h("p", {}, `${plural(present, "pod")}: it is moving from one node to another.`) : null,
       vm.pods.map((pod) => this.#pod(vm, pod)));
   }
 
@@ -91,12 +93,13 @@ export class VmPage {
   }
 
   #asked(text) {
-    let request;
+    let request = null;
     try {
       request = JSON.parse(text);
     } catch {
-      return text;
+      // It is shown as it stands.
     }
+    if (typeof request?.vcpus !== "number") return text;
     const { version, vcpus, cpuSet, policy, memory, hugepages, vmi, ...options } = request;
     const words = [plural(vcpus, "vCPU"), cpuSet, policy];
     if (memory) words.push(`${bytes(memory)} of memory`);
