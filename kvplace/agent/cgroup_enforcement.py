@@ -221,7 +221,7 @@ class CgroupEnforcement:
             for known in candidates
             if (setting := wanted.get(known.cgroup.id)) is not None
             and known.container.cpus != setting.cpus
-            and self._may_set(known, setting)
+            and self._may_set(known, setting, CpusetFile.CPUS, known.container.cpus)
         ]
         # What has only appeared is about to run; it comes first.
         wrong.sort(key=lambda known: known.cgroup.id not in appeared)
@@ -232,27 +232,29 @@ class CgroupEnforcement:
         for known in candidates:
             setting = wanted.get(known.cgroup.id)
             if setting is not None and known.container.cpus == setting.cpus:
-                known.in_force, known.problem = setting, ""
-                if setting.mems is not None:
-                    self._set_memory_nodes(known, mask_of(setting.mems))
+                known.problem = ""
+                if setting.mems is None or self._gets_memory_nodes(known, setting, mask_of(setting.mems)):
+                    known.in_force = setting
 
-    def _may_set(self, known: _Known, setting: CpuSetting) -> bool:
+    def _may_set(self, known: _Known, setting: CpuSetting, file: CpusetFile, has: CpuMask) -> bool:
         """Say whether a cpuset may be set; counts drift and pauses where repairs do not last."""
         now = time.monotonic()
         if known.in_force != setting or now - known.since < self._starting_s:
             return True
-        found = format_cpu_list(known.container.cpus)
+        what = "CPU" if file is CpusetFile.CPUS else "NUMA node"
+        found = f"{what} {format_cpu_list(has)}"
         if not known.history.may_repair(now):
             known.problem = (
-                f"{known.cgroup.folder} is set to CPU {found} again and again by another program;"
+                f"{known.cgroup.folder} is set to {found} again and again by another program;"
                 " stop that program."
             )
             return False
         known.history = known.history.repaired(now)
         self.repairs += 1
         metrics.CPUSET_REPAIRS.inc()
-        wanted = format_cpu_list(setting.cpus)
-        log.warning("%s was set to CPU %s; it gets CPU %s again", known.cgroup.folder, found, wanted)
+        wanted = setting.cpus if file is CpusetFile.CPUS else mask_of(setting.mems or ())
+        again = f"{what} {format_cpu_list(wanted)}"
+        log.warning("%s was set to %s; it gets %s again", known.cgroup.folder, found, again)
         return True
 
     def _shrink(self, known: _Known, cpus: CpuMask) -> None:
@@ -273,10 +275,17 @@ class CgroupEnforcement:
             known.container = replace(known.container, cpus=cpus)
             self._compare(known)
 
-    def _set_memory_nodes(self, known: _Known, wanted: CpuMask) -> None:
+    def _gets_memory_nodes(self, known: _Known, setting: CpuSetting, wanted: CpuMask) -> bool:
+        folder, file = known.cgroup.folder, CpusetFile.MEMORY_NODES
+        gets_them = False
         with self._noting_problems(known):
-            if not self._hierarchy.is_set(known.cgroup.folder, wanted, CpusetFile.MEMORY_NODES):
-                self._hierarchy.set(known.cgroup.folder, wanted, CpusetFile.MEMORY_NODES)
+            gets_them = self._hierarchy.is_set(folder, wanted, file)
+            if not gets_them and self._may_set(
+                known, setting, file, self._hierarchy.configured(folder, file)
+            ):
+                self._hierarchy.set(folder, wanted, file)
+                gets_them = True
+        return gets_them
 
     def _read(self, known: _Known) -> None:
         with self._noting_problems(known):

@@ -310,6 +310,23 @@ async def test_memory_nodes_are_set_where_memory_is_strict(pods: PodCgroups, nod
             await becomes(lambda: (folder, 1, CpusetFile.MEMORY_NODES) in written, True)
 
 
+async def test_memory_nodes_that_somebody_else_keeps_setting_are_given_up_with_a_reason(
+    pods: PodCgroups, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pods.container(VM, COMPUTE)
+    node.read_objects(replace(VM_POD, placement=placed(VM, "1", strict=(NumaId(0),)).to_json()))
+    async with node.enforced():
+        await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("1"))
+        monkeypatch.setattr(CpusetHierarchy, "is_set", lambda *_: False)  # as if it were another node
+        mems = folder / CpusetFile.MEMORY_NODES.value
+        await becomes(lambda: mems.write_text("0") and bool(node.problem()), True)
+        assert node.problem() == (
+            f"1 containers: {folder} is set to NUMA node 0 again and again by another program;"
+            " stop that program."
+        )
+        assert node.enforcement.repairs == MOST_REPAIRS
+
+
 @pytest.mark.parametrize("error", [Misconfigured("no right"), Gone("it has ended")], ids=["denied", "gone"])
 async def test_what_cannot_be_set_is_reported_and_the_rest_goes_on(
     pods: PodCgroups, node: Node, error: Exception, monkeypatch: pytest.MonkeyPatch
