@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 30.0
 """How often all cpusets are read, for what no event was about."""
+DEAF_SWEEP_S = 1.0
+"""The same where the kernel does not report every change."""
 STARTING_S = 10.0
 """How long a container may be starting: its runtime writes its cpuset several times, which is no drift."""
 
@@ -94,6 +96,8 @@ class CgroupEnforcement:
         self._starting_s = starting_s
         self._own_pid = os.getpid() if own_pid is None else own_pid
         self._next_sweep = 0.0
+        self._obstacle = ""
+        """Why the kernel does not report every change."""
         self._wake = asyncio.Event()
         self._known: dict[ContainerId, _Known] = {}
         self._other_state = True
@@ -152,14 +156,17 @@ class CgroupEnforcement:
                 await self._wake.wait()
         self._wake.clear()
         changes = watch.read()
-        if loop.time() < self._next_sweep:
-            return changes
-        self._next_sweep = loop.time() + self._sweep_s
-        watch.look_everywhere()
-        now = time.monotonic()
-        for known in self._known.values():
-            known.history = known.history.intact(now)
-        return replace(changes, everything=True)
+        if loop.time() >= self._next_sweep:
+            self._next_sweep = loop.time() + self._sweep_s
+            watch.look_everywhere()
+            now = time.monotonic()
+            for known in self._known.values():
+                known.history = known.history.intact(now)
+            changes = replace(changes, everything=True)
+        self._obstacle = watch.obstacle
+        if self._obstacle:
+            self._next_sweep = min(self._next_sweep, loop.time() + DEAF_SWEEP_S)
+        return changes
 
     def _apply(self, watch: ContainerWatch, changes: Changes) -> None:
         """Take in what has changed, decide, and write what is not as decided."""
@@ -322,11 +329,14 @@ class CgroupEnforcement:
         if self._report.enforcement is Enforcement.NONE:
             self._report.drop_condition(CPUSETS_ENFORCED)
             return
-        problems = [text for known in self._known.values() if (text := known.problem or known.limit)]
-        self._report.put_condition(
-            Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", f"{len(problems)} containers: {problems[0]}")
-            if problems
-            else Condition(
-                CPUSETS_ENFORCED, True, "CgroupsSet", "The cgroup of every container is set as decided."
-            )
-        )
+        self._report.put_condition(self._condition())
+
+    def _condition(self) -> Condition:
+        if problems := [text for known in self._known.values() if (text := known.problem or known.limit)]:
+            why = f"{len(problems)} containers: {problems[0]}"
+            return Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", why)
+        if self._obstacle:
+            why = f"{self._obstacle}; cgroups are read every {DEAF_SWEEP_S:g} s."
+            return Condition(CPUSETS_ENFORCED, False, "ChangesNotReported", why)
+        good = "The cgroup of every container is set as decided."
+        return Condition(CPUSETS_ENFORCED, True, "CgroupsSet", good)

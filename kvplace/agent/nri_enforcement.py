@@ -25,7 +25,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -34,18 +34,16 @@ from typing import Protocol
 from kvplace.agent import metrics
 from kvplace.agent.containers import Container
 from kvplace.agent.cpusets import Cpusets, decide_cpusets, placement_of
-from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.node_state import NodeState
+from kvplace.agent.nri_condition import enforced_condition
 from kvplace.agent.nri_container import KnownContainer, merged, reported
 from kvplace.agent.nri_runtime import PluginHost
 from kvplace.agent.repair_history import PERIOD_S
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
-from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
-from kvplace.kube.conditions import Condition
 from kvplace.linux.cpuset_hierarchy import CpusetFile
 from kvplace.linux.inotify import Change, Inotify
 from kvplace.linux.kernel_files import Gone
@@ -126,6 +124,8 @@ class NriEnforcement:
         """Whether updates were sent of which we do not know that they arrived."""
         self._decided = Cpusets(NO_CPUS, {}, {})
         self._writes: Inotify | None = None
+        self._obstacle = ""
+        """Why not everything that others write is noticed."""
         self.repairs = 0
         """Cgroups that said something else than the last decision, and were set again."""
 
@@ -136,18 +136,12 @@ class NriEnforcement:
 
     async def run(self) -> None:
         """Stay connected, carry out changes and repair what others write, until cancelled."""
-        loop = asyncio.get_running_loop()
-        with closing(Inotify()) as self._writes:
-            loop.add_reader(self._writes.fileno(), self._writes_seen, self._writes)
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._learn_objects())
-                    tasks.create_task(self._runtime.run(self))
-                    tasks.create_task(self._follow_state())
-                    tasks.create_task(self._set_again_and_again())
-            finally:
-                loop.remove_reader(self._writes.fileno())
-                self._writes = None
+        with self._hearing_of_writes():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._learn_objects())
+                tasks.create_task(self._runtime.run(self))
+                tasks.create_task(self._follow_state())
+                tasks.create_task(self._set_again_and_again())
 
     # What other components ask
 
@@ -250,22 +244,9 @@ class NriEnforcement:
 
     def _say(self) -> None:
         """Say whether every container has its cpuset."""
-        self._report.put_condition(self._condition())
-
-    def _condition(self) -> Condition:
-        if self._why_away:
-            return Condition(CPUSETS_ENFORCED, False, "RuntimeUnavailable", self._why_away)
-        undone = [known.container for known in self._known.values() if known.history.given_up]
-        if undone:
-            names = ", ".join(sorted(f"{found.namespace}/{found.pod}/{found.name}" for found in undone))
-            why = f"Another program keeps setting the cpuset of {names}; repaired once in {PERIOD_S:g} s."
-            return Condition(CPUSETS_ENFORCED, False, "RepairsUndone", why)
-        problems = [known.problem for known in self._known.values() if known.problem]
-        if problems:
-            why = f"{counted(len(problems), 'container')}: {problems[0]}."
-            return Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", why)
-        how = f"{self._runtime_name} asks for the CPUs of every container through NRI."
-        return Condition(CPUSETS_ENFORCED, True, "Connected", how)
+        known, why = self._known.values(), self._why_away
+        said = enforced_condition(self._runtime_name, known, why_away=why, obstacle=self._obstacle)
+        self._report.put_condition(said)
 
     # How decisions are carried out
 
@@ -408,6 +389,23 @@ class NriEnforcement:
                 known.problem = known.failure
         self._say()
 
+    @contextmanager
+    def _hearing_of_writes(self) -> Iterator[None]:
+        try:
+            self._writes = Inotify()
+        except Misconfigured as error:
+            self._not_heard(error)
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        with closing(self._writes) as writes:
+            loop.add_reader(writes.fileno(), self._writes_seen, writes)
+            try:
+                yield
+            finally:
+                loop.remove_reader(writes.fileno())
+                self._writes = None
+
     def _watch(self, folder: Path) -> None:
         """Learn of every write to a cgroup, also of our own."""
         if self._writes is not None:
@@ -416,7 +414,12 @@ class NriEnforcement:
             except Gone:
                 pass
             except Misconfigured as error:
-                log.warning("what others write there is not noticed: %s", error)
+                self._not_heard(error)
+
+    def _not_heard(self, why: Misconfigured) -> None:
+        if not self._obstacle:
+            log.warning("what others write to cgroups is not noticed: %s", why)
+        self._obstacle = str(why)
 
     def _writes_seen(self, writes: Inotify) -> None:
         reports = writes.read()

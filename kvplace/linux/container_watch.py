@@ -2,16 +2,19 @@
 
 What is reported: cgroups that appear and end, and writes to their cpuset files, whoever makes them. A folder
 is listed after the watch on it was set, so that nothing between the two is missed. A `kubepods` that is made
-later in a cgroup below the root is found by `look_everywhere` only.
+later in a cgroup below the root is found by `look_everywhere` only. Other programs may have used up the
+inotify of root: then `look_everywhere` finds everything, and `obstacle` says why nothing else does.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import ContainerId
 from kvplace.linux.container_cgroups import (
     ContainerCgroup,
@@ -23,7 +26,7 @@ from kvplace.linux.container_cgroups import (
     pod_uid_of,
 )
 from kvplace.linux.cpuset_hierarchy import CpusetFile
-from kvplace.linux.inotify import Change, Inotify
+from kvplace.linux.inotify import Change, Inotify, Report
 from kvplace.linux.kernel_files import Gone
 
 _ENTRIES = Change.CREATED | Change.REMOVED
@@ -48,7 +51,14 @@ class ContainerWatch:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._inotify = Inotify()
+        self.obstacle = ""
+        """Why changes may not be reported; empty when all are."""
+        self._deaf_because = ""
+        self._inotify: Inotify | _Deaf
+        try:
+            self._inotify = Inotify()
+        except Misconfigured as error:
+            self._inotify, self._deaf_because = _Deaf(), str(error)
         self._containers: dict[ContainerId, ContainerCgroup] = {}
         self._by_folder: dict[Path, ContainerId] = {}
         self._appeared: set[ContainerId] = set()
@@ -97,6 +107,7 @@ class ContainerWatch:
 
     def look_everywhere(self) -> None:
         """List all containers again."""
+        self.obstacle = self._deaf_because
         for container in [each for each in self._containers.values() if not each.folder.exists()]:
             self._ended(container.folder)
         self._watch(self._root, Change.CREATED)
@@ -127,9 +138,30 @@ class ContainerWatch:
             self._inotify.watch(folder, changes)
         except Gone:
             return False
+        except Misconfigured as error:
+            self.obstacle = str(error)
         return True
 
     def _ended(self, folder: Path) -> None:
         container = self._by_folder.pop(folder, None)
         if container is not None and self._containers[container].folder == folder:
             del self._containers[container]
+
+
+class _Deaf:
+    """Stands in where there is no inotify."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def watch(self, folder: Path, changes: Change) -> None:
+        pass
+
+    def read(self) -> list[Report]:
+        return []
+
+    def close(self) -> None:
+        os.close(self._descriptor)

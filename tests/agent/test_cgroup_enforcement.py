@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.pod_cgroups import PodCgroups, allowed, container_id, pod_uid
-from kvplace.agent import repair_history
+from kvplace.agent import cgroup_enforcement, repair_history
 from kvplace.agent.cgroup_enforcement import CgroupEnforcement
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
 from kvplace.agent.node_report import NodeReport
@@ -29,8 +29,10 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NumaId
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitApply, InitDone
+from kvplace.linux import container_watch
 from kvplace.linux.container_watch import Changes, ContainerWatch
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy
+from kvplace.linux.inotify import Inotify
 from kvplace.linux.kernel_files import Gone, NotPermitted
 from tests.agent.nodes_in_use import NODE, machine_of, placed
 
@@ -259,6 +261,21 @@ async def test_a_sweep_finds_what_no_event_was_about(
         await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
         monkeypatch.setattr(ContainerWatch, "read", lambda _: Changes())
         pods.hierarchy.set(folder, parse_cpu_list("0-1"))
+        await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
+
+
+async def test_without_inotify_containers_are_found_by_looking_and_the_setting_is_named(
+    pods: PodCgroups, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def used_up() -> Inotify:
+        raise Misconfigured("inotify cannot be used: raise fs.inotify.max_user_instances")
+
+    monkeypatch.setattr(container_watch, "Inotify", used_up)
+    monkeypatch.setattr(cgroup_enforcement, "DEAF_SWEEP_S", 0.01)
+    node.read_objects(VM_POD)
+    async with node.enforced():
+        await becomes(lambda: "max_user_instances; cgroups are read every" in node.problem(), True)
+        folder = pods.container(LATER, NEW)
         await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
 
 

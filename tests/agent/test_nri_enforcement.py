@@ -15,12 +15,14 @@ from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
 from kvplace.agent.repair_history import MOST_REPAIRS
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.errors import Unavailable
+from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import ContainerId, CpuMask, NumaId
 from kvplace.linux.cpuset_hierarchy import CpusetFile
+from kvplace.linux.inotify import Inotify
 from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable
 from kvplace.nri.values import ContainerState, Cpuset, Event
+from kvplace.service.process import in_background
 from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, machine_of, node_with, placed
 from tests.agent.nri_node import EMPTY, ONE_VM, Node
 from tests.agent.played_runtime import PlayedContainer, now
@@ -430,3 +432,22 @@ async def test_changes_are_carried_out_until_the_agent_ends() -> None:
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()
+
+
+async def test_changes_are_carried_out_although_what_others_write_cannot_be_noticed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def used_up() -> Inotify:
+        raise Misconfigured("inotify cannot be used: raise fs.inotify.max_user_instances")
+
+    monkeypatch.setattr(nri_enforcement, "Inotify", used_up)
+    node = Node(EMPTY)
+    other = node.started(PLAIN, "app")
+    async with asyncio.timeout(30), in_background(node.agent.run()):
+        await asyncio.sleep(0)
+        node.objects.become(ONE_VM)
+        await node.runtime.delivered.wait()
+    assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "0-1,4-7")
+    assert "max_user_instances" in caplog.text
+    condition = node.report.conditions[CPUSETS_ENFORCED]
+    assert (condition.status, condition.reason) == (False, "ChangesNotReported")

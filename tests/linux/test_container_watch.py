@@ -7,6 +7,7 @@ import errno
 import os
 import select
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from harness.pod_cgroups import GUARANTEED, PodCgroups, container_id, pod_uid
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Misconfigured
+from kvplace.linux import container_watch
 from kvplace.linux.container_cgroups import ContainerCgroup
 from kvplace.linux.container_watch import Changes, ContainerWatch
 from kvplace.linux.inotify import Change, Inotify, Report
@@ -141,3 +143,45 @@ def test_the_limit_of_watches_is_an_error_that_names_the_setting(
     with pytest.raises(Misconfigured, match=r"fs\.inotify\.max_user_watches"):
         inotify.watch(tmp_path, Change.CREATED)
     inotify.close()
+
+
+def test_containers_are_found_by_looking_where_the_limit_of_queues_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs of root use them up, and the limit is 128 where nobody has raised it."""
+
+    def used_up() -> Inotify:
+        raise Misconfigured("inotify cannot be used: Too many open files")
+
+    monkeypatch.setattr(container_watch, "Inotify", used_up)
+    folder = tmp_path / f"kubepods/burstable/pod{UID}/{ID}"
+    with closing(ContainerWatch(tmp_path)) as watch:
+        assert watch.obstacle == "inotify cannot be used: Too many open files"
+        folder.mkdir(parents=True)
+        assert not select.select([watch], [], [], 0)[0]
+        watch.look_everywhere()
+        assert set(watch.containers) == {ID}
+        folder.rmdir()
+        watch.look_everywhere()
+        assert (dict(watch.containers), watch.read()) == ({}, Changes())
+
+
+def test_a_container_that_cannot_be_watched_is_known_and_the_reason_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / f"kubepods/burstable/pod{UID}/{ID}"
+    folder.mkdir(parents=True)
+    watch_folder = Inotify.watch
+
+    def limited(self: Inotify, path: Path, changes: Change) -> None:
+        if path == folder:
+            raise Misconfigured(f"{path} cannot be watched: raise fs.inotify.max_user_watches")
+        watch_folder(self, path, changes)
+
+    monkeypatch.setattr(Inotify, "watch", limited)
+    with closing(ContainerWatch(tmp_path)) as watch:
+        assert set(watch.containers) == {ID}
+        assert "max_user_watches" in watch.obstacle
+        monkeypatch.setattr(Inotify, "watch", watch_folder)
+        watch.look_everywhere()
+        assert watch.obstacle == ""

@@ -1,0 +1,36 @@
+"""What the agent says about the cpusets of a node whose container runtime has NRI; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
+from kvplace.agent.nri_container import KnownContainer
+from kvplace.agent.repair_history import PERIOD_S
+from kvplace.core.quantity import counted
+from kvplace.kube.conditions import Condition
+
+
+def enforced_condition(
+    runtime: str, containers: Collection[KnownContainer], *, why_away: str, obstacle: str
+) -> Condition:
+    """Say whether every container has its cpuset.
+
+    `why_away` is why there is no runtime now, `obstacle` why the writes of others are not noticed.
+    """
+    if why_away:
+        return Condition(CPUSETS_ENFORCED, False, "RuntimeUnavailable", why_away)
+    undone = [known.container for known in containers if known.history.given_up]
+    if undone:
+        names = ", ".join(sorted(f"{found.namespace}/{found.pod}/{found.name}" for found in undone))
+        why = f"Another program keeps setting the cpuset of {names}; repaired once in {PERIOD_S:g} s."
+        return Condition(CPUSETS_ENFORCED, False, "RepairsUndone", why)
+    problems = [known.problem for known in containers if known.problem]
+    if problems:
+        why = f"{counted(len(problems), 'container')}: {problems[0]}."
+        return Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", why)
+    if obstacle:
+        why = f"{obstacle}; then restart the agent. Until then it does not notice what others write."
+        return Condition(CPUSETS_ENFORCED, False, "ChangesNotReported", why)
+    how = f"{runtime} asks for the CPUs of every container through NRI."
+    return Condition(CPUSETS_ENFORCED, True, "Connected", how)
