@@ -8,7 +8,7 @@ construction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from lxml import etree
 
@@ -24,8 +24,16 @@ from kvplace.domainxml.whitespace import add_to_root, align, remove, remove_chil
 _BINDINGS = ("memory", "memnode")
 
 
-def bind_memory(root: etree._Element, placement: Placement, node_of_cpu: Mapping[CpuId, NumaId]) -> None:
-    """Replace the memory binding; mode `off` removes it."""
+def bind_memory(
+    root: etree._Element,
+    placement: Placement,
+    node_of_cpu: Mapping[CpuId, NumaId],
+    warn: Callable[[str], None],
+) -> None:
+    """Replace the memory binding; mode `off` removes it.
+
+    `warn` gets a sentence when the guest has cells that cannot be bound to a node each.
+    """
     numatune = only_child(root, "numatune")
     if numatune is not None:
         for stale in [child for child in numatune if child.tag in _BINDINGS]:
@@ -47,7 +55,7 @@ def bind_memory(root: etree._Element, placement: Placement, node_of_cpu: Mapping
     memory.set("mode", mode)
     memory.set("nodeset", format_cpu_list(mask_of(placement.memory_nodes)))
     bindings = [memory]
-    for cell, node in _node_of_cells(root, placement, node_of_cpu).items():
+    for cell, node in _node_of_cells(root, placement, node_of_cpu, warn).items():
         memnode = etree.Element("memnode")
         memnode.set("cellid", str(cell))
         memnode.set("mode", mode)
@@ -58,9 +66,12 @@ def bind_memory(root: etree._Element, placement: Placement, node_of_cpu: Mapping
 
 
 def _node_of_cells(
-    root: etree._Element, placement: Placement, node_of_cpu: Mapping[CpuId, NumaId]
+    root: etree._Element,
+    placement: Placement,
+    node_of_cpu: Mapping[CpuId, NumaId],
+    warn: Callable[[str], None],
 ) -> dict[int, NumaId]:
-    """The host node of each guest cell; empty unless each is on one node that gives its memory."""
+    """The host node of each guest cell; empty where they are not to be bound one by one, or cannot be."""
     if placement.numa_memory is NumaMemory.INTERLEAVE:
         return {}
     if placement.guest_cells:
@@ -68,6 +79,20 @@ def _node_of_cells(
     cells = root.findall("cpu/numa/cell")
     if len(cells) < 2 or len(placement.numa_nodes) < 2:
         return {}
+    nodes = _node_under_cells(cells, placement, node_of_cpu)
+    if not nodes and node_of_cpu:
+        together = format_cpu_list(mask_of(placement.memory_nodes))
+        warn(
+            f"the memory of the guest's {len(cells)} NUMA cells is bound to NUMA nodes {together} together, "
+            "because their vCPUs or their memory are not on one NUMA node for each cell"
+        )
+    return nodes
+
+
+def _node_under_cells(
+    cells: Sequence[etree._Element], placement: Placement, node_of_cpu: Mapping[CpuId, NumaId]
+) -> dict[int, NumaId]:
+    """The host node of each cell; empty unless each has its vCPUs on one node that gives its memory."""
     nodes: dict[int, NumaId] = {}
     needed: dict[NumaId, int] = {}
     for position, cell in enumerate(cells):

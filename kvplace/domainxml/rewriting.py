@@ -52,7 +52,7 @@ def rewrite(
     pin_threads(root, placement, vcpus, io_threads)
     if placement.guest_cells:
         mirror_host(root, placement, vcpus, warn)
-    bind_memory(root, placement, node_of_cpu)
+    bind_memory(root, placement, node_of_cpu, warn)
     return document.to_bytes()
 
 
@@ -60,7 +60,7 @@ def unpin(xml: bytes) -> bytes:
     """Remove every pin and memory binding: the numbers of another machine mean nothing on this one."""
     document = parse(xml)
     remove_pins(document.root)
-    bind_memory(document.root, _UNBOUND, _UNKNOWN)
+    bind_memory(document.root, _UNBOUND, _UNKNOWN, _ignore)
     return document.to_bytes()
 
 

@@ -152,6 +152,18 @@ def test_cells_are_not_bound_when_one_of_them_has_vcpus_on_both_nodes(vcpus: tup
     ]
 
 
+def test_cells_that_cannot_be_bound_one_by_one_are_told() -> None:
+    said: list[str] = []
+    across = replace(TWO_NODES, vcpus=tuple(map(CpuId, (2, 34, 3, 50))))
+    rewrite(domain(TWO_CELLS), across, NODE_OF_CPU, said.append)
+    (sentence,) = said
+    assert sentence.startswith("the memory of the guest's 2 NUMA cells is bound to NUMA nodes 0-1 together")
+    rewrite(domain(TWO_CELLS), TWO_NODES, NODE_OF_CPU, said.append)
+    rewrite(domain(TWO_CELLS), FOUR_VCPUS, NODE_OF_CPU, said.append)
+    rewrite(domain("<vcpu>4</vcpu>"), across, NODE_OF_CPU, said.append)
+    assert len(said) == 1
+
+
 def test_cells_are_not_bound_when_one_of_them_has_no_vcpus() -> None:
     without = TWO_CELLS.replace(" cpus='2,3'", "")
     assert [binding["is"] for binding in bindings(rewrite(domain(without), TWO_NODES, NODE_OF_CPU))] == [
