@@ -53,6 +53,8 @@ HEADERS = {
 }
 _ZIPPED_FROM = 4096
 """Shorter answers are not compressed."""
+_AT_ONCE = 4
+"""Documents made at a time: each holds the event loop for milliseconds, and binds go on between them."""
 _VIEWER = web.RequestKey("viewer", Viewer)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -73,11 +75,12 @@ class WebMap:
         self._visitors = visitors
         self._rows = rows
         self._feed = feed
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
 
     def application(self) -> web.Application:
         """Put the routes together."""
         application = web.Application(client_max_size=2 * MAX_TOKEN, middlewares=[_with_sentences])
-        viewers = self._for_viewers
+        viewers, documents = self._for_viewers, self._some_at_once
         application.add_routes(
             [
                 web.get("/", viewers(self._page)),
@@ -85,10 +88,10 @@ class WebMap:
                 web.post("/login", self._sign_in),
                 web.post("/logout", self._sign_out),
                 web.get("/files/{name}", self._file),
-                web.get("/api/cluster", viewers(self._cluster)),
-                web.get("/api/nodes/{name}", viewers(self._node)),
-                web.get("/api/vms/{namespace}/{name}", viewers(self._vm)),
-                web.get("/api/search", viewers(self._search)),
+                web.get("/api/cluster", viewers(documents(self._cluster))),
+                web.get("/api/nodes/{name}", viewers(documents(self._node))),
+                web.get("/api/vms/{namespace}/{name}", viewers(documents(self._vm))),
+                web.get("/api/search", viewers(documents(self._search))),
                 web.get("/api/events", viewers(self._events)),
             ]
         )
@@ -145,7 +148,8 @@ class WebMap:
         position = request.headers.get("Last-Event-ID") or request.query.get("since", "")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         response.headers["X-Accel-Buffering"] = "no"  # nginx would hold events back
-        with self._feed.stream(), contextlib.suppress(ConnectionResetError):  # the reader went away
+        reader = viewer.person.name
+        with self._feed.stream(reader), contextlib.suppress(ConnectionResetError):  # the reader went away
             async with while_connected(request):
                 await response.prepare(request)
                 # Says at once that the stream is open, which browsers would show with the first event only.
@@ -203,6 +207,15 @@ class WebMap:
         answer = _to("login")
         answer.del_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="Strict")
         return answer
+
+    def _some_at_once(self, handler: _Handler) -> _Handler:
+        """Let a handler answer a few requests at a time; the others wait, and all else goes on."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            async with self._at_once:
+                return await handler(request)
+
+        return handle
 
     def _for_viewers(self, handler: _Handler) -> _Handler:
         """Let a handler answer viewers only."""

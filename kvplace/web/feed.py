@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 
 import msgspec
@@ -20,6 +21,8 @@ from kvplace.web.metrics import STREAMS
 from kvplace.web.node_rows import NodeRows
 
 GATHER_S = 1.0
+_MOST_MESSAGES = 64
+"""Messages that are kept. Pages that follow need the same one or two; each asks for any position it likes."""
 RELOAD = b"event: reload\ndata: {}\n\n"
 HEARTBEAT = b": still here\n\n"
 
@@ -35,7 +38,8 @@ class Feed:
         self._gather_s = gather_s
         self.heartbeat_s = heartbeat_s
         self._instance = secrets.token_hex(6)
-        self._streams = 0
+        self._streams: Counter[str] = Counter()
+        """How many each reader has open."""
         self._opened = asyncio.Event()
         self._news = asyncio.Event()
         self._ended = False
@@ -53,7 +57,7 @@ class Feed:
         while True:
             await self._opened.wait()
             await self._rows.stale.wait()
-            if not self._streams:
+            if not self._streams.total():
                 self._opened.clear()
                 continue
             await self.refresh()
@@ -73,18 +77,22 @@ class Feed:
         self._announce()
 
     @contextlib.contextmanager
-    def stream(self) -> Iterator[None]:
-        """Count a page that follows, while the block runs; raises Unavailable when too many do already."""
-        if self._streams >= self._most:
+    def stream(self, reader: str) -> Iterator[None]:
+        """Count a page that follows, while the block runs; raises Unavailable when too many do already.
+
+        One reader gets three quarters of the places at most: there is one for somebody else.
+        """
+        if self._streams.total() >= self._most:
             raise Unavailable(f"{self._most} pages follow this replica already; close one, or try later")
-        self._streams += 1
-        STREAMS.set(self._streams)
+        most_of_one = self._most - self._most // 4
+        if self._streams[reader] >= most_of_one:
+            raise Unavailable(f"{most_of_one} pages of {reader} follow this replica already; close one")
+        self._count(reader, 1)
         self._opened.set()
         try:
             yield
         finally:
-            self._streams -= 1
-            STREAMS.set(self._streams)
+            self._count(reader, -1)
 
     async def follow(self, position: str) -> AsyncGenerator[bytes]:
         """Yield messages from a position on: changes, heartbeats, or that everything must be loaded anew."""
@@ -105,6 +113,12 @@ class Feed:
             yield message
         if not self._ended:
             yield RELOAD
+
+    def _count(self, reader: str, pages: int) -> None:
+        self._streams[reader] += pages
+        if not self._streams[reader]:
+            del self._streams[reader]
+        STREAMS.set(self._streams.total())
 
     def _announce(self) -> None:
         news, self._news = self._news, asyncio.Event()
@@ -132,5 +146,7 @@ class Feed:
             self._position(newest).encode(),
             msgspec.json.encode(document),
         )
+        if len(self._messages) >= _MOST_MESSAGES:
+            self._messages.clear()
         self._messages[revision] = newest, message
         return newest, message

@@ -157,7 +157,7 @@ class NodeRows:
             self._waiting[either.uid] = after
         else:
             self._waiting.pop(either.uid, None)
-        if was_waiting != (either.uid in self._waiting):
+        if was_waiting or either.uid in self._waiting:  # also for what kube-scheduler says about it now
             self._totals_changed = True
             self.stale.set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from kvplace.core.errors import Unavailable
 from kvplace.core.scalars import NodeName
+from kvplace.kube.conditions import Condition
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS
 from kvplace.nodes.cluster_holes import ClusterHoles
@@ -141,6 +143,19 @@ async def test_pods_that_wait_for_a_node_are_counted() -> None:
         assert rows.totals()["waiting"] == 0
 
 
+async def test_readers_hear_that_something_new_is_said_about_a_vm_that_waits() -> None:
+    stage = await cluster_of(TWO, 1)
+    late = stage.cluster.create_pod("late", namespace="shop", uid="u-late", request="{}")
+    async with rows_of(stage) as (rows, _):
+        before = rows.revision
+        await stage.cluster.set_pod_condition(
+            late, Condition("PodScheduled", status=False, reason="Unschedulable", message="no room")
+        )
+        await refreshed(rows)
+        assert rows.revision > before
+        assert changed(rows, before) == []
+
+
 async def next_of(feed: Feed, position: str) -> bytes:
     messages = feed.follow(position)
     async with asyncio.timeout(30), contextlib.aclosing(messages):
@@ -165,7 +180,7 @@ async def test_changes_gather_and_reach_every_reader_once() -> None:
     async with rows_of(stage) as (rows, _):
         feed = Feed(rows, streams=2, gather_s=0.01)
         running = asyncio.create_task(feed.run())
-        with feed.stream(), feed.stream():
+        with feed.stream("anna"), feed.stream("anna"):
             here = feed.position
             reading = [asyncio.create_task(next_of(feed, here)) for _ in range(2)]
             for name in ("worker-0", "worker-2", "worker-0"):
@@ -173,9 +188,36 @@ async def test_changes_gather_and_reach_every_reader_once() -> None:
             one, other = await asyncio.gather(*reading)
             assert one == other
             assert one.startswith(b"id: ")
-            with pytest.raises(Unavailable, match="2 pages follow"), feed.stream():
+            with pytest.raises(Unavailable, match="2 pages follow"), feed.stream("tom"):
                 pass
         running.cancel()
+
+
+async def test_one_reader_leaves_places_for_others() -> None:
+    async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
+        feed = Feed(rows, streams=4)
+        with feed.stream("anna"), feed.stream("anna"):
+            with feed.stream("anna"):
+                with pytest.raises(Unavailable, match="3 pages of anna follow"), feed.stream("anna"):
+                    pass
+                with feed.stream("tom"):
+                    pass
+            with feed.stream("anna"):
+                pass
+
+
+async def test_what_a_reader_asks_for_that_no_other_needs_is_not_kept() -> None:
+    async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
+        rows.revision = 2000
+        feed = Feed(rows, streams=1)
+        replica, _, _ = feed.position.partition("-")
+        await next_of(feed, f"{replica}-0")
+        tracemalloc.start()
+        for revision in range(rows.revision):
+            assert b"event: changes" in await next_of(feed, f"{replica}-{revision}")
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert held < 500_000
 
 
 async def test_streams_end_when_the_process_stops() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 from http.cookies import SimpleCookie
@@ -11,6 +12,8 @@ import aiohttp
 import pytest
 
 from harness.certificates import Certificates
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.web import application
 from kvplace.web.files import page_files
 from kvplace.web.visitors import COOKIE
 from tests.nodes.machines import TWO
@@ -185,6 +188,27 @@ async def test_every_answer_forbids_the_browser_whatever_the_map_does_not_need(
     assert headers["X-Frame-Options"] == "DENY"
     assert headers["Referrer-Policy"] == "no-referrer"
     assert headers["Cache-Control"] == ("no-cache" if path in ("/", "/files/app.js") else "no-store")
+
+
+async def test_of_many_searches_few_are_under_way_at_a_time(
+    stage: Stage, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, most = 0, 0
+
+    async def counted_search(_cache: NodeCache, query: str) -> dict[str, str]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        under_way -= 1
+        return {"query": query}
+
+    monkeypatch.setattr(application, "search", counted_search)
+    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+        answers = await asyncio.gather(*(anna.json(f"/api/search?q={number}") for number in range(50)))
+    assert [answer["query"] for _, answer in answers] == [str(number) for number in range(50)]
+    assert 1 < most <= 4
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
