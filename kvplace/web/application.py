@@ -14,6 +14,7 @@ import html
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
+from urllib.parse import parse_qs
 
 import msgspec
 from aiohttp import web
@@ -183,13 +184,7 @@ class WebMap:
         if is_from_elsewhere(request):
             return _login(403, "this form was sent by another site")
         try:
-            token = (await request.post()).get("token", "")
-        except web.HTTPRequestEntityTooLarge:
-            token = ""
-        try:
-            session, cookie = await self._visitors.sign_in_with(
-                token.strip() if isinstance(token, str) else ""
-            )
+            session, cookie = await self._visitors.sign_in_with(await _token_in_form(request))
         except TurnedAway as refusal:
             return _login(refusal.status, str(refusal))
         except KvplaceError as error:
@@ -282,6 +277,15 @@ def _missing(sentence: str) -> _Missing:
 
 def _status_of(error: KvplaceError) -> int:
     return 404 if isinstance(error, _Missing) else http_status_of(error)
+
+
+async def _token_in_form(request: web.Request) -> str:
+    """Read the token of our own form; empty where there is none, whatever else a stranger has sent."""
+    try:
+        form = (await request.read()).decode("ascii", "replace")
+    except web.HTTPRequestEntityTooLarge:
+        return ""
+    return parse_qs(form).get("token", [""])[0].strip()
 
 
 def _to(where: str) -> web.Response:

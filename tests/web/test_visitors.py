@@ -122,6 +122,27 @@ async def test_the_sign_in_page_says_in_a_sentence_why_not(
 
 
 @pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data", b"token=a"),
+        ("multipart/form-data; boundary=a", b"--a\r\nbroken"),
+        ("multipart/form-data; boundary=a", b"--a\r\n\r\nx\r\n--a--"),
+        ("application/x-www-form-urlencoded; charset=unheard-of", b"token=%20"),
+        ("application/x-www-form-urlencoded", b"token=\xff"),
+        ("application/json", b'{"token": "a"}'),
+    ],
+)
+async def test_whatever_a_stranger_sends_to_the_sign_in_page_is_no_token(
+    stage: Stage, certificates: Certificates, kind: str, body: bytes
+) -> None:
+    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anybody:
+        status, page, headers = await anybody.ask("/login", "POST", data=body, headers={"Content-Type": kind})
+    assert status == 401
+    assert "token" in page.decode()
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
     "headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://elsewhere.example"}]
 )
 async def test_another_site_cannot_sign_a_reader_in_or_out(
