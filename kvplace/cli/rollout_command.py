@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MOST_NODES = 20
 """Nodes that a plan shows one by one."""
+_MOST_DIGITS = 9
 _yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
@@ -336,7 +337,8 @@ def _limits(
     timeout: str | None,
 ) -> dict[str, Any]:
     """Turn flags into keys of the document, which checks them."""
-    sizes = [int(size) if size.strip().isdecimal() else size.strip() for size in (waves or "").split(",")]
+    words = [size.strip() for size in (waves or "").split(",")]
+    sizes = [int(size) if size.isdecimal() and len(size) <= _MOST_DIGITS else size for size in words]
     keys = {
         "waves": None if waves is None else sizes,
         "maxInFlight": max_in_flight,

@@ -8,6 +8,7 @@ those of the text in which they are written out. Every error is one sentence tha
 from __future__ import annotations
 
 import codecs
+import json
 import re
 import sys
 from collections.abc import Iterable
@@ -21,6 +22,9 @@ from kvplace.core.strict_json import Json, json_value, kind_of, shown
 
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_DEPTH = 100
+_HALF = re.compile(r"[\ud800-\udfff]")
+"""Of a character that JSON writes as a pair of escapes."""
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _STRING = "tag:yaml.org,2002:str"
 _MERGES = "tag:yaml.org,2002:merge"
 
@@ -85,7 +89,9 @@ def read_values(text: str, what: str) -> tuple[object, ...]:
 def read_value(text: str, what: str) -> object:
     """Read a text in JSON where it begins with a bracket or brace, else in YAML; raises BadBody."""
     if text.lstrip()[:1] in ("{", "["):
-        return json_value(text, what=what)
+        value = json_value(text, what=what)
+        _check_characters(value, text, what)
+        return value
     import yaml
 
     loader = _json_loader()
@@ -99,6 +105,14 @@ def read_value(text: str, what: str) -> object:
         raise BadBody(f"{what} is not valid YAML: {_one_line(error)}") from None
     except (ValueError, OverflowError):
         raise BadBody(f"{what} contains a number that cannot be read; quote it if it is a string") from None
+
+
+def _check_characters(value: object, text: str, what: str) -> None:
+    """Raise BadBody for half of a character, which YAML does not have, and which no encoding can send."""
+    if not _ESCAPED_HALF.search(text):
+        return
+    if half := _HALF.search(json.dumps(value, ensure_ascii=False)):
+        raise BadBody(f"{what} contains half a character, {ascii(half[0])[1:-1]}; write both halves")
 
 
 @cache

@@ -110,3 +110,27 @@ def test_a_list_that_names_a_vm_twice_is_refused_with_both_lines(template: str, 
     listed.write_text("alice\n# the second shift\nbob\nalice # again\n")
     with pytest.raises(BadBody, match="names: line 4 names 'alice' again, as line 1 does"):
         names([template], RolloutFlags(name="web", names=str(listed)))
+
+
+def test_half_a_character_is_refused_where_it_would_be_sent_to_a_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "web.json"
+    path.write_text(json.dumps(vm()).replace('"spec"', '"\\ud83d": 1, "spec"', 1))
+    with pytest.raises(BadBody, match=r"web\.json contains half a character, \\ud83d; write both halves"):
+        read_given([str(path)], RolloutFlags(), None, "default")
+    path.write_text(json.dumps({**vm(), "note": "\N{ROCKET}"}))
+    assert names([str(path)], RolloutFlags()) == ["template"]
+
+
+@pytest.mark.parametrize("waves", ["9" * 5000, "0", "1,,2", "-1", "200%"])
+def test_a_size_of_a_wave_that_is_none_is_said_in_a_sentence(
+    kvplace: Caller, template: str, tmp_path: Path, waves: str
+) -> None:
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(
+        "clusters: [{name: c, cluster: {server: 'https://127.0.0.1:9'}}]\n"
+        "contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
+    )
+    given = ("rollout", "create", "-f", template, "--kubeconfig", str(kubeconfig), "--waves", waves)
+    called = kvplace(*given, "--dry-run")
+    assert (called.code, called.out) == (2, "")
+    assert "is no size of a wave; write a number of VMs, or a share such as 10%" in called.err
