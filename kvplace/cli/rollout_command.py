@@ -217,7 +217,7 @@ def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> int:
         rollouts = rollouts_on(live.session, live.namespace)
         if not yes:
             vms = await rollouts.count_vms(name)
-            ask(f"Delete {counted(vms, 'VM')} of rollout {name}?")
+            ask(f"Delete {counted(vms, 'VM')} of rollout {name} in namespace {live.namespace}?")
         deleted = await rollouts.delete(name, timeout_s=seconds, on_change=told_what_is_left())
         say(f"{counted(deleted, 'VM')} of rollout {name} deleted")
         return ExitCode.DONE

@@ -131,7 +131,7 @@ def check_vms(found: Installation) -> Iterator[Finding]:
         yield wrong(
             counted(len(drifted), "VM"),
             f"{some(drifted, _SHOWN)}: threads run where they should not",
-            "see `kubectl kvplace explain vm/NAME` for each",
+            "see `kubectl kvplace explain vm/NAME -n NAMESPACE` for each",
         )
     if unmeasured:
         yield wrong(

@@ -64,10 +64,10 @@ def notes_on_vmi(vmi: Document) -> Iterator[str]:
     status = vmi.get("status") or {}
     paused = condition(vmi, "Paused")
     if paused is not None and paused.get("status") == "True":
-        name = vmi["metadata"]["name"]
+        name, namespace = vmi["metadata"]["name"], vmi["metadata"].get("namespace")
         yield (
             "it is paused: its vCPUs stand still, and it keeps its cores; "
-            f"`virtctl unpause vmi {name}` lets it go on"
+            f"`virtctl unpause vmi {name} -n {namespace}` lets it go on"
         )
     migration = status.get("migrationState") or {}
     if migration.get("failed"):

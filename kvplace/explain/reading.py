@@ -341,7 +341,8 @@ async def _elsewhere(reader: Reader, kind: ApiKind, view: ClusterView, target: T
         return f", but one of this name in {_some(namespaces)}: choose its namespace with -n"
     if target.kind is TargetKind.VMI and await reader.read(VMS, target.name, namespace=target.namespace):
         return (
-            f": the VirtualMachine of this name does not run; see `kubectl kvplace explain vm/{target.name}`"
+            ": the VirtualMachine of this name does not run; see "
+            f"`kubectl kvplace explain vm/{target.name} -n {target.namespace}`"
         )
     names = {
         vm.pod.name if target.kind is TargetKind.POD else vm.pod.vmi

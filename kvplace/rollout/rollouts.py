@@ -68,10 +68,11 @@ class Rollouts:
             what = (
                 "of other VMs" if "vms" in different else f"of these VMs with another {', '.join(different)}"
             )
+            one = f"{rollout.name} -n {rollout.namespace}"
             raise Refused(
                 f"there is a rollout {shown(rollout.name)} {what} in namespace {rollout.namespace}: "
-                f"`kvplace rollout resume {rollout.name}` goes on with it as it was created, "
-                f"`kvplace rollout delete {rollout.name}` removes it; or choose another name"
+                f"`kvplace rollout resume {one}` goes on with it as it was created, "
+                f"`kvplace rollout delete {one}` removes it; or choose another name"
             )
         missing = _missing(rollout, await look(self._cluster, rollout))
         unchecked = await check(self._cluster, rollout, missing) if missing else ()
@@ -109,7 +110,7 @@ class Rollouts:
         found = await self._cluster.read_documents(self.namespace, name)
         if name not in found:
             near = did_you_mean(name, await self.names())
-            mend = near or "; `kvplace rollout list` names them"
+            mend = near or f"; `kvplace rollout list -n {self.namespace}` names them"
             raise Absent(f"namespace {self.namespace} has no rollout {shown(name)}{mend}")
         return stored_rollout(found[name], self.namespace, name)
 

@@ -381,7 +381,10 @@ async def test_a_paused_vm_and_a_migration_are_said_as_kubevirt_reports_them(
         {**vmi(), "status": {"conditions": conditions, "migrationState": migrating}},
     )
     assert (await explained(objects, cluster, "vm/db")).notes == (
-        "it is paused: its vCPUs stand still, and it keeps its cores; `virtctl unpause vmi db` lets it go on",
+        (
+            "it is paused: its vCPUs stand still, and it keeps its cores; "
+            "`virtctl unpause vmi db -n default` lets it go on"
+        ),
         "it migrates live from worker to other",
         "KubeVirt says Synchronized is false: the hook refuses",
     )

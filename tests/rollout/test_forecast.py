@@ -31,7 +31,7 @@ async def test_a_rollout_of_nearly_that_name_is_suggested() -> None:
         await rollouts.status("wep")
     with pytest.raises(Absent, match="has no rollout 'wep' and no VMs of one; did you mean 'web'"):
         await rollouts.delete("wep")
-    with pytest.raises(Absent, match="has no rollout 'database'; `kvplace rollout list` names them"):
+    with pytest.raises(Absent, match="no rollout 'database'; `kvplace rollout list -n default` names them"):
         await rollouts.status("database")
 
 
