@@ -13,6 +13,8 @@ from kvplace.doctor.programs import pods_of
 from kvplace.kube.node_filters import NodeObject
 from kvplace.kube.object_reader import Document
 from kvplace.kube.records import TopologyRecord
+from kvplace.nodes.cluster_view import NodeView
+from kvplace.nodes.node_machine import NOT_DESCRIBED, Unusable
 
 _SHOWN = 5
 _RUNS_VMS = "kubevirt.io/schedulable"
@@ -20,26 +22,30 @@ _RUNS_VMS = "kubevirt.io/schedulable"
 
 def check_descriptions(found: Installation) -> Iterator[Finding]:
     """Check that every node that may run VMs is described by something that can be read."""
-    missing, unreadable = [], []
+    missing: list[str] = []
+    unreadable: list[NodeView] = []
     for node in _vm_nodes(found):
         view = found.view.nodes.get(node.metadata.name)  # type: ignore[call-overload]
-        if view is None or not view.problem:
-            continue
-        if "neither a NodeTopology" in view.problem:
-            missing.append(node.metadata.name)
+        if view is None or not isinstance(view.machine, Unusable):
+            continue  # a ledger that cannot be read has a check of its own
+        if view.machine == NOT_DESCRIBED:
+            missing.append(view.name)
         else:
-            unreadable.append((node.metadata.name, view.problem))
+            unreadable.append(view)
     if missing:
         yield warning(
             counted(len(missing), "node"),
             f"{some(missing, _SHOWN)}: nothing describes them, so they get no VM that asks for cores",
             "let the agent run there, or `kubectl kvplace describe-node NODE --apply`",
         )
-    for name, problem in unreadable[:_SHOWN]:
+    for view in unreadable[:_SHOWN]:
+        is_object = view.described is not None and view.described.topology is None
         yield wrong(
-            f"node {name}",
-            f"nothing can be placed there: {problem}",
-            f"see `kubectl get nodetopology {name} -o yaml`",
+            f"node {view.name}",
+            f"nothing can be placed there: {view.problem}",
+            f"see `kubectl get nodetopology {view.name} -o yaml`"
+            if is_object
+            else f"see its annotation cpu-map: `kubectl get node {view.name} -o yaml`",
         )
     if len(unreadable) > _SHOWN:
         more = counted(len(unreadable) - _SHOWN, "more node")
