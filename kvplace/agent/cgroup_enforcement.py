@@ -177,7 +177,8 @@ class CgroupEnforcement:
         for known in list(self._known.values()):
             if everything or known.cgroup.id in changes.written:
                 self._read(known)
-            if known.cgroup.pod_uid in self._other_pods:
+            # A pod that was deleted by force stays what it was until its containers have ended.
+            if known.cgroup.pod_uid in self._other_pods and self._own.pods.get(known.cgroup.pod_uid):
                 known.container = self._described(known.cgroup, known.container.cpus)
         candidates: Iterable[ContainerId] = changes.written
         if everything or members or self._other_state or self._other_pods:

@@ -1,12 +1,15 @@
 """The objects of this node: its pods, its ledger, its NodeTopology and its Node, each by a selector.
 
 The watches are narrowed down by the API server, so an agent's cost does not grow with the cluster.
+
+A pod may be deleted by force while its QEMU goes on. Its placement then counts until its containers have
+ended, too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvplace.agent.node_state import NodeState
@@ -38,6 +41,8 @@ class OwnNode:
         self._observes_only = False
         self._placements: dict[PodUid, PodPlacement] = {}
         self._confirmed: dict[PodUid, int] = {}
+        self._deleted: set[PodUid] = set()
+        """Pods with a placement that are not in the API server any more."""
         self._listeners: list[Callable[[], None]] = []
         self.pods.subscribe(self._pod_seen)
         self.ledgers.subscribe(self._ledger_seen)
@@ -102,23 +107,35 @@ class OwnNode:
             self._confirmed[uid] = revision
             self._notify()
 
+    def forget_deleted(self, here: Iterable[PodUid]) -> None:
+        """Forget the pods that were deleted, but for those that still have containers `here`."""
+        if gone := self._deleted and self._deleted.difference(here):
+            for uid in gone:
+                self._deleted.discard(uid)
+                self._placements.pop(uid, None)
+                self._confirmed.pop(uid, None)
+            self._notify()
+
     def topology_record(self) -> TopologyRecord | None:
         """Return the stored NodeTopology of this node; None where there is none."""
         return self.topologies.get(self.node)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        pod = after or before
-        if pod is None:
+        if after is None:
+            if before is not None and before.uid in self._placements:
+                self._deleted.add(before.uid)
+                self._notify()
             return
-        found = None if after is None or after.phase in _ENDED else _placement(after)
+        self._deleted.discard(after.uid)
+        found = None if after.phase in _ENDED else _placement(after)
         if found is None:
-            self._confirmed.pop(pod.uid, None)
-        if found == self._placements.get(pod.uid):
+            self._confirmed.pop(after.uid, None)
+        if found == self._placements.get(after.uid):
             return
         if found is None:
-            self._placements.pop(pod.uid, None)
+            self._placements.pop(after.uid, None)
         else:
-            self._placements[pod.uid] = found
+            self._placements[after.uid] = found
         self._notify()
 
     def _ledger_seen(self, _before: LedgerRecord | None, _after: LedgerRecord | None) -> None:

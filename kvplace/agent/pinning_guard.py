@@ -127,6 +127,7 @@ class PinningGuard:
     ) -> None:
         """`mounted` is where the host's cgroups are mounted, `proc` where its processes are."""
         self._own = own
+        self._enforced = enforced
         self._claims = ClaimsHere(own, enforced, revisions)
         self._revisions = revisions
         self._report = report
@@ -180,6 +181,7 @@ class PinningGuard:
             self._take(claim, found.get(uid))
         if sees_all:
             self._report.complete()
+            self._own.forget_deleted(container.pod_uid for container in self._enforced.containers())
         pinned = sum(report.pinned for report in self._report.pods.values())
         metrics.PODS.labels("true").set(pinned)
         metrics.PODS.labels("false").set(len(self._report.pods) - pinned)

@@ -19,7 +19,6 @@ from kvplace.core.errors import KvplaceError
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory
 from kvplace.core.scalars import Bytes, NumaId, PodUid
-from kvplace.kube.records import PodRecord
 from kvplace.linux.memory_migration import migrate_memory
 from kvplace.linux.numa_memory import memory_of_process
 
@@ -46,7 +45,7 @@ class Relocations:
         self._proc = proc
         self._in_force: dict[PodUid, PodPlacement] = {}
         self._failed: dict[PodUid, FailedRevision] = {}
-        own.pods.subscribe(self._pod_seen)
+        own.subscribe(self._forget_ended)
 
     def target(self, uid: PodUid) -> PodPlacement | None:
         """Return the placement that a pod should have: its newest, or the one before if that has failed.
@@ -111,10 +110,10 @@ class Relocations:
         claim = self._own.ledger.claims.get(uid)
         return claim.relocation.previous if claim is not None and claim.relocation is not None else None
 
-    def _pod_seen(self, _before: PodRecord | None, after: PodRecord | None) -> None:
-        if after is None and _before is not None:
-            self._in_force.pop(_before.uid, None)
-            self._failed.pop(_before.uid, None)
+    def _forget_ended(self) -> None:
+        for uid in [uid for uid in self._in_force | self._failed if self._own.placement(uid) is None]:
+            self._in_force.pop(uid, None)
+            self._failed.pop(uid, None)
 
 
 def _move(process: Path, targets: tuple[NumaId, ...]) -> None:

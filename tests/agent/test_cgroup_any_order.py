@@ -112,8 +112,9 @@ class Node:
         known = list(self.enforcement.containers())
         if {each.id for each in known} != set(self._made()):
             return {"containers": "not all are known"}
-        named = {pod.compute_container for pod in self.own.pods.records.values()}
-        if {each.id for each in known if each.name == COMPUTE} != named & {each.id for each in known}:
+        pods = self.own.pods.records
+        named = {pod.compute_container for pod in pods.values()} & {each.id for each in known}
+        if {each.id for each in known if each.name == COMPUTE and each.pod_uid in pods} != named:
             return {"containers": "not all are named"}
         decided = decide_cpusets(self.own.state, known).settings
         found = {}

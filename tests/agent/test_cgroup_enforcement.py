@@ -182,6 +182,22 @@ async def test_released_cpus_go_back_to_everybody(pods: PodCgroups, node: Node) 
         await becomes(lambda: allowed(app.pid), "0-1")
 
 
+async def test_a_vm_whose_pod_was_deleted_by_force_keeps_its_cpu(pods: PodCgroups, node: Node) -> None:
+    """Its QEMU goes on until the kubelet has ended it."""
+    qemu = pods.process(pods.container(VM, COMPUTE))
+    app = pods.process(pods.container(PLAIN, APP))
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        await becomes(lambda: [allowed(each.pid) for each in (qemu, app)], ["1", "0"])
+        node.own.pods.apply(Delete(VM_POD))
+        node.own.pods.apply(Delete(PLAIN_POD))
+        new = pods.container(LATER, NEW)  # when it has been seen, the end of the pods has been, too
+        await becomes(lambda: pods.hierarchy.configured(new), parse_cpu_list("0"))
+        assert [allowed(each.pid) for each in (qemu, app)] == ["1", "0"]
+        names = {each.id: (each.name, each.pod) for each in node.enforcement.containers()}
+        assert names[COMPUTE] == ("compute", "virt-launcher-a")
+
+
 async def test_cpus_are_taken_from_others_as_soon_as_they_are_claimed(pods: PodCgroups, node: Node) -> None:
     app = pods.process(pods.container(PLAIN, APP))
     node.read_objects(PLAIN_POD, claim=False)

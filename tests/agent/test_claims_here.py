@@ -18,7 +18,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import ContainerId, CpuId, NodeName, PodUid
 from kvplace.kube.records import PodRecord
-from kvplace.kube.watches import Apply
+from kvplace.kube.watches import Apply, Delete
 from kvplace.linux.kernel_files import Gone
 from tests.nodes.machines import EIGHT
 
@@ -116,6 +116,16 @@ def test_a_pod_that_the_watch_does_not_have_yet_is_known_by_what_its_sandbox_was
     own = node()
     claims = ClaimsHere(own, Enforced((compute,), decided(compute)), Relocations(own)).now()
     assert claims[VM].placement == placed(VM)
+
+
+def test_a_vm_that_has_moved_does_not_go_back_when_its_pod_is_deleted_by_force() -> None:
+    """Its sandbox has the placement that it was made with for ever."""
+    compute = replace(COMPUTE, placement=placed(VM).to_json())
+    own = node(placed(VM, revision=2))
+    here = ClaimsHere(own, Enforced((compute,), decided(compute)), Relocations(own))
+    assert here.now()[VM].placement.revision == 2
+    own.pods.apply(Delete(own.pods.records[VM]))
+    assert here.now()[VM].placement.revision == 2
 
 
 def test_what_is_refused_or_only_observed_is_said_and_not_set() -> None:

@@ -29,9 +29,25 @@ def test_a_pod_counts_from_its_placement_until_it_has_ended() -> None:
     assert own.state.placements == {UID: PLACEMENT}
     own.pods.apply(Apply(replace(POD, phase="Failed")))
     assert own.state.placements == {}
-    own.pods.apply(Apply(POD))
     own.pods.apply(Delete(POD))
     assert own.state.placements == {}
+
+
+def test_a_pod_that_was_deleted_by_force_counts_as_long_as_its_containers_are_here() -> None:
+    own = OwnNode(NODE, EIGHT)
+    calls = []
+    own.subscribe(lambda: calls.append(own.state.placements))
+    own.pods.apply(Apply(POD))
+    own.confirm(UID, 1)
+    own.pods.apply(Delete(POD))
+    own.forget_deleted([UID])
+    assert (own.state.placements, own.state.confirmed) == ({UID: PLACEMENT}, {UID: 1})
+    own.forget_deleted([])
+    assert (own.state.placements, own.state.confirmed) == ({}, {})
+    assert calls[-1] == {}
+    own.pods.apply(Apply(POD))
+    own.forget_deleted([])
+    assert own.state.placements == {UID: PLACEMENT}
 
 
 def test_a_placement_of_another_pod_or_node_or_that_cannot_be_read_does_not_count() -> None:

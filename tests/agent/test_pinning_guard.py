@@ -21,12 +21,13 @@ from kvplace.agent.pinning_sweep import Finding, Target
 from kvplace.agent.relocation import Relocations
 from kvplace.agent.verification import Measurement, Thread
 from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import ContainerId, NumaId, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord, EventRecorder
 from kvplace.kube.records import PodRecord
-from kvplace.kube.watches import Apply
+from kvplace.kube.watches import Apply, Delete
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import classify
 from tests.agent.nodes_in_use import NODE, VM, container, machine_of, placed
@@ -53,9 +54,10 @@ class Enforced:
 
     def __init__(self, own: OwnNode) -> None:
         self._own = own
+        self.known = [container(VM, cpus="2")]
 
     def containers(self) -> Iterable[Container]:
-        return [container(VM, cpus="2")]
+        return self.known
 
     def cpusets(self) -> Cpusets:
         return decide_cpusets(self._own.state, self.containers())
@@ -94,8 +96,11 @@ class Guarded:
         self.now = 1000.0
         self.own = OwnNode(NODE, machine_of(range(4)))
         self.revisions = StuckMemory(self.own)
+        self.enforced = Enforced(self.own)
+        self.report = NodeReport()
+        self.report.enforce(Enforcement.CGROUP)
         self.guard = PinningGuard(
-            *(self.own, Enforced(self.own), self.revisions, NodeReport(), EventRecorder(Nobody()), Nobody()),
+            *(self.own, self.enforced, self.revisions, self.report, EventRecorder(Nobody()), Nobody()),
             mounted=Path("/cgroups"),
             clock=lambda: self.now,
         )
@@ -105,6 +110,10 @@ class Guarded:
         bound = placed(VM, "2", strict=(NumaId(node),), revision=revision)
         pod = PodRecord("vms", "a", VM, node=NODE, phase="Running", vmi="a", placement=bound.to_json())
         self.own.pods.apply(Apply(pod))
+
+    def delete(self) -> None:
+        """Delete the pod by force, which leaves its containers alone."""
+        self.own.pods.apply(Delete(self.own.pods.records[VM]))
 
     async def looks(self, count: int = 5) -> None:
         """Look so often, and let what begins at a look end before the next one."""
@@ -139,3 +148,18 @@ async def test_the_memory_of_the_next_revision_is_moved_at_once(vm: Guarded) -> 
     vm.place(revision=3, node=1)
     await vm.looks()
     assert vm.revisions.tried == [2, 3]
+
+
+async def test_a_vm_whose_pod_was_deleted_by_force_is_reported_until_its_container_has_ended(
+    vm: Guarded,
+) -> None:
+    """Only this report tells `serve` that its CPUs are still in use."""
+    vm.place(revision=1, node=0)
+    await vm.looks()
+    assert vm.report.pods[VM].pinned
+    vm.delete()
+    await vm.looks()
+    assert vm.report.pods[VM].pinned
+    vm.enforced.known.clear()
+    await vm.looks()
+    assert (dict(vm.report.pods), vm.own.state.placements) == ({}, {})
