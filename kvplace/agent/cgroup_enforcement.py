@@ -40,7 +40,7 @@ from kvplace.kube.records import PodRecord
 from kvplace.linux.affinity import Tid, affinity_of
 from kvplace.linux.container_cgroups import ContainerCgroup
 from kvplace.linux.container_watch import Changes, ContainerWatch
-from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy
+from kvplace.linux.cpuset_hierarchy import CpusetFile, CpusetHierarchy
 from kvplace.linux.kernel_files import Gone, NotPermitted
 
 log = logging.getLogger(__name__)
@@ -314,17 +314,10 @@ class CgroupEnforcement:
             known.problem = f"{error}."
 
     def _compare(self, known: _Known) -> None:
-        """Note a cgroup that may not use what it is set to: with version 2 those above it can forbid it."""
-        if self._hierarchy.version is CgroupVersion.V1 or known.by_threads:
-            return
-        cpus = known.container.cpus & self._online
-        found = self._hierarchy.effective(known.cgroup.folder)
-        known.limit = (
-            ""
-            if found == cpus
-            else f"{known.cgroup.folder} is set to CPU {format_cpu_list(cpus)} and may use CPU"
-            f" {format_cpu_list(found)}: a cgroup above it has other CPUs."
-        )
+        """Note a cgroup that may not use what it is set to."""
+        if not known.by_threads:
+            limit = self._hierarchy.limit(known.cgroup.folder, known.container.cpus & self._online)
+            known.limit = limit and f"{limit}."
 
     def _say(self) -> None:
         if self._report.enforcement is Enforcement.NONE:

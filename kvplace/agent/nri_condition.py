@@ -25,7 +25,7 @@ def enforced_condition(
         names = ", ".join(sorted(f"{found.namespace}/{found.pod}/{found.name}" for found in undone))
         why = f"Another program keeps setting the cpuset of {names}; repaired once in {PERIOD_S:g} s."
         return Condition(CPUSETS_ENFORCED, False, "RepairsUndone", why)
-    problems = [known.problem for known in containers if known.problem]
+    problems = [text for known in containers if (text := known.problem or known.limit)]
     if problems:
         why = f"{counted(len(problems), 'container')}: {problems[0]}."
         return Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", why)

@@ -38,6 +38,8 @@ class KnownContainer:
     """Why its cgroup could not be set; empty when that has succeeded since."""
     problem: str = ""
     """A failure that has been tried again."""
+    limit: str = ""
+    """Why it may not use what it is set to."""
 
 
 def reported(pod: nri.PodSandbox, container: nri.Container, root: Path) -> KnownContainer:

@@ -69,6 +69,8 @@ class CgroupCpusets(Protocol):
 
     def is_set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> bool: ...
 
+    def limit(self, folder: Path, cpus: CpuMask, /) -> str: ...
+
     def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> None: ...
 
 
@@ -335,10 +337,12 @@ class NriEnforcement:
         self._watch(known.folder)
         wanted = self._wanted(known)
         now = time.monotonic()
-        before = (known.history.given_up, known.problem)
+        before = (known.history.given_up, known.problem, known.limit)
         try:
             if self._is_set(known.folder, wanted):
-                known.failure = known.problem = ""
+                known.failure = known.problem = known.limit = ""
+                if wanted.cpus:
+                    known.limit = self._hierarchy.limit(known.folder, wanted.cpus & self._online)
                 known.history = known.history.intact(now)
                 known.container = replace(known.container, cpus=wanted.cpus or known.container.cpus)
             else:
@@ -347,7 +351,7 @@ class NriEnforcement:
             known.failure = known.problem = ""
         except (Unavailable, Misconfigured) as error:
             log.warning("container %s: %s", known.container.id, error)
-        if (known.history.given_up, known.problem) != before:
+        if (known.history.given_up, known.problem, known.limit) != before:
             self._say()
 
     def _is_set(self, folder: Path, wanted: nri.Cpuset) -> bool:

@@ -71,6 +71,20 @@ class CpusetHierarchy:
         found = self.configured(folder, file)
         return found == wanted or (not found and self.effective(folder, file) == wanted)
 
+    def limit(self, folder: Path, cpus: CpuMask) -> str:
+        """Say why a cgroup may not use these online CPUs that it is set to; nothing where it may.
+
+        With version 2 those above it can forbid it; one that may use none of its own uses those of its
+        parent. Raises as `configured` does.
+        """
+        found = cpus if self.version is CgroupVersion.V1 else self.effective(folder)
+        if found == cpus:
+            return ""
+        return (
+            f"{folder} is set to CPU {format_cpu_list(cpus)} and may use CPU {format_cpu_list(found)}:"
+            " a cgroup above it has other CPUs"
+        )
+
     def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS) -> None:
         """Give a cgroup this set, which must not be empty; its processes move at once.
 

@@ -73,6 +73,8 @@ class MemoryCgroups:
     writes: list[tuple[str, CpuMask]] = field(default_factory=list)
     refused: set[Path] = field(default_factory=set)
     """Folders whose sets the kernel does not change."""
+    usable: CpuMask | None = None
+    """What the cgroup above them all lets them use; None: everything."""
 
     def configured(self, folder: Path, /) -> CpuMask:
         if folder not in self.cpus:
@@ -82,6 +84,9 @@ class MemoryCgroups:
     def is_set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> bool:
         cpus = self.configured(folder)
         return (cpus if file is CpusetFile.CPUS else self.memory_nodes.get(folder)) == wanted
+
+    def limit(self, folder: Path, cpus: CpuMask, /) -> str:
+        return "" if self.usable is None or not cpus & ~self.usable else f"{folder} is limited"
 
     def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> None:
         self.configured(folder)

@@ -58,6 +58,20 @@ def test_a_container_whose_cgroup_has_gone_is_no_problem() -> None:
     assert node.report.conditions[CPUSETS_ENFORCED].status
 
 
+def test_a_container_that_may_not_use_its_cpus_is_named() -> None:
+    """With version 2 it then uses those of the cgroup above it, which may be a VM's."""
+    node = Node(ONE_VM)
+    other = node.started(PLAIN, "app")
+    node.runtime.cgroups.usable = parse_cpu_list("2-3")
+    node.agent.check(other.id)
+    condition = node.report.conditions[CPUSETS_ENFORCED]
+    assert (condition.status, condition.reason) == (False, "CgroupsNotSet")
+    assert condition.message == f"1 container: {node.runtime.cgroups.root / other.id} is limited."
+    node.runtime.cgroups.usable = None
+    node.agent.check(other.id)
+    assert node.report.conditions[CPUSETS_ENFORCED].status
+
+
 async def test_what_cannot_be_set_is_tried_again_although_nothing_happens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -51,6 +51,16 @@ def test_parents_that_lack_a_cpu_grow_first_as_after_an_offline_cpu_has_returned
     assert pods.hierarchy.effective(container) == (BOTH if grows else ZERO)
 
 
+def test_a_cgroup_above_with_other_cpus_is_told(tmp_path: Path) -> None:
+    """As version 2 shows it: one that may use none of its own CPUs uses those of its parent."""
+    hierarchy = CpusetHierarchy(tmp_path, CgroupVersion.V2)
+    (tmp_path / "cpuset.cpus.effective").write_text("0\n")
+    assert hierarchy.limit(tmp_path, ZERO) == ""
+    assert hierarchy.limit(tmp_path, ONE) == (
+        f"{tmp_path} is set to CPU 1 and may use CPU 0: a cgroup above it has other CPUs"
+    )
+
+
 def test_groups_inside_a_container_follow_it_and_keep_their_own_choice(
     pods: PodCgroups, container: Path
 ) -> None:
