@@ -15,8 +15,9 @@ its program begins and again when it has started.
 No call waits for a disk, the API server or libvirt. An error here never makes a creation fail.
 
 Until the node's objects are known, as when the API server is away, the specs count as decided: what runs
-keeps its CPUs, since a sandbox may have an old placement of its pod. A new container gets what its own
-sandbox says, without the CPUs that a claim uses.
+keeps its CPUs, since a sandbox may have an old placement of its pod. CPUs that a cgroup has lost stay away:
+the agent before may have ended before it told the runtime. A new container gets what its own sandbox says,
+without the CPUs that a claim uses.
 """
 
 from __future__ import annotations
@@ -281,7 +282,9 @@ class NriEnforcement:
         changed = [
             (known, wanted)
             for known in self._known.values()
-            if (wanted := self._wanted(known)).cpus and wanted.cpus != known.container.cpus
+            if (wanted := self._wanted(known)).cpus
+            and wanted.cpus != known.container.cpus
+            and not self._may_be_newer(known)
         ]
         changed.sort(key=lambda change: bool(change[1].cpus & ~change[0].container.cpus))
         for known, wanted in changed:
@@ -300,6 +303,11 @@ class NriEnforcement:
         if untouched and nobody_owns and setting.mems is None:
             return nri.NO_CPUSET
         return nri.Cpuset(setting.cpus, mask_of(setting.mems or ()))
+
+    def _may_be_newer(self, known: KnownContainer) -> bool:
+        """Whether a cgroup has lost CPUs that its spec still has: an agent takes them away there first."""
+        has = known.container.cpus
+        return not self._objects_known and bool(has) and not has & ~known.spec.cpus
 
     def _first_cpuset(self, known: KnownContainer) -> nri.Cpuset:
         """Return what a new container gets while nothing but its own sandbox says what it may have."""

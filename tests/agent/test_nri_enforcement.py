@@ -383,6 +383,22 @@ class TestRestarts:
         found = [_spec(container) for container in (compute, other, later, second_compute)]
         assert found == ["2-3", "0-1,5-7", "0-1,5-7", "4"]
 
+    def test_an_agent_that_ended_before_it_had_told_the_runtime_leaves_cpus_taken_away(self) -> None:
+        node = Node(ONE_VM)
+        other = node.started(PLAIN, "app")
+        node.change(EMPTY)
+        node.runtime.couriers_fail = True
+        with pytest.raises(Unreadable):
+            node.change(ONE_VM)
+        compute = node.started(VM, "compute")
+        other.spec = _cpuset("0-7")  # the answer to the creation did not arrive either
+        node.objects.state, node.objects.is_known = EMPTY, False
+        node.restart_agent()
+        assert (node.cgroup(other), node.cgroup(compute)) == ("0-1,4-7", "2-3")
+        node.runtime.couriers_fail = False
+        node.change(ONE_VM)
+        assert _spec(other) == "0-1,4-7"
+
     def test_before_the_objects_are_known_the_kubelets_static_policy_is_not_hindered_either(self) -> None:
         """The kubelet believes that an update took effect, and does not repeat it."""
         node = Node(replace(ONE_VM, observes_only=True))
