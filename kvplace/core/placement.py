@@ -87,6 +87,19 @@ class Placement:
         return choices[order % len(choices)]
 
     @property
+    def memory_mode(self) -> NumaMemory:
+        """How memory is bound where it is not bound cell by cell.
+
+        Of several nodes Linux takes each huge page from that of the thread that touches it first. These are
+        threads of QEMU, not the vCPUs: one node may give all, also what other VMs were promised. Page by page
+        each node gives its share.
+        """
+        of_several_nodes = sum(any(pages.values()) for pages in self.huge_pages.values()) > 1
+        if of_several_nodes and self.numa_memory is NumaMemory.PREFERRED and not self.guest_cells:
+            return NumaMemory.INTERLEAVE
+        return self.numa_memory
+
+    @property
     def memory_nodes(self) -> tuple[NumaId, ...]:
         """The NUMA nodes that give the VM memory; all of its nodes where that is not known."""
         return tuple(node for node in self.numa_nodes if self.memory.get(node)) or self.numa_nodes

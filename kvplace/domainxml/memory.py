@@ -50,12 +50,13 @@ def bind_memory(
     if numatune is None:
         numatune = etree.Element("numatune")
         add_to_root(root, numatune, after=root.find("cputune"))
-    mode = placement.numa_memory.value
+    node_of_cells = _node_of_cells(root, placement, node_of_cpu, warn)
+    mode = (placement.numa_memory if node_of_cells else placement.memory_mode).value
     memory = etree.Element("memory")
     memory.set("mode", mode)
     memory.set("nodeset", format_cpu_list(mask_of(placement.memory_nodes)))
     bindings = [memory]
-    for cell, node in _node_of_cells(root, placement, node_of_cpu, warn).items():
+    for cell, node in node_of_cells.items():
         memnode = etree.Element("memnode")
         memnode.set("cellid", str(cell))
         memnode.set("mode", mode)

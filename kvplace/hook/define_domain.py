@@ -150,6 +150,6 @@ def _pinned(placement: Placement) -> str:
     )
     return (
         f"pinned {what} CPUs {format_cpu_list(placement.cpus)}, emulator to "
-        f"{format_cpu_list(placement.emulator_cpus) or 'any'}, memory {placement.numa_memory.value} "
+        f"{format_cpu_list(placement.emulator_cpus) or 'any'}, memory {placement.memory_mode.value} "
         f"on NUMA nodes {','.join(map(str, placement.numa_nodes)) or 'unknown'}{cells}"
     )

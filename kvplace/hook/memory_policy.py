@@ -94,7 +94,7 @@ def _obstacle(placement: Placement, allowed_nodes: int | None, trial: Trial) -> 
             f"NUMA node {format_cpu_list(nodes & ~allowed_nodes)} of the placement is outside the NUMA nodes "
             f"{format_cpu_list(allowed_nodes)} that this pod may use"
         )
-    return trial(placement.numa_memory, placement.memory_nodes)
+    return trial(placement.memory_mode, placement.memory_nodes)
 
 
 def _why(call: str, policy: int, nodes: Sequence[int]) -> str:

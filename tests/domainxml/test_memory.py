@@ -45,6 +45,22 @@ def test_a_node_that_gives_vcpus_and_no_memory_is_left_out(mode: NumaMemory) -> 
     assert bindings(rewrite(domain("<vcpu>4</vcpu>"), unknown))[0]["nodeset"] == "0-1"
 
 
+def test_huge_pages_of_several_nodes_are_taken_from_all_of_them() -> None:
+    paged = replace(
+        TWO_NODES,
+        numa_memory=NumaMemory.PREFERRED,
+        huge_pages={NumaId(0): {Bytes(1 << 30): 4}, NumaId(1): {Bytes(1 << 30): 4}},
+    )
+    xml = domain("<vcpu>4</vcpu>")
+    assert bindings(rewrite(xml, paged)) == [{"is": "memory", "mode": "interleave", "nodeset": "0-1"}]
+    strict = replace(paged, numa_memory=NumaMemory.STRICT)
+    assert bindings(rewrite(xml, strict)) == [{"is": "memory", "mode": "strict", "nodeset": "0-1"}]
+    elsewhere = replace(paged, huge_pages={NumaId(1): {Bytes(1 << 30): 8}})
+    assert bindings(rewrite(xml, elsewhere))[0]["mode"] == "preferred"
+    cells = bindings(rewrite(domain(TWO_CELLS), paged, NODE_OF_CPU))
+    assert [cell["mode"] for cell in cells] == ["preferred"] * 3
+
+
 def test_an_earlier_binding_is_replaced_and_unknown_parts_stay() -> None:
     xml = domain(
         "<vcpu>4</vcpu><numatune><memory mode='strict' placement='auto'/><later/>"

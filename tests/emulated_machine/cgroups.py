@@ -117,12 +117,15 @@ def affinity(task: int) -> int:
     return parse_cpu_list(found[1])
 
 
-def pages_by_node(pid: int, smallest: int = 1000) -> dict[int, int]:
-    """Count the pages of each NUMA node in the mappings of a process that have at least so many."""
+def pages_by_node(pid: int, smallest: int = 1000, where: str = "") -> dict[int, int]:
+    """Count the pages of each NUMA node in the mappings of a process that have at least so many.
+
+    With `where`, only in mappings that are described by this word.
+    """
     pages: Counter[int] = Counter()
     for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
         found = {int(node): int(count) for node, count in _PAGES.findall(line)}
-        if sum(found.values()) >= smallest:
+        if sum(found.values()) >= smallest and (not where or where in line.split()):
             pages.update(found)
     return dict(pages)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from pathlib import Path
 
 from kvplace.core.cpuset import parse_cpu_list
 from tests.emulated_machine.cgroups import ROOT, Group, affinity, group, pages_by_node, process_in, wait_for
-from tests.emulated_machine.observation import set_online
+from tests.emulated_machine.observation import set_huge_pages, set_online
 
 MEGABYTES = 8
 _NEW_CGROUP_NAMESPACE = 0x02000000
 _REMOUNT = 32
+_MAP_HUGETLB = 0x40000
+_MBIND = 237
+PREFERRED_MANY, BIND, INTERLEAVE = 5, 2, 3
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,28 @@ def memory_of_a_cpuset_that_grows(first: int, all_nodes: str) -> Moved:
             before = pages_by_node(pid)
             pod.write("cpuset.mems", all_nodes)
             return Moved(before, pages_by_node(pid))
+
+
+def huge_pages_of_two_nodes(mode: int, touching: int) -> dict[int, int]:
+    """Touch 8 huge pages from a CPU under a policy for nodes 0 and 1, which have 8 each; count by node."""
+    everywhere = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {touching})
+    for node in (0, 1):
+        set_huge_pages(node, 2048, 8)
+    try:
+        with mmap.mmap(-1, 8 << 21, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_HUGETLB) as pages:
+            start = ctypes.c_char.from_buffer(pages)
+            address, nodes = ctypes.addressof(start), ctypes.c_ulong(0b11)
+            del start  # the pages cannot be unmapped while ctypes holds a pointer to them
+            where, size = ctypes.c_void_p(address), ctypes.c_size_t(len(pages))
+            assert ctypes.CDLL(None).syscall(_MBIND, where, size, mode, ctypes.byref(nodes), 65, 0) == 0
+            for page in range(8):
+                pages[page << 21] = 1
+            return pages_by_node(os.getpid(), smallest=8, where="huge")
+    finally:
+        os.sched_setaffinity(0, everywhere)
+        for node in (0, 1):
+            set_huge_pages(node, 2048, 0)
 
 
 def cpus_of_a_container_whose_only_cpu_goes_offline() -> dict[str, str]:

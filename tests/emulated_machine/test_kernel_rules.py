@@ -6,6 +6,7 @@ from harness.emulated_machine.fixtures import on_machines
 from harness.emulated_machine.kernels import Kernel
 from harness.emulated_machine.machine import EmulatedMachine
 from harness.emulated_machine.shape import FOUR_NODES, TWO_SOCKETS
+from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from tests.emulated_machine import kernel_rules as inside
 
 PAGES_PER_MEGABYTE = 256
@@ -88,3 +89,14 @@ def test_a_container_with_a_cgroup_namespace_sees_others_beside_it_and_may_not_w
         "path of other": "0::/../other",
         "own with nsdelegate": "EPERM",
     }
+
+
+@on_machines(*KERNELS)
+def test_huge_pages_come_from_the_node_of_who_touches_them_unless_they_are_interleaved(
+    machine: EmulatedMachine,
+) -> None:
+    for number, node in enumerate(machine.shape.nodes[:2]):
+        cpu = next(cpus_of(parse_cpu_list(node.cpus)))
+        for mode in (inside.PREFERRED_MANY, inside.BIND):
+            assert machine.call(inside.huge_pages_of_two_nodes, mode, cpu) == {number: 8}
+        assert machine.call(inside.huge_pages_of_two_nodes, inside.INTERLEAVE, cpu) == {0: 4, 1: 4}

@@ -12,6 +12,7 @@ import pytest
 
 from kvplace.core.errors import Misconfigured
 from kvplace.core.request import NumaMemory, OnFailure
+from kvplace.core.scalars import Bytes, NumaId
 from kvplace.hook.memory_policy import settle_memory
 from tests.hook.machine import PLACEMENT
 
@@ -32,6 +33,18 @@ def never(_: NumaMemory, __: Sequence[int]) -> str:
 
 def test_a_binding_that_works_is_kept() -> None:
     assert settle_memory(STRICT, 0b11, OnFailure.WAIT, works) == (STRICT, None)
+
+
+def test_the_binding_that_the_domain_will_have_is_tried() -> None:
+    tried: list[NumaMemory] = []
+
+    def trial(mode: NumaMemory, _: Sequence[int]) -> None:
+        tried.append(mode)
+
+    pages = {NumaId(node): {Bytes(2 << 20): 512} for node in range(2)}
+    paged = replace(PLACEMENT, numa_nodes=tuple(pages), huge_pages=pages)
+    assert settle_memory(paged, 0b11, OnFailure.WAIT, trial) == (paged, None)
+    assert tried == [NumaMemory.INTERLEAVE]
 
 
 def test_no_binding_needs_no_trial() -> None:
