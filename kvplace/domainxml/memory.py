@@ -14,6 +14,7 @@ from lxml import etree
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list, union
 from kvplace.core.errors import BadDomainXml
+from kvplace.core.guest_cells import CELL_GRANULE
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId
@@ -22,6 +23,8 @@ from kvplace.domainxml.threads import only_child
 from kvplace.domainxml.whitespace import add_to_root, align, remove, remove_child_of_root
 
 _BINDINGS = ("memory", "memnode")
+_ROUNDING = 2 * CELL_GRANULE
+"""Cells of a mirroring guest are cut to whole granules, and one of them has what is finer."""
 
 
 def bind_memory(
@@ -108,7 +111,9 @@ def _node_under_cells(
         needed[node] = needed.get(node, 0) + bytes_of(
             cell.get("memory", ""), cell.get("unit"), "<cell memory>"
         )
-    if placement.memory and any(count > placement.memory.get(node, 0) for node, count in needed.items()):
+    if placement.memory and any(
+        count > placement.memory.get(node, 0) + _ROUNDING for node, count in needed.items()
+    ):
         return {}
     return nodes
 

@@ -8,7 +8,7 @@ import pytest
 from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
-from kvplace.core.guest_cells import GuestCell
+from kvplace.core.guest_cells import CELL_GRANULE, GuestCell, apportion
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.core.scalars import NO_BYTES, Bytes, CpuId, CpuMask, NumaId
@@ -138,6 +138,20 @@ def test_a_mirroring_vm_that_migrates_keeps_the_memory_of_each_cell_on_one_node(
     arriving = rewrite(xml, replace(TWO_NODES, guest_cells=cells))
     assert len(bindings(arriving)) == 3
     assert bindings(rewrite(arriving, TWO_NODES, NODE_OF_CPU)) == bindings(arriving)
+
+
+@pytest.mark.parametrize("total", [10**10, (8 << 30) - (1 << 20), (8 << 30) - 1])
+def test_cells_that_were_cut_to_whole_mebibytes_are_what_was_placed(total: int) -> None:
+    shares = {NumaId(0): Bytes(-(-total // 2)), NumaId(1): Bytes(total // 2)}
+    cuts = apportion(total, list(shares.values()), CELL_GRANULE)
+    cells = "".join(
+        f"<cell id='{number}' cpus='{2 * number}-{2 * number + 1}' memory='{cut}' unit='b'/>"
+        for number, cut in enumerate(cuts)
+    )
+    xml = domain(f"<vcpu>4</vcpu><cpu><numa>{cells}</numa></cpu>")
+    assert len(bindings(rewrite(xml, replace(TWO_NODES, memory=shares), NODE_OF_CPU))) == 3
+    less = replace(TWO_NODES, memory={node: Bytes(share - (4 << 20)) for node, share in shares.items()})
+    assert len(bindings(rewrite(xml, less, NODE_OF_CPU))) == 1
 
 
 def test_guest_cells_get_no_memnode_when_the_machine_is_unknown() -> None:
