@@ -107,7 +107,8 @@ class _Reader:
                 without_topology |= 1 << cpu
         if not online:
             raise BadTopology(
-                f"{self._tree.name}: no CPU below {CPU_FOLDER} is on-line and has a topology folder"
+                f"{self._tree.name}: no CPU below {CPU_FOLDER} is on-line and has a topology folder; a "
+                "sandbox such as gVisor shows none, and a copy may lack it: read the sysfs of the host itself"
             )
         if without_topology:
             self._notes.append(
