@@ -87,8 +87,8 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
     listed = await read_listed_vms(live.api, live.vms)
     for note in listed.notes:
         say(note)
-    # A VM without a pod holds nothing.
-    vms = sorted((vm for vm in listed.vms if vm.has_pod), key=_vm_keys()[order])
+    # A VM without a pod holds nothing, nor does a pod that has ended: a migration leaves one for long.
+    vms = sorted((vm for vm in listed.vms if vm.has_pod and not vm.is_over), key=_vm_keys()[order])
     shown = vms[:limit]
     if output.is_document:
         print_document(list_document(VM_KIND, map(vm_document, shown)), output)
@@ -98,7 +98,7 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
             click.echo(vm_reference(vm))
         return ExitCode.DONE
     if not vms:
-        say(f"there is no VM that asks for cores in {live.namespace or 'the cluster'}")
+        say(f"there is no VM that holds cores or waits for them in {live.namespace or 'the cluster'}")
         return ExitCode.DONE
     everywhere = live.flags.all_namespaces
     heads = (*(("NAMESPACE",) if everywhere else ()), *VM_HEADS)

@@ -8,7 +8,19 @@ import re
 import pytest
 import yaml
 
-from tests.cli.live_cluster.small_cluster import MANIFESTS, Call, SmallCluster, rows
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.request import Request
+from kvplace.core.scalars import NodeName
+from tests.cli.live_cluster.small_cluster import (
+    MANIFESTS,
+    MERGE_PATCH,
+    Call,
+    SmallCluster,
+    release_all,
+    rows,
+    run_vm,
+)
+from tests.nodes.machines import TWO
 
 
 def test_nodes_with_what_is_used_and_how_fragmented_it_is(on_cluster: Call, cluster: SmallCluster) -> None:
@@ -56,6 +68,26 @@ def test_vms_by_what_they_hold(on_cluster: Call, cluster: SmallCluster) -> None:
         ("cache", "2", "2"),
         ("late", "-", "-"),
     ]
+
+
+def test_a_vm_that_has_ended_holds_nothing(on_cluster: Call, cluster: SmallCluster) -> None:
+    namespace = cluster.plane.create_namespace(f"{cluster.namespace}-ended")
+    try:
+        node = ClusterNode(NodeName(cluster.second), TWO)
+        run_vm(cluster, namespace, "done", node, Request(2), vmi=False, pinned=None)
+        assert "done" in on_cluster("top", "vms", "-n", namespace).out
+        cluster.plane.request(
+            "PATCH",
+            f"/api/v1/namespaces/{namespace}/pods/done/status",
+            {"status": {"phase": "Succeeded"}},
+            content_type=MERGE_PATCH,
+        )
+        called = on_cluster("top", "vms", "-n", namespace)
+        assert (called.code, called.out) == (0, "")
+        assert f"no VM that holds cores or waits for them in {namespace}" in called.err
+    finally:
+        release_all(cluster, cluster.second)
+        cluster.plane.remove_namespace(namespace)
 
 
 def test_an_order_that_does_not_apply_is_refused(on_cluster: Call) -> None:
