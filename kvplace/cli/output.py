@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_ACTED_ON = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_ACTED_ON = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """What a terminal does not show but act on: control characters, and those that turn the direction of text."""
+_BREAKS = re.compile(r"[\t\r\n]+")
 
 
 class Output(Enum):
@@ -77,8 +78,13 @@ def document_text(document: object, output: Output) -> str:
 
 
 def plain(text: str) -> str:
-    """Write what a terminal would act on as Python's escape sequences: others may have written the text."""
-    return _ACTED_ON.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    """Write a text in one line that a terminal only shows: others may have written it.
+
+    What else it would act on becomes an escape sequence of Python.
+    """
+    return _ACTED_ON.sub(
+        lambda found: found[0].encode("unicode_escape").decode("ascii"), _BREAKS.sub(" ", text)
+    )
 
 
 def print_line(text: str = "", *, err: bool = False) -> None:
@@ -94,7 +100,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Write the same as lines."""
-    rows = [[plain(cell) for cell in row] for row in rows]
+    rows = [["\n".join(map(plain, cell.split("\n"))) for cell in row] for row in rows]
     widths = [
         max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)
     ]

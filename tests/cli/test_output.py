@@ -52,5 +52,22 @@ def test_an_error_shows_the_name_that_it_was_given_and_does_not_act_it_out(kvpla
 
 
 def test_names_in_other_writings_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    print_line("Größe\t漢字 \N{ROCKET}")
-    assert capsys.readouterr().out == "Größe\t漢字 \N{ROCKET}\n"
+    print_line("Größe 漢字 \N{ROCKET}")
+    assert capsys.readouterr().out == "Größe 漢字 \N{ROCKET}\n"
+
+
+def test_words_of_others_cannot_begin_a_line_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    listing = Listing(
+        Printed[str]("Vm", ("SAID",), lambda said: (said,), lambda said: {"said": said}, str), Output.TABLE
+    )
+    print_line("VM db: it says\r\nall is well\n")
+    listing.print_all(["it says\n\tall is well"])
+    say("it says\nkvplace: all is well")
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ["VM db: it says all is well ", "SAID", "it says all is well"]
+    assert err == "kvplace: it says kvplace: all is well\n"
+
+
+def test_a_cell_of_ours_has_the_lines_that_we_gave_it(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([("0-3,\n8-11", "db")])
+    assert capsys.readouterr().out == "0-3,   db\n8-11\n"
