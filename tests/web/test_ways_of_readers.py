@@ -8,7 +8,7 @@ from harness.certificates import Certificates
 from tests.nodes.machines import TWO
 from tests.web.pictures import LIVE
 from tests.web.reading import reading, sign_in
-from tests.web.stage import cluster_of, mapped
+from tests.web.stage import Stage, cluster_of, mapped
 
 
 async def test_a_session_that_has_ended_leads_to_the_sign_in_and_back_to_the_page(
@@ -66,3 +66,19 @@ async def test_a_request_that_nobody_can_read_is_shown_as_it_stands(
             await page.evaluate(f"location.hash = '#/vm/shop/{name}'")
             await page.until(f"document.querySelector('h1')?.innerText === 'shop/{name}'")
             assert f"asked for\n{request}\n" in await page.text(".facts")
+
+
+async def test_enter_leads_to_what_was_typed_and_not_to_what_was_found_before(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = Stage()
+    for name in ("rack-1", "rack-2"):
+        stage.add_node(name, TWO)
+    async with reading(stage, certificates, browser) as page:
+        await page.evaluate("document.querySelector('#search').focus()")
+        await page.write("rack-")
+        await page.until("document.querySelectorAll('#found [role=option]').length === 2")
+        await page.write("2")
+        await page.press("Enter")
+        await page.until("document.querySelector('h1')?.innerText.startsWith('rack-')")
+        assert await page.text("h1") == "rack-2"

@@ -9,6 +9,8 @@ export function searching(field, list, words) {
   let timer = null;
   let asked = 0;
   let chosen = -1;
+  let shown = ""; // the text for which the list is
+  let hurried = false; // Enter was pressed before the list for the text was there
 
   const options = () => [...list.querySelectorAll("[role=option]")];
   const close = () => {
@@ -31,6 +33,10 @@ export function searching(field, list, words) {
     close();
     field.blur();
   };
+  const enter = () => {
+    const all = options();
+    if (all.length) go(all[Math.max(0, chosen)]);
+  };
   const option = (to, ...children) => ({ to, children });
   const show = (found) => {
     const entries = [
@@ -51,6 +57,7 @@ export function searching(field, list, words) {
     clearTimeout(timer);
     const text = field.value.trim();
     const mine = ++asked;
+    hurried = false;
     if (!text) {
       close();
       return;
@@ -58,7 +65,10 @@ export function searching(field, list, words) {
     timer = setTimeout(async () => {
       try {
         const found = await ask(`api/search?q=${encodeURIComponent(text)}`);
-        if (mine === asked) show(found);
+        if (mine !== asked) return;
+        show(found);
+        shown = text;
+        if (hurried) enter();
       } catch (failure) {
         if (mine === asked) words.textContent = failure.message;
       }
@@ -68,9 +78,10 @@ export function searching(field, list, words) {
     if (event.key === "ArrowDown") choose(chosen + 1);
     else if (event.key === "ArrowUp") choose(chosen - 1);
     else if (event.key === "Enter") {
-      const all = options();
-      if (all.length) go(all[Math.max(0, chosen)]);
+      if (shown === field.value.trim()) enter();
+      else hurried = true;
     } else if (event.key === "Escape") {
+      asked += 1; // what is under way is not wanted any more
       field.value = "";
       close();
       field.blur();
