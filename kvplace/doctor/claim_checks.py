@@ -59,7 +59,7 @@ def check_ledgers(found: Installation) -> Iterator[Finding]:
         if lost:
             yield wrong(
                 about,
-                f"{some(lost, _SHOWN)} hold CPUs there and have no pod on the node",
+                f"{some(lost, _SHOWN)} hold CPUs there and have no pod on the node that still runs",
                 "serve releases such claims in seconds: is it running? See docs/troubleshoot.md, cores do "
                 "not come free",
             )
@@ -103,7 +103,7 @@ def _without_pods(found: Installation, node: NodeView) -> Mapping[PodUid, Claim]
         if (
             _is_old(found.now, claim)
             if (vm := found.view.vms.get(uid)) is None
-            else vm.node and vm.node != node.name
+            else vm.is_over or (vm.node and vm.node != node.name)
         )
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,8 @@ from kvplace.doctor.reading import read_installation
 from kvplace.kube.records import LedgerRecord, PodRecord
 from tests.doctor.changing import CLAIMED, GONE, RUNS, UNCLAIMED, Changing
 from tests.doctor.examples import NOW
+
+ENDED = tuple(replace(pod, phase="Succeeded") for pod in RUNS)
 
 
 def problems_in(cluster: Changing) -> tuple[list[str], list[float]]:
@@ -35,6 +38,7 @@ def problems_in(cluster: Changing) -> tuple[list[str], list[float]]:
         ([CLAIMED, UNCLAIMED], [GONE], False),
         ([CLAIMED], [GONE, RUNS], False),
         ([CLAIMED], [GONE, RUNS], True),
+        ([CLAIMED, UNCLAIMED], [ENDED], False),
     ],
 )
 def test_what_changes_between_two_lists_is_no_fault(
@@ -48,6 +52,7 @@ def test_what_changes_between_two_lists_is_no_fault(
     [
         (UNCLAIMED, RUNS, False, "run on cores that no ledger holds"),
         (CLAIMED, GONE, False, "have no pod on the node"),
+        (CLAIMED, ENDED, False, "have no pod on the node that still runs"),
         (UNCLAIMED, GONE, True, "admission has not seen it"),
     ],
 )
