@@ -148,6 +148,18 @@ def test_folders_of_the_manifests_are_all_explained() -> None:
     assert first_cells(section(page("reference.md"), "The folders of `manifests/`")) == folders
 
 
+def test_every_admission_policy_is_listed_and_all_but_the_last_fail_closed() -> None:
+    listed = first_cells(page("reference.md").partition("| admission policy |")[2].partition("\n## ")[0])
+    fails = {
+        one["metadata"]["name"]: one["spec"]["failurePolicy"]
+        for path in (PROJECT / "manifests").rglob("*.yaml")
+        for one in yaml.safe_load_all(path.read_text())
+        if isinstance(one, dict) and one.get("kind") == "ValidatingAdmissionPolicy"
+    }
+    assert listed == fails.keys()
+    assert [name for name, policy in fails.items() if policy != "Fail"] == ["misspelt-annotations.kvplace.io"]
+
+
 def test_the_rights_of_serve_are_listed_as_its_role_grants_them() -> None:
     text = (PROJECT / "manifests" / "rbac" / "serve.yaml").read_text()
     role = next(one for one in yaml.safe_load_all(text) if one["kind"] == "ClusterRole")
