@@ -160,6 +160,15 @@ def test_every_admission_policy_is_listed_and_all_but_the_last_fail_closed() -> 
     assert [name for name, policy in fails.items() if policy != "Fail"] == ["misspelt-annotations.kvplace.io"]
 
 
+@pytest.mark.parametrize(("process", "told"), [("serve", "of `serve`"), ("agent", "of the agent")])
+def test_every_setting_of_the_manifests_is_listed_with_its_default_first(process: str, told: str) -> None:
+    rows = section(page("install.md"), "8 Settings").partition(f"The settings {told} are in")[2]
+    table = rows.partition("\n| ")[2].partition("\n\n")[0]
+    listed = dict(re.findall(r"^\| `([A-Z_]+)` \| (?:`([^`]+)`|nothing)", table, re.MULTILINE))
+    lines = (PROJECT / "manifests" / process / "settings.env").read_text().splitlines()
+    assert listed == dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
 def test_the_rights_of_serve_are_listed_as_its_role_grants_them() -> None:
     text = (PROJECT / "manifests" / "rbac" / "serve.yaml").read_text()
     role = next(one for one in yaml.safe_load_all(text) if one["kind"] == "ClusterRole")
