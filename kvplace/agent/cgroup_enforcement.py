@@ -34,6 +34,7 @@ from kvplace.agent.repair_history import RepairHistory
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured, Unavailable
+from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodRecord
@@ -327,7 +328,7 @@ class CgroupEnforcement:
 
     def _condition(self) -> Condition:
         if problems := [text for known in self._known.values() if (text := known.problem or known.limit)]:
-            why = f"{len(problems)} containers: {problems[0]}"
+            why = f"{counted(len(problems), 'container')}: {problems[0]}"
             return Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", why)
         if self._obstacle:
             why = f"{self._obstacle}; cgroups are read every {DEAF_SWEEP_S:g} s."

@@ -233,7 +233,7 @@ async def test_a_set_that_is_undone_again_and_again_is_given_up_with_a_reason(
         pods.hierarchy.set(folder, parse_cpu_list("0-1"))
         await becomes(lambda: bool(node.problem()), True)
         assert node.problem() == (
-            f"1 containers: {folder} is set to CPU 0-1 again and again by another program; stop that program."
+            f"1 container: {folder} is set to CPU 0-1 again and again by another program; stop that program."
         )
         assert node.enforcement.repairs == MOST_REPAIRS
 
@@ -354,7 +354,7 @@ async def test_memory_nodes_that_somebody_else_keeps_setting_are_given_up_with_a
         mems = folder / CpusetFile.MEMORY_NODES.value
         await becomes(lambda: mems.write_text("0") and bool(node.problem()), True)
         assert node.problem() == (
-            f"1 containers: {folder} is set to NUMA node 0 again and again by another program;"
+            f"1 container: {folder} is set to NUMA node 0 again and again by another program;"
             " stop that program."
         )
         assert node.enforcement.repairs == MOST_REPAIRS
@@ -376,7 +376,7 @@ async def test_what_cannot_be_set_is_reported_and_the_rest_goes_on(
     node.read_objects(VM_POD, PLAIN_POD)
     async with node.enforced():
         await becomes(lambda: pods.hierarchy.configured(good), parse_cpu_list("0"))
-        await becomes(node.problem, "" if isinstance(error, Gone) else "1 containers: no right.")
+        await becomes(node.problem, "" if isinstance(error, Gone) else "1 container: no right.")
 
 
 async def test_an_operator_can_have_it_observe_only(pods: PodCgroups) -> None:
@@ -401,7 +401,7 @@ async def test_a_container_that_may_not_use_its_cpus_is_reported(
     node.read_objects(VM_POD)
     async with node.enforced():
         reason = f"{folder} is set to CPU 1 and may use CPU 0: a cgroup above it has other CPUs."
-        await becomes(node.problem, f"1 containers: {reason}")
+        await becomes(node.problem, f"1 container: {reason}")
         monkeypatch.setattr(CpusetHierarchy, "effective", CpusetHierarchy.configured)
         node.own.machine_changed(machine_of([0]), NO_CPUS, observes_only=False)
         await becomes(node.problem, "")
