@@ -107,6 +107,20 @@ def test_the_schedulers_default_name_is_in_the_reference() -> None:
     assert AdmissionSettings("").scheduler_name in page("reference.md")
 
 
+def test_every_reason_of_a_condition_of_the_nodetopology_is_listed() -> None:
+    given = {
+        str(ast.literal_eval(call.args[2]))
+        for source in (PROJECT / "kvplace" / "agent").glob("*.py")
+        for call in ast.walk(ast.parse(source.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Condition"
+        if len(call.args) > 2 and isinstance(call.args[2], ast.Constant)
+    }
+    rows = re.findall(
+        r"^\| `\w+` \|(.*)", section(page("agent.md"), "Conditions of the NodeTopology"), re.MULTILINE
+    )
+    assert {word for row in rows for word in re.findall(r"`([A-Z]\w+)`", row)} == given
+
+
 def test_every_event_is_listed() -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
