@@ -9,7 +9,7 @@ from kvplace.doctor.finding import Finding, warning, wrong
 from kvplace.doctor.installation import Installation, at, condition, title
 
 _GATE = "Sidecar"
-_OLDEST = (1, 6)
+OLDEST = (1, 6)
 """The oldest release whose hooks were read."""
 
 
@@ -35,8 +35,8 @@ def check_kubevirt(found: Installation) -> Iterator[Finding]:
             )
         version = at(one, "status", "observedKubeVirtVersion") or ""
         match = re.match(r"v(\d+)\.(\d+)", version)
-        if match is not None and (int(match[1]), int(match[2])) < _OLDEST:
-            oldest = ".".join(map(str, _OLDEST))
+        if match is not None and (int(match[1]), int(match[2])) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
             yield warning(about, f"KubeVirt {version} is older than v{oldest}", "upgrade KubeVirt")
         available = condition(one, "Available")
         if available.get("status") == "False":

@@ -21,6 +21,8 @@ from kvplace.core.contradictions import CONTRADICTIONS
 from kvplace.core.errors import ExitCode
 from kvplace.core.refusal import Reason
 from kvplace.core.request import PinningOptions
+from kvplace.doctor.api_server import OLDEST as OLDEST_KUBERNETES
+from kvplace.doctor.kubevirt import OLDEST as OLDEST_KUBEVIRT
 from kvplace.kube.events import EventReason
 from tests.docs.reading import PAGES, PROJECT, SOURCES, WORDS, first_cells, in_code_marks, page, section
 
@@ -155,6 +157,12 @@ def test_files_and_folders_that_the_architecture_names_exist() -> None:
     assert len(named) > 50
     places = (PROJECT, PROJECT / "kvplace")
     assert [file for file in named if not any((place / file).exists() for place in places)] == []
+
+
+def test_the_oldest_releases_are_those_of_which_doctor_warns() -> None:
+    needed = section(page("install.md"), "1 What is needed")
+    for program, oldest in {"Kubernetes": OLDEST_KUBERNETES, "KubeVirt": OLDEST_KUBEVIRT}.items():
+        assert f"| {program} {'.'.join(map(str, oldest))} or newer" in needed
 
 
 def test_folders_of_the_manifests_are_all_explained() -> None:
