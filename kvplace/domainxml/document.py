@@ -25,6 +25,8 @@ _DECLARATION = re.compile(rb"<\?xml\s[^>]*\?>")
 _DECLARED_ENCODING = re.compile(rb"encoding\s*=\s*[\"']([^\"']*)[\"']")
 _BEFORE_ROOT = re.compile(rb"(?:\s+|<\?.*?\?>|<!--.*?-->)*+", re.DOTALL)
 _ENCODINGS: dict[str, Encoding] = {"utf-8": "UTF-8", "utf8": "UTF-8", "us-ascii": "US-ASCII"}
+_HARMLESS = (etree.ErrorTypes.NS_ERR_UNDEFINED_NAMESPACE, etree.ErrorTypes.WAR_NS_URI)
+_MOST_ERRORS = 100
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -52,7 +54,33 @@ def parse(xml: bytes) -> Document:
         raise BadDomainXml("the domain XML is empty; a document with the root <domain> is needed")
     encoding = _encoding_of(text)
     before = _before_root(text)
-    parser = etree.XMLParser(
+    root = _root_of(text)
+    if cast(object, root.getroottree().docinfo.internalDTD) is not None:
+        raise _declares_doctype()
+    if root.tag != "domain":
+        shown = str(root.tag)
+        raise BadDomainXml(
+            f"the document's root is <{shown[:60]}>, not <domain>; a libvirt domain document is needed"
+        )
+    after = b"".join(b"\n" + etree.tostring(node, encoding=encoding) for node in root.itersiblings())
+    return Document(root=root, before=before, encoding=encoding, after=after + xml[len(xml.rstrip()) :])
+
+
+def _root_of(text: bytes) -> etree._Element:
+    """Parse the text; a prefix without a usable namespace is part of a name, as it is to libvirt."""
+    strict = _parser(recover=False)
+    try:
+        return etree.fromstring(text, strict)
+    except etree.XMLSyntaxError as error:
+        # libxml2 stops counting errors, and what is not counted is not known to be harmless.
+        errors = strict.error_log
+        if len(errors) >= _MOST_ERRORS or any(each.type not in _HARMLESS for each in errors):
+            raise BadDomainXml(f"the domain XML is not well-formed: {error.msg}") from None
+    return etree.fromstring(text, _parser(recover=True))
+
+
+def _parser(*, recover: bool) -> etree.XMLParser:
+    return etree.XMLParser(
         encoding="utf-8",
         resolve_entities=False,
         load_dtd=False,
@@ -63,20 +91,8 @@ def parse(xml: bytes) -> Document:
         strip_cdata=False,
         remove_comments=False,
         remove_pis=False,
+        recover=recover,
     )
-    try:
-        root = etree.fromstring(text, parser)
-    except etree.XMLSyntaxError as error:
-        raise BadDomainXml(f"the domain XML is not well-formed: {error.msg}") from None
-    if cast(object, root.getroottree().docinfo.internalDTD) is not None:
-        raise _declares_doctype()
-    if root.tag != "domain":
-        shown = str(root.tag)
-        raise BadDomainXml(
-            f"the document's root is <{shown[:60]}>, not <domain>; a libvirt domain document is needed"
-        )
-    after = b"".join(b"\n" + etree.tostring(node, encoding=encoding) for node in root.itersiblings())
-    return Document(root=root, before=before, encoding=encoding, after=after + xml[len(xml.rstrip()) :])
 
 
 def text_of(element: etree._Element) -> str:

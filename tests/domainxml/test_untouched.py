@@ -167,6 +167,22 @@ def test_namespaces_comments_cdata_and_the_declaration_stay_as_written() -> None
     )
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b'<qemu:commandline>\n    <qemu:arg value="-s"/>\n  </qemu:commandline>',
+        b'<metadata>\n    <app:owner xmlns:app="no uri" app:since="1" team:name="a"/>\n  </metadata>',
+    ],
+)
+def test_a_prefix_that_nothing_declares_or_with_an_odd_uri_stays_part_of_its_name(lines: bytes) -> None:
+    xml = b"<domain>\n  <vcpu>1</vcpu>\n  " + lines + b"\n</domain>"
+    assert lines in rewrite(xml, FOUR_VCPUS)
+    with pytest.raises(BadDomainXml, match="not well-formed"):
+        rewrite(xml.replace(b"</vcpu>", b"</cpu>"), FOUR_VCPUS)
+    with pytest.raises(BadDomainXml, match="not well-formed"):
+        rewrite(xml.replace(b"<vcpu>", b"<a:a/>" * 200 + b"<vcpu>"), FOUR_VCPUS)
+
+
 @each_document
 def test_what_is_unpinned_has_no_number_of_a_cpu_or_node_left_and_is_otherwise_as_it_was(path: Path) -> None:
     xml = path.read_bytes()
