@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import click
 
-from kvplace.cli.output import Output, plain, print_document
+from kvplace.cli.output import Output, columns_of, padded, plain, print_document
 from kvplace.core.strict_json import Json
 
 T = TypeVar("T")
@@ -65,9 +65,11 @@ class Listing(Generic[T]):
             return
         rows = [[plain(cell) for cell in self._printed.row(item)] for item in items]
         for row in (*([self._printed.heads] if headers else ()), *rows):
-            self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, row, strict=True)]
+            self._widths = [
+                max(width, columns_of(cell)) for width, cell in zip(self._widths, row, strict=True)
+            ]
         for row in (*([self._printed.heads] if headers else ()), *rows):
-            cells = (cell.ljust(width) for cell, width in zip(row, self._widths, strict=True))
+            cells = (padded(cell, width) for cell, width in zip(row, self._widths, strict=True))
             click.echo(_GAP.join(cells).rstrip())
 
 

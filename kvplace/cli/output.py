@@ -102,12 +102,27 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Write the same as lines."""
     rows = [["\n".join(map(plain, cell.split("\n"))) for cell in row] for row in rows]
     widths = [
-        max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)
+        max(columns_of(line) for cell in column for line in cell.split("\n"))
+        for column in zip(*rows, strict=True)
     ]
     for row in rows:
         for parts in zip_longest(*(cell.split("\n") for cell in row), fillvalue=""):
-            cells = (part.ljust(width) for part, width in zip(parts, widths, strict=True))
+            cells = (padded(part, width) for part, width in zip(parts, widths, strict=True))
             yield "   ".join(cells).rstrip()
+
+
+def columns_of(text: str) -> int:
+    """Count the columns of a terminal that a text takes: a letter may take two, or none."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def padded(text: str, width: int) -> str:
+    """Fill a text up with blanks to so many columns."""
+    return text + " " * (width - columns_of(text))
 
 
 def table_width() -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from kvplace.cli.listing import Listing, Printed
 from kvplace.cli.output import Output, cpu_lines, print_line, print_table, say
@@ -66,6 +67,21 @@ def test_words_of_others_cannot_begin_a_line_of_their_own(capsys: pytest.Capture
     out, err = capsys.readouterr()
     assert out.splitlines() == ["VM db: it says all is well ", "SAID", "it says all is well"]
     assert err == "kvplace: it says kvplace: all is well\n"
+
+
+def test_columns_stand_below_each_other_whatever_the_width_of_their_letters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    listing = Listing(
+        Printed[str]("Vm", ("VM", "CPUS"), lambda name: (name, "0-3"), lambda name: {"name": name}, str),
+        Output.TABLE,
+    )
+    names = ["数据库", "web", "e\N{COMBINING ACUTE ACCENT}te\N{COMBINING ACUTE ACCENT}"]
+    print_table([("VM", "CPUS"), *((name, "0-3") for name in names)])
+    listing.print_all(names)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    assert {cell_len(line.rpartition(" ")[0]) for line in lines} == {8}
 
 
 def test_a_cell_of_ours_has_the_lines_that_we_gave_it(capsys: pytest.CaptureFixture[str]) -> None:
