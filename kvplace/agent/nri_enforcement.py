@@ -25,26 +25,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from kvplace.agent import metrics
 from kvplace.agent.containers import Container
 from kvplace.agent.cpusets import Cpusets, decide_cpusets, placement_of
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import NodeState
 from kvplace.agent.nri_condition import enforced_condition
 from kvplace.agent.nri_container import KnownContainer, merged, reported
+from kvplace.agent.nri_ports import CgroupCpusets, NodeObjects
 from kvplace.agent.nri_runtime import PluginHost
 from kvplace.agent.repair_history import PERIOD_S
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
-from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
+from kvplace.core.scalars import NO_CPUS, ContainerId
 from kvplace.linux.cpuset_hierarchy import CpusetFile
 from kvplace.linux.inotify import Change, Inotify
 from kvplace.linux.kernel_files import Gone
@@ -58,35 +57,6 @@ _RETRY_S = 1.0
 SET_AGAIN_S = 5.0
 """Pause before cgroups are set again that could not be set."""
 _FILES = frozenset(file.value for file in CpusetFile)
-
-
-class CgroupCpusets(Protocol):
-    """What is asked of the host's cgroups: `kvplace.linux.cpuset_hierarchy.CpusetHierarchy`."""
-
-    @property
-    def root(self) -> Path: ...
-
-    def configured(self, folder: Path, /) -> CpuMask: ...
-
-    def is_set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> bool: ...
-
-    def limit(self, folder: Path, cpus: CpuMask, /) -> str: ...
-
-    def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> None: ...
-
-
-class NodeObjects(Protocol):
-    """What the API server knows of this node: `kvplace.agent.own_node.OwnNode`."""
-
-    @property
-    def state(self) -> NodeState: ...
-
-    @property
-    def is_known(self) -> bool: ...
-
-    def subscribe(self, listener: Callable[[], None], /) -> None: ...
-
-    async def wait_until_known(self) -> None: ...
 
 
 class NriEnforcement:
@@ -174,7 +144,8 @@ class NriEnforcement:
         containers: Sequence[nri.Container],
     ) -> Sequence[nri.ContainerUpdate]:
         by_id = {pod.id: pod for pod in pods}
-        self._known.clear()
+        for known in tuple(self._known):
+            self._forget(known)
         for container in containers:
             if container.sandbox in by_id and container.state is not nri.ContainerState.STOPPED:
                 self._take(by_id[container.sandbox], container)
@@ -267,7 +238,10 @@ class NriEnforcement:
         return known
 
     def _forget(self, container: ContainerId) -> None:
-        if self._known.pop(container, None) is not None:
+        known = self._known.pop(container, None)
+        if known is not None:
+            if known.folder is not None and self._writes is not None:
+                self._writes.forget(known.folder)
             self._changed.set()
 
     def _apply(self) -> None:

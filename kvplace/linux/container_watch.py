@@ -94,6 +94,7 @@ class ContainerWatch:
                     everything |= container is None
                     written |= set() if container is None else {container}
             elif report.change & Change.REMOVED:
+                self._inotify.forget(path)
                 self._ended(path)
             elif report.change & Change.CREATED and report.change & Change.FOLDER:
                 self._look(path)
@@ -110,6 +111,9 @@ class ContainerWatch:
         self.obstacle = self._deaf_because
         for container in [each for each in self._containers.values() if not each.folder.exists()]:
             self._ended(container.folder)
+        for folder in self._inotify.folders:
+            if not folder.exists():
+                self._inotify.forget(folder)
         self._watch(self._root, Change.CREATED)
         for folder in kubepods_folders(self._root):
             self._look_into(folder)
@@ -153,11 +157,15 @@ class _Deaf:
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0)
+        self.folders: tuple[Path, ...] = ()
 
     def fileno(self) -> int:
         return self._descriptor
 
     def watch(self, folder: Path, changes: Change) -> None:
+        pass
+
+    def forget(self, folder: Path) -> None:
         pass
 
     def read(self) -> list[Report]:

@@ -1,7 +1,8 @@
 """Changes in folders as the kernel reports them (inotify(7)), so that nobody has to poll.
 
 Only writes, creations and removals by processes are reported. A file of the kernel whose content changes by
-itself, as cpusets do when a CPU goes offline, is not.
+itself, as cpusets do when a CPU goes offline, is not. A cgroup that was removed stays watched, and counts
+towards the user's limit of watches, until `forget`.
 
 These are three calls of libc. The packages for it start a process to find libc and follow trees in ways that
 miss folders; neither is needed here.
@@ -58,6 +59,7 @@ class Inotify:
             why = os.strerror(ctypes.get_errno())
             raise Misconfigured(f"inotify cannot be used: {why}; see fs.inotify.max_user_instances")
         self._folders: dict[int, Path] = {}
+        self._numbers: dict[Path, int] = {}
 
     def fileno(self) -> int:
         """Return the descriptor to wait for."""
@@ -75,6 +77,18 @@ class Inotify:
                 raise Misconfigured(f"{folder} cannot be watched: raise fs.inotify.max_user_watches")
             raise explained(OSError(code, os.strerror(code)), folder, "watched")
         self._folders[number] = folder
+        self._numbers[folder] = number
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders that are watched."""
+        return tuple(self._numbers)
+
+    def forget(self, folder: Path) -> None:
+        """Report no more changes of a folder; one that is not watched is no error."""
+        number = self._numbers.pop(folder, None)
+        if number is not None:
+            self._libc.inotify_rm_watch(self._descriptor, number)  # fails when the kernel has ended it
 
     def read(self) -> list[Report]:
         """Take the changes out of the queue, oldest first; none when there are none now."""
@@ -93,6 +107,8 @@ class Inotify:
             folder = self._folders.get(number, Path())
             if change & Change.IGNORED:
                 self._folders.pop(number, None)
+                if self._numbers.get(folder) == number:
+                    del self._numbers[folder]
             reports.append(Report(folder, os.fsdecode(name), change))
         return reports
 

@@ -467,3 +467,29 @@ async def test_changes_are_carried_out_although_what_others_write_cannot_be_noti
     assert "max_user_instances" in caplog.text
     condition = node.report.conditions[CPUSETS_ENFORCED]
     assert (condition.status, condition.reason) == (False, "ChangesNotReported")
+
+
+async def test_the_kernel_watches_no_container_that_has_ended(tmp_path: Path) -> None:
+    """It goes on to watch a cgroup that was removed, for ever, and the number of watches has a limit."""
+
+    def watches() -> int:
+        descriptors = Path("/proc/self/fdinfo").iterdir()
+        return sum(found.read_text().count("inotify wd:") for found in descriptors if found.exists())
+
+    node = Node(EMPTY)
+    node.runtime.cgroups.root = tmp_path
+    async with in_background(node.agent.run()):
+        await asyncio.sleep(0)
+        before = watches()
+        ends = node.runtime.create(node.runtime.run_pod(PLAIN, vm=False), "ends")
+        away = node.runtime.create(ends.pod, "away")
+        for container in (ends, away):
+            (tmp_path / container.id).mkdir()
+            node.runtime.start(container)
+        assert watches() == before + 2
+        node.runtime.stop(ends)
+        assert watches() == before + 1
+        node.runtime.disconnect()
+        node.runtime.stop(away)
+        node.runtime.connect(node.agent)
+        assert watches() == before

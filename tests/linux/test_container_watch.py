@@ -110,6 +110,40 @@ def test_a_write_to_a_parent_concerns_everything_below(pods: PodCgroups, watch: 
     assert changes(watch).everything
 
 
+def watches(watch: ContainerWatch) -> int:
+    """How many folders the kernel watches, of the limited number that root may have watched."""
+    return Path(f"/proc/self/fdinfo/{watch.fileno()}").read_text().count("inotify wd:")
+
+
+def test_the_kernel_watches_nothing_that_has_ended(pods: PodCgroups, watch: ContainerWatch) -> None:
+    """It goes on to watch a cgroup that was removed, for ever."""
+    pods.container(UID, ID)
+    watch.read()
+    pods.remove(pods.pod(UID))
+    watch.read()
+    before = watches(watch)
+    for number in range(10, 20):
+        pods.container(pod_uid(number), container_id(number))
+        watch.read()
+        pods.remove(pods.pod(pod_uid(number)))
+        watch.read()
+    assert watches(watch) == before
+
+
+def test_what_has_ended_while_reports_were_lost_is_not_watched_either(
+    pods: PodCgroups, watch: ContainerWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = watches(watch)
+    pods.container(UID, ID)
+    watch.read()
+    assert watches(watch) == before + 2
+    pods.remove(pods.pod(UID))
+    with monkeypatch.context() as lost:
+        lost.setattr(Inotify, "read", lambda _: [Report(Path(), "", Change.OVERFLOW)])
+        watch.read()
+    assert watches(watch) == before
+
+
 def test_lost_reports_are_made_up_for(
     pods: PodCgroups, watch: ContainerWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
