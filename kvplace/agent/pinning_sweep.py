@@ -90,8 +90,8 @@ class _Pod:
     right: dict[Tid, CpuMask] = field(default_factory=dict)
     """Threads that were seen where they should be, and where that was."""
     history: RepairHistory = field(default_factory=RepairHistory)
-    pins_asked_of: int = 0
-    """The QEMU whose libvirt was asked to keep the pins."""
+    pins_asked: tuple[int, DomainPins] | None = None
+    """The pins that the libvirt of a QEMU was asked to keep."""
 
 
 class PinningSweep:
@@ -176,8 +176,10 @@ class PinningSweep:
                     pod.history = pod.history.repaired(now)
             if not found:
                 pod.history = pod.history.intact(now)
-            if found != at_first or pod.pins_asked_of != pid:
-                pod.pins_asked_of, pins = pid, domain_pins(wanted, measured)
+            asked = (pid, domain_pins(wanted, measured))
+            # Of a thread that has only begun somewhere else libvirt keeps nothing.
+            if asked != pod.pins_asked or (drift and found != at_first):
+                pod.pins_asked, pins = asked, asked[1]
         pod.right = _right(pod.right, wanted, measured, found)
         return Finding(
             measured,

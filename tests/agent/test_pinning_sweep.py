@@ -121,6 +121,27 @@ def test_a_thread_that_starts_in_the_wrong_place_is_set_and_is_no_drift(
     assert set(found.pins.vcpus) == {0, 1}
 
 
+def test_libvirt_is_not_told_of_each_worker_that_qemu_starts(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+) -> None:
+    """Under load they come and go every second, and begin on the CPUs of the I/O thread that started them."""
+    assert look(sweep, target).pins is not None
+    worker = Tid(qemus.start_thread(qemus.pids[0], "worker"))
+    set_affinity(worker, ON_SECOND)
+    found = look(sweep, target)
+    assert affinity_of(worker) == ON_FIRST
+    assert (found.differences, found.pins) == ((), None)
+
+
+def test_libvirt_is_told_again_when_a_thread_was_moved(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+) -> None:
+    """`virsh emulatorpin` changes both."""
+    first = look(sweep, target)
+    set_affinity(thread(first, "call_rcu"), ON_SECOND)
+    assert look(sweep, target).pins == first.pins
+
+
 def test_a_thread_that_is_moved_is_set_back_and_told_as_drift_each_time(
     sweep: PinningSweep, target: Target, qemus: PlayedQemus
 ) -> None:
