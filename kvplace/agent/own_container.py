@@ -25,7 +25,7 @@ def set_own_threads(folder: Path, cpus: CpuMask, own_pid: int) -> bool:
     if own_pid not in pids:
         return False
     for pid in pids:
-        with suppress(FileNotFoundError):  # it has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 with suppress(Gone, OutsideCpuset):
                     set_affinity(Tid(int(thread.name)), cpus)
