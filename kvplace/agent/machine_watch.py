@@ -57,6 +57,7 @@ class MachineWatch:
     async def run(self) -> None:
         """Watch until cancelled."""
         with self._kernel_events(), self._file_events():
+            await self._check()  # no event has told what changed since it was read
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._settings.check_machine_every_s):

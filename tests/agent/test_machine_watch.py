@@ -129,6 +129,14 @@ async def test_files_written_again_with_the_same_content_change_nothing(host: Ho
         assert changes.count == 0
 
 
+async def test_what_has_changed_while_another_agent_still_ran_is_noticed_at_the_start(host: Host) -> None:
+    watch = MachineWatch(replace(host.settings(), check_machine_every_s=NEVER_S))
+    changes = Changes(watch)
+    host.online({0, 1, 2, 3, 4, 5})
+    async with in_background(watch.run()):
+        assert (await changes.next()).topology.cpus == parse_cpu_list("0-5")
+
+
 async def test_an_event_of_the_kernel_is_enough(host: Host) -> None:
     repeat = Path("/sys/devices/system/cpu/cpu0/uevent")
     if os.geteuid() != 0 or not os.access(repeat, os.W_OK):
