@@ -232,6 +232,7 @@ class CgroupEnforcement:
             and known.container.cpus != setting.cpus
             and self._may_set(known, setting, CpusetFile.CPUS, known.container.cpus)
         ]
+        had = {known.cgroup.id: known.container.cpus for known in wrong}
         # What has only appeared is about to run; it comes first.
         wrong.sort(key=lambda known: known.cgroup.id not in appeared)
         for known in wrong:
@@ -242,29 +243,31 @@ class CgroupEnforcement:
             setting = wanted.get(known.cgroup.id)
             if setting is not None and known.container.cpus == setting.cpus:
                 known.problem = ""
+                if known.cgroup.id in had:
+                    self._count(known, setting, CpusetFile.CPUS, had[known.cgroup.id])
                 if setting.mems is None or self._gets_memory_nodes(known, setting, mask_of(setting.mems)):
                     known.in_force = setting
 
     def _may_set(self, known: _Known, setting: CpuSetting, file: CpusetFile, has: CpuMask) -> bool:
-        """Say whether a cpuset may be set; counts drift and pauses where repairs do not last."""
-        now = time.monotonic()
-        if known.in_force != setting or now - known.since < self._starting_s:
+        """Say whether a cpuset may be set; pauses where repairs do not last."""
+        if not self._has_drifted(known, setting) or known.history.may_repair(time.monotonic()):
             return True
-        what = "CPU" if file is CpusetFile.CPUS else "NUMA node"
-        found = f"{what} {format_cpu_list(has)}"
-        if not known.history.may_repair(now):
-            known.problem = (
-                f"{known.cgroup.folder} is set to {found} again and again by another program;"
-                " stop that program."
-            )
-            return False
-        known.history = known.history.repaired(now)
-        self.repairs += 1
-        metrics.CPUSET_REPAIRS.inc()
-        wanted = setting.cpus if file is CpusetFile.CPUS else mask_of(setting.mems or ())
-        again = f"{what} {format_cpu_list(wanted)}"
-        log.warning("%s was set to %s; it gets %s again", known.cgroup.folder, found, again)
-        return True
+        known.problem = (
+            f"{known.cgroup.folder} is set to {_in_words(file, has)} again and again by another program;"
+            " stop that program."
+        )
+        return False
+
+    def _count(self, known: _Known, setting: CpuSetting, file: CpusetFile, had: CpuMask) -> None:
+        """Count a cpuset that has been set, if others had changed it."""
+        if self._has_drifted(known, setting):
+            known.history = known.history.repaired(time.monotonic())
+            self.repairs += 1
+            metrics.CPUSET_REPAIRS.inc()
+            log.warning("%s was set to %s and is set back", known.cgroup.folder, _in_words(file, had))
+
+    def _has_drifted(self, known: _Known, setting: CpuSetting) -> bool:
+        return known.in_force == setting and time.monotonic() - known.since >= self._starting_s
 
     def _shrink(self, known: _Known, cpus: CpuMask) -> None:
         """Take from a container what it must not have any more."""
@@ -289,10 +292,10 @@ class CgroupEnforcement:
         gets_them = False
         with self._noting_problems(known):
             gets_them = self._hierarchy.is_set(folder, wanted, file)
-            if not gets_them and self._may_set(
-                known, setting, file, self._hierarchy.configured(folder, file)
-            ):
+            had = self._hierarchy.configured(folder, file)
+            if not gets_them and self._may_set(known, setting, file, had):
                 self._hierarchy.set(folder, wanted, file)
+                self._count(known, setting, file, had)
                 gets_them = True
         return gets_them
 
@@ -335,3 +338,7 @@ class CgroupEnforcement:
             return Condition(CPUSETS_ENFORCED, False, "ChangesNotReported", why)
         good = "The cgroup of every container is set as decided."
         return Condition(CPUSETS_ENFORCED, True, "CgroupsSet", good)
+
+
+def _in_words(file: CpusetFile, mask: CpuMask) -> str:
+    return f"{'CPU' if file is CpusetFile.CPUS else 'NUMA node'} {format_cpu_list(mask)}"

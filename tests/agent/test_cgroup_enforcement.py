@@ -33,7 +33,7 @@ from kvplace.linux import container_watch
 from kvplace.linux.container_watch import Changes, ContainerWatch
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy
 from kvplace.linux.inotify import Inotify
-from kvplace.linux.kernel_files import Gone, NotPermitted
+from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable
 from tests.agent.nodes_in_use import NODE, machine_of, placed
 
 VM, PLAIN, LATER = pod_uid(1), pod_uid(2), pod_uid(3)
@@ -236,6 +236,31 @@ async def test_a_set_that_is_undone_again_and_again_is_given_up_with_a_reason(
             f"1 container: {folder} is set to CPU 0-1 again and again by another program; stop that program."
         )
         assert node.enforcement.repairs == MOST_REPAIRS
+
+
+async def test_a_set_that_the_kernel_refuses_is_no_other_programs_work(
+    pods: PodCgroups, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pods.container(PLAIN, APP)
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
+        real, refused = CpusetHierarchy.set, []
+
+        def refuses(self: CpusetHierarchy, path: Path, wanted: CpuMask, *file: CpusetFile) -> None:
+            if wanted == parse_cpu_list("0"):
+                refused.append(path)
+                raise Unreadable("Device or resource busy")
+            real(self, path, wanted, *file)
+
+        monkeypatch.setattr(CpusetHierarchy, "set", refuses)
+        cpus = folder / CpusetFile.CPUS.value
+        await becomes(lambda: cpus.write_text("0-1") and len(refused) > 2 * MOST_REPAIRS, True)
+        assert node.problem().endswith(": Device or resource busy.")
+        assert node.enforcement.repairs == 0
+        monkeypatch.setattr(CpusetHierarchy, "set", real)
+        cpus.write_text("0-1")
+        await becomes(lambda: (node.problem(), node.enforcement.repairs), ("", 1))
 
 
 async def test_writes_while_a_container_starts_are_undone_and_are_no_drift(pods: PodCgroups) -> None:
