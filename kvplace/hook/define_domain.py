@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError
+from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError, Misconfigured
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.quantity import counted
 from kvplace.core.request import OnFailure
@@ -88,7 +88,14 @@ def define_arrival(xml: bytes, env: PodEnvironment, trial: Trial = try_to_bind) 
     return answer
 
 
-def _unexpected(error: Exception, about: Mapping[str, str]) -> Corrupt:
+def _unexpected(error: Exception, about: Mapping[str, str]) -> KvplaceError:
+    if isinstance(error, ModuleNotFoundError):
+        sentence = (
+            f"the Python of the hook lacks the package {error.name}; use the image of kvplace's hook, or "
+            "install kvplace for this Python"
+        )
+        log("error", sentence, about)
+        return Misconfigured(sentence)
     log("error", f"the hook failed with an unexpected error: {error!r}", about)
     return Corrupt(f"kvplace's hook failed: {error!r}; please report it with the domain XML")
 

@@ -89,3 +89,17 @@ def test_a_checkout_elsewhere_works_too(hook: HookProcess, tmp_path: Path) -> No
     done = subprocess.run(command, env=environ, cwd="/", capture_output=True, timeout=60, check=True)
     assert done.stdout == rewrite(DOMAIN, ON_THIS_MACHINE)
     assert os.access(PROJECT / "hooks/onDefineDomain", os.X_OK)
+
+
+def test_a_python_without_the_xml_library_is_told_what_to_install(hook: HookProcess) -> None:
+    hook.pod.bind(ON_THIS_MACHINE)
+    command = [sys.executable, "-S", str(PROJECT / "hooks/onDefineDomain")]
+    command += ["--vmi", "{}", "--domain", DOMAIN.decode()]
+    environ = {key: value for key, value in hook.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(command, env=environ, cwd="/", capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    last = done.stderr.decode().splitlines()[-1]
+    assert last == (
+        "onDefineDomain: the Python of the hook lacks the package lxml; use the image of kvplace's hook, or "
+        "install kvplace for this Python"
+    )
