@@ -219,6 +219,7 @@ FOREIGN = (
     "MountVolume.",
     "failed ",
     "cannot set CPU affinity",
+    "timed out waiting for domain to be defined",
     "sidecar feature gate",
     "VMI ",
     "no candidate node",
