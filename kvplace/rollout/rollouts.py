@@ -12,6 +12,7 @@ from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.near_words import did_you_mean
 from kvplace.core.quantity import counted
 from kvplace.core.strict_json import json_object, shown
+from kvplace.documents.rollout import name_problem
 from kvplace.kube.retry import retrying
 from kvplace.kube.store import Store
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
@@ -174,16 +175,19 @@ class Rollouts:
 
         Raises Forbidden also where their pods may not be listed: a deletion waits until these are gone.
         """
-        ours = self._selector(name)
-        await self._cluster.read_all(LAUNCHERS, ours)
-        vms = {vm.name: vm for vm in await self._cluster.read_all(VMS, ours)}
-        vmis = await self._cluster.read_all(VMI_PHASES, ours)
-        doomed = [("VirtualMachine", vm.name, vm.uid) for vm in vms.values()]
-        doomed += [("VirtualMachineInstance", vmi.name, vmi.uid) for vmi in vmis if vmi.name not in vms]
+        doomed = [] if name_problem(name) else await self._carrying(name)
         if not doomed and name not in await self._cluster.read_documents(self.namespace, name):
             near = did_you_mean(name, await self.names())
             raise Absent(f"namespace {self.namespace} has no rollout {shown(name)} and no VMs of one{near}")
         return doomed
+
+    async def _carrying(self, name: str) -> list[tuple[str, str, str]]:
+        ours = self._selector(name)
+        await self._cluster.read_all(LAUNCHERS, ours)
+        vms = {vm.name: vm for vm in await self._cluster.read_all(VMS, ours)}
+        vmis = await self._cluster.read_all(VMI_PHASES, ours)
+        found = [("VirtualMachine", vm.name, vm.uid) for vm in vms.values()]
+        return found + [("VirtualMachineInstance", vmi.name, vmi.uid) for vmi in vmis if vmi.name not in vms]
 
     def _selector(self, name: str) -> Selector:
         return Selector({ROLLOUT_LABEL: name}, namespace=self.namespace)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
 
 import pytest
 
-from kvplace.core.errors import Unavailable
+from kvplace.core.errors import Absent, Unavailable
+from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from tests.rollout.examples import rollout, rollouts_of
 from tests.rollout.memory_rollouts import MemoryRollouts
+
+K = TypeVar("K")
+R = TypeVar("R")
 
 
 async def test_a_deletion_tells_what_is_left_and_ends_when_the_last_pod_has_ended() -> None:
@@ -26,6 +31,16 @@ async def test_a_deletion_tells_what_is_left_and_ends_when_the_last_pod_has_ende
         cluster.end_pods()
         assert await deleting == 6
     assert await rollouts.names() == ()
+
+
+@pytest.mark.parametrize("name", ["web,tier=db", "web,!app", "", "Web"])
+async def test_what_cannot_be_the_name_of_a_rollout_selects_no_vms(name: str) -> None:
+    class Listed(MemoryRollouts):
+        async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
+            raise AssertionError(f"VMs were selected by {selector}")
+
+    with pytest.raises(Absent, match="has no rollout"):
+        await rollouts_of(Listed()).delete(name)
 
 
 async def test_a_deletion_that_takes_too_long_says_what_is_left() -> None:
