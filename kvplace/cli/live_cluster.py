@@ -17,7 +17,7 @@ from kvplace import __version__
 from kvplace.cli.cluster_flags import ClusterFlags
 from kvplace.cli.interrupts import run_until_interrupt
 from kvplace.cli.outage import outages_in_one_sentence
-from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Unavailable
+from kvplace.core.errors import Absent, Forbidden, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.node_topology import GROUP, VERSION
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import ApiUnavailable, Denied, Missing, Unauthenticated
@@ -29,6 +29,7 @@ from kvplace.kube.watches import PLACED_PODS, Selector
 T = TypeVar("T")
 
 OUR_RESOURCES = ("nodeledgers", "nodetopologies")
+_KUBEVIRT = ("virtualmachines", "virtualmachineinstances")
 _PAGE = 500
 _LACKS_A_RIGHT = "cannot"
 """In what RBAC says; quotas and policies answer with the same code."""
@@ -110,6 +111,12 @@ async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
             return Forbidden(missing_right(error))
         case Missing() if error.resource in OUR_RESOURCES:
             return await _not_installed(error, session) or error
+        case Missing() if error.resource in _KUBEVIRT:
+            return Misconfigured(
+                f"{session.server} serves no {error.resource}: install KubeVirt, or choose another cluster"
+            )
+        case Missing():
+            return Absent(str(error))
         case ApiUnavailable() if sentence := unanswered(str(error)):
             return Unavailable(sentence)
         case ApiUnavailable(status=0):

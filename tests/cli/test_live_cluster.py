@@ -12,9 +12,11 @@ from click.testing import CliRunner
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.live_cluster import open_cluster
-from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Unavailable
+from kvplace.core.errors import Absent, Forbidden, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.label_terms import read_label_terms
 from kvplace.kube import list_watch
+from kvplace.kube.api_rollouts import ApiRollouts
+from kvplace.kube.vm_progress import VMS
 from kvplace.kube.watches import LEDGERS, NODES, PODS
 from kvplace.nodes.cluster_reading import read_cluster
 from tests.kube.api_stub import ApiStub, answer, api_stub, status
@@ -59,6 +61,20 @@ async def test_another_user_is_impersonated_with_its_groups(stub: ApiStub, flags
     (asked,) = stub.asked
     assert asked.headers.getall("Impersonate-User") == ["eve"]
     assert asked.headers.getall("Impersonate-Group") == ["a", "b"]
+
+
+async def test_a_cluster_without_kubevirt_is_called_so(stub: ApiStub, flags: ClusterFlags) -> None:
+    stub.script = [status(404, "404 page not found")]
+    with pytest.raises(Misconfigured, match="serves no virtualmachines: install KubeVirt, or choose another"):
+        async with open_cluster(flags) as cluster:
+            await ApiRollouts(cluster.session).read_all(VMS)
+
+
+async def test_what_is_not_there_is_no_answer_about_room(stub: ApiStub, flags: ClusterFlags) -> None:
+    stub.script = [status(404, "the server could not find the requested resource")]
+    with pytest.raises(Absent, match="list pods: the server could not find"):
+        async with open_cluster(flags) as cluster:
+            await cluster.api.read_all(PODS)
 
 
 async def test_flags_that_contradict_each_other_are_refused_before_anything_is_opened(
