@@ -9,6 +9,7 @@ import click
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_namespace, complete_node
 from kvplace.cli.output import Answer, Output, output_option, print_document, say
+from kvplace.cli.ranges import FloatRange
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster
@@ -40,7 +41,7 @@ _MANAGER = "kvplace-describe-node"
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(1, 3600),
+    type=FloatRange(1, 3600),
     default=120.0,
     show_default=True,
     help="Seconds that the pod may take, its image's download included.",

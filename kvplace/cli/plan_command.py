@@ -12,6 +12,7 @@ from kvplace.cli.example import example_option
 from kvplace.cli.files import InputFile
 from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
 from kvplace.cli.progress import Progress
+from kvplace.cli.ranges import FloatRange
 from kvplace.cli.words import Words
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 @click.option("--optimal", is_flag=True, help="Also compute an upper bound with a MIP solver (needs HiGHS).")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.1, 86_400),
+    type=FloatRange(0.1, 86_400),
     default=30.0,
     show_default=True,
     help="Time limit of --optimal.",

@@ -330,3 +330,16 @@ def test_what_a_request_demands_of_its_node_is_read_strictly_and_only_for_live_c
     called = kvplace("plan", "--requests", "-", stdin=json.dumps({"vcpus": 2, **keys}))
     assert (called.code, called.out) == (2, "")
     assert sentence in called.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "--requests", "-", "--optimal", "--seconds", "nan"),
+        ("describe-node", "worker", "--timeout", "nan"),
+    ],
+)
+def test_a_time_that_is_no_number_is_refused(kvplace: Caller, arguments: tuple[str, ...]) -> None:
+    called = kvplace(*arguments, stdin='{"vcpus": 2}')
+    assert (called.code, called.out) == (2, "")
+    assert "nan is not in the range " in called.err
