@@ -376,15 +376,11 @@ async def test_a_paused_vm_and_a_migration_are_said_as_kubevirt_reports_them(
         {"type": "Synchronized", "status": "False", "message": "the hook refuses"},
     ]
     migrating = {"sourceNode": "worker", "targetNode": "other"}
-    objects.put(
-        "virtualmachineinstances",
-        {**vmi(), "status": {"conditions": conditions, "migrationState": migrating}},
-    )
+    status = {"conditions": conditions, "migrationState": migrating}
+    objects.put("virtualmachineinstances", {**vmi(), "status": status})
+    command = "`virtctl unpause vmi db -n default`"
     assert (await explained(objects, cluster, "vm/db")).notes == (
-        (
-            "it is paused: its vCPUs stand still, and it keeps its cores; "
-            "`virtctl unpause vmi db -n default` lets it go on"
-        ),
+        f"it is paused: its vCPUs stand still, and it keeps its cores; {command} lets it go on",
         "it migrates live from worker to other",
         "KubeVirt says Synchronized is false: the hook refuses",
     )
