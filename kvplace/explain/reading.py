@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -83,6 +84,8 @@ _WORDS = {
 }
 
 
+_NAME = r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?"
+"""What the API server may have; in capitals it has not, and something near is suggested."""
 _SHORT = {"VirtualMachine": "vm", "VirtualMachineInstance": "vmi", "Pod": "pod"}
 
 
@@ -103,7 +106,7 @@ def read_target(text: str, namespace: str) -> Target:
     word, slash, name = text.partition("/")
     kind = _WORDS.get(word.lower().split(".")[0]) if slash else TargetKind.VM
     name = name if slash else word
-    if kind is None or not name or "/" in name:
+    if kind is None or not re.fullmatch(_NAME, name):
         raise BadBody(
             f"{shown(text)} names nothing that can be explained; write vm/NAME, vmi/NAME or pod/NAME"
         )
