@@ -73,7 +73,7 @@ async def _get_vms(
     live: LiveCluster, names: tuple[str, ...], output: Output, *, headers: bool, watch: bool
 ) -> int:
     from kvplace.cli.listing import Listing, Printed
-    from kvplace.cli.view_tables import VM_HEADS, WIDE_VM_HEADS, now_utc, vm_reference, vm_row
+    from kvplace.cli.view_tables import VM_HEADS, WIDE_VM_HEADS, vm_reference, vm_row
     from kvplace.nodes.view_documents import VM_KIND, vm_document
     from kvplace.nodes.vm_listing import read_listed_vms
 
@@ -82,7 +82,7 @@ async def _get_vms(
         Printed(
             VM_KIND,
             (*(("NAMESPACE",) if everywhere else ()), *(WIDE_VM_HEADS if wide else VM_HEADS)),
-            lambda vm: vm_row(vm, now_utc(), wide=wide, with_namespace=everywhere),
+            lambda vm: vm_row(vm, live.session.server_time, wide=wide, with_namespace=everywhere),
             vm_document,
             vm_reference,
         ),

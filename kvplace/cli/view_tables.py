@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.holes import Domain
@@ -144,11 +144,6 @@ def age(created: str, now: datetime) -> str:
             rest //= next_size
             return f"{count}{unit}{rest}{next_unit}" if count < small and rest else f"{count}{unit}"
     return f"{seconds}s"
-
-
-def now_utc() -> datetime:
-    """Return the moment that ages are counted to."""
-    return datetime.now(UTC)
 
 
 _UNITS = (

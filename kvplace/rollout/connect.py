@@ -52,7 +52,13 @@ def rollouts_on(session: Session, namespace: str) -> Rollouts:
         spoken = [one for one in found if one.by_agent or one.observed_generation is not None]
         return AgentReport(frozenset(spoken[0].pods), spoken[0].resource_version, has_pod) if spoken else None
 
-    return Rollouts(ApiRollouts(session), namespace, read_nodes, reported_on)
+    return Rollouts(
+        ApiRollouts(session),
+        namespace,
+        read_nodes,
+        reported_on,
+        now=lambda: session.server_time,
+    )
 
 
 async def has_agent_pod(session: Session, node: NodeName) -> bool | None:

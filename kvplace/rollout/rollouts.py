@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from kvplace.core.errors import Absent, BadBody, Conflict, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
@@ -51,12 +51,20 @@ class Rollouts:
     """What can be done with rollouts in one namespace."""
 
     def __init__(
-        self, cluster: RolloutCluster, namespace: str, read_nodes: NodeReader, reported_on: AgentReader
+        self,
+        cluster: RolloutCluster,
+        namespace: str,
+        read_nodes: NodeReader,
+        reported_on: AgentReader,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """`now` is the time of the cluster, by which it says since when a VM runs."""
         self.namespace = namespace
         self._cluster = cluster
         self._read_nodes = read_nodes
         self._reported_on = reported_on
+        self._now = now
 
     async def prepare(self, rollout: Rollout, *, plan: bool = True) -> Prepared:
         """Check everything that can be known before a VM is made, and plan the missing ones.
@@ -126,7 +134,7 @@ class Rollouts:
         tracker = Tracker(rollout)
         tracker.take_in(found.vms, found.vmis, found.pods)
         for node in waiting_nodes(tracker):
-            pods = waiting_pods(tracker, node, running_before=time.time() - SILENT_S)
+            pods = waiting_pods(tracker, node, running_before=self._now().timestamp() - SILENT_S)
             agent, _ = await agent_of(node, pods, self._reported_on)
             if agent is Agent.NONE or (agent is not Agent.SPEAKS and pods):
                 tracker.nobody_measures(node)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
+from aiohttp import web
 from click.testing import CliRunner
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
@@ -19,6 +21,7 @@ from kvplace.kube.api_rollouts import ApiRollouts
 from kvplace.kube.vm_progress import VMS
 from kvplace.kube.watches import LEDGERS, NODES, PODS
 from kvplace.nodes.cluster_reading import read_cluster
+from tests.cli.calls import call_process
 from tests.kube.api_stub import ApiStub, answer, api_stub, status
 
 EMPTY_LIST = answer({"metadata": {"resourceVersion": "1"}, "items": []})
@@ -61,6 +64,21 @@ async def test_another_user_is_impersonated_with_its_groups(stub: ApiStub, flags
     (asked,) = stub.asked
     assert asked.headers.getall("Impersonate-User") == ["eve"]
     assert asked.headers.getall("Impersonate-Group") == ["a", "b"]
+
+
+async def test_ages_are_those_of_the_cluster_whatever_our_own_clock_says(
+    stub: ApiStub, flags: ClusterFlags
+) -> None:
+    metadata = {"name": "db", "namespace": "default", "uid": "u", "creationTimestamp": "2026-06-01T11:00:00Z"}
+
+    async def at_noon(request: web.Request) -> web.StreamResponse:
+        pods = [{"metadata": metadata, "spec": {"nodeName": "worker"}, "status": {"phase": "Running"}}]
+        body = {"metadata": {"resourceVersion": "1"}, "items": pods if request.path.endswith("/pods") else []}
+        return web.json_response(body, headers={"Date": "Mon, 01 Jun 2026 12:00:00 GMT"})
+
+    stub.script = [at_noon] * 3
+    called = await asyncio.to_thread(call_process, "get", "vms", "--kubeconfig", str(flags.kubeconfig))
+    assert called.out.split()[-8:] == ["db", "Running", "-", "worker", "-", "-", "-", "60m"], called.err
 
 
 async def test_a_cluster_without_kubevirt_is_called_so(stub: ApiStub, flags: ClusterFlags) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 
@@ -14,8 +15,9 @@ from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
 from kvplace.rollout.port import AgentReader, AgentReport
 from kvplace.rollout.report import Report
-from tests.rollout.examples import everywhere, gone, moving, nowhere, rollout, rollouts_of
-from tests.rollout.memory_rollouts import MemoryRollouts
+from kvplace.rollout.rollouts import Rollouts
+from tests.rollout.examples import everywhere, gone, moving, nowhere, one_server, rollout, rollouts_of
+from tests.rollout.memory_rollouts import NAMESPACE, MemoryRollouts
 from tests.virtual_time import JumpingLoop
 
 NAMES = [f"web-{number:02}" for number in range(1, 7)]
@@ -46,6 +48,17 @@ def test_where_no_agent_describes_the_node_running_is_the_end_and_no_vm_is_calle
     (note,) = report.notes
     assert note.startswith("6 VMs on 6 nodes where no agent measures (node-of-web-01, node-of-web-02, ")
     assert status.notes == report.notes
+
+
+async def test_by_the_clock_of_the_cluster_a_vm_has_not_run_for_long_whatever_ours_says() -> None:
+    cluster = MemoryRollouts()
+    rollouts = Rollouts(
+        cluster, NAMESPACE, one_server, gone, now=lambda: datetime.fromtimestamp(cluster.now + 5.0, UTC)
+    )
+    async with moving(cluster, start):
+        await rollouts.create(await rollouts.prepare(rollout(until="running")))
+    cluster.documents["web"] = cluster.documents["web"].replace('"until":"running"', '"until":"pinned"')
+    assert (await rollouts.status("web")).exit_code is ExitCode.PARTLY_DONE
 
 
 def test_an_agent_that_was_removed_and_is_silent_about_new_vms_is_not_waited_for() -> None:
