@@ -1,8 +1,8 @@
 """Nominating the nodes of planned pods, so that kube-scheduler looks at one node instead of thousands.
 
-kube-scheduler tries `status.nominatedNodeName` first, and all other nodes only if that one fails. The write
-costs the API server about a third of a binding, so it pays in large clusters only. It is a hint: one that
-comes too late, or fails, changes nothing but the cost. So that few come too late, kube-scheduler gets its
+kube-scheduler tries `status.nominatedNodeName` first, and all other nodes only if that one fails. It is one
+more write to the API server for each pod, so it pays in large clusters only. It is a hint: one that comes
+too late, or fails, changes nothing but the cost. So that few come too late, kube-scheduler gets its
 answer about one pod when the nominations of those that were planned beside it are written. A pod that
 somebody else has nominated or bound since it was planned is left alone.
 """
