@@ -60,7 +60,7 @@ def bench(arguments: list[str]) -> int:
 
 
 def mutants(arguments: list[str]) -> int:
-    """Changes the code in small ways and lists the changes that no test notices (half an hour)."""
+    """Changes the code in small ways and lists the changes that no test notices (takes long)."""
     VENV.ensure((*CHECKS, Section.MUTATION))
     return mutation_testing.run(PROJECT, VENV.bin, arguments, _environment())
 
