@@ -2,8 +2,8 @@
 
 The pod of a VM takes its size from its VMI, a plain pod from its CPU limits. Admission of the VMI has written
 that size on it, and virt-controller has copied it to the pod (see `vmi`); on a pod of anybody else it means
-nothing, and the VMI is read. Results on a new pod are
-removed: KubeVirt copies them to migration targets, and anybody can write them. A pod with options gets:
+nothing, and the VMI is read. Results on a new pod are removed: KubeVirt copies them to migration targets, and
+anybody can write them. A pod with options gets:
 
     kvplace.io/request      the request; the extender reads nothing else
     kvplace.io/placed       label that `serve` watches pods by

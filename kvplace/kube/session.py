@@ -1,8 +1,8 @@
 """Raw HTTP to the API server: one aiohttp session, bytes in and out, every answer bounded.
 
-The official client's models cost a hundred times what a typed decoder does, so only its configuration is
-used (`credentials`). Errors are core's (`api_errors`); an answer is a body of limited size or a stream of
-lines.
+The official client's models cost a hundred times what a typed decoder does, so it asks login programs for
+credentials and does nothing else (`credentials`). Errors are core's (`api_errors`); an answer is a body of
+limited size or a stream of lines.
 """
 
 from __future__ import annotations
