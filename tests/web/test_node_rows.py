@@ -193,6 +193,24 @@ async def test_changes_gather_and_reach_every_reader_once() -> None:
         running.cancel()
 
 
+async def test_nothing_is_computed_while_no_page_is_open() -> None:
+    stage = await cluster_of(TWO, 1)
+    async with rows_of(stage) as (rows, _):
+        feed = Feed(rows, streams=1, gather_s=0)
+        here = feed.position
+        async with in_background(feed.run()):
+            with feed.stream("anna"):
+                await asyncio.sleep(0)
+            await stage.report("worker-0")
+            async with asyncio.timeout(30):
+                await rows.stale.wait()
+            for _turn in range(10):
+                await asyncio.sleep(0)
+            assert (rows.stale.is_set(), feed.position) == (True, here)
+            with feed.stream("anna"):
+                assert b"event: changes" in await next_of(feed, here)
+
+
 async def test_one_reader_leaves_places_for_others() -> None:
     async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
         feed = Feed(rows, streams=4)
