@@ -3,7 +3,8 @@
 The loop that repairs drift does the rest: to it a new revision is one more reason why threads are not where
 they should be. While a revision is not confirmed the pod's containers may use its old and its new cores; both
 are its own. A revision that cannot be carried out is given up: the previous placement is in force again, and
-`serve` writes it as the next revision. After a restart of the agent the ledger knows the previous one.
+`serve` writes it as the next revision. After a restart of the agent the ledger knows the previous one, or
+that the relocation is over: then no memory is moved.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Relocations:
         """
         wanted = placement.placement
         targets = wanted.memory_nodes
-        if wanted.floats or wanted.numa_memory is NumaMemory.OFF or not targets:
+        if wanted.floats or wanted.numa_memory is NumaMemory.OFF or not targets or self._is_over(placement):
             return ""
         why = ""
         try:
@@ -103,6 +104,16 @@ class Relocations:
             log.warning("memory stays: %s", why, extra={"uid": placement.pod_uid})
             return ""
         return why
+
+    def _is_over(self, placement: PodPlacement) -> bool:
+        """Whether an agent before this one has carried a placement out."""
+        claim = self._own.ledger.claims.get(placement.pod_uid)
+        return (
+            placement.pod_uid not in self._in_force
+            and claim is not None
+            and claim.relocation is None
+            and claim.revision >= placement.revision
+        )
 
     def _previous(self, uid: PodUid) -> PodPlacement | None:
         if uid in self._in_force:

@@ -1,0 +1,68 @@
+"""When the memory of a VM is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from kvplace.agent import relocation
+from kvplace.agent.own_node import OwnNode
+from kvplace.agent.relocation import Relocations
+from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
+from kvplace.core.relocation import claim_while_relocating
+from kvplace.core.scalars import NumaId
+from kvplace.kube.records import LedgerRecord
+from kvplace.kube.watches import Apply
+from tests.agent.nodes_in_use import NODE, VM, machine_of, placed
+
+BEFORE = placed(VM, "2", strict=(NumaId(0),))
+AFTER = placed(VM, "3", strict=(NumaId(1),), revision=2)
+PID = 4711
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
+    """The moves that the kernel was asked for, from where to where."""
+    asked: list[tuple[list[int], list[int]]] = []
+
+    def move(_pid: int, sources: Iterable[NumaId], targets: Iterable[NumaId]) -> int:
+        asked.append((list(sources), list(targets)))
+        return 0
+
+    monkeypatch.setattr(relocation, "migrate_memory", move)
+    return asked
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """The processes of a host: a QEMU with 4 MiB on either NUMA node."""
+    (tmp_path / str(PID)).mkdir()
+    (tmp_path / str(PID) / "numa_maps").write_text("7f00 default anon=2048 N0=1024 N1=1024\n")
+    return tmp_path
+
+
+def restarted_agent(proc: Path, ledger: Ledger) -> Relocations:
+    own = OwnNode(NODE, machine_of(range(4)))
+    own.ledgers.apply(Apply(LedgerRecord(NODE, ledger, "1")))
+    return Relocations(own, proc)
+
+
+async def test_memory_follows_a_relocation_that_was_under_way_when_the_agent_began(
+    proc: Path, moves: list[tuple[list[int], list[int]]]
+) -> None:
+    claim = claim_while_relocating(claim_of(VM, BEFORE.placement), Relocation(AFTER, BEFORE))
+    agent = restarted_agent(proc, Ledger().after(LedgerChange((claim,))))
+    assert await agent.move_memory(PID, AFTER) == ""
+    assert moves == [([0], [1])]
+
+
+async def test_an_agent_that_begins_after_a_relocation_moves_no_memory(
+    proc: Path, moves: list[tuple[list[int], list[int]]]
+) -> None:
+    """A restart of the agent must not be felt by a VM."""
+    claim = claim_of(VM, AFTER.placement, revision=2)
+    agent = restarted_agent(proc, Ledger().after(LedgerChange((claim,))))
+    assert await agent.move_memory(PID, AFTER) == ""
+    assert moves == []
