@@ -9,6 +9,7 @@ construction.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from lxml import etree
 
@@ -83,7 +84,10 @@ def _node_of_cells(
     cells = root.findall("cpu/numa/cell")
     if len(cells) < 2 or len(placement.numa_nodes) < 2:
         return {}
-    nodes = _node_under_cells(cells, placement, node_of_cpu)
+    read = [_read_cell(position, cell, placement) for position, cell in enumerate(cells)]
+    if len({cell.number for cell in read}) != len(read):
+        raise BadDomainXml("two <cell> elements have the same id; guest cells are numbered 0, 1, 2 and so on")
+    nodes = _node_under_cells(read, placement, node_of_cpu)
     if not nodes and node_of_cpu:
         together = format_cpu_list(mask_of(placement.memory_nodes))
         warn(
@@ -93,37 +97,57 @@ def _node_of_cells(
     return nodes
 
 
-def _node_under_cells(
-    cells: Sequence[etree._Element], placement: Placement, node_of_cpu: Mapping[CpuId, NumaId]
-) -> dict[int, NumaId]:
-    """The host node of each cell; empty unless each has its vCPUs on one node that gives its memory."""
-    nodes: dict[int, NumaId] = {}
-    needed: dict[NumaId, int] = {}
-    for position, cell in enumerate(cells):
-        found = {node_of_cpu.get(CpuId(cpu)) for cpu in cpus_of(_host_cpus(cell, placement))}
-        node = found.pop() if len(found) == 1 else None
-        if node is None or node not in placement.numa_nodes:
-            return {}
-        number = cell.get("id", str(position))
-        if not (number.isascii() and number.isdigit() and len(number) <= 5) or int(number) in nodes:
-            raise BadDomainXml(f"<cell id> is {number[:40]!r}; guest cells are numbered 0, 1, 2 and so on")
-        nodes[int(number)] = node
-        needed[node] = needed.get(node, 0) + bytes_of(
-            cell.get("memory", ""), cell.get("unit"), "<cell memory>"
-        )
-    if placement.memory and any(
-        count > placement.memory.get(node, 0) + _ROUNDING for node, count in needed.items()
-    ):
-        return {}
-    return nodes
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A cell as its document has it."""
+
+    number: int
+    vcpus: CpuMask
+    """Those with CPUs on the host; vCPUs that can be plugged in later say nothing about their cell."""
+    memory: int
 
 
-def _host_cpus(cell: etree._Element, placement: Placement) -> CpuMask:
+def _read_cell(position: int, cell: etree._Element, placement: Placement) -> _Cell:
+    number = cell.get("id", str(position))
+    if not (number.isascii() and number.isdigit() and len(number) <= 5):
+        raise BadDomainXml(f"<cell id> is {number[:40]!r}; guest cells are numbered 0, 1, 2 and so on")
     try:
-        guest = parse_cpu_list(cell.get("cpus", ""), what="<cell cpus>")
+        vcpus = parse_cpu_list(cell.get("cpus", ""), what="<cell cpus>")
     except ValueError:
-        return NO_CPUS  # libvirt also allows ^4, which is not read here
+        vcpus = NO_CPUS  # libvirt also allows ^4, which is not read here
     if placement.vcpus:
-        # vCPUs that can be plugged in later have no CPU of their own and so say nothing about their cell.
-        guest &= (1 << len(placement.vcpus)) - 1
-    return union(placement.cpus_of_vcpu(vcpu) for vcpu in cpus_of(guest))
+        vcpus &= (1 << len(placement.vcpus)) - 1
+    return _Cell(int(number), vcpus, bytes_of(cell.get("memory", ""), cell.get("unit"), "<cell memory>"))
+
+
+def _node_under_cells(
+    cells: Sequence[_Cell], placement: Placement, node_of_cpu: Mapping[CpuId, NumaId]
+) -> dict[int, NumaId]:
+    """The host node of each cell; empty unless each has its vCPUs on one node that gives its memory.
+
+    Cells without vCPUs are on the nodes that give memory alone.
+    """
+    nodes: dict[int, NumaId] = {}
+    left = {node: placement.memory.get(node, 0) + _ROUNDING for node in placement.numa_nodes}
+    for cell in cells:
+        if not cell.vcpus:
+            continue
+        host = union(placement.cpus_of_vcpu(vcpu) for vcpu in cpus_of(cell.vcpus))
+        found = {node_of_cpu.get(cpu) for cpu in cpus_of(host)}
+        node = found.pop() if len(found) == 1 else None
+        if node is None or node not in left:
+            return {}
+        nodes[cell.number] = node
+        left[node] -= cell.memory
+    alone = sorted((cell for cell in cells if not cell.vcpus), key=lambda cell: -cell.memory)
+    if alone and union(cell.vcpus for cell in cells) != (1 << len(placement.vcpus)) - 1:
+        return {}  # libvirt assigns the others to a cell by itself
+    for cell in alone:
+        fits = [node for node, size in left.items() if node not in nodes.values() and size >= cell.memory]
+        if not fits or not placement.memory:
+            return {}
+        nodes[cell.number] = min(fits, key=left.__getitem__)
+        left[nodes[cell.number]] -= cell.memory
+    if placement.memory and any(size < 0 for size in left.values()):
+        return {}
+    return dict(sorted(nodes.items()))

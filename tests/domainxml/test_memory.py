@@ -182,6 +182,25 @@ def test_cells_are_not_bound_when_one_of_them_has_vcpus_on_both_nodes(vcpus: tup
     ]
 
 
+MEMORY_ALONE = (
+    "<vcpu current='2'>4</vcpu><cpu><numa><cell id='0' cpus='0-3' memory='4' unit='GiB'/>"
+    "<cell id='1' memory='3' unit='GiB'/><cell id='2' memory='1' unit='GiB'/></numa></cpu>"
+)
+
+
+def test_cells_without_vcpus_get_the_nodes_that_give_memory_alone() -> None:
+    placement = replace(
+        TWO_NODES,
+        vcpus=(CpuId(18), CpuId(50)),
+        numa_nodes=tuple(map(NumaId, range(3))),
+        memory={NumaId(0): Bytes(1 << 30), NumaId(1): Bytes(4 << 30), NumaId(2): Bytes(3 << 30)},
+    )
+    found = bindings(rewrite(domain(MEMORY_ALONE), placement, NODE_OF_CPU))
+    assert [(part["cellid"], part["nodeset"]) for part in found[1:]] == [("0", "1"), ("1", "2"), ("2", "0")]
+    small = replace(placement, memory={**placement.memory, NumaId(2): Bytes(2 << 30)})
+    assert len(bindings(rewrite(domain(MEMORY_ALONE), small, NODE_OF_CPU))) == 1
+
+
 def test_cells_that_cannot_be_bound_one_by_one_are_told() -> None:
     said: list[str] = []
     across = replace(TWO_NODES, vcpus=tuple(map(CpuId, (2, 34, 3, 50))))
