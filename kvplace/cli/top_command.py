@@ -98,7 +98,7 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
             click.echo(vm_reference(vm))
         return ExitCode.DONE
     if not vms:
-        say(f"there is no VM that holds cores or waits for them in {live.namespace or 'the cluster'}")
+        say(f"there is no VM that asks for cores in {live.namespace or 'the cluster'}")
         return ExitCode.DONE
     everywhere = live.flags.all_namespaces
     heads = (*(("NAMESPACE",) if everywhere else ()), *VM_HEADS)
