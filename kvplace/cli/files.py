@@ -7,6 +7,8 @@ import sys
 import click
 from click.shell_completion import CompletionItem
 
+from kvplace.cli.output import say
+
 _STDIN = "kvplace.stdin"
 """Key of the context under which the option is kept that reads stdin."""
 
@@ -38,4 +40,4 @@ def take_stdin(context: click.Context, what: str, form: str = "") -> None:
     if other != what:
         raise click.UsageError(f"{other} and {what} cannot both be stdin", context)
     if sys.stdin.isatty():
-        click.echo(f"kvplace: reading {what} from the terminal{form}; Ctrl-D ends it", err=True)
+        say(f"reading {what} from the terminal{form}; Ctrl-D ends it")

@@ -19,7 +19,7 @@ import click
 
 from kvplace import __version__
 from kvplace.cli.completion import VARIABLE, answer_shells
-from kvplace.cli.output import say
+from kvplace.cli.output import print_message, say
 from kvplace.cli.words import Commands
 from kvplace.core.errors import ExitCode, KvplaceError, exit_code_of
 
@@ -108,7 +108,7 @@ def _run(arguments: list[str]) -> int:
     try:
         answer: Any = cli.main(arguments, prog_name=_program(), standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        print_message(error.format_message())
         return ExitCode.USAGE
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else _program()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -89,7 +90,19 @@ def plain(text: str) -> str:
 
 def print_line(text: str = "", *, err: bool = False) -> None:
     """Print a line for people, of which a part may be the words of others."""
-    click.echo(plain(text), err=err)
+    if err:
+        print_message(plain(text))
+    else:
+        click.echo(plain(text))
+
+
+def print_message(text: str) -> None:
+    """Print on stderr. That nobody can read it there does not end a command."""
+    try:
+        click.echo(text, err=True)
+    except OSError:
+        # What is left in the buffer must not make the interpreter complain when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

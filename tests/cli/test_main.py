@@ -147,6 +147,27 @@ def test_a_closed_pipe_is_no_error_message() -> None:
         assert process.wait() == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "is_answered"),
+    [
+        (("plan", "--requests", "nowhere"), 2, False),
+        (("place", "--topology", "epyc-7502p"), 0, False),
+        (("map", "epyc-7502p", "--placements", "-"), 0, True),
+        (("rollout",), 2, False),
+    ],
+)
+def test_messages_that_nobody_can_read_change_neither_answer_nor_exit_code(
+    arguments: tuple[str, ...], code: int, *, is_answered: bool
+) -> None:
+    line = '{"released": "nobody"}\n' if "map" in arguments else ""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, *arguments], input=line, stdout=subprocess.PIPE, stderr=full, text=True, check=False
+        )
+    assert done.returncode == code
+    assert bool(done.stdout) == is_answered
+
+
 def test_an_interrupt_exits_with_130_and_without_a_traceback() -> None:
     with subprocess.Popen(
         [*COMMAND, "place", "--topology", "epyc-7502p", "-o", "json"],
