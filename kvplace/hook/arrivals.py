@@ -46,7 +46,7 @@ def listen(env: PodEnvironment) -> socket.socket | None:
     """
     folder = env.libvirt_hook_folder
     if not os.path.isdir(folder):  # noqa: PTH112 - see pod_environment
-        return None  # not mounted: the pod was made by an older release
+        return None  # not mounted: the admission of another release made the pod
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         # libvirt would try all the same, and start nothing: a program that cannot be run has failed.
         log("warning", f"{folder} is mounted noexec; a VM that migrates here keeps the pins of its source")
