@@ -1,7 +1,7 @@
 """Mutation testing: small changes of the code, and which of them no test notices.
 
 mutmut copies the project into `mutants/`, changes one function at a time and runs the tests that reach it in
-a fork of one process. pyproject.toml names the components; they have some thousand mutants.
+a fork of one process. pyproject.toml names the components; they have about 5,000 mutants.
 Real servers stay out of it (they would be asked thousands of times), so a mutant that only they would
 notice counts as a survivor.
 """
