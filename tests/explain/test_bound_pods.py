@@ -1,0 +1,185 @@
+"""What is read about a VM whose pod has a node: where it sits, and what keeps it from running there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplace.cli.explain_lines import seat_lines
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.marks import PINNED
+from kvplace.core.neighbours import Nearness
+from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.request import OnFailure, Policy
+from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid
+from kvplace.explain.explanation import Explanation
+from kvplace.explain.report import explanation_document
+from kvplace.kube.conditions import Condition
+from tests.admission.makers import vmi
+from tests.core.requests import request_with
+from tests.explain.small_cluster import WORKER, Objects, event, explained, node, pod_document
+from tests.kube.claims import claim, taking
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import TWO
+
+
+async def test_a_running_vm_says_where_it_sits_whether_that_is_measured_and_who_is_beside_it(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    cpus = parse_cpu_list("0-1,8-9")
+    placement = Placement(
+        Policy.EXCLUSIVE,
+        tuple(map(CpuId, (0, 8, 1, 9))),
+        cpus,
+        cpus,
+        numa_nodes=(NumaId(0),),
+        packages=(PackageId(0),),
+        l3_groups=(0,),
+    )
+    bound = PodPlacement(PodUid("db"), WORKER, TWO.fingerprint, OnFailure.WAIT, placement, revision=2)
+    pod = cluster.create_pod(
+        "launcher",
+        uid="db",
+        vmi="db",
+        node="worker",
+        request=write_request(PodRequest(request_with(4))),
+        annotations={PLACEMENT: bound.to_json()},
+    )
+    await cluster.set_pod_condition(pod, Condition(PINNED, True, "Pinned", "revision 2 was seen"))
+    await cluster.write_ledger(
+        await cluster.create_ledger(WORKER), taking(claim("db", 0, 1, 8, 9), claim("web", 2, 10))
+    )
+    since = {"type": PINNED, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    objects.put("pods", pod_document("launcher", "db", conditions=[since]))
+    objects.put("virtualmachineinstances", vmi())
+    objects.events = [
+        event("Pod", "launcher", "2026-01-01T00:00:02Z", "second"),
+        event("VirtualMachineInstance", "db", "2026-01-01T00:00:01.999999Z", "first", count=3),
+    ]
+    found = await explained(objects, cluster, "vm/db")
+    (seat,) = found.seats
+    assert (seat.vm.node, seat.measured_since) == ("worker", "2026-01-01T00:00:00Z")
+    assert [(one.claim.uid, one.nearness) for one in seat.neighbours] == [("web", Nearness.L3)]
+    assert found.fitting is None
+    assert [(one.note, one.count) for one in found.events] == [("first", 3), ("second", 1)]
+    (document,) = explanation_document(found)["pods"]
+    assert document["placement"]["revision"] == 2
+    assert document["pinned"]["status"] is True
+    assert document["sameMachine"] is True
+
+
+async def bound(
+    objects: Objects, cluster: FaultyCluster, *owned: int, node: str = "worker", **status: Any
+) -> None:
+    """Bind `db` to CPUs 0-1 and 8-9 of a node, with these of them as its own in the ledger."""
+    cpus = parse_cpu_list("0-1,8-9")
+    placement = Placement(Policy.EXCLUSIVE, tuple(map(CpuId, (0, 8, 1, 9))), cpus, cpus)
+    written_on = PodPlacement(PodUid("db"), NodeName(node), TWO.fingerprint, OnFailure.WAIT, placement)
+    cluster.create_pod(
+        "launcher",
+        uid="db",
+        vmi="db",
+        node=node,
+        request=write_request(PodRequest(request_with(4))),
+        annotations={PLACEMENT: written_on.to_json()},
+    )
+    ledger = await cluster.create_ledger(NodeName(node))
+    if owned:
+        await cluster.write_ledger(ledger, taking(claim("db", *owned)))
+    objects.put("pods", pod_document("launcher", "db", **status))
+    objects.put("virtualmachineinstances", vmi())
+
+
+def printed(found: Explanation) -> str:
+    return "\n".join(line for seat in found.seats for line in seat_lines(seat))
+
+
+async def test_a_paused_vm_and_a_migration_are_said_as_kubevirt_reports_them(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 1, 8, 9)
+    conditions = [
+        {"type": "Paused", "status": "True", "message": "VMI was paused by user"},
+        {"type": "LiveMigratable", "status": "False", "message": "it has a local disk"},
+        {"type": "Synchronized", "status": "False", "message": "the hook refuses"},
+    ]
+    migrating = {"sourceNode": "worker", "targetNode": "other"}
+    status = {"conditions": conditions, "migrationState": migrating}
+    objects.put("virtualmachineinstances", {**vmi(), "status": status})
+    command = "`virtctl unpause vmi db -n default`"
+    assert (await explained(objects, cluster, "vm/db")).notes == (
+        f"it is paused: its vCPUs stand still, and it keeps its cores; {command} lets it go on",
+        "it migrates live from worker to other",
+        "KubeVirt says Synchronized is false: the hook refuses",
+    )
+    failed = {**migrating, "completed": True, "failed": True, "failureReason": "no room"}
+    objects.put("virtualmachineinstances", {**vmi(), "status": {"migrationState": failed}})
+    assert (await explained(objects, cluster, "vmi/db")).notes == ("its last live migration failed: no room",)
+
+
+async def test_a_vm_whose_cores_the_ledger_gives_to_somebody_else_is_told_so(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 8)
+    found = await explained(objects, cluster, "vm/db")
+    assert "CPUs 1,9 of these have no owner in the ledger of the node" in printed(found)
+    record = await cluster.read_ledger(WORKER)
+    assert record is not None
+    await cluster.write_ledger(record, taking(claim("web", 1)))
+    found = await explained(objects, cluster, "vm/db")
+    assert "CPUs 1,9 of these belong to default/pod-web in the ledger of the node" in printed(found)
+    (document,) = explanation_document(found)["pods"]
+    assert document["unclaimed"] == "1,9"
+
+
+async def test_what_was_measured_on_a_node_that_is_away_or_gone_is_called_old(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 1, 8, 9)
+    assert "not Ready" not in printed(await explained(objects, cluster, "vm/db"))
+    objects.nodes = [{**node(), "status": {}}]
+    assert "the node is not Ready" in printed(await explained(objects, cluster, "vm/db"))
+
+
+async def test_a_pod_of_a_deleted_node_says_what_becomes_of_it(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, node="deleted")
+    found = await explained(objects, cluster, "vm/db")
+    assert "the API server has no such node any more" in printed(found)
+
+
+async def test_a_bound_pod_says_what_its_containers_wait_for(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    waiting = {
+        "compute": {"waiting": {"reason": "ContainerCreating"}},
+        "disk": {"waiting": {"reason": "ImagePullBackOff", "message": "no such\n image"}},
+        "hook-sidecar-0": {"running": {}},
+        "hook-sidecar-1": {"running": {}},
+    }
+    statuses = [{"name": name, "state": state, "ready": False} for name, state in waiting.items()]
+    await bound(objects, cluster, 0, 1, 8, 9, containerStatuses=statuses)
+    commands = {"hook-sidecar-0": ["somebody-elses"], "hook-sidecar-1": ["kvplace-hook"]}
+    objects.stored["pods", "launcher"]["spec"]["containers"] = [
+        {"name": name, "command": command} for name, command in commands.items()
+    ]
+    assert (await explained(objects, cluster, "vm/db")).notes == (
+        "container disk waits: ImagePullBackOff: no such image",
+        (
+            "container hook-sidecar-1 runs and is not ready; `kubectl -n default exec launcher "
+            "-c hook-sidecar-1 -- kvplace-hook ready --once` says why"
+        ),
+        "the kubelet prepares its volumes, network and images; the events say what is missing",
+    )
+
+
+async def test_a_vm_whose_name_begins_like_another_one_is_not_mixed_up_with_it(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 1, 8, 9)
+    cluster.create_pod("launcher-2", vmi="db-2", request=write_request(PodRequest(request_with(4))))
+    objects.put("pods", pod_document("launcher-2", "uid-2"))
+    found = await explained(objects, cluster, "vm/db")
+    assert [seat.vm.pod.name for seat in found.seats] == ["launcher"]
+    assert (found.notes, found.fitting) == ((), None)
