@@ -91,7 +91,7 @@ def test_a_vm_is_explained_from_its_file_while_it_waits_and_once_it_is_bound(
         wait_for(cluster, stopped, "halted", is_stopped)
         idle = explain("vm/halted", "-o", "json")
         assert (idle.code, json.loads(idle.out)["state"]) == (ExitCode.DONE, "Stopped"), idle.err
-        assert "see `kubectl kvplace explain vm/halted`" in explain("vmi/halted").err
+        assert f"see `kubectl kvplace explain vm/halted -n {vm_namespace}`" in explain("vmi/halted").err
         elsewhere = call_process("explain", "vm/halted", "--kubeconfig", str(cluster.kubeconfig))
         assert f"but one of this name in {vm_namespace}: choose its namespace with -n" in elsewhere.err
 
