@@ -31,8 +31,6 @@ T = TypeVar("T")
 OUR_RESOURCES = ("nodeledgers", "nodetopologies")
 _KUBEVIRT = ("virtualmachines", "virtualmachineinstances")
 _PAGE = 500
-_LACKS_A_RIGHT = "cannot"
-"""In what RBAC says; quotas and policies answer with the same code."""
 _VIEWED = ("nodes", "pods", "events", "virtualmachines", "virtualmachineinstances", *OUR_RESOURCES)
 _READING = ("get", "list", "watch")
 _ROLES = {
@@ -127,7 +125,7 @@ async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
 
 def missing_right(error: Denied) -> str:
     """Say which right is missing, and what gives it."""
-    if _LACKS_A_RIGHT not in error.said:
+    if not error.lacks_right:
         return f"the API server does not let you {error.verb} {error.resource}: {error.said}"
     role = _ROLES.get((error.verb, error.resource))
     mend = (

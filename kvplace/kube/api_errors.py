@@ -6,7 +6,7 @@
 404                                Missing (Refused), with the resource
 410                                Expired (Unavailable): the past that was asked for is forgotten
 401 after fresh credentials        Unauthenticated (Forbidden)
-403                                Denied (Forbidden), with the right that is missing
+403                                Denied (Forbidden), with the right that is missing if one is
 429, 5xx, timeouts, connections    ApiUnavailable, with the pause that the server asks for
 """
 
@@ -78,10 +78,12 @@ class Unauthenticated(Forbidden):
 
 
 class Denied(Forbidden):
-    """We lack a right."""
+    """We lack a right; or a quota, a policy or the end of a namespace forbids it, with the same code."""
 
     def __init__(self, verb: str, resource: str, said: str) -> None:
-        super().__init__(f"the API server denies {verb} on {resource} ({said}); check the role in manifests/")
+        self.lacks_right = "cannot" in said  # the word of RBAC
+        mend = "; check the role in manifests/" if self.lacks_right else ""
+        super().__init__(f"the API server denies {verb} on {resource} ({said}){mend}")
         self.verb = verb
         self.resource = resource
         self.said = said

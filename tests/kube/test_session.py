@@ -92,7 +92,15 @@ def test_a_denied_right_names_verb_and_resource() -> None:
         403, {}, b'{"message":"User x cannot"}', verb="create", resource="pods/binding"
     )
     assert isinstance(failure, Forbidden)
-    assert "create on pods/binding" in str(failure)
+    assert "create on pods/binding (User x cannot); check the role in manifests/" in str(failure)
+
+
+def test_what_is_denied_for_another_reason_than_a_right_gives_no_advice_about_roles() -> None:
+    body = b'{"message": "events is forbidden: namespace shop is being terminated"}'
+    failure = error_of_response(403, {}, body, verb="create", resource="events")
+    assert isinstance(failure, Forbidden)
+    assert "is being terminated" in str(failure)
+    assert "role" not in str(failure)
 
 
 @given(st.binary(max_size=300), st.integers(300, 599), st.text(max_size=12))
