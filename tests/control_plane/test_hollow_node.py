@@ -416,8 +416,9 @@ def test_a_path_without_sbin_is_enough_to_start_containers(
 def test_a_wait_for_an_object_that_keeps_changing_ends_and_shows_it(
     pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "PATIENCE_S", 1.0)
     pods.create("restless", pods.shell("echo out of memory; exit 3"), restartPolicy="Always")
+    pods.wait("restless", lambda pod: main(pod).get("restartCount", 0) > 0)
+    monkeypatch.setattr(watching, "PATIENCE_S", 1.0)
     with pytest.raises(AssertionError, match=r"(?s)restless did not become.*out of memory"):
         pods.wait("restless", lambda _: False)
 
