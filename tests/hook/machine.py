@@ -102,6 +102,10 @@ def works(_: NumaMemory, __: Sequence[int]) -> None:
     return None
 
 
+def broken(_: NumaMemory, __: Sequence[int]) -> str:
+    raise ZeroDivisionError
+
+
 def forbidden(_: NumaMemory, __: Sequence[int]) -> str:
     return "the pod's seccomp profile forbids mbind"
 

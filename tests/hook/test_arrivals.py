@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from kvplace.core.errors import Corrupt
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement
-from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
 from kvplace.domainxml import rewrite, unpin
 from kvplace.hook.define_domain import define_arrival
@@ -24,7 +23,7 @@ from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
 from tests.hook.conftest import HookProcess
 from tests.hook.grpc_client import CALLBACKS, SocketCaller
-from tests.hook.machine import ON_THIS_MACHINE, PodFolder
+from tests.hook.machine import ON_THIS_MACHINE, PodFolder, broken
 
 ARRIVING = b"""\
 <domain type='kvm'>
@@ -170,9 +169,6 @@ def test_when_libvirts_program_goes_away_the_log_says_so_and_blames_no_limit(
 def test_an_unexpected_exception_keeps_the_vm_where_it_is_or_lets_it_arrive_unpinned(
     env: PodEnvironment, pod: PodFolder
 ) -> None:
-    def broken(_: NumaMemory, __: Sequence[int]) -> str:
-        raise ZeroDivisionError
-
     pod.bind()
     with pytest.raises(Corrupt, match="please report it"):
         define_arrival(ARRIVING, env, broken)

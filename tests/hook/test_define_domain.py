@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from tests.hook.machine import (
     UID,
     VMI,
     PodFolder,
+    broken,
     forbidden,
     logged,
     pod_environment,
@@ -227,9 +228,6 @@ def test_a_vmi_that_cannot_be_read_costs_only_its_name_in_the_log(
 def test_an_unexpected_exception_is_an_error_that_asks_for_a_report_or_an_unchanged_domain(
     env: PodEnvironment, pod: PodFolder
 ) -> None:
-    def broken(_: NumaMemory, __: Sequence[int]) -> str:
-        raise ZeroDivisionError
-
     pod.bind()
     with pytest.raises(Corrupt, match="please report it"):
         define_domain(DOMAIN, VMI, env, broken)
