@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 30.0
 """How often all cpusets are read, for what no event was about."""
-DEAF_SWEEP_S = 1.0
+SWEEP_WITHOUT_EVENTS_S = 1.0
 """The same where the kernel does not report every change."""
 STARTING_S = 10.0
 """How long a container may be starting: its runtime writes its cpuset several times, which is no drift."""
@@ -166,7 +166,7 @@ class CgroupEnforcement:
             changes = replace(changes, everything=True)
         self._obstacle = watch.obstacle
         if self._obstacle:
-            self._next_sweep = min(self._next_sweep, loop.time() + DEAF_SWEEP_S)
+            self._next_sweep = min(self._next_sweep, loop.time() + SWEEP_WITHOUT_EVENTS_S)
         return changes
 
     def _apply(self, watch: ContainerWatch, changes: Changes) -> None:
@@ -334,7 +334,7 @@ class CgroupEnforcement:
             why = f"{counted(len(problems), 'container')}: {problems[0]}"
             return Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", why)
         if self._obstacle:
-            why = f"{self._obstacle}; cgroups are read every {DEAF_SWEEP_S:g} s."
+            why = f"{self._obstacle}; cgroups are read every {SWEEP_WITHOUT_EVENTS_S:g} s."
             return Condition(CPUSETS_ENFORCED, False, "ChangesNotReported", why)
         good = "The cgroup of every container is set as decided."
         return Condition(CPUSETS_ENFORCED, True, "CgroupsSet", good)

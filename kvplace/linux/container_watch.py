@@ -53,12 +53,12 @@ class ContainerWatch:
         self._root = root
         self.obstacle = ""
         """Why changes may not be reported; empty when all are."""
-        self._deaf_because = ""
-        self._inotify: Inotify | _Deaf
+        self._no_inotify_because = ""
+        self._inotify: Inotify | _NoInotify
         try:
             self._inotify = Inotify()
         except Misconfigured as error:
-            self._inotify, self._deaf_because = _Deaf(), str(error)
+            self._inotify, self._no_inotify_because = _NoInotify(), str(error)
         self._containers: dict[ContainerId, ContainerCgroup] = {}
         self._by_folder: dict[Path, ContainerId] = {}
         self._appeared: set[ContainerId] = set()
@@ -108,7 +108,7 @@ class ContainerWatch:
 
     def look_everywhere(self) -> None:
         """List all containers again."""
-        self.obstacle = self._deaf_because
+        self.obstacle = self._no_inotify_because
         for container in [each for each in self._containers.values() if not each.folder.exists()]:
             self._ended(container.folder)
         for folder in self._inotify.folders:
@@ -152,7 +152,7 @@ class ContainerWatch:
             del self._containers[container]
 
 
-class _Deaf:
+class _NoInotify:
     """Stands in where there is no inotify."""
 
     def __init__(self) -> None:

@@ -312,7 +312,7 @@ async def test_without_inotify_containers_are_found_by_looking_and_the_setting_i
         raise Misconfigured("inotify cannot be used: raise fs.inotify.max_user_instances")
 
     monkeypatch.setattr(container_watch, "Inotify", used_up)
-    monkeypatch.setattr(cgroup_enforcement, "DEAF_SWEEP_S", 0.01)
+    monkeypatch.setattr(cgroup_enforcement, "SWEEP_WITHOUT_EVENTS_S", 0.01)
     node.read_objects(VM_POD)
     async with node.enforced():
         await becomes(lambda: "max_user_instances; cgroups are read every" in node.problem(), True)
