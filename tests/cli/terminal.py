@@ -47,6 +47,10 @@ class Terminal:
         """Press Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
 
+    def end(self) -> int:
+        """Return the program's exit code once it has ended."""
+        return self._process.wait(_PATIENCE_S)
+
     def read_until(self, words: str) -> str:
         """Return what the screen has shown since the last call, once it shows these words."""
         os.set_blocking(self._outer, False)

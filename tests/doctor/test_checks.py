@@ -361,10 +361,9 @@ def test_a_vm_that_is_measured_on_claimed_cores_is_well() -> None:
 
 def test_vms_without_claims_without_measurements_and_beside_their_cores_are_named() -> None:
     ledger = Ledger().after(taking(claim("db", 0, 8)))
-    assert (
-        "threads run where they should not"
-        in problems(check_vms, **view(pod("db", pinned=False), ledger=ledger))[0]
-    )
+    (strayed,) = check_vms(installation(**view(pod("db", pinned=False), ledger=ledger)))
+    assert "threads run where they should not" in strayed.problem
+    assert "vm/NAME -n NAMESPACE" in strayed.mend
     assert "never measured" in problems(check_vms, **view(pod("db"), ledger=ledger))[0]
     assert "no ledger holds" in problems(check_vms, **view(pod("db", pinned=True)))[0]
 

@@ -22,6 +22,7 @@ from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
 from harness.kvplace_cluster.played_vms import played_vms
 from harness.kvplace_cluster.vms import VMIS, VMS
+from tests.cli.terminal import Terminal
 from tests.docs.blocks import block
 from tests.docs.reading import PROJECT
 
@@ -136,6 +137,12 @@ def test_an_interrupted_rollout_is_resumed_with_every_vm_once(cluster: ControlPl
     after = made(cluster, shop)
     assert len(after) == 5
     assert before.items() <= after.items()
+    delete = [sys.executable, "-m", "kvplace", "rollout", "delete", "stop", "-n", shop]
+    with Terminal(delete, {"KUBECONFIG": str(cluster.kubeconfig)}) as terminal:
+        terminal.read_until(f"Delete 5 VMs of rollout stop in namespace {shop}? [y/N]:")
+        terminal.type("n\r")
+        assert terminal.end() == 130
+    assert made(cluster, shop) == after
     assert called(cluster, "delete", "stop", "--yes", "-n", shop).returncode == 0
     assert made(cluster, shop) == {}
 
