@@ -90,11 +90,15 @@ def command(
 
 
 def _read_file(filename: str, target: str) -> Document:
-    from kvplace.documents.reading import read_text, read_values, source_name
+    from kvplace.admission.instancetype import expanded
+    from kvplace.documents.manifests import read_manifests
+    from kvplace.documents.reading import source_name
     from kvplace.explain.reading import choose_document
 
-    name = source_name(filename)
-    return choose_document(read_values(read_text(filename, name), name), target, name)
+    contents = [content for _, content in read_manifests(filename)]
+    chosen = choose_document(contents, target, source_name(filename))
+    has_size = any("instancetype" in str(content.get("kind")).lower() for content in contents)
+    return expanded(chosen, contents) if has_size else chosen
 
 
 def _print(found: Explanation, *, wide: bool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
@@ -14,10 +16,29 @@ from kvplace.cli.output import Answer, Output, output_option, print_document, sa
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 
+if TYPE_CHECKING:
+    from kvplace.cli.place_session import Answer as SessionAnswer
+    from kvplace.cli.place_session import PlaceSession
+    from kvplace.cli.stated_vms import StatedVm
+    from kvplace.core.moves.budget import Watch
+    from kvplace.machines.machine import Machine
+
+    _Ask: TypeAlias = Callable[[Watch], tuple[SessionAnswer, str]]
+    """Asks for one VM: the answer, and its text for people."""
+
 _MILLION = 1_000_000
 
 
-@click.command("place", short_help="Choose CPUs of one machine for requests on stdin.")
+@click.command("place", short_help="Show which CPUs of a machine the VMs of a manifest would get.")
+@click.option(
+    "-f",
+    "--filename",
+    "manifests",
+    type=InputFile(),
+    multiple=True,
+    metavar="FILE",
+    help="A manifest with VMs, VMIs or pods, and with the instancetypes that they name; - for stdin.",
+)
 @click.option(
     "--topology",
     "machine",
@@ -48,6 +69,8 @@ _MILLION = 1_000_000
 @example_option("request")
 @output_option(Answer.REPORT)
 def command(
+    *,
+    manifests: tuple[str, ...],
     machine: str,
     free: str | None,
     keep: bool,
@@ -57,7 +80,15 @@ def command(
     cpu_manager_state: str | None,
     output: Output,
 ) -> int:
-    """Answer requests, one JSON object per line on stdin, with the CPUs that each VM would get.
+    """Show which CPUs of a machine VMs would get: those of manifests, or requests on stdin.
+
+    \b
+    kvplace place -f vm.yaml --topology 2x-epyc-9354
+
+    The VMs of the manifests are placed one beside the other, each with its CPUs. Where a VM does not fit,
+    the answer has the reason and the changes that help.
+
+    Without -f, stdin has one request per line as JSON:
 
     \b
     {"id": "db", "vcpus": 8, "cpuSet": "one-numa", "policy": "exclusive", "smt": "prefer",
@@ -71,13 +102,14 @@ def command(
 
     Exit code 0 when every request was placed, 3 when none was, 4 when some were; 2 when a line was invalid.
     """  # noqa: D301 - click needs the literal backslash
-    from kvplace.cli.place_session import AnswerKind, PlaceSession, free_cpus, numbered_lines
+    from kvplace.cli.place_session import AnswerKind, PlaceSession, free_cpus
 
-    if make_room and not keep:
+    if make_room and not (keep or manifests):
         raise click.UsageError("--make-room moves the VMs that --keep has kept; give both")
     if thorough and not make_room:
         raise click.UsageError("--thorough is an option of --make-room; give both")
-    take_stdin(click.get_current_context(), "the requests", ", one JSON object per line")
+    if not manifests:
+        take_stdin(click.get_current_context(), "the requests", ", one JSON object per line")
     found = chosen_machine(machine, state=cpu_manager_state)
     for note in found.notes:
         say(note)
@@ -86,16 +118,16 @@ def command(
         found.topology,
         free=None if free is None else free_cpus(free, "--free", found.topology),
         foreign=found.kubelet_cpus,
-        keep=keep,
+        keep=keep or bool(manifests),
         make_room=make_room,
         thorough=thorough,
         explain=explain,
     )
     kinds: set[AnswerKind] = set()
     interrupted = False
-    for number, line in numbered_lines(sys.stdin.buffer):
+    for ask in _of_manifests(manifests, session, found) if manifests else _of_lines(session):
         with Progress("searching for moves", session.most_steps // _MILLION, "million step") as progress:
-            answer = session.answer(line, number, lambda steps: progress.show(steps // _MILLION))
+            answer, text = ask(lambda steps: progress.show(steps // _MILLION))
         kinds.add(answer.kind)
         if output is Output.JSON:
             click.echo(json.dumps(answer.document, separators=(",", ":")))
@@ -103,7 +135,7 @@ def command(
             click.echo("---")
             print_document(answer.document, output)
         else:
-            click.echo(answer.sentence)
+            click.echo(text)
         sys.stdout.flush()
         if interrupted := progress.interrupted:
             break
@@ -116,3 +148,31 @@ def command(
     if AnswerKind.REFUSED in kinds:
         return ExitCode.PARTLY_DONE if AnswerKind.PLACED in kinds else ExitCode.DOES_NOT_FIT
     return ExitCode.DONE
+
+
+def _of_lines(session: PlaceSession) -> Iterator[_Ask]:
+    from kvplace.cli.place_session import numbered_lines
+
+    for number, line in numbered_lines(sys.stdin.buffer):
+
+        def ask(watch: Watch, line: bytes = line, number: int = number) -> tuple[SessionAnswer, str]:
+            answer = session.answer(line, number, watch)
+            return answer, answer.sentence
+
+        yield ask
+
+
+def _of_manifests(files: Sequence[str], session: PlaceSession, machine: Machine) -> Iterator[_Ask]:
+    from kvplace.cli.place_report import report_lines
+    from kvplace.cli.stated_vms import stated_vms
+    from kvplace.documents.manifests import read_manifests
+
+    for vm in stated_vms([manifest for file in files for manifest in read_manifests(file)]):
+
+        def ask(watch: Watch, vm: StatedVm = vm) -> tuple[SessionAnswer, str]:
+            answer = session.place(vm.name, vm.request, watch=watch)
+            assert answer.decision is not None
+            lines = report_lines(str(vm), machine.name, machine.topology, vm.request, answer.decision)
+            return answer, "\n".join(lines)
+
+        yield ask

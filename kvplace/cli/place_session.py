@@ -19,7 +19,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.moves.budget import MAX_STEPS, MAX_STEPS_THOROUGH, Watch, unwatched
-from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, NoMoves, make_room
+from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room
 from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestions, find_suggestions, move_text
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
@@ -49,23 +49,26 @@ class AnswerKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one line, as JSON and as a sentence for people."""
-
-    kind: AnswerKind
-    document: Json
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Decision:
+class Decision:
     """What becomes of one request, and the moves before it."""
 
     found: Placement | Refusal
     moves: tuple[Move, ...] = ()
-    no_moves: NoMoves | None = None
     interrupted: bool = False
     """Whether the search for moves was ended early."""
+    suggestions: Suggestions = NO_SUGGESTIONS
+    """The changes after which a refused VM fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one request or release, as JSON and as a sentence for people."""
+
+    kind: AnswerKind
+    document: Json
+    sentence: str
+    decision: Decision | None = None
+    """What the sentence says about a request; None for a release and for an invalid line."""
 
 
 class PlaceSession:
@@ -135,26 +138,41 @@ class PlaceSession:
         uid = name or f"request-{number}"
         if self._keep:
             name = uid  # what is kept can be moved and released, so the answer says by which id
-            if uid in self._kept:
-                raise BadBody(f"id {uid!r} holds CPUs already; release it first, or use another id")
         request = request_of(document, also=("id", "free"))
-        only = (self._cpus(document["free"]) if "free" in document else self._free) & ~self._foreign
+        return self.place(
+            uid, request, self._cpus(document["free"]) if "free" in document else None, name, watch
+        )
+
+    def place(
+        self,
+        uid: str,
+        request: Request,
+        only: CpuMask | None = None,
+        name: str | None = None,
+        watch: Watch = unwatched,
+    ) -> Answer:
+        """Place one VM; raises BadBody where a kept VM has this `uid`.
+
+        `only` are the free CPUs where they are not those of the session; `name` is the id in the answer,
+        `uid` unless given.
+        """
+        name = uid if name is None else name
+        if uid in self._kept:
+            raise BadBody(f"id {uid!r} holds CPUs already; release it first, or use another id")
+        only = (self._free if only is None else only) & ~self._foreign
         answer: Json = {"id": name} if name else {}
         decision = self._decide(request, only, watch)
-        found, moves, no_moves = decision.found, decision.moves, decision.no_moves
+        found, moves, suggestions = decision.found, decision.moves, decision.suggestions
         if decision.interrupted:
             answer["interrupted"] = INTERRUPTED
         if isinstance(found, Refusal):
-            suggestions = self._suggest(request, only)
-            if no_moves is not None:
-                suggestions = replace(suggestions, no_moves=no_moves)
             answer["refusal"] = refusal_document(found, suggestions)
             sentence = f"{uid}: {found.message}"
             if suggestions.found:
                 sentence += f"; {suggestions.found[0].sentence}"
             if suggestions.no_moves is not None and not suggestions.no_moves.exact:
                 sentence += f"; {suggestions.no_moves.sentence}"
-            return Answer(AnswerKind.REFUSED, answer, sentence)
+            return Answer(AnswerKind.REFUSED, answer, sentence, decision)
         if self._keep:
             self._take(uid, request, found, moves)
         answer["placement"] = placement_document(self._name, self._topology, request, found, uid=name)
@@ -169,14 +187,14 @@ class PlaceSession:
             sentence += "".join(f"; move {move_text(move)}" for move in moves)
         if decision.interrupted:
             sentence += f"; {INTERRUPTED}"
-        return Answer(AnswerKind.PLACED, answer, sentence)
+        return Answer(AnswerKind.PLACED, answer, sentence, decision)
 
     def _moved(self, move: Move) -> Json:
         request = self._kept[move.id].request
         placed = placement_document(self._name, self._topology, request, move.after, uid=move.id)
         return {**move_document(move), "placement": placed}
 
-    def _decide(self, request: Request, only: CpuMask, watch: Watch) -> _Decision:
+    def _decide(self, request: Request, only: CpuMask, watch: Watch) -> Decision:
         no_moves = None
         if self._make_room:
             running = tuple(self._kept.values())
@@ -184,11 +202,14 @@ class PlaceSession:
                 self._topology, running, request, only=only, max_steps=self._max_steps, watch=watch
             )
             if isinstance(found, MovePlan):
-                return _Decision(found.placement, found.moves, interrupted=found.interrupted)
+                return Decision(found.placement, found.moves, interrupted=found.interrupted)
             no_moves = found
-        free = free_of(self._topology, self._ledger, only=only)
         interrupted = no_moves is not None and no_moves.interrupted
-        return _Decision(place(self._topology, free, request), (), no_moves, interrupted)
+        answer = place(self._topology, free_of(self._topology, self._ledger, only=only), request)
+        suggestions = self._suggest(request, only) if isinstance(answer, Refusal) else NO_SUGGESTIONS
+        if no_moves is not None:
+            suggestions = replace(suggestions, no_moves=no_moves)
+        return Decision(answer, (), interrupted, suggestions)
 
     def _find_suggestions(self, request: Request, only: CpuMask) -> Suggestions:
         if not self._explain:

@@ -19,10 +19,12 @@ from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
-    from kvplace.core.cluster.planning import Plan
+    from kvplace.core.cluster.planning import Plan, VmRequest
     from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.mip_bound import MipBound
+    from kvplace.plan.vm_requests import ClosedTo
 
 
 @click.command("plan", short_help="Place many VMs at once on the nodes of a cluster.")
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     type=InputFile(),
     required=True,
     metavar="FILE",
-    help="The VMs, - for stdin: requests as for `kvplace place`, one per line or as a list in JSON or YAML.",
+    help="The VMs, - for stdin: manifests, or requests as for `kvplace place`, one per line or as a list.",
 )
 @click.option(
     "--strategy",
@@ -91,7 +93,6 @@ def command(
     from kvplace.core.cluster.planning import PlanProgress, Stage, plan
     from kvplace.plan.mip_bound import mip_bound
     from kvplace.plan.plan_cluster import read_plan_cluster
-    from kvplace.plan.vm_requests import read_vm_requests
 
     if live or flags.are_given:
         if cluster is not None:
@@ -101,7 +102,7 @@ def command(
     else:
         there, nodes = None, read_plan_cluster(cluster)
     closed_to = None if there is None else there.closed_to
-    vms = read_vm_requests(requests, (vm.id for node in nodes for vm in node.running), closed_to)
+    vms = _read_requests(requests, {vm.id for node in nodes for vm in node.running}, closed_to)
     with Progress("planning", len(vms), "VM") as progress:
         solving = partial(progress.show, 0, "solver")
         bound = mip_bound(nodes, vms, seconds=seconds, goes_on=solving) if optimal else None
@@ -142,6 +143,34 @@ def command(
     if not found.refused:
         return ExitCode.DONE
     return ExitCode.PARTLY_DONE if found.planned else ExitCode.DOES_NOT_FIT
+
+
+def _read_requests(
+    source: str, running: AbstractSet[str], closed_to: ClosedTo | None
+) -> tuple[VmRequest, ...]:
+    from kvplace.documents.reading import read_text, source_name
+    from kvplace.plan.vm_requests import vm_requests_of
+
+    what = source_name(source)
+    text = read_text(source, what)
+    if "apiVersion" not in text:
+        return vm_requests_of(text, what, running, closed_to)
+    from kvplace.cli.stated_vms import stated_vms
+    from kvplace.core.cluster.draft import OPEN
+    from kvplace.core.cluster.planning import VmRequest
+    from kvplace.core.errors import BadBody
+    from kvplace.documents.manifests import manifests_in
+    from kvplace.kube.node_filters import demands_of
+
+    found = []
+    for vm in stated_vms(manifests_in(text, what)):
+        if vm.name in running:
+            raise BadBody(f"{vm.where}: a VM {vm.name!r} runs in the cluster already; rename the VM")
+        closed = (
+            OPEN if closed_to is None else closed_to(demands_of(vm.spec, vm.where, is_vm=vm.kind != "Pod"))
+        )
+        found.append(VmRequest(vm.name, vm.request, closed))
+    return tuple(found)
 
 
 def _live(flags: ClusterFlags) -> PlanningCluster:

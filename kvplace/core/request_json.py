@@ -9,6 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kvplace.core.annotations import (
+    CPU_POLICY,
+    CPU_SET,
+    EMULATOR_THREADS,
+    GUEST_NUMA,
+    NUMA_MEMORY,
+    ON_FAILURE,
+    PREFIX,
+    SMT,
+)
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.errors import BadBody
 from kvplace.core.fields import Fields
@@ -22,6 +32,22 @@ REQUEST_KEYS = ("vcpus", *OPTION_KEYS, "memory", "hugepages", "ioThreads")
 MAX_IO_THREADS = 256
 """Far more than help any VM: KubeVirt makes two per vCPU by itself, and no more than the VM has disks."""
 _MOST_ID = 256
+_ANNOTATIONS = {
+    CPU_SET: "cpuSet",
+    CPU_POLICY: "policy",
+    SMT: "smt",
+    EMULATOR_THREADS: "emulatorThreads",
+    NUMA_MEMORY: "numaMemory",
+    GUEST_NUMA: "guestNuma",
+    ON_FAILURE: "onFailure",
+}
+_KEY_BY_ANNOTATION = {
+    spelling: key
+    for annotation, key in _ANNOTATIONS.items()
+    for spelling in (annotation.removeprefix(PREFIX), PREFIX + annotation.removeprefix(PREFIX))
+    if spelling != key
+}
+"""Key of a request by the annotation that sets the same, with and without its prefix."""
 _KEYS = {Policy: "policy", Smt: "smt", NumaMemory: "numaMemory", GuestNuma: "guestNuma"}
 
 
@@ -51,9 +77,11 @@ def request_of(document: Mapping[str, Any], *, also: Iterable[str] = ()) -> Requ
     """Read a request that a person or program asks with; raises BadBody.
 
     More than `read_request` it refuses keys that are not known, options that exclude each other, memory
-    without a unit and huge pages beyond the memory. `also` are the keys that the caller reads itself.
+    without a unit and huge pages beyond the memory. A key may also be written as the annotation: `cpu-set`,
+    `kvplace.io/smt`. `also` are the keys that the caller reads itself.
     """
     try:
+        document = _without_annotations(document)
         fields = Fields(document)
         fields.only((*also, *REQUEST_KEYS))
         request = read_request(fields)
@@ -68,6 +96,18 @@ def request_of(document: Mapping[str, Any], *, also: Iterable[str] = ()) -> Requ
         word, other = (f"{_KEYS[type(one)]}: {one.value!r}" for one in (found.word, found.other))
         raise BadBody(f"{word} contradicts {other}: {found.reason}")
     return request
+
+
+def _without_annotations(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write each annotation as the key of a request; raises ValueError where both spellings differ."""
+    written: dict[str, Any] = {}
+    spelt: dict[str, str] = {}
+    for spelling, value in document.items():
+        key = _KEY_BY_ANNOTATION.get(spelling, spelling)
+        if key in written and written[key] != value:
+            raise ValueError(f"{spelling}: {shown(value)} contradicts {spelt[key]}: {shown(written[key])}")
+        written[key], spelt[key] = value, spelling
+    return written
 
 
 def id_of(document: Mapping[str, Any], key: str = "id") -> str:

@@ -113,10 +113,10 @@ def read_target(text: str, namespace: str) -> Target:
     return Target(kind, namespace, name)
 
 
-def choose_document(documents: Sequence[object], text: str, what: str) -> Document:
+def choose_document(documents: Iterable[Document], text: str, what: str) -> Document:
     """Choose the VM, VMI or pod of a file: its only one, or the one that `text` names; raises BadBody."""
     found: dict[str, list[Document]] = {}
-    for document in _single(documents):
+    for document in documents:
         kind = document.get("kind")
         if isinstance(kind, str) and kind in _SHORT:
             metadata = document.get("metadata") or {}
@@ -138,17 +138,6 @@ def choose_document(documents: Sequence[object], text: str, what: str) -> Docume
     if len(alike) > 1:
         raise BadBody(f"{what} contains {name} {len(alike)} times; give a file with one of them")
     return alike[0]
-
-
-def _single(documents: Iterable[object]) -> Iterator[Document]:
-    """Yield the objects of a file, also those inside a List, as `kubectl get -o yaml` writes it."""
-    for document in documents:
-        if isinstance(document, dict):
-            items = document.get("items")
-            if document.get("kind") == "List" and isinstance(items, list):
-                yield from _single(items)
-            else:
-                yield document
 
 
 async def explain_target(

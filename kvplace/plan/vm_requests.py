@@ -17,29 +17,21 @@ from kvplace.core.cluster.planning import VmRequest
 from kvplace.core.errors import BadBody
 from kvplace.core.strict_json import json_object
 from kvplace.documents.model import numbered, read_model
-from kvplace.documents.reading import read_text, read_value, source_name
+from kvplace.documents.reading import read_value
 from kvplace.documents.requests import MOST_VMS, RequestedVms, RequestsDocument
 from kvplace.kube.node_filters import PodDemands, demands_of
 
 ClosedTo: TypeAlias = Callable[[PodDemands], ClosedNodes]
 
 
-def read_vm_requests(
-    source: str, running: Iterable[str] = (), closed_to: ClosedTo | None = None
+def vm_requests_of(
+    text: str, what: str, running: Iterable[str] = (), closed_to: ClosedTo | None = None
 ) -> tuple[VmRequest, ...]:
-    """Read requests from a file, or from stdin for `-`; raises BadBody that names the place.
+    """Read requests from a text; raises BadBody that names the place in `what`.
 
     `running` are the ids of VMs that run already. `closed_to` says to which nodes of a live cluster VMs with
     certain demands never go; other nodes have no labels and taints, so a request may then demand nothing.
     """
-    what = source_name(source)
-    return vm_requests_of(read_text(source, what), what, running, closed_to)
-
-
-def vm_requests_of(
-    text: str, what: str, running: Iterable[str] = (), closed_to: ClosedTo | None = None
-) -> tuple[VmRequest, ...]:
-    """Read requests from a text; errors call it `what`."""
     found: dict[str, VmRequest] = {}
     known = set(running)
     closed: dict[str, ClosedNodes] = {}

@@ -6,7 +6,7 @@ into it are left out, so that an object that was read from a cluster serves as o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.scalars import NO_BYTES, Bytes
 from kvplace.core.strict_json import Json, shown
 from kvplace.core.vm_stage import VmStage
-from kvplace.documents.reading import read_text, read_values, source_name
+from kvplace.documents.manifests import read_manifests
+from kvplace.documents.reading import source_name
 from kvplace.kube.node_filters import PodDemands, demands_of
 
 API_VERSION = "kubevirt.io/v1"
@@ -82,28 +83,10 @@ def read_template(content: Mapping[str, Any], what: str, until: VmStage = VmStag
         raise Misconfigured(f"{what}: {error}") from None
 
 
-def read_manifests(source: str) -> Iterator[tuple[str, Json]]:
-    """Read what a file holds, or stdin for `-`: one mapping, several, or a List; with a name for each."""
-    what = source_name(source)
-    found = read_values(read_text(source, what), what)
-    several = len(found) > 1
-    for number, content in enumerate(found, 1):
-        where = f"{what}: document {number}" if several else what
-        if not isinstance(content, dict):
-            raise BadBody(f"{where} is no template; write a {' or '.join(KINDS)}")
-        if content.get("kind") == "List" and isinstance(content.get("items"), list):
-            for index, item in enumerate(content["items"]):
-                if not isinstance(item, dict):
-                    raise BadBody(f"{where}: items[{index}] is no {' or '.join(KINDS)}")
-                yield f"{where}: items[{index}]", item
-        else:
-            yield where, content
-
-
 def template_file(path: str, folder: Path) -> tuple[str, Json]:
     """Read the one template of a file that a document in `folder` names."""
     source = path if path == "-" else str(folder / path)
-    found = list(read_manifests(source))
+    found = read_manifests(source)
     if len(found) != 1:
         raise BadBody(f"{source_name(source)} holds {len(found)} templates; name a file with one of them")
     return found[0]

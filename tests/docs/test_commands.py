@@ -22,16 +22,17 @@ def shell(tmp_path: Path) -> Shell:
 
 def test_the_commands_of_the_first_page_that_need_no_cluster_run(shell: Shell) -> None:
     commands = block("README.md", "kvplace topology").splitlines()
-    topology, place, draw, plan, simulate = commands
+    place, topology, draw, plan, simulate = commands
     shell.run(topology)
     assert MACHINE in machine_names()
 
-    (shell.folder / "requests").write_text('{"id": "db", "vcpus": 8}\n{"id": "web", "vcpus": 2}\n')
+    database = Path("vm-templates/database.yaml").read_text()
+    (shell.folder / "vm.yaml").write_text(database)
     place = place.partition("#")[0]
-    (told,) = shell.run(f"{place} < requests", instead={"FILE": MACHINE})
-    assert [line.partition(": ")[0] for line in told.splitlines()] == ["db", "web"]
-
-    shell.run(f"{place} -o json < requests > placed", instead={"FILE": MACHINE})
+    (answer,) = shell.run(place, instead={"FILE": MACHINE})
+    assert answer.startswith(f"VirtualMachine database fits on {MACHINE}: 16 vCPUs, 64Gi\n")
+    (shell.folder / "requests").write_text('{"id": "db", "vcpus": 8}\n{"id": "web", "vcpus": 2}\n')
+    shell.run(f"{place} -o json > placed", instead={"FILE": MACHINE})
     shell.run(draw, instead={"map FILE": f"map {MACHINE}", "--placements FILE": "--placements placed"})
     assert (shell.folder / "map.svg").read_text().startswith("<svg")
 

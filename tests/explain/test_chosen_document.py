@@ -60,12 +60,6 @@ def test_a_file_without_any_vm_is_refused() -> None:
         choose_document([{"kind": "Service"}, {"kind": "Secret"}], "", "all.yaml")
 
 
-def test_a_list_as_kubectl_prints_it_counts_as_the_objects_in_it() -> None:
-    other = {**vm(), "metadata": {"name": "other"}}
-    listed = {"apiVersion": "v1", "kind": "List", "items": [{"kind": "Service"}, vm(), other]}
-    assert choose_document([listed], "vm/other", "all.yaml") == other
-
-
 @pytest.mark.parametrize("metadata", [["a"], "db", 7])
 def test_metadata_that_is_no_mapping_is_said_in_a_sentence(metadata: object) -> None:
     with pytest.raises(BadBody, match=r"all\.yaml: metadata is .*; it must be a mapping"):

@@ -13,7 +13,8 @@ import yaml
 
 from kvplace.core.errors import Misconfigured
 from kvplace.core.vm_stage import VmStage
-from kvplace.rollout.templates import read_manifests, read_template
+from kvplace.documents.manifests import read_manifests
+from kvplace.rollout.templates import read_template
 from kvplace.rollout.wanted import read_rollout, stored_rollout
 from kvplace.simulate.vm_templates import read_templates
 from tests.docs.blocks import block
@@ -91,16 +92,6 @@ def test_a_vm_without_any_size_is_a_template_as_for_admission(domain: Json | Non
     (one,) = rollout(1, template=template).vms
     assert one.template.request is not None
     assert (one.template.request.vcpus, one.template.pod_memory) == (1, 0)
-
-
-def test_a_file_may_hold_several_templates_in_several_forms(tmp_path: Path) -> None:
-    path = tmp_path / "two.yaml"
-    path.write_text(f"# two\n---\n{json.dumps(vm())}\n---\n\n--- # nothing\n---\n{json.dumps(vmi())}\n")
-    assert [content["kind"] for _, content in read_manifests(str(path))] == [
-        "VirtualMachine", "VirtualMachineInstance"
-    ]  # fmt: skip
-    path.write_text(json.dumps({"kind": "List", "items": [vm(), vmi()]}))
-    assert len(list(read_manifests(str(path)))) == 2
 
 
 def without_spec(template: Json) -> None:

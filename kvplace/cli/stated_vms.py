@@ -1,0 +1,73 @@
+"""The VMs that manifests describe, as admission would read them: for commands that work without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvplace.admission.instancetype import expanded
+from kvplace.admission.stated_request import stated_request
+from kvplace.cli.output import say
+from kvplace.core.annotations import CPU_SET
+from kvplace.core.errors import BadBody, KvplaceError
+from kvplace.core.request import Request
+from kvplace.core.strict_json import Json, shown
+
+_KINDS = {"VirtualMachine": "spec.template.metadata", "VirtualMachineInstance": "metadata", "Pod": "metadata"}
+"""Where the annotations are, by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatedVm:
+    """A VM, VMI or pod of a manifest, and its request."""
+
+    kind: str
+    name: str
+    """With its namespace before it where the manifest gives one."""
+    request: Request
+    spec: Mapping[str, Any]
+    """The spec of its VMI or pod: what it demands of a node."""
+    where: str
+    """Its place, for errors."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def stated_vms(manifests: Sequence[tuple[str, Json]]) -> tuple[StatedVm, ...]:
+    """Read the VMs, VMIs and pods among objects with their places, in their order.
+
+    One that requests no cores is left out and reported on stderr. Raises BadBody for what admission would
+    refuse, and where no VM is left.
+    """
+    beside = [content for _, content in manifests]
+    found: list[StatedVm] = []
+    for where, content in manifests:
+        kind = content.get("kind")
+        if not isinstance(kind, str) or kind not in _KINDS:
+            continue
+        try:
+            full = expanded(content, beside) if kind == "VirtualMachine" else content
+            stated = stated_request(full)
+        except KvplaceError as error:
+            raise BadBody(f"{where}: {error}") from None
+        name = _name_of(content)
+        if stated is None:
+            say(f"{kind} {name} requests no cores: add {CPU_SET} to its {_KINDS[kind]}.annotations")
+            continue
+        if any(other.name == name for other in found):
+            raise BadBody(f"{where}: another VM is called {shown(name)}, too; give each a name of its own")
+        spec = full["spec"]["template"]["spec"] if kind == "VirtualMachine" else full["spec"]
+        found.append(StatedVm(kind, name, stated.request, spec, where))
+    if not found:
+        first = manifests[0][0] if manifests else "the file"
+        raise BadBody(f"{first}: no VirtualMachine, VirtualMachineInstance or Pod that requests cores")
+    return tuple(found)
+
+
+def _name_of(content: Mapping[str, Any]) -> str:
+    metadata = content.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    name = str(metadata.get("name") or metadata.get("generateName") or "unnamed")
+    return f"{metadata['namespace']}/{name}" if metadata.get("namespace") else name
