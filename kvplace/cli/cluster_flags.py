@@ -40,12 +40,19 @@ class ClusterFlags:
         return self != ClusterFlags()
 
 
-def cluster_flags(*, namespaced: bool = True, selector: bool = True) -> Callable[[_Function], _Function]:
+def cluster_flags(
+    *, namespaced: bool = True, everywhere: bool = True, selector: bool = True
+) -> Callable[[_Function], _Function]:
     """Add kubectl's flags to a command, as its argument `flags`, a ClusterFlags.
 
-    `namespaced` adds -n and -A, `selector` adds -l.
+    `namespaced` adds -n, `everywhere` also -A, `selector` adds -l.
     """
-    chosen = [*_CLUSTER, *(_NAMESPACED if namespaced else ()), *(_SELECTOR if selector else ())]
+    chosen = [
+        *_CLUSTER,
+        *(_NAMESPACED if namespaced else ()),
+        *(_EVERYWHERE if namespaced and everywhere else ()),
+        *(_SELECTOR if selector else ()),
+    ]
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
@@ -70,7 +77,7 @@ def _read_selector(_context: click.Context, _option: click.Parameter, text: str 
 
 def _read_namespace(_context: click.Context, _option: click.Parameter, name: str | None) -> str | None:
     if name is not None and not name:
-        raise click.BadParameter("is empty; for all namespaces give -A")
+        raise click.BadParameter("is empty; name a namespace")
     return name
 
 
@@ -117,8 +124,8 @@ _NAMESPACED = (
         shell_complete=complete_namespace,
         help="Default: that of the context, else default.",
     ),
-    click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces."),
 )
+_EVERYWHERE = (click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces."),)
 _SELECTOR = (
     click.option(
         "-l",

@@ -39,8 +39,8 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     certificates, policies, rights, images, releases, KubeVirt, agents, nodes, ledgers and VMs. Nothing is
     changed. What you may not read is said and not checked.
 
-    Exit code 0 when all is well, 1 when something is wrong, 4 when there are only warnings or things that
-    could not be checked.
+    Exit code 0 when nothing is wrong, also with warnings; 1 when something is wrong; 4 when something could
+    not be checked.
     """
     from kvplace import __version__
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
@@ -71,13 +71,10 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     else:
         for line in report_lines(found, wide=output is Output.WIDE):
             print_line(line)
-    match found.level:
-        case None:
-            return ExitCode.DONE
-        case Level.WRONG:
-            return ExitCode.FAILED
-        case _:
-            return ExitCode.PARTLY_DONE
+    if found.level is Level.WRONG:
+        return ExitCode.FAILED
+    unchecked = any(finding.level is Level.UNCHECKED for one in found.results for finding in one.findings)
+    return ExitCode.PARTLY_DONE if unchecked else ExitCode.DONE
 
 
 def report_lines(found: Examination, *, wide: bool) -> Iterator[str]:

@@ -42,7 +42,7 @@ _TYPE_AND_NAME = 2
     show_default=True,
     help="The order of the nodes that fit; give the one that `serve` runs with.",
 )
-@cluster_flags(selector=False)
+@cluster_flags(everywhere=False, selector=False)
 @output_option(Answer.REPORT)
 def command(
     *, flags: ClusterFlags, words: tuple[str, ...], filename: str | None, strategy: str, output: Output
@@ -65,8 +65,6 @@ def command(
     from kvplace.explain.reading import explain_document, explain_target, read_target
     from kvplace.kube.object_reader import ObjectReader
 
-    if flags.all_namespaces:
-        raise click.UsageError("one VM is explained: give its namespace with -n, not -A")
     given = None if filename is None else _read_file(filename, target)
 
     def stated(document: Document, namespace: str) -> PodRequest | None:

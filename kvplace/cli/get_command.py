@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from kvplace.cli.listing import Listing
     from kvplace.cli.live_cluster import LiveCluster
     from kvplace.kube.watches import Selector
-    from kvplace.nodes.cluster_view import NodeView, VmView
+    from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 
 T = TypeVar("T")
 GATHER_S = 0.2
@@ -34,7 +35,11 @@ class What(Enum):
     NODES = "nodes"
 
 
-_WORDS = {"vms": What.VMS, "vm": What.VMS, "vmi": What.VMS, "nodes": What.NODES, "node": What.NODES}
+_WORDS = {
+    **dict.fromkeys(("vms", "vm", "vmis", "vmi"), What.VMS),
+    **dict.fromkeys(("nodes", "node"), What.NODES),
+}
+_ORDERS = ("name", "state", "node", "age", "cpus")
 
 
 def _complete_name(context: click.Context, argument: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -42,15 +47,50 @@ def _complete_name(context: click.Context, argument: click.Parameter, begun: str
     return (complete_node if of_nodes else complete_vm)(context, argument, begun)
 
 
+def _complete_state(_context: click.Context, _option: click.Parameter, begun: str) -> list[CompletionItem]:
+    from kvplace.nodes.cluster_view import VmState
+
+    return [CompletionItem(state.value) for state in VmState if state.value.lower().startswith(begun.lower())]
+
+
+def _read_state(text: str) -> VmState:
+    from kvplace.core.near_words import did_you_mean
+    from kvplace.nodes.cluster_view import VmState
+
+    states = {state.value.lower(): state for state in VmState}
+    if text.lower() not in states:
+        names = [state.value for state in VmState]
+        raise click.BadParameter(f"{text!r} is not one of {', '.join(names)}{did_you_mean(text, names)}")
+    return states[text.lower()]
+
+
 @click.command("get", short_help="List the VMs or nodes of a cluster with their cores.")
 @click.argument("what", type=Words(list(_WORDS)), metavar="vms|nodes")
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_name)
+@click.option(
+    "--state",
+    "states",
+    metavar="STATE",
+    multiple=True,
+    callback=lambda _context, _option, values: tuple(map(_read_state, values)),
+    shell_complete=_complete_state,
+    help="Only VMs in this state, for example NotPinned. May be repeated.",
+)
+@click.option("--sort-by", "order", type=Words(_ORDERS), help="Order of the VMs (default: name).")
 @click.option("-w", "--watch", is_flag=True, help="Go on and print what changes, until Ctrl-C.")
 @click.option("--no-headers", is_flag=True, help="Leave the heads of the table out.")
 @output_option(Answer.LIST)
 @cluster_flags()
 def command(
-    *, what: str, names: tuple[str, ...], watch: bool, no_headers: bool, output: Output, flags: ClusterFlags
+    *,
+    what: str,
+    names: tuple[str, ...],
+    states: tuple[VmState, ...],
+    order: str | None,
+    watch: bool,
+    no_headers: bool,
+    output: Output,
+    flags: ClusterFlags,
 ) -> int:
     """List VMs or nodes as they are now.
 
@@ -63,15 +103,51 @@ def command(
     """
     from kvplace.cli.live_cluster import run_with_cluster
 
-    body = _get_vms if _WORDS[what] is What.VMS else _get_nodes
-    return run_with_cluster(
-        flags, lambda live: body(live, names, output, headers=not no_headers, watch=watch)
-    )
+    headers = not no_headers
+    if _WORDS[what] is What.VMS:
+        wanted = _Wanted(names, states, order or "name")
+        return run_with_cluster(
+            flags, lambda live: _get_vms(live, wanted, output, headers=headers, watch=watch)
+        )
+    if states or order:
+        raise click.UsageError("--state and --sort-by are for VMs; `top nodes --sort-by` sorts nodes")
+    return run_with_cluster(flags, lambda live: _get_nodes(live, names, output, headers=headers, watch=watch))
 
 
-async def _get_vms(
-    live: LiveCluster, names: tuple[str, ...], output: Output, *, headers: bool, watch: bool
-) -> int:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which VMs a user wants to see, and in which order."""
+
+    names: tuple[str, ...]
+    states: tuple[VmState, ...]
+    order: str
+
+    def of(self, vms: Iterable[VmView]) -> list[VmView]:
+        """Choose among VMs that are ordered by name, and order them."""
+        chosen = [
+            vm
+            for vm in vms
+            if (not self.names or vm.name in self.names or vm.pod.name in self.names)
+            and (not self.states or vm.state in self.states)
+        ]
+        return chosen if self.order == "name" else sorted(chosen, key=_KEYS[self.order])
+
+
+def _cpus(vm: VmView) -> int:
+    return vm.placement.placement.cpus.bit_count() if vm.placement else 0
+
+
+_KEYS: dict[str, Callable[[VmView], str | int]] = {
+    "state": lambda vm: vm.state.value,
+    "node": lambda vm: vm.node,
+    # Creation times of one form, so the text has the order of the time.
+    "age": lambda vm: vm.pod.created,
+    "cpus": lambda vm: -_cpus(vm),
+}
+"""What orders VMs; equal ones stay in the order of their names. The oldest and the largest come first."""
+
+
+async def _get_vms(live: LiveCluster, wanted: _Wanted, output: Output, *, headers: bool, watch: bool) -> int:
     from kvplace.cli.listing import Listing, Printed
     from kvplace.cli.view_tables import VM_HEADS, WIDE_VM_HEADS, vm_reference, vm_row
     from kvplace.nodes.view_documents import VM_KIND, vm_document
@@ -90,11 +166,8 @@ async def _get_vms(
         headers=headers,
     )
 
-    def is_named(vm: VmView) -> bool:
-        return not names or vm.name in names or vm.pod.name in names
-
     if watch:
-        await _watch_vms(live, listing, is_named)
+        await _watch_vms(live, listing, wanted)
     listed = await read_listed_vms(live.api, live.vms)
     found = listed.vms
     for note in listed.notes:
@@ -102,20 +175,21 @@ async def _get_vms(
     where = f"namespace {live.namespace}" if live.namespace else "the cluster"
     return _print(
         listing,
-        [vm for vm in found if is_named(vm)],
-        names,
+        wanted.of(found),
+        wanted.names,
         [vm.name for vm in found] + [vm.pod.name for vm in found],
-        f"VM that asks for cores in {where}",
+        f"VM that requests cores in {where}"
+        + (f" in state {' or '.join(state.value for state in wanted.states)}" if wanted.states else ""),
     )
 
 
-async def _watch_vms(live: LiveCluster, listing: Listing[VmView], is_named: Callable[[VmView], bool]) -> None:
+async def _watch_vms(live: LiveCluster, listing: Listing[VmView], wanted: _Wanted) -> None:
     from kvplace.nodes.vm_listing import watch_listed_vms
 
     async for listed in watch_listed_vms(live.api, live.vms, gather_s=GATHER_S):
         for note in listed.notes:
             say(note)
-        chosen = [vm for vm in listed.vms if is_named(vm)]
+        chosen = wanted.of(listed.vms)
         if listed.is_first:
             listing.print_all(chosen)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvplace.core.errors import Absent, KvplaceError
+from kvplace.core.errors import Absent, KvplaceError, Misconfigured
 
 if TYPE_CHECKING:
     from kvplace.cli.cluster_flags import ClusterFlags
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def names_a_node(machine: str) -> bool:
-    """Whether what a user calls a machine can only be a node: it is no file and not like any server type.
+    """Whether the name can only be that of a node: it is neither a file nor like a server type.
 
-    And there is a kubeconfig, so that a cluster can be asked.
+    Raises Misconfigured for such a name where there is no kubeconfig.
     """
     from pathlib import Path
 
@@ -26,9 +26,16 @@ def names_a_node(machine: str) -> bool:
     if not machine or machine == "-" or "/" in machine or near_word(machine, machine_names()):
         return False
     try:
-        return not Path(machine).exists() and kubeconfig_files(None) is not None
+        if Path(machine).exists():
+            return False
     except OSError:
         return False
+    if kubeconfig_files(None) is None:
+        raise Misconfigured(
+            f"{machine!r} is neither a file nor a server type, and there is no kubeconfig of a cluster that "
+            "could have a node of that name: give --kubeconfig, or a type of `kvplace topology --help`"
+        )
+    return True
 
 
 def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:

@@ -24,8 +24,6 @@ from kvplace.cli.words import Commands
 from kvplace.core.errors import ExitCode, KvplaceError, exit_code_of
 
 COMMANDS = (
-    "agent",
-    "certificates",
     "completion",
     "demo",
     "describe-node",
@@ -39,18 +37,19 @@ COMMANDS = (
     "rewrite",
     "rollout",
     "schema",
-    "serve",
     "simulate",
     "top",
     "topology",
     "version",
 )
-"""Each is the function `command` of the module of that name."""
+"""Commands for people and scripts. Each is the function `command` of the module of that name."""
+PROCESSES = ("agent", "certificates", "serve")
+"""Long-running processes, started by the manifests."""
 
 EXIT_CODES = """\b
 Exit codes:
-  0  done             3  does not fit: a true answer
-  1  failed           4  partly done: some fit, some do not
+  0  done             3  does not fit (not an error)
+  1  failed           4  partly done
   2  invalid input    5  timed out
                       130  interrupted
 """
@@ -60,14 +59,22 @@ class _Commands(Commands):
     """Commands that are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *PROCESSES]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in (*COMMANDS, *PROCESSES):
             return None
         module = importlib.import_module(f"kvplace.cli.{cmd_name.replace('-', '_')}_command")
         command: click.Command = module.command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in (("Commands", COMMANDS), ("Processes of an installation", PROCESSES)):
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(limit=80)) for name, command in commands if command]
+                )
 
 
 @click.group(

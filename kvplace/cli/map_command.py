@@ -155,7 +155,8 @@ def command(
     nests sockets, NUMA nodes, L3 caches, cores and threads.
 
     A name that is neither a file nor a server type is a node of the cluster of the kubeconfig: its map shows
-    the VMs of its ledger, and threads that its agent has found elsewhere.
+    the VMs of its ledger, and threads that its agent has found elsewhere. node/NAME is always a node, and
+    file/NAME always a file.
 
     Contradictions are marked in the map and explained on stderr: two VMs that own one CPU, CPUs that the
     machine does not have, threads that run elsewhere than placed.
@@ -166,6 +167,10 @@ def command(
     from kvplace.core.drawing.core_map import draw
     from kvplace.core.ledger import Ledger
 
+    kind, slash, name = (machine or "").partition("/")
+    if slash and name and kind in ("node", "file"):
+        live = live or kind == "node"
+        machine = name if kind == "node" else str(Path.cwd() / name)
     offline = (placements, node, cpu_manager_state, foreign, *found)
     if everything or live or flags.are_given or _is_node(machine, offline):
         if any(given is not None for given in offline):

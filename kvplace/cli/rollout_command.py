@@ -66,7 +66,7 @@ def command() -> None:
 @click.option("--example", is_flag=True, help="Print a rollout document, as a start for your own.")
 @_yes
 @output_option(Answer.LIST)
-@cluster_flags(selector=False)
+@cluster_flags(everywhere=False, selector=False)
 def create(
     *,
     flags: ClusterFlags,
@@ -98,7 +98,6 @@ def create(
         return ExitCode.DONE
     if not files:
         raise click.UsageError("give a template or a rollout document with -f")
-    _check_namespace(flags)
     from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.cli.rollout_input import RolloutFlags, read_given
 
@@ -124,7 +123,7 @@ def create(
 @click.option("--no-plan", is_flag=True, help="Do not plan first, which needs the right to read nodes.")
 @_yes
 @output_option(Answer.LIST)
-@cluster_flags(selector=False)
+@cluster_flags(everywhere=False, selector=False)
 def resume(
     *, flags: ClusterFlags, name: str, wait_for_room: bool, no_plan: bool, yes: bool, output: Output
 ) -> int:
@@ -132,7 +131,6 @@ def resume(
 
     Templates and counts are those that it was created with. VMs that exist are left as they are.
     """
-    _check_namespace(flags)
     from kvplace.cli.live_cluster import run_with_cluster
 
     async def body(live: LiveCluster) -> int:
@@ -150,13 +148,12 @@ def resume(
 @command.command("status", short_help="Say how far a rollout is.")
 @click.argument("name", shell_complete=complete_rollout)
 @output_option(Answer.LIST)
-@cluster_flags(selector=False)
+@cluster_flags(everywhere=False, selector=False)
 def status(*, flags: ClusterFlags, name: str, output: Output) -> int:
     """Say how far a rollout is, from its VMs in the cluster.
 
     Exit code 0 when all VMs are there, 4 when some are not.
     """
-    _check_namespace(flags)
     from kvplace.cli.live_cluster import run_with_cluster
 
     async def body(live: LiveCluster) -> int:
@@ -171,10 +168,9 @@ def status(*, flags: ClusterFlags, name: str, output: Output) -> int:
 
 @command.command("list", short_help="List the rollouts of a namespace.")
 @output_option(Answer.LIST)
-@cluster_flags(selector=False)
+@cluster_flags(everywhere=False, selector=False)
 def list_rollouts(*, flags: ClusterFlags, output: Output) -> int:
     """List the rollouts of a namespace."""
-    _check_namespace(flags)
     from kvplace.cli.live_cluster import run_with_cluster
 
     async def body(live: LiveCluster) -> int:
@@ -199,10 +195,9 @@ def list_rollouts(*, flags: ClusterFlags, output: Output) -> int:
 @click.argument("name", shell_complete=complete_rollout)
 @click.option("--timeout", metavar="TIME", default="10m", show_default=True, help="Longest wait.")
 @_yes
-@cluster_flags(selector=False)
+@cluster_flags(everywhere=False, selector=False)
 def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> int:
     """Delete all VMs of a rollout, wait until they and their pods are gone, and forget the rollout."""
-    _check_namespace(flags)
     _check_confirmation(yes)
     from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.documents.rollout import read_duration
@@ -354,11 +349,6 @@ def _duration(read: Any, text: str) -> float:
         return float(read(text))
     except ValueError as error:
         raise BadBody(f"--timeout: {error}") from None
-
-
-def _check_namespace(flags: ClusterFlags) -> None:
-    if flags.all_namespaces:
-        raise click.UsageError("a rollout is in one namespace; name it with -n instead of -A")
 
 
 def _check_confirmation(yes: bool) -> None:

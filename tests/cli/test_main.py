@@ -53,7 +53,10 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
         (["place"], "--topology is missing"),
         (["map", "epyc-7502p", "--leger", "x"], "no such option '--leger'"),
         (["map", "epyc-7502p", "--placement", "x"], "'--placement'; did you mean '--placements'? (see"),
-        (["get"], "vms|nodes is missing; choose vms, vm, vmi, nodes or node (see `kvplace get --help`)"),
+        (
+            ["get"],
+            "vms|nodes is missing; choose vms, vm, vmis, vmi, nodes or node (see `kvplace get --help`)",
+        ),
         (["get", "nods"], "invalid value for 'vms|nodes': 'nods' is not one of"),
         (["describe-node"], "is missing (see"),
         (["topology", "vax"], "no machine 'vax' comes with kvplace"),

@@ -364,3 +364,25 @@ def test_a_narrow_terminal_loses_nothing(name: str, width: int) -> None:
     assert "\N{HORIZONTAL ELLIPSIS}" not in drawn
     numbers = re.sub(r"[^0-9,-]", "", drawn)
     assert [format_cpu_list(l3) for l3 in topology.l3_groups if format_cpu_list(l3) not in numbers] == []
+
+
+def test_a_name_that_can_only_be_a_node_without_a_kubeconfig_is_refused_with_what_is_missing(
+    kvplace: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    called = kvplace("map", "worker-1")
+    assert called.code == 2
+    assert "'worker-1' is neither a file nor a server type, and there is no kubeconfig" in called.err
+    assert "epyc" not in called.err
+
+
+def test_a_node_and_a_file_can_be_named_as_such(
+    kvplace: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("epyc-7502p").write_text('{"socket0": ["0", "1"]}')
+    assert "2 CPUs" in kvplace("map", "file/epyc-7502p").out
+    assert "no cluster is configured" in kvplace("map", "node/epyc-7502p").err

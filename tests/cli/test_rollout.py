@@ -67,7 +67,7 @@ def test_flags_that_contradict_a_document_are_refused(template: str, tmp_path: P
     ("arguments", "sentence"),
     [
         (["create", "--yes"], "give a template or a rollout document with -f"),
-        (["create", "-f", "x", "--yes", "-A"], "a rollout is in one namespace"),
+        (["create", "-f", "x", "--yes", "-A"], "no such option '-A'"),
         (["delete", "web"], "there is no terminal to ask on; give --yes"),
         (["delete", "web", "--yes", "--timeout", "soon"], "--timeout: 'soon' is no duration"),
         (["create", "-f", "x", "--until", "runing", "--yes"], "did you mean 'running'"),

@@ -41,6 +41,33 @@ def test_all_namespaces_have_a_column_and_labels_select(on_cluster: Call, cluste
     ]
 
 
+def test_only_vms_in_the_chosen_states_are_listed(on_cluster: Call, cluster: SmallCluster) -> None:
+    called = on_cluster("get", "vmis", "-A", "--state", "notpinned", "--state", "Waiting", "-o", "name")
+    assert called.out.split() == ["pod/late", "virtualmachineinstance.kubevirt.io/web"]
+    called = on_cluster("get", "vms", "-n", cluster.namespace, "--state", "Ended")
+    assert (called.code, called.out) == (0, "")
+    assert f"no VM that requests cores in namespace {cluster.namespace} in state Ended" in called.err
+
+
+def test_vms_are_listed_in_the_chosen_order(on_cluster: Call, cluster: SmallCluster) -> None:
+    listed = on_cluster("get", "vms", "-n", cluster.namespace, "--sort-by", "cpus", "--no-headers").out
+    sizes = [0 if row[5] == "-" else parse_cpu_list(row[5]).bit_count() for row in rows(listed)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[-1]
+
+
+def test_states_and_orders_are_not_for_nodes(on_cluster: Call) -> None:
+    called = on_cluster("get", "nodes", "--state", "Pinned")
+    assert called.code == 2
+    assert "--state and --sort-by are for VMs" in called.err
+
+
+def test_a_misspelt_state_is_answered_with_the_one_that_was_probably_meant(on_cluster: Call) -> None:
+    called = on_cluster("get", "vms", "--state", "Pined")
+    assert called.code == 2
+    assert "did you mean 'Pinned'?" in called.err
+
+
 def test_one_vm_is_one_document_and_several_are_a_list(on_cluster: Call, cluster: SmallCluster) -> None:
     one = json.loads(on_cluster("get", "vm", "db", "-n", cluster.namespace, "-o", "json").out)
     assert (one["kind"], one["state"], one["node"]) == ("VmView", "Pinned", cluster.first)
@@ -66,7 +93,7 @@ def test_a_name_that_is_not_there_is_named_with_the_one_that_was_meant(
     assert "late" in called.out
     empty = on_cluster("get", "vms", "-n", "nowhere")
     assert (empty.code, empty.out) == (0, "")
-    assert "there is no VM that asks for cores in namespace nowhere" in empty.err
+    assert "there is no VM that requests cores in namespace nowhere" in empty.err
 
 
 def test_nodes_with_their_cpus_by_use(on_cluster: Call, cluster: SmallCluster) -> None:
