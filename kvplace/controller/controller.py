@@ -111,6 +111,11 @@ class Controller:
         return self._index.waiting
 
     @property
+    def waiting_since(self) -> str:
+        """When the oldest of them was created, RFC 3339; empty where none waits."""
+        return self._index.waiting_since
+
+    @property
     def queue_length(self) -> int:
         """How many nodes are to be looked at, now or soon."""
         return len(self._queue)

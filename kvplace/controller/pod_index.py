@@ -37,8 +37,13 @@ class PodIndex:
         """How many pods have no node yet."""
         return len(self._by_node.get(NO_NODE, ()))
 
+    @property
+    def waiting_since(self) -> str:
+        """When the oldest pod without a node was created, RFC 3339; empty where none waits."""
+        return min((pod.created for pod in self.on_node(NO_NODE)), default="")
+
     def on_node(self, node: NodeName) -> list[PodRecord]:
-        """Return the pods that are bound to a node."""
+        """Return the pods that are bound to a node; of `NO_NODE` those that wait."""
         found = (self._pods.get(uid) for uid in self._by_node.get(node, ()))
         return [pod for pod in found if pod is not None]
 

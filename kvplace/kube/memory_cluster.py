@@ -309,6 +309,7 @@ class MemoryCluster:
         shape: bytes = NO_SHAPE,
         priority: int = 0,
         resources: Mapping[str, int] | None = None,
+        created: str = "",
     ) -> PodRecord:
         """Create a pod as it is after admission; raises Conflict when the name is taken.
 
@@ -333,6 +334,7 @@ class MemoryCluster:
             priority=priority,
             labels=json.dumps(dict(labels)),
             resources=resources or {},
+            created=created,
         )
         self._pod_annotations[record.uid] = held
         return self._put_pod(record, labels)

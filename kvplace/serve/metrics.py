@@ -35,6 +35,10 @@ ALLOCATABLE = Gauge("kvplace_cluster_allocatable_cpus", "CPUs of usable nodes th
 FREE = Gauge("kvplace_cluster_free_cpus", "CPUs that an exclusive VM could get.")
 CLAIMS = Gauge("kvplace_cluster_claims", "Claims in all ledgers.")
 PODS = Gauge("kvplace_cluster_pods", "Pods that ask for cores: waiting, bound.", ["state"])
+OLDEST_WAITING = Gauge(
+    "kvplace_cluster_oldest_waiting_pod_seconds",
+    "Age of the oldest pod that requests cores and has no node; 0 without one.",
+)
 LARGEST_CPUS = Gauge(
     "kvplace_cluster_largest_hole_cpus",
     "Most free CPUs inside one socket, NUMA node or L3 group of any node.",
@@ -102,6 +106,7 @@ class ClusterGauges:
         waiting = self._controller.waiting_pods
         PODS.labels("waiting").set(waiting)
         PODS.labels("bound").set(len(cache.pods.records) - waiting)
+        OLDEST_WAITING.set(self._age(self._controller.waiting_since))
         HOLDS.set(len(self._extender.holds))
         BINDS_UNDER_WAY.set(len(self._extender.binder.under_way))
         CONTROLLER_QUEUE.set(self._controller.queue_length)
@@ -144,7 +149,7 @@ class ClusterGauges:
         OLDEST_UNBOUND.set(self._age(oldest))
 
     def _age(self, since: str) -> float:
-        """Return the age of a claim; 0 for a date that cannot be read, as a foreign client may write it."""
+        """Return an age; 0 without a date, and for one of a foreign client that cannot be read."""
         try:
             return max(0.0, (self._now() - datetime.fromisoformat(since)).total_seconds())
         except (ValueError, TypeError):

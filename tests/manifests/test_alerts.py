@@ -53,10 +53,14 @@ CASES = (
     Case("KvplaceCoresOverlap", (*HEALTHY, "kvplace_controller_overlaps_total 0x20 1x200"), 20, 22),
     Case(
         "KvplaceVmsWait",
-        (*HEALTHY, 'kvplace_cluster_pods{state="waiting"} 0x4 7x200'),
+        (
+            *HEALTHY,
+            'kvplace_cluster_pods{state="waiting"} 7x200',
+            "kvplace_cluster_oldest_waiting_pod_seconds 0+60x200",
+        ),
         30,
-        36,
-        "7 pods have waited for cores for half an hour",
+        33,
+        "A pod has waited for cores for 33m 0s",
     ),
     Case(
         "KvplaceBindsRefused",

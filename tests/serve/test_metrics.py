@@ -17,6 +17,8 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.holes import Domain
 from kvplace.core.ledger import Ledger
 from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.request import Request
+from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName
 from kvplace.kube.store import Store
 from kvplace.nodes.cluster_holes import ClusterHoles
@@ -118,6 +120,20 @@ async def test_the_oldest_claim_without_a_bound_pod_has_its_age(certificates: Ce
     async with serving(settings_for(certificates), cluster) as addresses:
         found = await scraped(addresses["health"])
     assert 30 <= gauge(found, "ledger_oldest_unbound_claim_seconds") < 90
+
+
+async def test_the_oldest_pod_that_waits_has_its_age_and_a_bound_one_does_not_count(
+    certificates: Certificates,
+) -> None:
+    cluster = FaultyCluster()
+    cluster.create_node("a", topology=EIGHT)
+    for name, minutes, node in (("new", 1, ""), ("old", 40, ""), ("bound", 90, "a")):
+        created = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat(timespec="seconds")
+        request = write_request(PodRequest(Request(2)))
+        cluster.create_pod(name, request=request, node=node, created=created.replace("+00:00", "Z"))
+    async with serving(settings_for(certificates), cluster) as addresses:
+        found = await scraped(addresses["health"])
+    assert 2400 <= gauge(found, "cluster_oldest_waiting_pod_seconds") < 2460
 
 
 async def test_nodes_on_which_an_agent_enforces_are_counted_while_they_are_there(
