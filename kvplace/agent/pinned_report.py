@@ -18,10 +18,18 @@ from kvplace.agent.verification import (
 )
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.marks import PINNED
+from kvplace.core.scalars import NO_CPUS
 from kvplace.kube.conditions import Condition
+from kvplace.linux.qemu import ThreadRole
 
 _SHOWN = 3
 """Differences that a message names; the others are only counted."""
+_KINDS = {
+    ThreadRole.VCPU: "vCPUs",
+    ThreadRole.IO_THREAD: "I/O threads",
+    **dict.fromkeys((ThreadRole.EMULATOR, ThreadRole.VHOST, ThreadRole.MIGRATION), "emulator threads"),
+}
+"""The kinds of threads to which a placement gives CPUs of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +71,8 @@ class Verdict:
     @property
     def condition(self) -> Condition:
         """The condition of the pod; its message begins with the revision that it is about."""
-        cpus = format_cpu_list(self.measured.cpus)
-        good = f"the VM floats on CPU {cpus}" if self.floats else f"all threads run on CPU {cpus} as placed"
+        floating = f"the VM floats on CPU {format_cpu_list(self.measured.cpus)}"
+        good = floating if self.floats else f"{_where(self.measured)} as placed"
         return Condition(
             PINNED,
             self.as_placed and not self.floats,
@@ -93,6 +101,17 @@ class Verdict:
                 return "CpusetDiffers"
             case MemoryDifference():
                 return "MemoryElsewhere"
+
+
+def _where(measured: Measurement) -> str:
+    """Say on which CPUs each kind of thread may run; in one where that is the same for all."""
+    found = dict.fromkeys(_KINDS.values(), NO_CPUS)
+    for thread in measured.threads:
+        found[_KINDS[thread.name.role]] |= thread.cpus
+    present = {kind: format_cpu_list(cpus) for kind, cpus in found.items() if cpus}
+    if len(set(present.values())) < 2:
+        return f"all threads run on CPU {format_cpu_list(measured.cpus)}"
+    return ", ".join(f"{kind} run on CPU {cpus}" for kind, cpus in present.items())
 
 
 def differences_in_words(differences: Sequence[Difference]) -> str:

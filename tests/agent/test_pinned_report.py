@@ -36,6 +36,23 @@ def test_a_pod_in_order_is_pinned_and_the_message_begins_with_the_revision() -> 
     )
 
 
+def test_vcpus_io_threads_and_emulator_threads_on_other_cpus_are_named_apart() -> None:
+    threads = (
+        Thread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2")),
+        Thread(Tid(8), classify("CPU 1/KVM"), parse_cpu_list("3")),
+        Thread(Tid(9), classify("qemu-system-x86"), parse_cpu_list("0")),
+        Thread(Tid(10), classify("vhost-7"), parse_cpu_list("0-1")),
+    )
+    verdict = replace(GOOD, measured=Measurement(threads))
+    said = "vCPUs run on CPU 2-3, emulator threads run on CPU 0-1 as placed"
+    assert verdict.condition.message == f"revision 3: {said}"
+    io_thread = Thread(Tid(11), classify("IO iothread1"), parse_cpu_list("5"))
+    more = replace(GOOD, measured=Measurement((*threads, io_thread)))
+    assert (
+        "2-3, I/O threads run on CPU 5, emulator threads run on CPU 0-1 as placed" in more.condition.message
+    )
+
+
 def test_a_vm_that_floats_is_as_placed_and_not_pinned() -> None:
     floating = replace(GOOD, floats=True)
     assert floating.as_placed

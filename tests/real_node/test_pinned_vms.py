@@ -31,7 +31,7 @@ def test_a_vm_from_a_template_runs_with_every_thread_where_its_cpu_map_says_and_
     cluster.kubevirt.create(VMS, vms.namespace, vm)
     running = vms.running("web-server")
 
-    assert running.pinned() == "revision 1: all threads run on CPU 0-1 as placed"
+    assert running.pinned() == "revision 1: vCPUs run on CPU 1, emulator threads run on CPU 0 as placed"
     assert running.cpu_map() == {"socket0": ["1"]}
     placement = running.bound().placement
     threads = running.threads()
