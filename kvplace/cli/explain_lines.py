@@ -183,6 +183,8 @@ def _revision(seat: Seat) -> str:
 
 
 def _pinned(seat: Seat) -> str:
+    if seat.vm.is_over:
+        return "not measured any more: its QEMU has ended"
     condition = seat.vm.pinned
     if condition is None:
         if seat.node.described is None or not seat.node.described.by_agent:

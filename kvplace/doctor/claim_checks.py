@@ -26,14 +26,15 @@ _EDIT = (
 
 
 def suspects(found: Installation) -> frozenset[str]:
-    """Return the UIDs of pods whose claim is elsewhere or nowhere, and of claims and VMs without their pod.
+    """Return the UIDs of pods without their claim or their QEMU, and of claims and VMs without their pod.
 
     Each may be under way: lists are not read at the same moment, and a claim outlives its pod a little.
     """
     lost = (uid for node in found.view.nodes.values() for uid in _without_pods(found, node))
     unclaimed = (vm.pod.uid for vm in found.view.vms.values() if _lacks_claim(vm))
     unseen = (uid for vmi in found.of(VMIS) for uid in _unseen(found, vmi))
-    return frozenset({*lost, *unclaimed, *unseen}) - found.cleared
+    held = (vm.pod.uid for vm in found.view.vms.values() if _is_held(vm))
+    return frozenset({*lost, *unclaimed, *unseen, *held}) - found.cleared
 
 
 def check_ledgers(found: Installation) -> Iterator[Finding]:
@@ -117,6 +118,13 @@ def check_vms(found: Installation) -> Iterator[Finding]:
         states.setdefault(vm.state, []).append(name)
         if _lacks_claim(vm) and vm.pod.uid not in found.cleared:
             unclaimed.append(name)
+        if _is_held(vm) and vm.pod.uid not in found.cleared:
+            yield wrong(
+                f"Pod {vm.namespace}/{vm.pod.name}",
+                "its QEMU has ended and another container keeps it running, so that KubeVirt starts no "
+                f"migration of VM {vm.name}",
+                f"`kubectl -n {vm.namespace} delete pod {vm.pod.name}`",
+            )
         node = found.view.nodes.get(vm.node)
         agent = node is not None and node.described is not None and node.described.by_agent
         if vm.state is VmState.RUNNING and agent and vm.claim is not None and _is_old(found.now, vm.claim):
@@ -162,6 +170,10 @@ def _unseen(found: Installation, vmi: Document) -> set[str]:
 def _lacks_claim(vm: VmView) -> bool:
     runs = vm.state in (VmState.RUNNING, VmState.PINNED, VmState.NOT_PINNED)
     return runs and vm.claim is None and _has_cores(vm)
+
+
+def _is_held(vm: VmView) -> bool:
+    return vm.is_held and not vm.pod.deleting
 
 
 def _has_cores(vm: VmView) -> bool:

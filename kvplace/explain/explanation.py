@@ -52,8 +52,11 @@ class Seat:
 
     @property
     def unclaimed(self) -> CpuMask:
-        """CPUs that are its own by its placement, and by its node's ledger nobody's or another VM's."""
-        if self.vm.placement is None:
+        """CPUs that are its own by its placement, and by its node's ledger nobody's or another VM's.
+
+        None of a VM that has ended: its claim is released by then.
+        """
+        if self.vm.placement is None or self.vm.is_over:
             return NO_CPUS
         owners, uid = self.node.ledger.owners, self.vm.pod.uid
         held = mask_of(cpu for cpu, owner in owners.items() if owner == uid)

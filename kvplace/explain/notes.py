@@ -92,10 +92,11 @@ def notes_on_waiting(pod: Document) -> Iterator[str]:
 
 def notes_on_containers(pod: Document) -> Iterator[str]:
     """Say what the containers of a bound pod wait for."""
-    status, metadata = pod.get("status") or {}, pod.get("metadata") or {}
+    status, metadata, spec = pod.get("status") or {}, pod.get("metadata") or {}, pod.get("spec") or {}
     sidecars = {
         one.get("name")
-        for one in (pod.get("spec") or {}).get("containers") or ()
+        for kind in ("initContainers", "containers")
+        for one in spec.get(kind) or ()
         if _SIDECAR in (one.get("command") or ())
     }
     starting = False
@@ -115,6 +116,21 @@ def notes_on_containers(pod: Document) -> Iterator[str]:
             )
     if starting:
         yield "the kubelet prepares its volumes, network and images; the events say what is missing"
+
+
+def notes_on_held(pod: Document) -> Iterator[str]:
+    """Say what keeps a pod running whose QEMU has ended; the kubelet ends one that is deleted anyway."""
+    metadata = pod.get("metadata") or {}
+    if metadata.get("deletionTimestamp"):
+        return
+    status = pod.get("status") or {}
+    statuses = (*_statuses(status, "initContainerStatuses"), *_statuses(status, "containerStatuses"))
+    running = [str(one.get("name")) for one in statuses if "running" in (one.get("state") or {})]
+    yield (
+        f"its QEMU in pod {metadata.get('name')} has ended and container {', '.join(running)} still runs; "
+        "while it does, KubeVirt starts no migration of the VM; if it lasts, "
+        f"`kubectl -n {metadata.get('namespace')} delete pod {metadata.get('name')}` ends it"
+    )
 
 
 def _next_step(container: Document, pod: Document, *, is_ours: bool) -> Iterator[str]:

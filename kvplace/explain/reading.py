@@ -22,6 +22,7 @@ from kvplace.explain.notes import (
     note_on_reservation,
     notes_on_containers,
     notes_on_document,
+    notes_on_held,
     notes_on_vmi,
     notes_on_waiting,
     state_of,
@@ -271,8 +272,11 @@ class _Explaining:
             yield from self._notes_on_waiting(vm)
             yield from notes_on_waiting(raw.get(vm.pod.uid, {}))
         for vm in seated:
-            if vm.state is not VmState.ENDING:
-                yield from notes_on_containers(raw.get(vm.pod.uid, {}))
+            pod = raw.get(vm.pod.uid, {})
+            if vm.is_held:
+                yield from notes_on_held(pod)
+            elif vm.state is not VmState.ENDING:
+                yield from notes_on_containers(pod)
 
     def _notes_on_waiting(self, vm: VmView) -> Iterator[str]:
         claims = {

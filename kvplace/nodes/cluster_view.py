@@ -123,7 +123,7 @@ class VmState(Enum):
     FLOATING = "Floating"
     """It runs without cores of its own: nothing fitted and its user asked to `float` then, or for `none`."""
     ENDING = "Ending"
-    """It is being deleted."""
+    """It is being deleted, or its QEMU has ended and the other containers of its pod have not."""
     ENDED = "Ended"
     FAILED = "Failed"
 
@@ -186,8 +186,14 @@ class VmView:
 
     @property
     def is_over(self) -> bool:
-        """Whether its pod has ended."""
-        return self.pod.phase in _OVER
+        """Whether its pod has ended, or its QEMU: the rest of the pod needs no cores."""
+        return self.pod.phase in _OVER or self.is_held
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its QEMU has ended and another container keeps its pod running, for seconds as a rule."""
+        ended = self.is_vmi and self.pod.compute_terminated
+        return ended and self.pod.phase not in _OVER
 
     @property
     def phase(self) -> str:
@@ -213,7 +219,7 @@ class VmView:
             return VmState.NOT_CREATED
         if self.pod.phase in _OVER:
             return _OVER[self.pod.phase]
-        if self.pod.deleting:
+        if self.pod.deleting or self.is_held:
             return VmState.ENDING
         if not self.node:
             return VmState.WAITING

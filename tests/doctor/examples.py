@@ -1,16 +1,23 @@
-"""A VM on its cores, and the moment at which doctor looks."""
+"""A VM on its cores, what doctor reads of a cluster with it, and the moment at which it looks."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.ledger import Ledger
 from kvplace.core.marks import PINNED
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuId, NodeName, PodUid
+from kvplace.doctor.finding import Checking
+from kvplace.doctor.installation import Installation
 from kvplace.kube.conditions import Condition
-from kvplace.kube.records import PodRecord
+from kvplace.kube.node_filters import NodeMetadata, NodeObject
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.nodes.cluster_view import cluster_view
 from tests.nodes.machines import TWO
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -32,3 +39,28 @@ def pod(uid: str, *, pinned: bool | None = None, cpus: str = "0,8") -> PodRecord
         placement=bound.to_json(),
         conditions=condition,
     )
+
+
+def view(*pods: PodRecord, ledger: Ledger | None = None, **topology: Any) -> dict[str, Any]:
+    described = {"topology": TWO, "by_agent": True, "enforcement": "nri", **topology}
+    described["enforcement"] = Enforcement(described["enforcement"])
+    return {
+        "view": cluster_view(
+            [NodeRecord(WORKER, "uid")],
+            [TopologyRecord(WORKER, **described)],
+            [] if ledger is None else [LedgerRecord(WORKER, ledger, "1")],
+            pods,
+        ),
+        "nodes": (NodeObject(metadata=NodeMetadata("worker")),),
+    }
+
+
+def installation(**fields: Any) -> Installation:
+    given = {"now": NOW, "client_version": "0.1.0", "objects": {}, "server_version": "v1.36.3", **fields}
+    return Installation(**given)
+
+
+def problems(check: Checking, **fields: Any) -> list[str]:
+    found = list(check(installation(**fields)))
+    assert all(one.mend and one.about for one in found)
+    return [f"{one.level.value}: {one.about}: {one.problem}" for one in found]

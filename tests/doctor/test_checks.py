@@ -11,8 +11,6 @@ import pytest
 import yaml
 
 from harness.certificates import Authority
-from kvplace.core.ledger import Ledger
-from kvplace.core.scalars import CpuId, PodUid
 from kvplace.doctor.admission import (
     LEFT_ALONE,
     POLICIES,
@@ -24,34 +22,17 @@ from kvplace.doctor.admission import (
     check_webhooks,
 )
 from kvplace.doctor.api_server import KINDS, check_kinds, check_version
-from kvplace.doctor.claim_checks import check_ledgers, check_vms
 from kvplace.doctor.examination import CHECKS, VIEW, examine
-from kvplace.doctor.finding import Checking, Level
-from kvplace.doctor.installation import Installation
+from kvplace.doctor.finding import Level
 from kvplace.doctor.kubevirt import check_kubevirt
 from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions
 from kvplace.doctor.parts import check_parts
 from kvplace.doctor.programs import check_images, check_scheduler, check_serve, check_versions, release_of
 from kvplace.kube.conditions import Condition
 from kvplace.kube.node_filters import NodeCondition, NodeMetadata, NodeObject, NodeStatus
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
-from kvplace.nodes.cluster_view import cluster_view
-from tests.doctor.examples import NOW, WORKER, pod
-from tests.kube.claims import claim, taking
-from tests.nodes.machines import TWO
+from tests.doctor.examples import installation, problems, view
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
-
-
-def installation(**fields: Any) -> Installation:
-    given = {"now": NOW, "client_version": "0.1.0", "objects": {}, "server_version": "v1.36.3", **fields}
-    return Installation(**given)
-
-
-def problems(check: Checking, **fields: Any) -> list[str]:
-    found = list(check(installation(**fields)))
-    assert all(one.mend and one.about for one in found)
-    return [f"{one.level.value}: {one.about}: {one.problem}" for one in found]
 
 
 def named(
@@ -335,61 +316,6 @@ def test_kubevirt_must_allow_sidecars() -> None:
     old = kubevirt("Sidecar", version="v1.5.2")
     assert "older than v1.6" in problems(check_kubevirt, objects={"kubevirts": (old,)})[0]
     assert "only plain pods" in problems(check_kubevirt)[0]
-
-
-def view(*pods: PodRecord, ledger: Ledger | None = None, **topology: Any) -> dict[str, Any]:
-    described = {"topology": TWO, "by_agent": True, "enforcement": "nri", **topology}
-    from kvplace.core.enforcement import Enforcement
-
-    described["enforcement"] = Enforcement(described["enforcement"])
-    return {
-        "view": cluster_view(
-            [NodeRecord(WORKER, "uid")],
-            [TopologyRecord(WORKER, **described)],
-            [] if ledger is None else [LedgerRecord(WORKER, ledger, "1")],
-            pods,
-        ),
-        "nodes": (NodeObject(metadata=NodeMetadata("worker")),),
-    }
-
-
-def test_a_vm_that_is_measured_on_claimed_cores_is_well() -> None:
-    ledger = Ledger().after(taking(claim("db", 0, 8)))
-    assert problems(check_vms, **view(pod("db", pinned=True), ledger=ledger)) == []
-    assert problems(check_ledgers, **view(pod("db", pinned=True), ledger=ledger)) == []
-
-
-def test_vms_without_claims_without_measurements_and_beside_their_cores_are_named() -> None:
-    ledger = Ledger().after(taking(claim("db", 0, 8)))
-    (strayed,) = check_vms(installation(**view(pod("db", pinned=False), ledger=ledger)))
-    assert "threads run where they should not" in strayed.problem
-    assert "vm/NAME -n NAMESPACE" in strayed.mend
-    assert "never measured" in problems(check_vms, **view(pod("db"), ledger=ledger))[0]
-    assert "no ledger holds" in problems(check_vms, **view(pod("db", pinned=True)))[0]
-
-
-def test_a_vm_whose_pod_admission_never_saw_is_named() -> None:
-    vmi = {"metadata": {"name": "db", "namespace": "default"}, "status": {"activePods": {"u": "worker"}}}
-    (found,) = problems(check_vms, objects={"virtualmachineinstances": (vmi,)})
-    assert "VirtualMachineInstance default/db: it asks for cores and its pod (UID u) does not" in found
-
-
-def test_claims_that_contradict_owners_machine_or_pods_are_named() -> None:
-    good = claim("db", 0, 8)
-    odd = Ledger({CpuId(0): PodUid("db"), CpuId(5): PodUid("ghost")}, {PodUid("db"): good})
-    found = problems(check_ledgers, **view(pod("db"), ledger=odd))
-    assert any("CPUs 5 belong to ghost, which has no claim" in text for text in found)
-    assert any("claims CPUs 8 for itself, which have no owner" in text for text in found)
-    beyond = Ledger().after(taking(claim("db", 0, 99)))
-    (machine,) = problems(check_ledgers, **view(pod("db"), ledger=beyond))
-    assert "claims CPUs 99, which the machine does not have" in machine
-    (lost,) = problems(check_ledgers, **view(ledger=Ledger().after(taking(good))))
-    assert "default/pod-db hold CPUs there and have no pod" in lost
-
-
-def test_a_claim_that_was_just_made_may_have_no_pod_yet() -> None:
-    fresh = claim("db", 0, 8, since=(NOW - timedelta(seconds=20)).isoformat())
-    assert problems(check_ledgers, **view(ledger=Ledger().after(taking(fresh)))) == []
 
 
 def test_nodes_need_a_description_an_agent_and_its_enforcement() -> None:

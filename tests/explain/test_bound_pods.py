@@ -183,3 +183,21 @@ async def test_a_vm_whose_name_begins_like_another_one_is_not_mixed_up_with_it(
     found = await explained(objects, cluster, "vm/db")
     assert [seat.vm.pod.name for seat in found.seats] == ["launcher"]
     assert (found.notes, found.fitting) == ((), None)
+
+
+async def test_a_pod_that_outlives_its_qemu_is_told_what_keeps_it_and_not_that_it_has_no_cores(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    ended = {"name": "compute", "state": {"terminated": {"exitCode": 2}}}
+    hook = {"name": "hook-sidecar-0", "state": {"running": {}}}
+    await bound(objects, cluster, containerStatuses=[ended, hook])
+    cluster.change_pod("default", "launcher", phase="Running", compute_terminated=True)
+    found = await explained(objects, cluster, "vm/db")
+    assert found.state == "Ending"
+    (note,) = found.notes
+    assert note == (
+        "its QEMU in pod launcher has ended and container hook-sidecar-0 still runs; while it does, KubeVirt "
+        "starts no migration of the VM; if it lasts, `kubectl -n default delete pod launcher` ends it"
+    )
+    assert "have no owner" not in printed(found)
+    assert "not measured any more: its QEMU has ended" in printed(found)
