@@ -113,26 +113,35 @@ class HollowPod:
         return ContainerLife(spec, spec.get("restartPolicy", restart), self._notice, self._kubelet.timing)
 
     async def _live(self) -> None:
-        """Start the containers in their order and let them live."""
+        """Start the containers in their order and let them live; end the sidecars when they have ended."""
         try:
             self.volumes.refresh(self.pod)
         except NotPlayed as missing:
             self.containers.refuse("CreateContainerConfigError", f"a hollow node has no {missing}")
             return
-        async with asyncio.TaskGroup() as tasks:
-            for life in self.containers.init:
-                task = tasks.create_task(self._start(life))
-                if life.restart == "Always":
-                    await self._until(functools.partial(_has_started, life))
-                    continue
-                await self._until(functools.partial(_has_begun, life))
-                if life.running is None and life.is_running:
-                    life.end(0)
-                await task
-                if life.exit_code != 0:
-                    return
-            for life in self.containers.main:
-                tasks.create_task(self._start(life))
+        async with asyncio.TaskGroup() as sidecars:
+            if await self._initialize(sidecars):
+                async with asyncio.TaskGroup() as tasks:
+                    for life in self.containers.main:
+                        tasks.create_task(self._start(life))
+            if self.containers.are_over:
+                await asyncio.gather(*(life.stop(self._grace_s) for life in self.containers.init))
+                self._notice()
+
+    async def _initialize(self, sidecars: asyncio.TaskGroup) -> bool:
+        """Start the init containers one after the other; returns whether the main containers may start."""
+        for life in self.containers.init:
+            task = sidecars.create_task(self._start(life))
+            if life.restart == "Always":
+                await self._until(functools.partial(_has_started, life))
+                continue
+            await self._until(functools.partial(_has_begun, life))
+            if life.running is None and life.is_running:
+                life.end(0)
+            await task
+            if life.exit_code != 0:
+                return False
+        return True
 
     async def _start(self, life: ContainerLife) -> None:
         try:

@@ -101,10 +101,13 @@ class KubeVirt:
         path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{kind}"
         return self.plane.request("POST", path, {"apiVersion": "kubevirt.io/v1", **manifest})
 
-    def launcher_pod(self, namespace: str, vmi: str) -> Json:
-        """Wait for the virt-launcher pod of a VMI; raises `TimeoutError` when there is none after 60 s."""
+    def launcher_pod(self, namespace: str, vmi: str, other_than: str = "") -> Json:
+        """Wait for the virt-launcher pod of a VMI, or for another one than that with a UID.
+
+        Raises `TimeoutError` when there is none after 60 s.
+        """
         pods = f"/api/v1/namespaces/{namespace}/pods?labelSelector=vm.kubevirt.io/name={vmi}"
-        return self._first(pods, lambda _: True)
+        return self._first(pods, lambda pod: bool(pod["metadata"]["uid"] != other_than))
 
     def vmi_in_phase(self, namespace: str, name: str, phase: str) -> Json:
         """Wait until a VMI is in a phase; raises `TimeoutError` when it is not after 60 s."""

@@ -13,11 +13,20 @@ RUN_CONTAINER_ERROR = "RunContainerError"
 """A kubelet's reason for a container that its runtime could not start."""
 
 
+def container_statuses(pod: Json) -> list[Json]:
+    """List what a pod's status says of each container, init containers first."""
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+
+
+def container_runs(pod: Json, name: str) -> bool:
+    """Say whether a container, or an init container, of a pod runs."""
+    return any(each["name"] == name and "running" in each["state"] for each in container_statuses(pod))
+
+
 def start_failures(pod: Json) -> list[str]:
     """List why containers of a pod were not started by the runtime; another try would not help."""
-    statuses = pod.get("status", {}).get("initContainerStatuses", [])
-    statuses = [*statuses, *pod.get("status", {}).get("containerStatuses", [])]
-    waiting = [status.get("state", {}).get("waiting", {}) for status in statuses]
+    waiting = [status.get("state", {}).get("waiting", {}) for status in container_statuses(pod)]
     return [state["message"] for state in waiting if state.get("reason") == RUN_CONTAINER_ERROR]
 
 
@@ -61,18 +70,22 @@ class PodContainers:
         return all(life.started if life.restart == "Always" else life.exit_code == 0 for life in self.init)
 
     @property
+    def are_over(self) -> bool:
+        """Whether the main containers have ended for good, or never start; the sidecars end then."""
+        if any(life.restart == "Never" and life.exit_code for life in self.init):
+            return True
+        return all(life.exit_code is not None for life in self.main)
+
+    @property
     def unready(self) -> list[str]:
         sidecars = [life for life in self.init if life.restart == "Always"]
         return [life.spec["name"] for life in [*sidecars, *self.main] if not life.ready]
 
     @property
     def phase(self) -> str:
-        """Pending until every container has begun, then Running until all have ended for good."""
-        codes = [life.exit_code for life in self.main]
-        if all(code is not None for code in codes):
-            return "Failed" if any(codes) else "Succeeded"
-        if any(life.restart == "Never" and life.exit_code for life in self.init):
-            return "Failed"
+        """Pending until every container has begun, then Running until all have ended, sidecars too."""
+        if self.are_over and not any(life.is_running for life in self.init):
+            return "Failed" if any(life.exit_code != 0 for life in self.main) else "Succeeded"
         begun = all(life.is_running or life.exit_code is not None or life.last_state for life in self.main)
         return "Running" if begun else "Pending"
 

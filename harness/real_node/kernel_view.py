@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from harness.control_plane.pod_status import container_statuses
 from harness.libvirt_session.threads import Affinities
 from harness.real_node.sandbox import Sandbox
 from kvplace.core.cpuset import parse_cpu_list
@@ -29,8 +31,7 @@ class ContainerInKernel:
     @classmethod
     def of_pod(cls, sandbox: Sandbox, pod: Json, name: str) -> ContainerInKernel:
         """Find a pod's container by its name; raises `LookupError` when it does not run."""
-        statuses = pod.get("status", {}).get("containerStatuses", [])
-        ids = [status.get("containerID", "") for status in statuses if status["name"] == name]
+        ids = [status.get("containerID", "") for status in container_statuses(pod) if status["name"] == name]
         if not ids or not ids[0]:
             raise LookupError(f"container {name} of {pod['metadata']['name']} does not run")
         container = ids[0].rpartition("/")[2]
@@ -66,12 +67,16 @@ class ContainerInKernel:
         accounting = self.sandbox.groups.with_file("cpuacct.usage_percpu") / self.inside
         return [int(word) for word in (accounting / "cpuacct.usage_percpu").read_text().split()]
 
+    def process(self, pattern: str) -> int:
+        """The first process in it whose name matches; raises `LookupError` when there is none."""
+        for pid in self.pids():
+            if fnmatchcase(_name(pid), pattern):
+                return pid
+        raise LookupError(f"no process {pattern} in {self.inside}")
+
     def qemu(self) -> int:
         """The QEMU in it; raises `LookupError` when there is none."""
-        for pid in self.pids():
-            if _name(pid).startswith("qemu-system"):
-                return pid
-        raise LookupError(f"no QEMU in {self.inside}")
+        return self.process("qemu-system*")
 
     def qemu_threads(self) -> Affinities:
         """Every thread of the QEMU in it with the CPUs that the kernel lets it use."""
@@ -80,6 +85,6 @@ class ContainerInKernel:
 
 def _name(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text()
+        return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
         return ""

@@ -44,6 +44,11 @@ class EditedObject(_Edited):
         super().__init__(path, patch)
         self.values = values
 
+    @classmethod
+    def apart(cls, values: Mapping[str, Any]) -> EditedObject:
+        """Begin to edit an object that is in no document yet, so that nothing is written down."""
+        return cls(dict(values), "", None)
+
     def get(self, key: str) -> Any:
         """Return the value of a field as it is now; None when there is none."""
         return self.values.get(key)
@@ -92,7 +97,7 @@ class EditedObject(_Edited):
 
 
 class EditedList(_Edited):
-    """A JSON list under edit; entries are replaced and appended, never moved."""
+    """A JSON list under edit."""
 
     def __init__(self, values: list[Any], path: str, patch: list[Operation] | None) -> None:
         """Edit `values` in place; begin with `edited`."""
@@ -110,6 +115,13 @@ class EditedList(_Edited):
             self.values[index] = value
             self._inner.pop(index, None)
             self._write("replace", index, value)
+
+    def remove(self, index: int) -> Any:
+        """Take an entry out of the list and return it; ask anew for the objects at the other indices."""
+        removed = self.values.pop(index)
+        self._inner.clear()
+        self._write("remove", index)
+        return removed
 
     def object(self, index: int) -> EditedObject:
         """Edit the object at an index."""

@@ -12,7 +12,7 @@ anybody can write them. A pod with options gets:
     CPU request             of all containers together the CPUs that the pod will own, so that kube-scheduler
                             counts these and no more (`pod_resources`). What `kvplace.io/smt` require and
                             isolate cost on top depends on the node and is not counted
-    hook sidecar            a volume with the pod's results, probes, small resources
+    hook sidecar            a restartable init container, with the pod's results, a probe, small resources
 
 A pod with policy `none` gets the first two only: no scheduler asks for it, and it can get cores later.
 
@@ -141,7 +141,7 @@ def admit_new_pod(
     after = edited(raw, patch)
     _write(after, _request(annotations, options, size, vm))
     spec = after.object("spec")
-    if sidecars_of(pod):
+    if vm is not None and sidecars_of(pod):
         add_sidecar_fields(pod, spec, what)
     warnings = [
         *_set_scheduler(spec, pod, settings),

@@ -52,7 +52,7 @@ def request_cpus(
     pod = typed(after.values, Pod)
     containers = after.object("spec").list("containers")
     if isinstance(size, VmSize):
-        index = compute_of(pod)
+        index = compute_of(pod.spec.containers)
         owned = owned_cpus(options, size.vcpus)
         warnings = _request_rest(containers.object(index), pod.spec.containers[index], pod.spec, owned, what)
     else:

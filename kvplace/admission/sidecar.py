@@ -4,18 +4,24 @@ KubeVirt creates the container from the entry in the annotation `hooks.kubevirt.
 cannot ask for volumes, probes or resources. Pod admission adds those: the results on the pod as files, a
 folder that is libvirt's folder for hooks in the container of QEMU (see `hook/arrivals.py`), the
 node's name, and a probe that holds the VM until its placement is there and in force.
+
+KubeVirt puts the container beside that of QEMU, where it keeps the pod running until KubeVirt tells it to
+end; a virt-launcher that is killed tells it nothing. So pod admission makes a restartable init container of
+it. The kubelet ends such a container when the others have ended, for whatever reason, and starts those only
+after its startup probe has passed.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from kvplace.admission.edits import EditedObject
-from kvplace.admission.objects import Pod, Volume
+from kvplace.admission.objects import Container, Pod, Volume
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadAnnotation, Misconfigured
@@ -33,6 +39,8 @@ LIBVIRT_HOOKS_FOLDER = "/var/run/kvplace-libvirt-hooks"
 LIBVIRTS_FOLDER = "/etc/libvirt/hooks/qemu.d"
 """Where libvirt looks for programs, beside KubeVirt's own in the folder above."""
 NODE_NAME = "NODE_NAME"
+STAYS = "KVPLACE_STAYS_AFTER_SHUTDOWN"
+"""Variable of a hook that the kubelet ends, so that it need not end itself."""
 
 FILES = {
     "placement": f"metadata.annotations['{PLACEMENT}']",
@@ -46,8 +54,8 @@ FILES = {
 
 _STARTUP_PROBE: dict[str, Any] = {
     "exec": {"command": READY},
-    # Until it passes the container is not Ready and KubeVirt does not start the VM; the kubelet must never
-    # kill it for that. A kubelet that is younger than a probe's period sleeps for a part of it first.
+    # Until it passes the kubelet does not start the containers after it, and it must never kill this one for
+    # that. A kubelet that is younger than a probe's period sleeps for a part of it first.
     "periodSeconds": 1,
     "timeoutSeconds": 30,
     "failureThreshold": 2**31 - 1,
@@ -83,15 +91,19 @@ def _entry(image: str) -> str:
     return json.dumps(entry, separators=(",", ":"))
 
 
-def sidecars_of(pod: Pod) -> list[int]:
-    """List the positions of kvplace's hook sidecars among the containers of a pod."""
-    return [index for index, container in enumerate(pod.spec.containers) if container.command == COMMAND]
+def sidecars_of(pod: Pod) -> list[Container]:
+    """List kvplace's hook sidecars among the containers of a pod, wherever they are."""
+    return [each for each in (*pod.spec.containers, *(pod.spec.init_containers or ())) if _is_hook(each)]
 
 
 def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str) -> None:
-    """Add volumes, probe and resources of every hook sidecar to the pod's spec; idempotent.
+    """Make hook sidecars restartable init containers with volumes, probe and resources; idempotent.
 
-    Raises Misconfigured when the name of a volume of ours is taken.
+    One that is an init container stays at its place among them, so that webhooks that run after each other
+    do not move it in turn. Another goes to the end: what init containers before it need at the same time
+    does not add to what the pod requests.
+
+    Raises Misconfigured when the name of a volume of ours is taken, or when there is no other container.
     """
     volumes = {volume.name: volume for volume in pod.spec.volumes or []}
     if VOLUME not in volumes:
@@ -103,16 +115,28 @@ def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str) -> None:
         spec.list("volumes").append({"name": LIBVIRT_HOOKS, "emptyDir": {}})
     elif volumes[LIBVIRT_HOOKS].empty_dir is None:
         raise _taken(LIBVIRT_HOOKS, what)
-    containers = spec.list("containers")
-    for index in sidecars_of(pod):
-        _complete_container(containers.object(index))
-    _show_to_libvirt(containers.object(compute_of(pod)))
+    for index, container in enumerate(pod.spec.init_containers or ()):
+        if _is_hook(container):
+            _complete_container(spec.list("initContainers").object(index))
+    for index in reversed(range(len(pod.spec.containers))):
+        if _is_hook(pod.spec.containers[index]):
+            moved = EditedObject.apart(spec.list("containers").remove(index))
+            _complete_container(moved)
+            spec.list("initContainers").append(moved.values)
+    others = [each for each in pod.spec.containers if not _is_hook(each)]
+    if not others:
+        raise Misconfigured(f"{what} has no container beside the hook sidecar; let KubeVirt create the pod")
+    _show_to_libvirt(spec.list("containers").object(compute_of(others)))
 
 
-def compute_of(pod: Pod) -> int:
-    """Return the position of the container with libvirt and QEMU among the containers of a pod."""
-    names = [container.name for container in pod.spec.containers]
+def compute_of(containers: Sequence[Container]) -> int:
+    """Return the position of the container with libvirt and QEMU, the first one where none has its name."""
+    names = [container.name for container in containers]
     return names.index(COMPUTE) if COMPUTE in names else 0
+
+
+def _is_hook(container: Container) -> bool:
+    return container.command == COMMAND
 
 
 def _files_of(volume: Volume) -> dict[str, str]:
@@ -134,10 +158,12 @@ def _show_to_libvirt(compute: EditedObject) -> None:
 
 
 def _complete_container(container: EditedObject) -> None:
+    container.put("restartPolicy", "Always")
     _put(container, "volumeMounts", {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}, "mountPath")
     _put(container, "volumeMounts", {"name": LIBVIRT_HOOKS, "mountPath": LIBVIRT_HOOKS_FOLDER}, "mountPath")
     env = {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     _put(container, "env", env, "name")
+    _put(container, "env", {"name": STAYS, "value": "true"}, "name")
     # A probe of ours that the API server has defaulted has more fields, and stays.
     present = container.get("startupProbe")
     if not isinstance(present, dict) or present.get("exec") != _STARTUP_PROBE["exec"]:

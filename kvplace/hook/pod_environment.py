@@ -26,6 +26,9 @@ class PodEnvironment:
     """Name of the node, empty when it is not known."""
     libvirt_hook_folder: str = "/var/run/kvplace-libvirt-hooks"
     """What the container of libvirt sees as /etc/libvirt/hooks/qemu.d."""
+    stays: bool = False
+    """Whether the kubelet ends this container with the pod, so that it must not end when KubeVirt says
+    Shutdown: the kubelet would start it again."""
     proc: str = "/proc"
     sys: str = "/sys"
 
@@ -39,6 +42,7 @@ class PodEnvironment:
             node=NodeName(environ.get("NODE_NAME", "")),
             libvirt_hook_folder=environ.get("KVPLACE_LIBVIRT_HOOK_FOLDER")
             or "/var/run/kvplace-libvirt-hooks",
+            stays=environ.get("KVPLACE_STAYS_AFTER_SHUTDOWN") == "true",
             proc=environ.get("KVPLACE_PROC_FOLDER") or "/proc",
             sys=environ.get("KVPLACE_SYS_FOLDER") or "/sys",
         )

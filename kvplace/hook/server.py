@@ -39,7 +39,10 @@ _LONGEST_SOCKET_PATH = 107  # sun_path of unix(7), less the closing NUL
 
 
 def serve(env: PodEnvironment) -> None:
-    """Answer until KubeVirt calls Shutdown or SIGTERM comes; raises Misconfigured when it cannot listen."""
+    """Answer until SIGTERM comes, or KubeVirt calls Shutdown where nothing else ends this container.
+
+    Raises Misconfigured when it cannot listen.
+    """
     stop_pipe, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup)
@@ -68,7 +71,7 @@ class _Client:
 
 
 class Server:
-    """Answers on a listening socket until Shutdown is called or `stop_pipe` becomes readable."""
+    """Answers on a listening socket until `stop_pipe` is readable, or Shutdown ends a hook that may end."""
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class Server:
         self._stop_at = float("inf")
 
     def run(self) -> None:
-        """Serve until Shutdown has been answered, or the stop pipe is readable."""
+        """Serve until the stop pipe is readable, or Shutdown was answered by a hook that may end."""
         gc.freeze()  # what exists now stays for good, also in the children that share its pages
         gc.enable()
         self._listener.setblocking(False)
@@ -179,7 +182,9 @@ class Server:
             case Reply():
                 client.grpc.reply(call.stream, request.message)
                 if request.last:
-                    log("info", "KubeVirt called Shutdown because the VM has ended; stopping")
+                    then = "the kubelet ends this container" if self._env.stays else "stopping"
+                    log("info", f"KubeVirt called Shutdown because the VM has ended; {then}")
+                if request.last and not self._env.stays:
                     self._shutdown_client, self._stop_at = client, time.monotonic() + _SHUTDOWN_GRACE_S
             case DefineDomain():
                 self._start_child(client, call.stream, request)

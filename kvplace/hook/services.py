@@ -5,7 +5,7 @@ Messages as in kubevirt `pkg/hooks/info/api_info.proto` and `pkg/hooks/v1alpha{1
     kubevirt.hooks.info.Info           Info             name and versions, before libvirt starts, within 1 s
     kubevirt.hooks.v1alpha1.Callbacks  OnDefineDomain   domain and VMI in, domain out, thrice a boot at most
     kubevirt.hooks.v1alpha2.Callbacks  + PreCloudInitIso
-    kubevirt.hooks.v1alpha3.Callbacks  + Shutdown       once, after QEMU; the process must end then
+    kubevirt.hooks.v1alpha3.Callbacks  + Shutdown       once, after QEMU; a plain container must end then
 
 KubeVirt calls only what Info offers. PreCloudInitIso is not offered, because KubeVirt stops at the first
 sidecar that answers it; it returns its input.
@@ -29,7 +29,7 @@ class Reply(NamedTuple):
 
     message: bytes
     last: bool = False
-    """Whether the process ends when this has been sent."""
+    """Whether no call follows, so that a process that nothing else ends, ends when this has been sent."""
 
 
 class DefineDomain(NamedTuple):

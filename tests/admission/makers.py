@@ -97,8 +97,13 @@ def written_request(pod: Mapping[str, Any]) -> PodRequest:
 
 def container(pod: Mapping[str, Any], name: str) -> Json:
     """Find a container by name."""
-    found: Json = next(entry for entry in pod["spec"]["containers"] if entry["name"] == name)
+    found: Json = next(entry for entry in containers(pod) if entry["name"] == name)
     return found
+
+
+def containers(pod: Mapping[str, Any]) -> list[Json]:
+    """List all containers of a pod, init containers first."""
+    return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
 
 
 def apply_patch(document: Any, operations: list[Json]) -> Any:
@@ -151,7 +156,7 @@ def as_defaulted(pod: Mapping[str, Any]) -> Json:
             volume["downwardAPI"].setdefault("defaultMode", 420)
             for item in volume["downwardAPI"]["items"]:
                 item["fieldRef"].setdefault("apiVersion", "v1")
-    for entry in made["spec"]["containers"]:
+    for entry in containers(made):
         for variable in entry.get("env", []):
             if "fieldRef" in variable.get("valueFrom", {}):
                 variable["valueFrom"]["fieldRef"].setdefault("apiVersion", "v1")

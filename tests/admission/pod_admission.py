@@ -13,7 +13,15 @@ import pytest
 from kvplace.admission.pod import NewPod, admit_pod
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.quantity import parse_quantity
-from tests.admission.makers import ASKS, SETTINGS, Json, captured_pod, container, unchanged_but_for
+from tests.admission.makers import (
+    ASKS,
+    SETTINGS,
+    Json,
+    captured_pod,
+    container,
+    containers,
+    unchanged_but_for,
+)
 from tests.captured import captured_folder
 
 
@@ -49,7 +57,7 @@ def is_guaranteed(pod: Json) -> bool:
     """Say whether the kubelet would give this pod the QoS class Guaranteed."""
     return all(
         parse_quantity(amounts["limits"].get(kind, -1)) == parse_quantity(amounts["requests"].get(kind, -2))
-        for entry in pod["spec"]["containers"]
+        for entry in containers(pod)
         for amounts in [{"limits": {}, "requests": {}} | entry.get("resources", {})]
         for kind in ("cpu", "memory")
     )

@@ -40,6 +40,8 @@ def _edit_somewhere(chance: Any, at: EditedObject | EditedList) -> None:
             _edit_somewhere(chance, at.object(chance.draw(st.sampled_from(objects))))
         elif at.values and chance.draw(st.booleans()):
             at.replace(chance.draw(st.integers(0, len(at.values) - 1)), chance.draw(values))
+        elif at.values and chance.draw(st.booleans()):
+            at.remove(chance.draw(st.integers(0, len(at.values) - 1)))
         else:
             at.append(chance.draw(values))
         return

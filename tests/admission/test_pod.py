@@ -34,7 +34,14 @@ from tests.admission.makers import (
     vmi_of,
     written_request,
 )
-from tests.admission.pod_admission import admit, is_guaranteed, launcher, needed_vmi, patch_for, refusal
+from tests.admission.pod_admission import (
+    admit,
+    is_guaranteed,
+    launcher,
+    needed_vmi,
+    patch_for,
+    refusal,
+)
 from tests.captured import captured_files, captured_folder
 
 PODS = captured_files("kubevirt/pods", "*.pod.json")
@@ -151,7 +158,18 @@ def test_admission_done_again_changes_nothing(path: Path, annotations: dict[str,
 
 
 @with_hook
-def test_the_hook_sidecar_gets_the_results_as_files_and_its_probes(path: Path) -> None:
+def test_the_hook_sidecar_becomes_the_last_init_container_and_ends_with_the_others(path: Path) -> None:
+    captured_folder("kubevirt/pods")
+    raw = captured_pod(path)
+    after, _ = admit(raw, vmi_of(raw))
+    initial = [entry["name"] for entry in raw["spec"].get("initContainers", [])]
+    assert [entry["name"] for entry in after["spec"]["initContainers"]] == [*initial, "hook-sidecar-0"]
+    assert container(after, "hook-sidecar-0")["restartPolicy"] == "Always"
+    assert "hook-sidecar-0" not in [entry["name"] for entry in after["spec"]["containers"]]
+
+
+@with_hook
+def test_the_hook_sidecar_gets_the_results_as_files_and_its_probe(path: Path) -> None:
     captured_folder("kubevirt/pods")
     raw = captured_pod(path)
     after, _ = admit(raw, vmi_of(raw))
@@ -178,6 +196,7 @@ def test_the_hook_sidecar_gets_the_results_as_files_and_its_probes(path: Path) -
     assert sidecar["env"] == [
         *before["env"],
         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "KVPLACE_STAYS_AFTER_SHUTDOWN", "value": "true"},
     ]
     assert sidecar["startupProbe"] == {
         "exec": {"command": ["kvplace-hook", "ready"]},

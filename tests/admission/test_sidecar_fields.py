@@ -11,7 +11,8 @@ from kvplace.admission.edits import Operation, edited
 from kvplace.admission.objects import Pod, typed
 from kvplace.admission.sidecar import COMMAND, FOLDER, VOLUME, add_sidecar_fields
 from kvplace.core.errors import Misconfigured
-from tests.admission.makers import apply_patch
+from tests.admission.makers import apply_patch, vmi_of
+from tests.admission.pod_admission import admit, launcher, refusal
 
 Json = dict[str, Any]
 SIDECAR = {"name": "hook-sidecar-0", "command": COMMAND}
@@ -26,8 +27,8 @@ SHOWN_TO_LIBVIRT = {
 def completed(**container: Any) -> Json:
     """The sidecar's container after admission, made of these fields."""
     own = {"name": "hook-sidecar-0", "image": "hook", "command": COMMAND, **container}
-    found: Json = completed_pod(own)["containers"][1]
-    return found
+    (found,) = completed_pod(own)["initContainers"]
+    return dict(found)
 
 
 def completed_pod(sidecar: Json, volumes: list[Json] | None = None, **compute: Any) -> Json:
@@ -80,7 +81,8 @@ def test_a_mount_of_ours_with_defaults_of_the_api_server_stays() -> None:
 def test_a_variable_of_ours_that_reads_another_field_is_replaced() -> None:
     foreign = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     assert completed(env=[foreign])["env"] == [
-        {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+        {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "KVPLACE_STAYS_AFTER_SHUTDOWN", "value": "true"},
     ]
 
 
@@ -92,7 +94,7 @@ def test_a_folder_of_the_sidecar_is_where_libvirt_looks_for_programs() -> None:
     spec = completed_pod(SIDECAR)
     assert spec["volumes"][1] == {"name": "kvplace-libvirt-hooks", "emptyDir": {}}
     assert spec["containers"][0]["volumeMounts"] == [SHOWN_TO_LIBVIRT]
-    assert HOOKS_OF_LIBVIRT in spec["containers"][1]["volumeMounts"]
+    assert HOOKS_OF_LIBVIRT in spec["initContainers"][0]["volumeMounts"]
 
 
 def test_programs_of_others_for_libvirt_stay() -> None:
@@ -104,3 +106,32 @@ def test_a_volume_of_others_that_has_the_name_of_ours_is_refused() -> None:
     theirs = {"name": "kvplace-libvirt-hooks", "configMap": {"name": "x"}}
     with pytest.raises(Misconfigured, match="the volume name kvplace-libvirt-hooks is kvplace's; rename"):
         completed_pod(SIDECAR, [theirs])
+
+
+def test_a_hook_sidecar_keeps_its_place_when_others_have_added_init_containers_since() -> None:
+    raw = launcher()
+    once, _ = admit(raw, vmi_of(raw))
+    mesh = {"name": "mesh", "image": "x", "restartPolicy": "Always", "resources": {}}
+    once["spec"]["initContainers"].append(mesh)
+    again, _ = admit(once, vmi_of(raw))
+    assert again["spec"]["initContainers"] == once["spec"]["initContainers"]
+
+
+def test_an_init_container_with_the_hooks_command_is_completed_at_its_place() -> None:
+    raw = launcher()
+    hook = raw["spec"]["containers"].pop(1)
+    assert hook["name"] == "hook-sidecar-0"
+    raw["spec"]["initContainers"].insert(0, hook)
+    after, _ = admit(raw, vmi_of(raw))
+    first = after["spec"]["initContainers"][0]
+    assert (first["name"], first["restartPolicy"]) == ("hook-sidecar-0", "Always")
+    assert first["startupProbe"]["exec"] == {"command": ["kvplace-hook", "ready"]}
+
+
+def test_a_launcher_pod_with_nothing_but_the_hook_is_refused() -> None:
+    raw = launcher()
+    del raw["spec"]["containers"][0]
+    assert refusal(raw, vmi_of(raw)) == (
+        "Pod default/virt-launcher-plain-hook-nonroot-… has no container beside the hook sidecar; let "
+        "KubeVirt create the pod"
+    )

@@ -266,6 +266,23 @@ def test_init_containers_and_sidecars_come_first(pods: Pods) -> None:
     assert "running" in states["log"]
 
 
+def test_a_pod_runs_until_its_sidecars_have_ended_after_its_main_containers(
+    pods: Pods, nodes: NodesInBackground
+) -> None:
+    sidecar = pods.shell('trap "exit 0" TERM; touch /tmp/up; while :; do sleep 0.05; done')
+    probe = {"exec": {"command": ["test", "-e", "/tmp/up"]}}
+    pods.create(
+        "attended",
+        initContainers=[{**sidecar, "name": "sidecar", "restartPolicy": "Always", "startupProbe": probe}],
+        restartPolicy="Never",
+    )
+    pods.wait("attended", is_ready)
+    nodes.do(nodes.nodes.end_container(pods.namespace, "attended", "main", 2))
+    ended = pods.wait("attended", lambda pod: pod["status"]["phase"] == "Failed")
+    (status,) = ended["status"]["initContainerStatuses"]
+    assert status["state"]["terminated"]["exitCode"] == 0
+
+
 def test_a_deleted_pod_is_gone_only_after_its_containers_have_ended(
     pods: Pods, nodes: NodesInBackground, control_plane: ControlPlane
 ) -> None:

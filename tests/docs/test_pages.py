@@ -222,6 +222,7 @@ FOREIGN = (
     "VMI ",
     "no candidate node",
     "Preemption is not",
+    "Waiting to schedule target pod",
 )
 """How the messages begin that others write: kubectl, kubelet, scheduler, API server, libvirt, KubeVirt."""
 

@@ -14,6 +14,7 @@ from harness.control_plane.cluster import MERGE_PATCH, ControlPlane
 from harness.control_plane.hollow_node import NodesInBackground
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.launcher_side import LauncherSide
+from harness.control_plane.pod_status import container_runs
 from harness.control_plane.watching import is_ready, wait_for
 from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape
@@ -101,7 +102,7 @@ def test_the_gate_holds_a_vm_that_was_bound_without_a_map_until_the_map_is_there
     )
 
     held = wait_for(cluster, pods, name, _sidecar_runs)
-    assert not is_ready(held)
+    assert not container_runs(held, "compute")
     assert nodes.do(_exit_code_for_want_of_a_map(nodes, vm_namespace, name)) == 1
 
     cluster.request(
@@ -134,8 +135,7 @@ def test_a_vm_that_does_not_ask_is_not_even_shown_to_kvplace(
 
 
 def _sidecar_runs(pod: dict[str, Any]) -> bool:
-    statuses = pod.get("status", {}).get("containerStatuses", [])
-    return any(status["name"] == "hook-sidecar-0" and "running" in status["state"] for status in statuses)
+    return container_runs(pod, "hook-sidecar-0")
 
 
 async def _exit_code_for_want_of_a_map(nodes: NodesInBackground, namespace: str, name: str) -> int:

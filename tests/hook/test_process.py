@@ -324,6 +324,20 @@ def test_a_shutdown_whose_caller_does_not_stay_for_the_answer_ends_the_process_t
     assert serving.wait() == 0
 
 
+def test_a_hook_that_the_kubelet_ends_answers_shutdown_and_goes_on_until_sigterm(hook: HookProcess) -> None:
+    hook.environ["KVPLACE_STAYS_AFTER_SHUTDOWN"] = "true"
+    hook.start()
+    with SocketCaller(hook.socket) as caller:
+        assert caller.ask(CALLBACKS + "Shutdown").message == b""
+    # Its caller is gone by now, at which another hook ends.
+    with SocketCaller(hook.socket) as caller:
+        assert caller.ask(INFO).status == GrpcStatus.OK
+    assert hook.process is not None
+    hook.process.send_signal(signal.SIGTERM)
+    assert hook.wait() == 0
+    assert not hook.socket.exists()
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_sigterm_ends_the_process_with_0(serving: HookProcess, busy: bool) -> None:
     assert serving.process is not None

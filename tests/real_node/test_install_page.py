@@ -29,7 +29,7 @@ from kvplace import __version__
 
 THE_VM = "-l vm.kubevirt.io/name=web-server"
 COUNTS = "kubectl get nodeledgers --no-headers -o custom-columns=:.spec.summary"
-SIDECAR = f"kubectl get pods {THE_VM} -o jsonpath='{{.items[*].spec.containers[*].image}}'"
+SIDECAR = f"kubectl get pods {THE_VM} -o jsonpath='{{.items[*].spec.initContainers[*].image}}'"
 FEWEST_STEPS = 8
 IMAGES = "kubectl get pods -A -l app.kubernetes.io/part-of=kvplace -o jsonpath='{..containers[*].image}'"
 RESTARTED = """

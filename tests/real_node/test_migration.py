@@ -7,12 +7,10 @@ from http.client import HTTPConnection
 from xml.etree import ElementTree as ET
 
 from harness.control_plane.watching import wait_for
-from harness.kvplace_cluster.vms import VMIS
 from harness.real_node.cluster import RealCluster
 from harness.real_node.kvplace_pods import AGENT
-from tests.real_node.vms import LEDGERS, Vm, Vms, ledger
+from tests.real_node.vms import LEDGERS, VIRSH, Vm, Vms, ledger, migrate
 
-MIGRATIONS = "virtualmachineinstancemigrations"
 OWN_CPU = {"n1": 1, "n2": 0}
 """What each node has to give: the other one is reserved."""
 
@@ -44,26 +42,6 @@ def test_a_vm_is_on_the_cpu_of_its_target_at_once_and_leaves_no_claim_behind(vms
     wait_for(cluster.plane, LEDGERS, source, lambda seen: not seen["spec"].get("claims"))
 
 
-def migrate(vms: Vms, vm: Vm) -> None:
-    """Move it away and wait until KubeVirt calls that done."""
-    migration = {
-        "kind": "VirtualMachineInstanceMigration",
-        "metadata": {"name": f"{vm.name}-away"},
-        "spec": {"vmiName": vm.name},
-    }
-    vms.cluster.kubevirt.create(MIGRATIONS, vms.namespace, migration)
-    migrations = f"/apis/kubevirt.io/v1/namespaces/{vms.namespace}/{MIGRATIONS}"
-    done = wait_for(
-        vms.cluster.plane,
-        migrations,
-        f"{vm.name}-away",
-        lambda seen: seen.get("status", {}).get("phase") in {"Succeeded", "Failed"},
-    )
-    path = f"/apis/kubevirt.io/v1/namespaces/{vms.namespace}/{VMIS}/{vm.name}"
-    state = vms.cluster.plane.request("GET", path)["status"].get("migrationState")
-    assert done["status"]["phase"] == "Succeeded", state
-
-
 def drifts_counted(cluster: RealCluster, node: str) -> float:
     """Read from the metrics of a node's agent how often it found threads elsewhere."""
     path = f"/api/v1/namespaces/{AGENT}/pods?fieldSelector=spec.nodeName={node}"
@@ -79,10 +57,9 @@ def drifts_counted(cluster: RealCluster, node: str) -> float:
 def domain_of(vm: Vm) -> ET.Element:
     """What libvirt in the VM's pod believes."""
     vms = vm.vms
-    virsh = ("virsh", "--connect", "qemu+unix:///session?socket=/var/run/libvirt/virtqemud-sock")
     text = vms.cluster.plane.kubectl(
         *("exec", "--namespace", vms.namespace, vm.pod()["metadata"]["name"], "-c", "compute", "--"),
-        *virsh,
+        *VIRSH,
         *("dumpxml", "--domain", f"{vms.namespace}_{vm.name}"),
     )
     return ET.fromstring(re.sub(r"^[^<]*", "", text))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness.control_plane.cluster import MERGE_PATCH, KubectlFailed
+from harness.control_plane.pod_status import container_runs
 from harness.control_plane.watching import is_ready, wait_for
 from harness.kvplace_cluster.installation import NAMESPACE
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
@@ -130,12 +131,21 @@ def test_a_vm_that_owns_cpus_waits_for_the_agent_and_starts_when_it_is_there(vms
     pod = cluster.kubevirt.launcher_pod(vms.namespace, "waits")["metadata"]["name"]
     held = wait_for(cluster.plane, vms.pods, pod, hook_runs)
     assert not is_ready(held)
+    # Nothing of the VM runs until the sidecar is ready.
+    assert not container_runs(held, "compute")
     # The probe of the sidecar says what it waits for.
     assert "CPU" in what_the_probe_says(vms, pod)
     assert json.loads(held["metadata"]["annotations"]["kvplace.io/placement"])["enforced"] is True
 
     bring_back(cluster)
     vms.running("waits").pinned()
+
+
+@pytest.mark.usefixtures("without_agents")
+def test_a_vm_that_may_float_starts_without_the_agent(vms: Vms) -> None:
+    running = vms.start("floats", annotations={**ON_ITS_OWN, "kvplace.io/on-failure": "float"}, node="n1")
+    assert is_ready(running.pod())
+    assert running.threads().vcpus() == {0: 0b10}
 
 
 def what_the_probe_says(vms: Vms, pod: str) -> str:
@@ -152,5 +162,4 @@ def what_the_probe_says(vms: Vms, pod: str) -> str:
 
 
 def hook_runs(pod: Json) -> bool:
-    statuses = pod.get("status", {}).get("containerStatuses", [])
-    return any(status["name"] == "hook-sidecar-0" and "running" in status["state"] for status in statuses)
+    return container_runs(pod, "hook-sidecar-0")

@@ -27,6 +27,9 @@ SMALL_DOMAIN: Json = {
 ON_ITS_OWN = {"cpu-set": "any", "kvplace.io/emulator-threads": "with-vcpus"}
 """One CPU for a VM of one vCPU, QEMU's other threads included."""
 
+MIGRATIONS = "virtualmachineinstancemigrations"
+VIRSH = ("virsh", "--connect", "qemu+unix:///session?socket=/var/run/libvirt/virtqemud-sock")
+"""In the container compute."""
 LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
 TOPOLOGIES = "/apis/kvplace.io/v1alpha1/nodetopologies"
 PINNED = "kvplace.io/Pinned"
@@ -51,9 +54,10 @@ class Vms:
     def running(self, name: str) -> Vm:
         """Wait until the guest of a VM runs."""
         vmi = self.cluster.kubevirt.vmi_in_phase(self.namespace, name, "Running")
-        (uid,) = [
-            uid for uid, node in vmi["status"]["activePods"].items() if node == vmi["status"]["nodeName"]
-        ]
+        pods = self.cluster.plane.request("GET", self.pods)["items"]
+        running = {pod["metadata"]["uid"] for pod in pods if pod["status"]["phase"] == "Running"}
+        active = vmi["status"]["activePods"].items()
+        (uid,) = [uid for uid, node in active if node == vmi["status"]["nodeName"] and uid in running]
         return Vm(self, name, uid)
 
     def busy_pod(self, name: str, node: str) -> ContainerInKernel:
@@ -137,6 +141,35 @@ class Vm:
         """Read its claim in the ledger of its node."""
         claim: Json | None = ledger(self.vms.cluster, self.node.name)["claims"].get(self.pod_uid)
         return claim
+
+
+def migrate(vms: Vms, vm: Vm) -> None:
+    """Move it away and wait until KubeVirt calls that done."""
+    begin_to_migrate(vms, vm, "away")
+    outcome = end_of_migration(vms, vm, "away")
+    path = f"/apis/kubevirt.io/v1/namespaces/{vms.namespace}/{VMIS}/{vm.name}"
+    assert outcome == "Succeeded", vms.cluster.plane.request("GET", path)["status"].get("migrationState")
+
+
+def begin_to_migrate(vms: Vms, vm: Vm, where: str) -> None:
+    """Ask KubeVirt to move it."""
+    migration = {
+        "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"name": f"{vm.name}-{where}"},
+        "spec": {"vmiName": vm.name},
+    }
+    vms.cluster.kubevirt.create(MIGRATIONS, vms.namespace, migration)
+
+
+def end_of_migration(vms: Vms, vm: Vm, where: str) -> str:
+    """Wait until KubeVirt calls a migration done, and return what it calls it."""
+    done = wait_for(
+        vms.cluster.plane,
+        f"/apis/kubevirt.io/v1/namespaces/{vms.namespace}/{MIGRATIONS}",
+        f"{vm.name}-{where}",
+        lambda seen: seen.get("status", {}).get("phase") in {"Succeeded", "Failed"},
+    )
+    return str(done["status"]["phase"])
 
 
 def ledger(cluster: RealCluster, node: str) -> Json:

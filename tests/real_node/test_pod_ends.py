@@ -1,0 +1,112 @@
+"""Whatever ends the QEMU of a VM, its pod ends with it: KubeVirt moves no VM that still has another pod."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import datetime
+from typing import Any
+
+from harness.control_plane.pod_status import container_statuses
+from harness.control_plane.watching import is_ready, wait_for
+from harness.real_node.kernel_view import ContainerInKernel
+from tests.real_node.vms import LEDGERS, VIRSH, Vm, Vms, begin_to_migrate, end_of_migration, migrate
+
+Json = dict[str, Any]
+HOOK = "hook-sidecar-0"
+SECONDS_BEHIND = 15
+"""How long the hook may outlive QEMU on a busy machine; it takes one or two seconds on a quiet one."""
+
+
+def test_the_sidecar_is_ready_before_the_vm_and_ends_once_and_cleanly_after_it(vms: Vms) -> None:
+    vm = vms.start("ends", node="n1")
+    vm.pinned()
+    pod = vm.pod()
+    assert is_ready(pod)
+    assert status_of(pod, HOOK)["started"] is True
+    assert begun(pod, HOOK) <= begun(pod, "compute")
+
+    name = pod["metadata"]["name"]
+    virsh = ("exec", "--namespace", vms.namespace, name, "-c", "compute", "--", *VIRSH)
+    vms.cluster.plane.kubectl(*virsh, "destroy", "--domain", f"{vms.namespace}_ends")
+    ended = end_of_pod(vms, vm)
+    assert status_of(ended, HOOK)["state"]["terminated"]["exitCode"] == 0
+    assert status_of(ended, HOOK)["restartCount"] == 0
+    log = vms.cluster.plane.kubectl("logs", "--namespace", vms.namespace, name, "-c", HOOK)
+    assert "KubeVirt called Shutdown because the VM has ended; the kubelet ends this container" in log
+
+
+def test_a_pod_ends_within_seconds_of_a_virt_launcher_that_is_killed(vms: Vms) -> None:
+    vm = vms.start("killed", node="n1")
+    os.kill(vm.compute.process("virt-launcher"), signal.SIGKILL)
+    ended = end_of_pod(vms, vm)
+    assert ended["status"]["phase"] == "Failed"
+    assert seconds_between(ended, "compute", HOOK) < SECONDS_BEHIND
+    wait_for(vms.cluster.plane, LEDGERS, "n1", lambda seen: not seen["spec"].get("claims"))
+
+
+def test_a_migration_whose_target_is_killed_in_the_middle_does_not_stop_the_next_one(vms: Vms) -> None:
+    vm = vms.start("survives")
+    vm.pinned()
+    begin_to_migrate(vms, vm, "in-vain")
+    target = Vm(vms, vm.name, uid_of_target(vms, vm))
+    os.kill(compute_with_qemu(target).process("virt-launcher"), signal.SIGKILL)
+
+    ended = end_of_pod(vms, target)
+    assert ended["status"]["phase"] == "Failed"
+    assert seconds_between(ended, "compute", HOOK) < SECONDS_BEHIND
+    assert end_of_migration(vms, vm, "in-vain") == "Failed"
+    vm.pinned()
+
+    migrate(vms, vm)
+    moved = vms.running("survives")
+    assert moved.node.name != vm.node.name
+    moved.pinned()
+    assert status_of(end_of_pod(vms, vm), HOOK)["restartCount"] == 0
+
+
+def end_of_pod(vms: Vms, vm: Vm) -> Json:
+    """Wait until its pod has ended, and return it."""
+    name = vm.pod()["metadata"]["name"]
+    return wait_for(
+        vms.cluster.plane, vms.pods, name, lambda seen: seen["status"]["phase"] in {"Succeeded", "Failed"}
+    )
+
+
+def uid_of_target(vms: Vms, vm: Vm) -> str:
+    """Wait until the pod that a VM migrates to has a node."""
+    pod = vms.cluster.kubevirt.launcher_pod(vms.namespace, vm.name, other_than=vm.pod_uid)
+    name = pod["metadata"]["name"]
+    bound = wait_for(vms.cluster.plane, vms.pods, name, lambda seen: bool(seen["spec"].get("nodeName")))
+    return str(bound["metadata"]["uid"])
+
+
+def compute_with_qemu(vm: Vm) -> ContainerInKernel:
+    """Wait until the QEMU of a pod is there, which no object of the API tells."""
+    ends = time.monotonic() + 60
+    while True:
+        try:
+            compute = vm.compute
+            compute.qemu()
+        except LookupError:
+            assert time.monotonic() < ends, "no QEMU has come up"
+            time.sleep(0.02)
+        else:
+            return compute
+
+
+def status_of(pod: Json, container: str) -> Json:
+    (found,) = [status for status in container_statuses(pod) if status["name"] == container]
+    return found
+
+
+def begun(pod: Json, container: str) -> datetime:
+    return datetime.fromisoformat(status_of(pod, container)["state"]["running"]["startedAt"])
+
+
+def seconds_between(pod: Json, earlier: str, later: str) -> float:
+    """Return how long one container has outlived another."""
+    ends = [status_of(pod, name)["state"]["terminated"]["finishedAt"] for name in (earlier, later)]
+    first, last = map(datetime.fromisoformat, ends)
+    return (last - first).total_seconds()
