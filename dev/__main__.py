@@ -4,13 +4,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dev import mutants as mutation_testing
 from dev import requirements, system_packages
 from dev.environment import Environment
 from dev.requirements import Section
-from dev.step import StepFailed, become, in_ci, run, say, show
+from dev.step import StepFailed, become, beside, run, say, show
 from harness.kvplace_cluster import options as cluster_options
 from harness.real_node import options as node_options
 
@@ -20,6 +21,11 @@ RUNTIME = (Section.RUNTIME, Section.BUILD)
 IMAGES = (*RUNTIME, Section.AGENT, Section.RELEASE)
 ALL_TESTS = ["--numprocesses=2"]
 """Two processes share them (tests/shared_work.py); each more starts servers of its own."""
+PREPARED = {
+    "the programs that tests run against": "harness.build",
+    "the kernels of emulated machines": "harness.emulated_machine.kernels",
+}
+"""What is built and fetched beside the tests, and by which module."""
 CHECKS = (*RUNTIME, Section.TESTS, Section.LINT, Section.OPTIMAL, Section.BENCH, Section.RELEASE)
 
 
@@ -32,14 +38,19 @@ def demo(arguments: list[str]) -> int:
 def test(arguments: list[str]) -> int:
     """Runs every check and test after setting up all they need; arguments, if any, go to pytest."""
     _prepare_tests()
-    _build_servers("control-plane", "node")
-    _fetch_kernels()
-    failed = _failed_checks()
+    python = str(VENV.python)
+    pytest = [python, "-m", "pytest", *(arguments or ALL_TESTS)]
+    # A test waits for the programs that it needs, and builds them where nothing else does.
+    prepared = {} if arguments else {name: [python, "-m", module] for name, module in PREPARED.items()}
+    with ThreadPoolExecutor(1) as pool, beside(prepared, cwd=PROJECT, environment=_environment()) as failures:
+        checks = pool.submit(_failed_checks, "nice")
+        tests = show(pytest, cwd=PROJECT, environment=_environment())
+        failed = failures()
+    for name, reason in checks.result().items():
+        print(reason, file=sys.stderr)
+        failed.append(name)
     if failed:
-        say(f"FAILED: {', '.join(failed)} (see above); the tests run all the same")
-    tests = show(
-        [VENV.python, "-m", "pytest", *(arguments or ALL_TESTS)], cwd=PROJECT, environment=_environment()
-    )
+        say(f"FAILED: {', '.join(failed)} (see above)")
     return tests or (1 if failed else 0)
 
 
@@ -49,7 +60,10 @@ def lint(arguments: list[str]) -> int:
     if "--fix" in arguments:
         show([VENV.bin / "ruff", "check", "--fix"], cwd=PROJECT)
         show([VENV.bin / "ruff", "format"], cwd=PROJECT)
-    return 1 if _failed_checks() else 0
+    failed = _failed_checks()
+    for reason in failed.values():
+        print(reason, file=sys.stderr)
+    return 1 if failed else 0
 
 
 def bench(arguments: list[str]) -> int:
@@ -182,28 +196,19 @@ def _build_servers(*groups: str) -> None:
         raise StepFailed("the servers that the tests run against could not be built; see above")
 
 
-def _fetch_kernels() -> None:
-    code = show(
-        [VENV.python, "-m", "harness.emulated_machine.kernels"], cwd=PROJECT, environment=_environment()
-    )
-    if code != 0 and in_ci():
-        raise StepFailed("the kernels of the emulated machines could not be fetched; see above")
-
-
-def _failed_checks() -> list[str]:
+def _failed_checks(*prefix: str) -> dict[str, StepFailed]:
     steps: dict[str, list[str | Path]] = {
         "ruff check": [VENV.bin / "ruff", "check", "--quiet"],
         "ruff format": [VENV.bin / "ruff", "format", "--check", "--quiet"],
         "mypy": [VENV.bin / "mypy", "--no-error-summary"],
         "lint-imports": [VENV.bin / "lint-imports", "--no-logo"],
     }
-    failed = []
+    failed = {}
     for name, command in steps.items():
         try:
-            run(name, command, cwd=PROJECT)
+            run(name, [*prefix, *command], cwd=PROJECT)
         except StepFailed as reason:
-            print(reason, file=sys.stderr)
-            failed.append(name)
+            failed[name] = reason
     return failed
 
 

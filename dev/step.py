@@ -1,11 +1,12 @@
-"""Runs one command of a longer job: quiet when it works, everything it said when it does not."""
+"""Runs the commands of a longer job: quiet when they work, everything they said when they do not."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -70,6 +71,34 @@ def show(command: Sequence[str | Path], *, cwd: Path, environment: Mapping[str, 
         for number, handler in before.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def beside(
+    commands: Mapping[str, Sequence[str | Path]], *, cwd: Path, environment: Mapping[str, str]
+) -> Iterator[Callable[[], list[str]]]:
+    """Runs commands while the block runs, with low priority; what still runs at its end is ended.
+
+    Gives a function that names those which have failed so far. Their output is shown as it comes.
+    """
+    sys.stdout.flush()
+    started = {
+        name: subprocess.Popen(
+            ["nice", *map(str, command)],
+            cwd=cwd,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # so that what it has started ends with it
+        )
+        for name, command in commands.items()
+    }
+    try:
+        yield lambda: [name for name, process in started.items() if process.poll()]
+    finally:
+        for process in started.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
 
 
 def become(

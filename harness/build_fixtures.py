@@ -1,19 +1,21 @@
-"""pytest plugin: everything that tests run against is built before the first of them starts.
+"""pytest plugin: what a test runs against is built before the test starts, outside its time limit.
 
-A missing compiler skips these tests on a developer's machine and fails them where CI is set: a green CI run
-has really asked the API server.
+Tests that need nothing built never wait. `./make test` builds everything beside them (`harness/build.py`); a
+test then waits for its own programs only. A missing compiler skips these tests on a developer's machine and
+fails them where CI is set: a green CI run has really asked the API server.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
 
-from harness.build_cache import BuildFailed, NotInstalled
+from harness.build_cache import BuildFailed, NotInstalled, say_to_stderr
 from harness.control_plane.programs import ALERTS, HELM, KUBERNETES, KUBEVIRT, PUBLISHING
 from harness.go_build import GoModule, built
 from harness.node_programs.programs import NODE_MODULES
@@ -27,8 +29,8 @@ class Need:
     modules: tuple[GoModule, ...]
 
 
-# Whoever writes a fixture that runs programs of a module names it here: they are then built before the
-# first test starts, outside any test's time limit and with the message on the terminal.
+# Whoever writes a fixture that runs programs of a module names it here: they are then built before its first
+# test starts, outside that test's time limit and with the message on the terminal.
 NEEDS = {
     "kubernetes_programs": Need("control_plane", (KUBERNETES,)),
     "helm": Need("control_plane", (HELM,)),
@@ -56,16 +58,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(NEEDS[name].marker)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build what the collected tests need before any of them runs."""
-    if session.config.option.collectonly:
-        return
-    wanted = {name for item in session.items for name in getattr(item, "fixturenames", ()) if name in NEEDS}
-    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-    for name in sorted(wanted):
-        try:
-            for module in NEEDS[name].modules:
-                built(module, say=terminal.write_line if terminal else print)
-        except BuildFailed:
-            # The fixture runs into the same error, where pytest reports it with the tests it stops.
-            continue
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Build what the test needs, or wait until another process has built it, before its time limit begins."""
+    for name in NEEDS.keys() & set(getattr(item, "fixturenames", ())):
+        for module in NEEDS[name].modules:
+            _prepare(module)
+    return (yield)
+
+
+@functools.cache
+def _prepare(module: GoModule) -> None:
+    # Where this fails the fixture runs into the same error, and pytest reports it with the tests it stops.
+    with suppress(BuildFailed):
+        built(module, say_to_stderr)

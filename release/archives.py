@@ -21,7 +21,7 @@ def write_tar_gz(target: Path, folder: Path, top: str, date: datetime) -> None:
 
     with (
         target.open("wb") as raw,
-        gzip.GzipFile(fileobj=raw, filename="", mode="wb", mtime=0) as packed,
+        gzip.GzipFile(fileobj=raw, filename="", mode="wb", compresslevel=6, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         archive.add(folder, arcname=top, recursive=False, filter=described)
