@@ -26,7 +26,7 @@ there) and is placed like any other pod.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from kvplace.admission.edits import EditedObject, Operation, edited
@@ -52,6 +52,7 @@ from kvplace.core.annotations import (
     wants_crane_result,
     wants_explanation,
     wants_room,
+    without_effect,
 )
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import Conflict, KvplaceError, Misconfigured
@@ -122,7 +123,9 @@ def admit_new_pod(
     raw, pod, options, stated = new.raw, new.pod, new.options, new.stated
     annotations = pod.metadata.annotations or {}
     if options is None:
-        return _without(raw, FORGEABLE)
+        # The author of a virt-launcher pod is KubeVirt, which has no use for warnings.
+        alone = () if _is_launcher(pod) else without_effect(annotations)
+        return replace(_without(raw, FORGEABLE), warnings=alone)
     what = title(Pod, pod.metadata, namespace)
     if options.policy is Policy.NONE:
         return _admit_unpinned(raw, pod, options, lambda: _vm_of(pod, namespace, stated, vmi, what), what)

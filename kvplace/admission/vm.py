@@ -11,7 +11,7 @@ from typing import Any
 from kvplace.admission.objects import Metadata, Vm, title, typed
 from kvplace.admission.verdict import Admitted
 from kvplace.admission.vmi import check_vm
-from kvplace.core.annotations import ASKING
+from kvplace.core.annotations import ASKING, without_effect
 from kvplace.core.errors import Misconfigured
 
 
@@ -43,7 +43,7 @@ def _check(vm: Vm, namespace: str, largest_node: int | None) -> tuple[str, ...]:
     template = vm.spec.template
     annotations = (template.metadata.annotations if template.metadata else None) or {}
     what = f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
-    return check_vm(annotations, template.spec, what, largest_node) or ()
+    return (*(check_vm(annotations, template.spec, what, largest_node) or ()), *without_effect(annotations))
 
 
 def _refusal(raw: Mapping[str, Any], namespace: str) -> str | None:

@@ -26,6 +26,7 @@ from kvplace.core.annotations import (
     RESULTS,
     VM_SIZE,
     read_options,
+    without_effect,
 )
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import KvplaceError, Misconfigured
@@ -53,7 +54,7 @@ def admit_vmi(
     what = f"{title(Vmi, vmi.metadata, namespace)}: spec"
     warnings = check_vm(annotations, vmi.spec, what, largest_node)
     if warnings is None and read_options(annotations) is None:
-        return Admitted(raw)
+        return Admitted(raw, without_effect(annotations))
     patch: list[Operation] = []
     after = edited(raw, patch)
     stored = after.object("metadata").object("annotations")

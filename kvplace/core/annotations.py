@@ -46,23 +46,12 @@ REQUEST = "kvplace.io/request"
 EXPLANATION = "kvplace.io/explanation"
 CRANE_RESULT = "topology.crane.io/topology-result"
 
-ASKING = (
-    KVPLACE_CPU_SET,
-    CPU_POLICY,
-    SMT,
-    EMULATOR_THREADS,
-    NUMA_MEMORY,
-    GUEST_NUMA,
-    ON_FAILURE,
-    EXPLAIN,
-    MOVABLE,
-    MAKE_ROOM,
-    CPU_SET,
-    CRANE_POLICY,
-    CRANE_AWARENESS,
-    CRANE_MANAGER,
-)
-"""Keys of a request; a VM without any of them is not touched."""
+OPTING_IN = (CPU_SET, KVPLACE_CPU_SET, CPU_POLICY, CRANE_POLICY, CRANE_AWARENESS, CRANE_MANAGER)
+"""Keys that request cores; a VM without any of them is not touched."""
+MODIFIERS = (SMT, EMULATOR_THREADS, NUMA_MEMORY, GUEST_NUMA, ON_FAILURE, EXPLAIN, MOVABLE, MAKE_ROOM)
+"""Keys that change such a request, and do nothing alone."""
+ASKING = (*OPTING_IN, *MODIFIERS)
+"""All keys of a request."""
 
 RESULTS = (CPU_MAP, PLACEMENT, REQUEST, EXPLANATION, CRANE_RESULT)
 """Keys that only kvplace writes, and only on pods."""
@@ -98,13 +87,14 @@ def _folded(key: str) -> str:
 
 
 def read_options(annotations: Mapping[str, str]) -> PinningOptions | None:
-    """Read the options of a VM; None when it has none of our annotations and must not be touched.
+    """Read the options of a VM; None when it has not opted in and must not be touched.
 
     Raises BadAnnotation for an unknown value, an unknown `kvplace.io/` key, or two spellings that
     contradict each other (both are named).
     """
     _refuse_unknown_keys(annotations)
-    if not any(key in annotations for key in ASKING):
+    opted_in = [key for key in OPTING_IN if key in annotations]
+    if not opted_in:
         return None
     scope = _one_of_spellings(
         annotations, {KVPLACE_CPU_SET: _words(Scope), CPU_SET: _words(Scope), CRANE_AWARENESS: _AWARENESS}
@@ -113,8 +103,7 @@ def read_options(annotations: Mapping[str, str]) -> PinningOptions | None:
         annotations,
         {CPU_POLICY: _words(Policy), CRANE_POLICY: _CRANE_POLICIES, CRANE_MANAGER: _CRANE_MANAGERS},
     )
-    only_declines = all(key == CRANE_AWARENESS for key in ASKING if key in annotations) and scope is None
-    if only_declines:
+    if opted_in == [CRANE_AWARENESS] and scope is None:  # it declines
         return None
     for read in (wants_explanation, is_movable, wants_room):
         read(annotations)
@@ -126,6 +115,17 @@ def read_options(annotations: Mapping[str, str]) -> PinningOptions | None:
         numa_memory=_word(annotations, NUMA_MEMORY, NumaMemory, NumaMemory.PREFERRED),
         guest_numa=_word(annotations, GUEST_NUMA, GuestNuma, GuestNuma.OFF),
         on_failure=_word(annotations, ON_FAILURE, OnFailure, OnFailure.WAIT),
+    )
+
+
+def without_effect(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Warn, in one sentence for each, of modifiers of an object that has not opted in."""
+    if any(key in annotations for key in OPTING_IN):
+        return ()
+    return tuple(
+        f"annotation {key} has no effect alone: add {CPU_SET}: {Scope.ONE_SOCKET.value} to request cores"
+        for key in MODIFIERS
+        if key in annotations
     )
 
 

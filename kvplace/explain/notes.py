@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
-from kvplace.core.annotations import ASKING, meant_keys
+from kvplace.core.annotations import ASKING, meant_keys, without_effect
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.ledger import Claim, Reserved
 from kvplace.core.quantity import counted
@@ -46,6 +46,7 @@ def _without_effect(document: Document) -> Iterator[str]:
     asked = _keys(template or document, "annotations")
     for key, meant in meant_keys(asked).items():
         yield f"annotation {key} has no effect: did you mean {meant}?"
+    yield from without_effect(dict.fromkeys(asked, ""))
     labels = _keys(template or document, "labels")
     for key, meant in {**meant_keys(labels), **{key: key for key in labels if key in ASKING}}.items():
         yield f"label {key} has no effect: write the annotation {meant}"

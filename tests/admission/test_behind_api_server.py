@@ -11,7 +11,7 @@ import pytest
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, KubectlFailed, RequestRefused
 from harness.control_plane.kubevirt_parts import KubeVirt
-from kvplace.core.annotations import ASKING
+from kvplace.core.annotations import ASKING, OPTING_IN
 from tests.admission.conftest import Admission
 from tests.admission.makers import ASKS, OUR_ENTRY, Json, container, plain_pod, written_request
 from tests.admission.registered import registered
@@ -32,7 +32,8 @@ def test_a_pod_with_any_option_is_sent_to_one_webhook(
     control_plane: ControlPlane, admission: Admission, key: str, webhook: str, labels: Json
 ) -> None:
     server, namespace = admission
-    pod = named(plain_pod({key: "?"}))
+    # A modifier is read where a request is.
+    pod = named(plain_pod({key: "?"} if key in OPTING_IN else {"cpu-set": "any", key: "?"}))
     pod["metadata"]["labels"] = labels
     with pytest.raises(RequestRefused) as refusal:
         create(control_plane, namespace, pod)

@@ -62,11 +62,19 @@ def test_annotations_on_the_vm_itself_give_a_warning_that_names_the_template() -
     raw = vm(None)
     raw["metadata"]["annotations"] = {"cpu-set": "one-numa", "kvplace.io/smt": "require", "other.io/key": "x"}
     assert warnings(raw) == (
+        "annotation cpu-set has no effect here; move it to spec.template.metadata.annotations of the VM",
         (
             "annotation kvplace.io/smt has no effect here; move it to spec.template.metadata.annotations of "
             "the VM"
         ),
-        "annotation cpu-set has no effect here; move it to spec.template.metadata.annotations of the VM",
+    )
+
+
+def test_a_modifier_alone_gives_a_warning_and_its_vm_is_left_alone() -> None:
+    raw = vm(None)
+    raw["spec"]["template"]["metadata"] = {"annotations": {"kvplace.io/explain": "false"}}
+    assert warnings(raw) == (
+        "annotation kvplace.io/explain has no effect alone: add cpu-set: one-socket to request cores",
     )
 
 

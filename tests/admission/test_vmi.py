@@ -150,11 +150,20 @@ def test_results_are_stripped_because_they_would_leak_into_every_pod_of_the_vm()
     assert annotations.keys() == {"cpu-set", HOOKS, "kvplace.io/vm-size", "other.io/key"}
 
 
+def test_a_vmi_with_modifiers_alone_is_not_changed_and_its_author_is_warned() -> None:
+    raw = vmi({"kvplace.io/smt": "require"})
+    admitted = admit_vmi(raw, namespace="default", settings=SETTINGS)
+    assert admitted.object == raw
+    assert not admitted.patch
+    (warning,) = admitted.warnings
+    assert "kvplace.io/smt has no effect alone" in warning
+
+
 def test_kubevirts_own_pinning_is_refused_with_what_to_do() -> None:
-    raw = vmi({"kvplace.io/smt": "isolate"}, cpu={"cores": 4, "dedicatedCpuPlacement": True})
+    raw = vmi({"cpu-set": "any"}, cpu={"cores": 4, "dedicatedCpuPlacement": True})
     assert refusal(raw) == (
         "VirtualMachineInstance default/db: spec.domain.cpu.dedicatedCpuPlacement and annotation "
-        "kvplace.io/smt: 'isolate' exclude each other, because the kubelet and KubeVirt would overwrite "
+        "cpu-set: 'any' exclude each other, because the kubelet and KubeVirt would overwrite "
         "kvplace's pinning; remove one of the two"
     )
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from kvplace.core.annotations import (
     ASKING,
+    MODIFIERS,
+    OPTING_IN,
     RESULTS,
     is_movable,
     meant_keys,
@@ -17,6 +19,7 @@ from kvplace.core.annotations import (
     wants_crane_result,
     wants_explanation,
     wants_room,
+    without_effect,
 )
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.request import (
@@ -59,7 +62,18 @@ EVERY_WORD = [
 
 @pytest.mark.parametrize(("key", "value", "says"), EVERY_WORD, ids=lambda part: str(part)[:60])
 def test_every_word_of_every_spelling_is_understood(key: str, value: str, says: dict[str, object]) -> None:
-    assert read_options({key: value}) == PinningOptions(**says)  # type: ignore[arg-type]
+    opted_in = {} if key in OPTING_IN else {"cpu-set": "one-socket"}
+    assert read_options({**opted_in, key: value}) == PinningOptions(**says)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", MODIFIERS)
+def test_a_modifier_alone_requests_nothing_and_is_warned_of(key: str) -> None:
+    for value in ("false", "require", "float"):
+        assert read_options({key: value}) is None
+    (warning,) = without_effect({key: "false", "other": "x"})
+    assert warning == f"annotation {key} has no effect alone: add cpu-set: one-socket to request cores"
+    for asked in OPTING_IN:
+        assert without_effect({key: "false", asked: "any"}) == ()
 
 
 def test_a_vm_that_carries_none_of_our_keys_asks_for_nothing() -> None:
@@ -115,7 +129,7 @@ def test_an_explanation_is_wanted_where_its_annotation_says_true() -> None:
     assert not wants_explanation({"kvplace.io/explain": "false"})
     assert not wants_explanation({"cpu-set": "any"})
     with pytest.raises(BadAnnotation, match="must be one of true, false"):
-        read_options({"kvplace.io/explain": "yes"})
+        read_options({"cpu-set": "any", "kvplace.io/explain": "yes"})
 
 
 @pytest.mark.parametrize(
@@ -128,7 +142,7 @@ def test_moves_are_agreed_to_or_wanted_where_the_annotation_says_true(
     assert not read({key: "false"})
     assert not read({"cpu-set": "any"})
     with pytest.raises(BadAnnotation, match="must be one of true, false"):
-        read_options({key: "yes"})
+        read_options({"cpu-set": "any", key: "yes"})
 
 
 @pytest.mark.parametrize(
@@ -165,7 +179,7 @@ def test_a_typo_in_a_value_is_answered_with_the_word_that_was_meant() -> None:
 
 def test_a_value_near_no_word_is_answered_with_all_of_them() -> None:
     with pytest.raises(BadAnnotation) as caught:
-        read_options({"kvplace.io/smt": "42"})
+        read_options({"cpu-set": "any", "kvplace.io/smt": "42"})
     assert str(caught.value) == ("annotation kvplace.io/smt: '42': must be one of prefer, require, isolate")
 
 

@@ -37,9 +37,10 @@ MACHINE = make_topology(
 
 def domain_of(wish: dict[str, str], vcpus: int, gibibytes: int) -> etree._Element:
     """The domain of a VM of the page, by the allocator and the hook's rewriting."""
-    options = keys.read_options(wish) or PinningOptions()
-    request = Request(vcpus, options, memory=gibibytes * GIB)
-    answer = place(MACHINE, free_of(MACHINE, Ledger()), request)
+    request = wish if any(key in keys.OPTING_IN for key in wish) else {keys.CPU_SET: "one-socket", **wish}
+    options = keys.read_options(request) or PinningOptions()
+    size = Request(vcpus, options, memory=gibibytes * GIB)
+    answer = place(MACHINE, free_of(MACHINE, Ledger()), size)
     assert isinstance(answer, Placement), answer
     bound = PodPlacement(
         pod_uid=PodUid(""), node=NodeName(""), topology="", on_failure=OnFailure.WAIT, placement=answer

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kvplace.core.annotations import read_options
+from kvplace.core.annotations import OPTING_IN, read_options
 from tests.docs.reading import in_code_marks, page, section
 
 _WORD = re.compile(r"((?:kvplace\.io/|topology\.crane\.io/|qos\.gocrane\.io/)[a-z-]+|cpu-set): ([a-z0-9-]+)")
@@ -37,4 +37,5 @@ def test_every_annotation_on_the_right_is_one_that_kvplace_reads(theirs: str, ou
     found = words(ours)
     assert found or ours.startswith("none")
     for word in found:
-        assert read_options(word) is not None
+        request = word if word.keys() & set(OPTING_IN) else {"cpu-set": "any", **word}
+        assert read_options(request) is not None

@@ -138,7 +138,8 @@ async def test_vms_that_do_not_fit_are_made_when_they_are_to_wait_for_room() -> 
     [
         (vm(annotations={"app": "no-request"}), VmStage.RUNNING),
         (vm(run="Halted"), VmStage.CREATED),
-        (vm(annotations={"kvplace.io/on-failure": "float"}), VmStage.RUNNING),
+        (vm(annotations={"cpu-set": "any", "kvplace.io/on-failure": "float"}), VmStage.RUNNING),
+        (vm(annotations={"kvplace.io/smt": "require"}), VmStage.RUNNING),
         (vm(annotations={"kvplace.io/cpu-policy": "none"}), VmStage.RUNNING),
     ],
 )
