@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import BadTopology
-from kvplace.core.quantity import counted
+from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
 from kvplace.core.topology import NumaNode, Topology
 from kvplace.core.topology_levels import Discovery, Levels
@@ -32,6 +32,8 @@ _CACHE_SETS = ("shared_cpu_list", "shared_cpu_map")
 _NODE_SETS = ("cpulist", "cpumap")
 
 _MAX_NODE = 16383
+_MEMORY_TOLERANCE = 64
+"""A machine may have one part in so many more than its NUMA nodes together: memory that the kernel added."""
 _MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{1,8})*", re.ASCII)
 _MEM_TOTAL = re.compile(r"MemTotal:\s+(\d{1,15}) kB", re.ASCII)
 _PAGE_SIZE = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
@@ -69,6 +71,7 @@ class _Reader:
             "every CPU counts as a core",
         )
         nodes = levels.numa_nodes(self._numa_nodes(), whole, cores)
+        self._compare_memory(whole.memory, Bytes(sum(node.memory for node in nodes)))
         topology = Topology(
             packages=levels.packages(
                 lambda cpu: self._set_with(cpu, _topology_folder(cpu), _PACKAGE_SETS),
@@ -137,6 +140,13 @@ class _Reader:
             memory, pages = nodes[0].memory or whole.memory, nodes[0].huge_pages or whole.huge_pages
             return [replace(nodes[0], memory=memory, huge_pages=pages)]
         return nodes
+
+    def _compare_memory(self, whole: Bytes, nodes: Bytes) -> None:
+        if nodes and whole > nodes + nodes // _MEMORY_TOLERANCE:
+            self._notes.append(
+                f"the kernel gives the machine {about_bytes(whole)} of memory and its NUMA nodes"
+                f" {about_bytes(nodes)} together: that of the NUMA nodes counts, VMs get no other"
+            )
 
     def _node_ids(self) -> list[NumaId]:
         ids = _numbers(self._tree.entries(_NODE_FOLDER), "node")

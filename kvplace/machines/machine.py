@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,14 @@ _EXPECTED = (
     "a folder or tar archive with a machine's sys/, a NodeTopology, what `virsh capabilities` prints,"
     " or a node's cpu-map"
 )
+_NOT_READ = (
+    (r'Architecture:\s|CPU\(s\):\s|# The following is the parsable format|CPU +(?:NODE|SOCKET|CORE)\b|\{\s*"(lscpu|cpus)"', "lscpu"),
+    (r"CPU model:\s", "virsh nodeinfo"),
+    (r"available: \d+ nodes?\b", "numactl --hardware"),
+    (r"processor\s*:\s*\d", "cat /proc/cpuinfo"),
+    (r"Machine \(", "lstopo"),
+)
+"""How the output of other programs begins: it has counts and names, but not the CPUs of each core and cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +147,9 @@ def _document(path: Path, content: bytes) -> Mapping[str, Any]:
 
     try:
         text = content.decode("utf-8")
+        for beginning, program in _NOT_READ:
+            if re.match(beginning, text):
+                raise BadTopology(f"{path} is the output of `{program}`, which is not read; give {_EXPECTED}")
         if ":" not in text:
             raise BadTopology(f"{path} does not describe a machine; give {_EXPECTED}")
         return read_document(text, str(path))
@@ -158,6 +170,8 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
                 "a cpu-map has no siblings, caches, NUMA nodes or memory: each socket counts as one NUMA node"
             )
             return Machine(_stem(path), topology_of_cpu_map(read_node_cpu_map(json.dumps(document))), (note,))
+        if not document.keys() & {"spec", "packages", "numaNodes", "l3Groups", "cores"}:
+            raise BadTopology(f"it does not describe a machine; give {_EXPECTED}")
         name, topology = read_node_topology(document)
         machine = Machine(name or _stem(path), topology)
         status = document.get("status")

@@ -138,6 +138,19 @@ def test_without_numa_nodes_the_machine_is_one_node_with_all_its_memory() -> Non
     assert dict(node.huge_pages) == {2 << 20: 64}
 
 
+def test_memory_of_the_machine_that_no_numa_node_has_is_noted_and_does_not_count() -> None:
+    tree = sysfs_of(TWO_SOCKETS)
+    in_nodes = sum(node.memory for node in TWO_SOCKETS.numa_nodes) // 1024
+    tree.files["proc/meminfo"] = f"MemTotal:       {in_nodes} kB\n"
+    assert discover(tree).notes == ()
+    tree.files["proc/meminfo"] = f"MemTotal:       {in_nodes * 3} kB\n"
+    found = discover(tree)
+    assert found.topology.numa_nodes == TWO_SOCKETS.numa_nodes
+    (note,) = found.notes
+    assert "that of the NUMA nodes counts" in note
+    assert "2.21Ti of memory and its NUMA nodes 756Gi together" in note
+
+
 def test_a_cpu_in_two_numa_nodes_or_in_none_gets_one_and_memory_stays_where_it_is() -> None:
     for cpus, words in (("0-16,64-79", "CPU 16 into several"), ("0-14,64-79", "CPU 15 into no")):
         tree = sysfs_of(TWO_SOCKETS)
