@@ -199,8 +199,7 @@ def _is_owner(state: NodeState, claim: _Claim) -> bool:
 def _reach(state: NodeState, bound: PodPlacement) -> CpuMask:
     placement = bound.placement
     if placement.policy is Policy.NUMA:
-        nodes = set(placement.numa_nodes)
-        reach = _union(node.cpus for node in state.topology.numa_nodes if node.id in nodes)
+        reach = _union(node.cpus for node in state.topology.numa_nodes if node.cpus & placement.cpus)
     else:
         reach = placement.cpus | placement.owned | placement.emulator_cpus
         reach |= _union(placement.io_thread_cpus)

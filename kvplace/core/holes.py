@@ -60,7 +60,7 @@ def holes_of(topology: Topology, allocatable: CpuMask, free: CpuMask) -> Holes:
         {
             domain: _largest(sets, allocatable, free, whole_cores, count)
             for domain, sets in (
-                (Domain.SOCKET, [package.cpus for package in topology.packages]),
+                (Domain.SOCKET, [socket.cpus for socket in topology.sockets]),
                 (Domain.NUMA, [node.cpus for node in topology.numa_nodes]),
                 (Domain.L3, topology.l3_groups),
             )

@@ -84,7 +84,7 @@ def locality_of(topology: Topology, placement: Placement) -> tuple[int, int, int
     """Rate a placement: sockets, NUMA nodes, largest and summed distance between them; smaller is better."""
     distances = [topology.distance(a, b) for a, b in combinations(placement.numa_nodes, 2)]
     return (
-        len(placement.packages),
+        sum(1 for socket in topology.sockets if socket.cpus & placement.cpus),
         len(placement.numa_nodes),
         max(distances, default=0),
         sum(distances),

@@ -110,6 +110,16 @@ class Topology:
         return {cpu: core for core in self.cores for cpu in cpus_of(core)}
 
     @cached_property
+    def sockets(self) -> tuple[Package, ...]:
+        """The packages as places that are near; the NUMA nodes where every package is one core.
+
+        Hypervisors make such packages by default, and so do s390x and POWER: they say nothing of nearness.
+        """
+        if len(self.packages) == 1 or {package.cpus for package in self.packages} != set(self.cores):
+            return self.packages
+        return tuple(Package(PackageId(node.id), node.cpus) for node in self.numa_nodes if node.cpus)
+
+    @cached_property
     def undivided_cores(self) -> tuple[CpuMask, ...]:
         """The cores that lie in one package, one NUMA node and one L3 group, as all cores should."""
         levels = [

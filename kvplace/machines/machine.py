@@ -43,13 +43,14 @@ _EXPECTED = (
     " or a node's cpu-map"
 )
 _NOT_READ = (
-    (r'Architecture:\s|CPU\(s\):\s|# The following is the parsable format|CPU +(?:NODE|SOCKET|CORE)\b|\{\s*"(lscpu|cpus)"', "lscpu"),
+    (r"Architecture:\s|CPU\(s\):\s|# The following is the parsable|CPU +(?:NODE|SOCKET|CORE)\b", "lscpu"),
+    (r'\{\s*"(?:lscpu|cpus)"', "lscpu --json"),
     (r"CPU model:\s", "virsh nodeinfo"),
     (r"available: \d+ nodes?\b", "numactl --hardware"),
     (r"processor\s*:\s*\d", "cat /proc/cpuinfo"),
     (r"Machine \(", "lstopo"),
 )
-"""How the output of other programs begins: it has counts and names, but not the CPUs of each core and cache."""
+"""How the output of other programs begins; it does not name the CPUs of each core and cache, or only some."""
 
 
 @dataclass(frozen=True, slots=True)

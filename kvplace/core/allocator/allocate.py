@@ -2,8 +2,8 @@
 
 `place` is the one question that Filter, Bind, the simulator and the offline commands ask; its answer depends
 on its arguments alone. Among all placements that the request allows it takes the smallest by: packages, NUMA
-nodes, the largest and then the summed distance between these, L3 groups, cores, fragmentation cost, ids, in
-this order. It goes from coarse to fine:
+nodes, the largest and then the summed distance between these; the same without the nodes that give memory
+alone; L3 groups, cores, fragmentation cost, ids, in this order. It goes from coarse to fine:
 
  1. `supply.Supply` counts what is free, in the request's own unit: CPUs, or whole free cores.
  2. `layout.Layout` gives the scope's domains: each socket, NUMA node or L3 group that a `one-*` scope names,
@@ -11,7 +11,8 @@ this order. It goes from coarse to fine:
  3. `numa_sets.best_numa_sets` finds the sets of NUMA nodes in a domain that have the CPUs, the memory and the
     huge pages, with the fewest packages and nodes and the smallest distances. It counts and chooses no core.
     A set of nodes that are far apart is not looked into (branch and bound, `nearest_nodes`). When that search
-    reaches its bound, `feasibility` builds a set that serves, if there is any.
+    reaches its bound, `feasibility` builds a set that serves, if there is any. Where memory needs more nodes
+    than the CPUs do, `giving_cpus` says which of them give CPUs.
  4. `serving.Serving.bound` says for each set, cheaply, how many L3 groups and cores it takes at least.
  5. `serving.Serving.serve` chooses the cores in the sets, best bound first, until no other set can be better:
     L3 groups as a set cover (`l3_sets`), then cores (`core_choice`), in equal shares where the scope spreads.
@@ -30,7 +31,7 @@ from kvplace.core.allocator.assignment import ChosenCores, placement_of
 from kvplace.core.allocator.core_choice import CoreChoice
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.feasibility import fits, near_set
-from kvplace.core.allocator.numa_sets import NumaSet, best_numa_sets, rank_of
+from kvplace.core.allocator.numa_sets import NumaSet, best_numa_sets, giving_cpus, rank_of
 from kvplace.core.allocator.refusing import refuse
 from kvplace.core.allocator.serving import Bound, Serving, fragmentation
 from kvplace.core.allocator.supply import Supply
@@ -58,8 +59,8 @@ def place(topology: Topology, free: Free, request: Request) -> Placement | Refus
         return placement_of(supply, chosen)
     return refuse(
         supply,
-        never=_fits_empty(topology, request) is False,
-        fits=lambda other: fits(Supply(topology, free, other), search=other is request),
+        never=not _fits_empty(topology, request),
+        fits=lambda other: fits(Supply(topology, free, other)),
     )
 
 
@@ -71,7 +72,7 @@ def try_place(topology: Topology, free: Free, request: Request) -> Placement | N
 
 
 @lru_cache(maxsize=4096)
-def _fits_empty(topology: Topology, request: Request) -> bool | None:
+def _fits_empty(topology: Topology, request: Request) -> bool:
     return fits(Supply(topology, free_of(topology, Ledger()), request))
 
 
@@ -79,7 +80,7 @@ def _best_cores(supply: Supply) -> ChosenCores | None:
     domains = supply.layout.domains[supply.request.options.scope]
     if all(supply.units_in(domain) < supply.need for domain in domains):
         return None
-    numa_sets = _unlike(supply, _numa_sets(supply))
+    numa_sets = _unlike(supply, giving_cpus(supply, _numa_sets(supply)))
     serving = Serving(supply)
     if len(numa_sets) > 1:
         bounded = sorted(_bounds(serving, numa_sets), key=lambda pair: pair[0])
@@ -145,8 +146,10 @@ def _weighed(supply: Supply, numa_set: NumaSet, choice: CoreChoice) -> _Found:
         owned |= taken.core if supply.smt is not Smt.PREFER else taken.cpus
     cost = fragmentation(supply, numa_set.parts, owned)
     uses = 0 if supply.request.owns_cpus else choice.cost
-    nodes = tuple(part.node for part in numa_set.parts)
-    return _Found((choice.l3_groups, choice.cores, uses, cost), cpus, ChosenCores(nodes, choice.taken))
+    nodes = tuple(part.node for part in numa_set.parts if part.cpus & cpus)
+    every = sorted([part.node for part in (*numa_set.parts, *numa_set.alone)])
+    chosen = ChosenCores(nodes, tuple(every), choice.taken)
+    return _Found((choice.l3_groups, choice.cores, uses, cost), cpus, chosen)
 
 
 def _unlike(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:

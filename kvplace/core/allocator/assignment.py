@@ -21,6 +21,9 @@ class ChosenCores:
     """The cores of a VM, and its NUMA nodes by their index in the topology."""
 
     nodes: tuple[NumaIndex, ...]
+    """Those of its cores."""
+    every_node: tuple[NumaIndex, ...]
+    """These, and those that give it memory alone."""
     taken: tuple[CoreShare, ...]
 
 
@@ -48,7 +51,7 @@ def placement_of(supply: Supply, chosen: ChosenCores) -> Placement:
         emulator_own |= whole & ~named
         named = whole
     emulator = emulator_own or _emulator_cpus(supply, chosen, mask_of(vcpus) or named)
-    nodes = [topology.numa_nodes[index] for index in chosen.nodes]
+    nodes = [topology.numa_nodes[index] for index in chosen.every_node]
     placement = Placement(
         policy=request.options.policy,
         vcpus=vcpus,
@@ -57,8 +60,8 @@ def placement_of(supply: Supply, chosen: ChosenCores) -> Placement:
         emulator_cpus=emulator,
         io_thread_cpus=_io_thread_cpus(request.io_threads, emulator, one_each=bool(emulator_own and vcpus)),
         numa_nodes=tuple(node.id for node in nodes),
-        memory=_memory(supply, chosen.nodes),
-        huge_pages=_pages(supply, chosen.nodes),
+        memory=_memory(supply, chosen),
+        huge_pages=_pages(supply, chosen),
         packages=topology.packages_of(named),
         l3_groups=tuple(sorted({place[3] for place, _ in placed})),
         numa_memory=request.options.numa_memory if supply.free.memory else NumaMemory.OFF,
@@ -135,25 +138,45 @@ def _io_thread_cpus(count: int, emulator: CpuMask, *, one_each: bool) -> tuple[C
     return tuple([mask_of([cpus[(number + 1) % len(cpus)]]) for number in range(count)])
 
 
-def _memory(supply: Supply, nodes: Sequence[NumaIndex]) -> dict[NumaId, Bytes]:
+def _memory(supply: Supply, chosen: ChosenCores) -> dict[NumaId, Bytes]:
     if not supply.counts_memory:
         return {}
-    ids = [supply.topology.numa_nodes[index].id for index in nodes]
-    pages = _pages(supply, nodes)
-    shares = _even_split(supply.small_memory, [supply.memory_of(index) for index in nodes])
+    ids = [supply.topology.numa_nodes[index].id for index in chosen.every_node]
+    pages = _pages(supply, chosen)
+    capacity = [supply.memory_of(index) for index in chosen.every_node]
+    near_first = supply.request.options.numa_memory is not NumaMemory.INTERLEAVE
+    shares = _split(supply.small_memory, capacity, chosen, near_first=near_first)
     return {
-        node: share + bytes_in_pages(pages.get(node, {})) for node, share in zip(ids, shares, strict=True)
+        node: Bytes(count)
+        for node, share in zip(ids, shares, strict=True)
+        if (count := share + bytes_in_pages(pages.get(node, {})))
     }
 
 
-def _pages(supply: Supply, nodes: Sequence[NumaIndex]) -> dict[NumaId, dict[Bytes, int]]:
+def _pages(supply: Supply, chosen: ChosenCores) -> dict[NumaId, dict[Bytes, int]]:
     split: dict[NumaId, dict[Bytes, int]] = {}
+    # Without cells that are bound one by one, pages of several nodes are taken page by page.
+    near_first = supply.request.options.guest_numa is GuestNuma.MIRROR
     for size, count in sorted(supply.request.huge_pages.items()):
-        capacity = [supply.pages_of(index, size) for index in nodes]
-        for index, share in zip(nodes, _even_split(count, capacity), strict=True):
+        capacity = [supply.pages_of(index, size) for index in chosen.every_node]
+        shares = _split(count, capacity, chosen, near_first=near_first)
+        for index, share in zip(chosen.every_node, shares, strict=True):
             if share:
                 split.setdefault(supply.topology.numa_nodes[index].id, {})[size] = share
     return split
+
+
+def _split(amount: int, capacity: Sequence[int], chosen: ChosenCores, *, near_first: bool) -> list[int]:
+    """Split an amount over all nodes; `near_first`: the nodes of the cores give what they can."""
+    if not near_first or len(chosen.nodes) == len(chosen.every_node):
+        return _even_split(amount, capacity)
+    near = [
+        room if index in chosen.nodes else 0 for index, room in zip(chosen.every_node, capacity, strict=True)
+    ]
+    first = min(amount, sum(near))
+    rest = [room - here for room, here in zip(capacity, near, strict=True)]
+    shares = zip(_even_split(first, near), _even_split(amount - first, rest), strict=True)
+    return [near_share + far_share for near_share, far_share in shares]
 
 
 def _even_split(amount: int, capacity: Sequence[int]) -> list[int]:

@@ -60,72 +60,50 @@ class CoreSearch:
         self._uses = uses
         self._known: dict[tuple[CpuMask, int], tuple[int, CpuMask]] = {}
 
-    def choose(
-        self, l3_parts: Sequence[L3Part], need: int, required: Sequence[int] = ()
-    ) -> CoreChoice | None:
-        """Serve a need, or return None when the L3 parts hold too little.
-
-        Every set of CPUs in `required`, which have none in common, must give at least one unit; there are no
-        more such sets than the need.
-        """
+    def choose(self, l3_parts: Sequence[L3Part], need: int) -> CoreChoice | None:
+        """Serve a need, or return None when the L3 parts hold too little."""
         if not need:
             return CoreChoice(0, 0, 0, ())
         self._effort.spend(10 + 2 * len(l3_parts))
         full = [one for one in l3_parts if one.units]
         if sum([one.units for one in full]) < need:
             return None
-        if not all(any(core & cpus for one in full for core, _ in one.cores) for cpus in required):
-            return None
         if self._uses:
             full = sorted(full, key=self._use_of_each)
-            chosen = (self._of(sets, need, required) for sets in self._smallest(full, need, required))
+            chosen = (self._of(sets, need) for sets in self._smallest(full, need))
             return min(chosen, key=lambda choice: choice.rank)
-        if required:
-            return self._of(next(self._smallest(full, need, required)), need, required)
         if fewest([one.units for one in full], need) == len(full):
             return self._of(full, need)
         best = min(
-            self._smallest(full, need, ()), key=lambda sets: (cores_needed(sets, need), _cost_of(sets, need))
+            self._smallest(full, need), key=lambda sets: (cores_needed(sets, need), _cost_of(sets, need))
         )
         return self._of(best, need)
 
-    def _smallest(
-        self, l3_parts: Sequence[L3Part], need: int, required: Sequence[int]
-    ) -> Iterator[Sequence[L3Part]]:
+    def _smallest(self, l3_parts: Sequence[L3Part], need: int) -> Iterator[Sequence[L3Part]]:
         """Yield sets with the fewest L3 parts; with the fewest cores of these, unless all such sets come."""
-        if not required:
-            count = fewest([one.units for one in l3_parts], need)
-            if count == 1 or comb(len(l3_parts), count) <= _MOST_TIES:
-                tight_first = combinations(sorted(l3_parts, key=lambda one: one.units), count)
-                yield from (sets for sets in tight_first if sum([one.units for one in sets]) >= need)
-                return
-        sets = L3Sets(l3_parts, need, self._effort, required)
+        count = fewest([one.units for one in l3_parts], need)
+        if count == 1 or comb(len(l3_parts), count) <= _MOST_TIES:
+            tight_first = combinations(sorted(l3_parts, key=lambda one: one.units), count)
+            yield from (sets for sets in tight_first if sum([one.units for one in sets]) >= need)
+            return
+        sets = L3Sets(l3_parts, need, self._effort)
         count, cores, found = sets.smallest()
         yield [l3_parts[index] for index in found]
         for chosen in islice(sets.chosen(count, cores), _MOST_TIES):
             yield [l3_parts[index] for index in sorted(chosen)]
 
-    def _of(self, l3_parts: Sequence[L3Part], need: int, required: Sequence[int] = ()) -> CoreChoice:
+    def _of(self, l3_parts: Sequence[L3Part], need: int) -> CoreChoice:
         # The large groups are used up, what is left over lies in the smallest: small VMs that settle there
         # then do not keep a large group broken when this one has gone.
         ordered = sorted(l3_parts, key=lambda one: -one.units)
         cores = [core for one in ordered for core in one.cores]
         if self._uses:
             cores.sort(key=lambda core: self._least_used(*core)[0])
-        opened: list[CoreShare] = []
-        missing = need
-        for number, cpus in enumerate(required, start=1):
-            # The widest core of each required set first, then as without any.
-            core, width = max([core for core in cores if core[0] & cpus], key=lambda core: core[1])
-            cores.remove((core, width))
-            count = min(width, missing - (len(required) - number))
-            opened.append(CoreShare(core, self._units_of(core, count)))
-            missing -= count
-        taken = (*opened, *self._pick(cores, missing))
+        taken = tuple(self._pick(cores, need))
         if self._uses:
             cost = sum([self._uses.get(cpu, 0) for share in taken for cpu in cpus_of(share.cpus)])
         else:
-            cost = 0 if required else _cost_of(ordered, need)
+            cost = _cost_of(ordered, need)
         return CoreChoice(len(l3_parts), len(taken), cost, taken)
 
     def _pick(self, cores: Sequence[tuple[CpuMask, int]], need: int) -> Iterator[CoreShare]:

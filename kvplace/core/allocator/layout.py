@@ -28,7 +28,10 @@ _STATES_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """CPUs with the same NUMA node, package and L3 group, each given by its index in the topology."""
+    """CPUs with the same NUMA node, package and L3 group, each given by its index in the topology.
+
+    Packages are those of `Topology.sockets`.
+    """
 
     node: NumaIndex
     package: int
@@ -125,8 +128,9 @@ class Layout:
         """Where all the CPUs of a VM may lie, by scope, in the machine's order."""
         topology = self.topology
         machine = (self._domain(THE_MACHINE, topology.cpus),)
+        socket = "socket" if topology.sockets == topology.packages else "numa"
         return {
-            Scope.ONE_SOCKET: tuple(self._domain(f"socket {p.id}", p.cpus) for p in topology.packages),
+            Scope.ONE_SOCKET: tuple(self._domain(f"{socket} {p.id}", p.cpus) for p in topology.sockets),
             Scope.ONE_NUMA: tuple(
                 self._domain(f"numa {node.id}", node.cpus) for node in topology.numa_nodes if node.cpus
             ),
@@ -199,7 +203,7 @@ def _segments_of(topology: Topology) -> Iterator[Segment]:
         place_of_each(level)
         for level in (
             [node.cpus for node in topology.numa_nodes],
-            [package.cpus for package in topology.packages],
+            [socket.cpus for socket in topology.sockets],
             topology.l3_groups,
         )
     ]

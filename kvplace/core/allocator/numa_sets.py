@@ -1,22 +1,24 @@
 """The sets of NUMA nodes that serve a request best, found by counting alone.
 
 The best sets have the fewest packages, then the fewest NUMA nodes, then the smallest distances between these.
-No choice of cores on the machine can be better in these objectives.
+No choice of cores on the machine can be better in these objectives. A node that gives memory alone counts
+like any other; where it lies in several packages, one of them counts.
+
+Of a set with more nodes than the CPUs need, those give CPUs that are the best set for the CPUs by the same
+order. Where the scope spreads, as many groups give CPUs as can give equal shares.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from kvplace.core.allocator.layout import NodePart, ScopeDomain, Segment
 from kvplace.core.allocator.nearest_nodes import NodeSets, SizedPart
 from kvplace.core.allocator.set_cover import covers, fewest
-from kvplace.core.allocator.spreading import all_give, shares_exist
 from kvplace.core.allocator.supply import Supply
-from kvplace.core.cpuset import bits_of, mask_of
+from kvplace.core.cpuset import bits_of, mask_of, union
 from kvplace.core.request import Policy, Scope
 
 _MOST_PACKAGES_OF_NODES = 64
@@ -31,8 +33,11 @@ class NumaSet:
     """NUMA nodes that serve the VM together, and the packages that it uses of them."""
 
     parts: tuple[NodePart, ...]
+    """Those that may give CPUs."""
     packages: int
     domain: ScopeDomain
+    alone: tuple[NodePart, ...] = ()
+    """Those that give memory alone."""
 
     @property
     def segments(self) -> Iterator[Segment]:
@@ -46,32 +51,78 @@ class NumaSet:
             return part.segments
         return [segment for segment in part.segments if self.packages >> segment.package & 1]
 
-    def units_of(self, supply: Supply, part: NodePart) -> int:
-        """The units of one node in those packages."""
-        if not self.domain.crossed:
-            return supply.units(part)
-        return supply.segment_units(self.segments_of(part))
-
 
 def best_numa_sets(supply: Supply) -> list[NumaSet]:
     """Find all NUMA sets that can serve the VM and rank first, in the machine's order; none if none can.
 
     When the effort is spent it is those that rank first so far, or none.
     """
-    domains = supply.layout.domains[supply.request.options.scope]
+    best = _best_in(supply, supply.layout.domains[supply.request.options.scope])
+    return best.numa_sets if best is not None else []
+
+
+def giving_cpus(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
+    """Let the nodes that lie best for the CPUs give these, in each set; keep the sets where they lie best."""
+    if not supply.needs_memory or supply.request.options.policy is Policy.NUMA:
+        return numa_sets
+    best: tuple[tuple[int, ...], list[NumaSet]] | None = None
+    for numa_set in numa_sets:
+        rank: tuple[int, ...]
+        if supply.spreads:
+            rank, narrowed = (-most_shares(group_units(supply, numa_set), supply.need),), [numa_set]
+        else:
+            rank, narrowed = _narrowed(supply, numa_set)
+        if best is None or rank < best[0]:
+            best = (rank, narrowed)
+        elif rank == best[0]:
+            best[1].extend(narrowed)
+    return best[1] if best is not None else []
+
+
+def _narrowed(supply: Supply, numa_set: NumaSet) -> tuple[Rank, list[NumaSet]]:
+    segments = [numa_set.segments_of(part) for part in numa_set.parts]
+    units = [supply.segment_units(of_part) for of_part in segments]
+    if sum(units) - min(units) < supply.need:
+        return rank_of(supply, numa_set), [numa_set]
+    parts = numa_set.parts
+    if numa_set.domain.crossed:
+        parts = tuple(map(_part_of, parts, segments))
+    domain = replace(
+        numa_set.domain,
+        cpus=union(part.cpus for part in parts),
+        parts=parts,
+        crossed=any(part.packages & (part.packages - 1) for part in parts),
+    )
+    best = _best_in(supply.without_memory(), [domain])
+    if best is None:  # the effort is spent
+        return rank_of(supply, numa_set), [numa_set]
+    return best.rank, [
+        replace(found, alone=tuple([part for part in parts if part not in found.parts]))
+        for found in best.numa_sets
+    ]
+
+
+def _part_of(part: NodePart, segments: Sequence[Segment]) -> NodePart:
+    """The part of a node that these of its segments make up."""
+    packages = mask_of(segment.package for segment in segments)
+    cpus = union(segment.cpus for segment in segments)
+    return replace(part, cpus=cpus, segments=tuple(segments), packages=packages)
+
+
+def _best_in(supply: Supply, domains: Sequence[ScopeDomain]) -> _Best | None:
     if not any(domain.crossed for domain in domains) and (found := list(_single_nodes(supply, domains))):
-        return found
+        return _Best((1, 1, 0, 0), found)
     best: _Best | None = None
     for domain in domains:
         if supply.units_in(domain) >= supply.need:
             search = _across_packages if domain.crossed else _package_by_package
             best = search(supply, domain, best)
-    return best.numa_sets if best is not None else []
+    return best
 
 
 def rank_of(supply: Supply, numa_set: NumaSet) -> Rank:
     """Rank a NUMA set: smaller is better."""
-    nodes = [part.node for part in numa_set.parts]
+    nodes = [part.node for part in (*numa_set.parts, *numa_set.alone)]
     distances = [supply.layout.distances[one][other] for one, other in combinations(nodes, 2)]
     return (numa_set.packages.bit_count(), len(nodes), max(distances, default=0), sum(distances))
 
@@ -111,9 +162,8 @@ def spread_groups(supply: Supply, numa_set: NumaSet) -> list[list[Segment]]:
 def _package_by_package(supply: Supply, domain: ScopeDomain, best: _Best | None) -> _Best | None:
     """Search where every NUMA node lies in one package: the packages first, then the nodes in them."""
     by_package: dict[int, list[SizedPart]] = {}
-    for part in domain.parts:
-        if units := supply.units(part):
-            by_package.setdefault(part.packages, []).append((units, part))
+    for units, part in _useful(supply, domain):
+        by_package.setdefault(part.packages, []).append((units, part))
     packages = list(by_package.values())
     if len(packages) > 1 and all(len(parts) == 1 for parts in packages):
         return _nodes_as_packages(supply, domain, [part for (part,) in packages], best)
@@ -126,6 +176,14 @@ def _package_by_package(supply: Supply, domain: ScopeDomain, best: _Best | None)
             parts = [part for index in chosen for part in packages[index]]
             best = _in_packages(supply, domain, parts, count, best)
     return best
+
+
+def _useful(supply: Supply, domain: ScopeDomain) -> Iterator[SizedPart]:
+    """Yield the parts that have something for the VM."""
+    for part in domain.parts:
+        units = supply.units(part)
+        if units or any(amounts[0] for amounts, _ in supply.amounts_of([part.node])):
+            yield units, part
 
 
 def _amounts_of_packages(
@@ -164,34 +222,25 @@ def _in_packages(
 
 def _across_packages(supply: Supply, domain: ScopeDomain, best: _Best | None) -> _Best | None:
     """Search where NUMA nodes lie in several packages: the nodes first, then the packages in them."""
-    parts = [part for part in domain.parts if supply.units(part)]
-    sets = NodeSets(supply, [(supply.units(part), part) for part in parts])
+    sized = list(_useful(supply, domain))
+    parts = [part for _, part in sized]
+    sets = NodeSets(supply, sized)
     packages = list(bits_of(mask_of_packages(parts)))
     nodes_of = [sum([part.packages >> package & 1 for part in parts]) for package in packages]
-    packages_of = sorted([part.packages.bit_count() for part in parts])
-    also = [
-        (
-            [
-                sum([of_part for of_part, part in zip(amounts, parts, strict=True) if part.packages >> p & 1])
-                for p in packages
-            ],
-            need,
-        )
-        for amounts, need in supply.amounts_of([part.node for part in parts])
-    ]
-    least = max([_fewest_packages(supply, parts), *[fewest(amounts, need) for amounts, need in also]])
+    in_packages = [([_units_of_package(supply, parts, package) for package in packages], supply.need)]
+    for amounts, need in supply.amounts_of([part.node for part in parts]):
+        of_packages = [
+            sum([of_part for of_part, part in zip(amounts, parts, strict=True) if part.packages >> p & 1])
+            for p in packages
+        ]
+        in_packages.append((of_packages, need))
+    least = max([fewest(amounts, need) for amounts, need in in_packages])
     for sockets in range(least, len(packages) + 1):
         for count in range(sets.fewest, len(parts) + 1):
             if supply.effort.is_spent or (best is not None and (sockets, count) > best.rank[:2]):
                 break
-            if count > supply.need:
-                # All packages of the nodes count, since some nodes give memory alone.
-                shared = -(-sum(packages_of[:count]) // max(nodes_of))
-                if sockets < max(packages_of[count - 1], shared) or sockets > sum(packages_of[-count:]):
-                    continue
-            elif fewest(nodes_of, count) > sockets:
-                continue
-            best = _nearest(supply, domain, sets, (sockets, count), best)
+            if fewest(nodes_of, count) <= sockets:
+                best = _nearest(supply, domain, sets, (sockets, count), best)
     return best
 
 
@@ -201,7 +250,7 @@ def _nearest(
     """Search the sets of one size, in packages and nodes; return them or the best so far."""
     sockets, count = size
     share = larger = package_share = 0
-    if not domain.crossed and count <= supply.need and count > 1:
+    if not domain.crossed and not supply.needs_memory and 1 < count <= supply.need:
         scope = supply.request.options.scope
         if scope is Scope.SPREAD_NUMA or (scope is Scope.SPREAD_SOCKETS and sockets == count):
             share, larger = divmod(supply.need, count)
@@ -230,41 +279,30 @@ def _choose_packages(
     supply: Supply, domain: ScopeDomain, parts: tuple[NodePart, ...], sockets: int
 ) -> Iterator[NumaSet]:
     """Yield the NUMA sets of these nodes with so many packages."""
-    everything = mask_of_packages(parts)
     supply.effort.spend(len(parts))
-    pools = supply.request.options.policy is Policy.NUMA
-    if pools or len(parts) > supply.need:
-        # There is no choice: pools are used whole, or some of the nodes give memory alone.
-        used = mask_of(p for p in bits_of(everything) if _units_of_package(supply, parts, p))
-        numa_set = NumaSet(parts, used if pools else everything, domain)
-        if numa_set.packages.bit_count() == sockets and _spreads(supply, numa_set):
-            yield numa_set
-        return
-    share, larger, per_package, larger_packages = 1, 0, 1, 0
-    match supply.request.options.scope:
-        case Scope.SPREAD_NUMA:
-            share, larger = divmod(supply.need, len(parts))
-        case Scope.SPREAD_SOCKETS:
-            per_package, larger_packages = divmod(supply.need, sockets)
-    of_parts = [supply.units_by_package(part) for part in parts]
-    of_packages = Counter[int]()
-    for of_part in of_parts:
-        of_packages.update(of_part)
-    numbers = sorted([package for package, amount in of_packages.items() if amount >= per_package])
-    supply.effort.spend(len(parts) * (1 + len(numbers)))
-    units = [of_packages[package] for package in numbers]
-    inside = [[of_part.get(package, 0) for package in numbers] for of_part in of_parts]
-    least = [fewest(of_part, share) for of_part in inside]
-    more = sorted([fewest(of_part, share + 1) - count for of_part, count in zip(inside, least, strict=True)])
-    nodes = max([sum(map(bool, of_package)) for of_package in zip(*inside, strict=True)], default=0)
-    if len(numbers) < sockets or sum(least) + sum(more[:larger]) > sockets * nodes:
-        return
-    also = [(of_part, share) for of_part in inside]
-    also.append(([int(amount > per_package) for amount in units], larger_packages))
+    everything = list(bits_of(mask_of_packages(parts)))
+    units = [_units_of_package(supply, parts, package) for package in everything]
+    lies_in = [[part.packages >> package & 1 for package in everything] for part in parts]
+    needs = [1] * len(parts)
+    if supply.request.options.policy is Policy.NUMA:
+        # Pools are used whole, and so is every package that has some of them.
+        units = [int(bool(amount)) for amount in units]
+        need = sum(units)
+    else:
+        need = supply.need
+        if not supply.needs_memory:
+            # Every node gives CPUs: no set has a node too many.
+            of_parts = [supply.units_by_package(part) for part in parts]
+            lies_in = [[of_part.get(package, 0) for package in everything] for of_part in of_parts]
+            if supply.request.options.scope is Scope.SPREAD_NUMA:
+                needs = [supply.need // len(parts)] * len(parts)
+    also = [*zip(lies_in, needs, strict=True)]
     yielded = 0
-    kinds = range(len(numbers)) if supply.uses else [_kind(supply, parts, number) for number in numbers]
-    for chosen in covers(units, kinds, supply.need, sockets, supply.effort, also=also):
-        numa_set = NumaSet(parts, mask_of(numbers[index] for index in chosen), domain)
+    kinds: Sequence[Hashable] = range(len(everything))
+    if not supply.uses:
+        kinds = [_kind(supply, parts, package) for package in everything]
+    for chosen in covers(units, kinds, need, sockets, supply.effort, also=also):
+        numa_set = NumaSet(parts, mask_of(everything[index] for index in chosen), domain)
         if _spreads(supply, numa_set):
             yielded += 1
             yield numa_set
@@ -296,52 +334,28 @@ def mask_of_packages(parts: Iterable[NodePart]) -> int:
     return mask
 
 
-def _fewest_packages(supply: Supply, parts: Sequence[NodePart]) -> int:
-    packages = bits_of(mask_of_packages(parts))
-    return fewest([_units_of_package(supply, parts, package) for package in packages], supply.need)
-
-
 def _units_of_package(supply: Supply, parts: Iterable[NodePart], package: int) -> int:
     return sum([supply.units_by_package(part).get(package, 0) for part in parts])
 
 
 def _spreads(supply: Supply, numa_set: NumaSet) -> bool:
     """Whether the need can be shared out evenly, where the scope asks for that."""
-    if not supply.spreads:
-        return True
-    if len(numa_set.parts) > supply.need:
-        # The VM uses the others for their memory alone.
-        units = [supply.segment_units(segments) for segments in spread_groups(supply, numa_set)]
-        most = min(supply.need, len(units))
-        return any(shares_exist(units, count, supply.need) for count in range(1, most + 1))
-    if not numa_set.domain.crossed:
-        return _spreads_over(*_sizes_of_groups(supply, numa_set), supply.need)
-    groups = spread_groups(supply, numa_set)
-    units = [supply.segment_units(segments) for segments in groups]
-    nodes = [{segment.node for segment in segments} for segments in groups]
-    homes = [[index for index, of in enumerate(nodes) if part.node in of] for part in numa_set.parts]
-    return all_give(units, homes, supply.need) is not None
+    return not supply.spreads or most_shares(group_units(supply, numa_set), supply.need) > 0
 
 
-def _sizes_of_groups(supply: Supply, numa_set: NumaSet) -> tuple[list[int], list[int]]:
-    """The units of each group that the scope spreads over, and how many NUMA nodes it is."""
-    units: dict[int, int] = {}
-    nodes: dict[int, int] = {}
-    for part in numa_set.parts:
-        group = part.packages if supply.request.options.scope is Scope.SPREAD_SOCKETS else part.node
-        units[group] = units.get(group, 0) + supply.units(part)
-        nodes[group] = nodes.get(group, 0) + 1
-    return list(units.values()), list(nodes.values())
+def group_units(supply: Supply, numa_set: NumaSet) -> list[int]:
+    """The units of each group that the scope spreads over."""
+    return [supply.segment_units(segments) for segments in spread_groups(supply, numa_set)]
 
 
-def _spreads_over(units: Sequence[int], nodes: Sequence[int], need: int) -> bool:
-    """Whether groups of so many units and NUMA nodes can give equal shares, with a unit of each node."""
-    low, over = divmod(need, len(units))
-    if len(units) > 1 and (min(units) < low or sum([amount > low for amount in units]) < over):
-        return False
-    larger = [count > low for count in nodes]
-    return (
-        max(nodes) <= low + 1
-        and sum(larger) <= over
-        and all(amount > low for amount, more in zip(units, larger, strict=True) if more)
-    )
+def shares_exist(units: Sequence[int], count: int, need: int) -> bool:
+    """Whether `count` of the groups, which have so many units, can give equal shares but for one unit."""
+    low, over = divmod(need, count)
+    ordered = sorted(units, reverse=True)
+    return ordered[count - 1] >= low and (not over or ordered[over - 1] > low)
+
+
+def most_shares(units: Sequence[int], need: int) -> int:
+    """How many of the groups can give equal shares at most; 0 when no number of them can."""
+    counts = range(min(need, len(units)), 0, -1)
+    return next((count for count in counts if shares_exist(units, count, need)), 0)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvplace.core.allocator.layout import ScopeDomain, Segment
+from kvplace.core.allocator.layout import ScopeDomain
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.quantity import about_bytes, counted, format_bytes
 from kvplace.core.refusal import Reason, Refusal
@@ -23,11 +22,7 @@ _SCOPES = {
 }
 
 
-_MOST_SMALLER = 32
-"""Smaller VMs that are tried one by one for the largest that fits, which only the message needs."""
-
-
-def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool | None]) -> Refusal:
+def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> Refusal:
     """Explain why no part of the machine serves a request.
 
     CPUs come before huge pages, huge pages before memory, and an even spread comes last. The numbers are
@@ -35,6 +30,8 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool | None
     """
     request = supply.request
     reason, noun = _SCOPES[request.options.scope]
+    if noun == "socket" and supply.topology.sockets != supply.topology.packages:
+        noun = "NUMA node"
     domains = supply.layout.domains[request.options.scope]
     kind = unit_name(request, supply.need)
     best, where = _most([(supply.units_in(domain), domain.name) for domain in domains])
@@ -78,71 +75,14 @@ def _shared_there(supply: Supply, domains: Sequence[ScopeDomain], where: str) ->
     return f" ({count} more {'is' if count == 1 else 'are'} named by VMs that share CPUs)"
 
 
-def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool | None], never: bool) -> Refusal:
+def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool], never: bool) -> Refusal:
     """There is enough of everything, but not in equal shares."""
     noun = "sockets" if supply.request.options.scope is Scope.SPREAD_SOCKETS else "NUMA nodes"
     needed = supply.request.vcpus
-    most = min(needed - 1, _most_in_equal_shares(supply) - (supply.need - needed))
-    best = _largest(
-        most, _surely_alike(supply), lambda count: fits(replace(supply.request, vcpus=count)) is True
-    )
-    also = " that have the memory too" if supply.needs_memory else ""
-    message = f"no equal shares of {counted(needed, 'vCPU')} over {noun}{also}, best {best}"
-    if fits(supply.request) is None:
-        message += " (not proved: the search for them reached its bound)"
+    smaller = (replace(supply.request, vcpus=count) for count in range(needed - 1, 0, -1))
+    best = next((one.vcpus for one in smaller if fits(one)), 0)
+    message = f"no equal shares of {counted(needed, 'vCPU')} over {noun}, best {best}"
     return Refusal(reason, message, _shortfall(needed, best, noun), never)
-
-
-def _largest(most: int, alike: int, fits: Callable[[int], bool]) -> int:
-    """The largest number that fits, up to `most`; from `alike` on, smaller ones fit where larger ones do."""
-    low, high = min(alike, most + 1) - 1, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    if low >= alike:
-        return low
-    return next((count for count in range(low, max(0, low - _MOST_SMALLER), -1) if fits(count)), 0)
-
-
-def _surely_alike(supply: Supply) -> int:
-    """A number of vCPUs from which on a smaller VM can be spread wherever a larger one can.
-
-    Where each share has a CPU for every NUMA node that it may have to touch, taking one away leaves enough.
-    Where levels cross nothing is sure.
-    """
-    (domain,) = supply.layout.domains[supply.request.options.scope]
-    if domain.crossed:
-        return supply.request.vcpus
-    if supply.request.options.scope is Scope.SPREAD_NUMA:
-        return len(domain.parts) + 1
-    nodes = Counter(part.packages for part in domain.parts)
-    return len(nodes) * max(nodes.values()) + 1
-
-
-def _most_in_equal_shares(supply: Supply) -> int:
-    """A number of units beyond which no VM can be spread, however memory lies on the nodes it must have."""
-    (domain,) = supply.layout.domains[supply.request.options.scope]
-    parts = [part for part in domain.parts if supply.units(part)]
-    fewest = 1
-    if supply.request.options.scope is Scope.SPREAD_NUMA:
-        units = [supply.units(part) for part in parts]
-        fewest = supply.fewest_nodes_for_memory([part.node for part in parts])
-    else:
-        by_package: dict[int, list[Segment]] = {}
-        for part in parts:
-            for segment in part.segments:
-                by_package.setdefault(segment.package, []).append(segment)
-        units = [supply.segment_units(segments) for segments in by_package.values()]
-    units.sort(reverse=True)
-    spread = [
-        count * units[count - 1] + sum(1 for amount in units[:count] if amount > units[count - 1])
-        for count in range(fewest, len(units) + 1)
-    ]
-    # A VM with fewer units than NUMA nodes uses some of them for their memory alone.
-    return max([len(parts), *spread])
 
 
 def _elsewhere(supply: Supply, domains: Sequence[ScopeDomain]) -> str:
@@ -181,8 +121,8 @@ def unit_name(request: Request, need: int) -> str:
 
 
 def _memory_in(supply: Supply, domain: ScopeDomain) -> int:
-    return sum(supply.memory_of(part.node) for part in domain.parts if supply.units(part))
+    return sum(supply.memory_of(part.node) for part in domain.parts)
 
 
 def _pages_in(supply: Supply, domain: ScopeDomain, size: Bytes) -> int:
-    return sum(supply.pages_of(part.node, size) for part in domain.parts if supply.units(part))
+    return sum(supply.pages_of(part.node, size) for part in domain.parts)

@@ -1,7 +1,7 @@
 """Which cores of one NUMA set serve the VM: all need in one, in equal shares, or from whole pools.
 
-Equal shares go to groups of segments: the packages or the NUMA nodes of the set. Where memory forces NUMA
-nodes on a VM each of them must give at least one CPU, as long as there are no more of them than CPUs.
+Equal shares go to groups of segments: the packages or the NUMA nodes of the set, as many of them as can give
+equal shares. The others give memory alone.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from kvplace.core.allocator.core_choice import CoreChoice, CoreSearch, CoreShare
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.fragmentation import fragmentation_cost
 from kvplace.core.allocator.layout import L3Part, NodePart, Segment
-from kvplace.core.allocator.numa_sets import NumaSet, spread_groups
+from kvplace.core.allocator.numa_sets import NumaSet, most_shares, spread_groups
 from kvplace.core.allocator.set_cover import fewest
-from kvplace.core.allocator.spreading import required_plans, shares_exist
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.free import crowd
 from kvplace.core.request import Policy
@@ -51,16 +50,13 @@ class Serving:
         if supply.request.options.policy is Policy.NUMA:
             return self._whole_pool(numa_set)
         if not supply.spreads:
-            l3_parts = self._l3_parts(numa_set, numa_set.segments)
-            return self._search.choose(l3_parts, supply.need, self._required(numa_set))
+            return self._search.choose(self._l3_parts(numa_set, numa_set.segments), supply.need)
         groups = spread_groups(supply, numa_set)
-        if len(numa_set.parts) > supply.need:
-            return self._serve_some(numa_set, groups)
-        if not numa_set.domain.crossed and (len(numa_set.parts) == len(groups) or not supply.needs_memory):
-            return self._serve_evenly(numa_set, groups, [()] * len(groups))
         units = [supply.segment_units(segments) for segments in groups]
-        plans = required_plans(units, [part.cpus for part in numa_set.parts], groups, supply.need)
-        return self._best(self._serve_evenly(numa_set, groups, required) for required in plans)
+        count = most_shares(units, supply.need)
+        if count == len(groups):
+            return self._serve_evenly(numa_set, groups)
+        return self._serve_some(numa_set, groups, units, count)
 
     def _best(self, choices: Iterable[CoreChoice | None]) -> CoreChoice | None:
         """The best of some choices; when the effort is spent of those so far."""
@@ -71,19 +67,6 @@ class Serving:
             if best is not None and self.effort.is_spent:
                 break
         return best
-
-    def _required(self, numa_set: NumaSet) -> list[int]:
-        """The CPUs of each NUMA node, when not all of them would give a CPU unless it is required.
-
-        That is so only where the VM needs the node for its memory: no other set has a node too many.
-        """
-        supply, parts = self._supply, numa_set.parts
-        if not supply.needs_memory or not 1 < len(parts) <= supply.need:
-            return []
-        units = [numa_set.units_of(supply, part) for part in parts]
-        if sum(units) - min(units) < supply.need:
-            return []
-        return [part.cpus for part in parts]
 
     def _l3_parts(self, numa_set: NumaSet, segments: Iterable[Segment]) -> list[L3Part]:
         supply = self._supply
@@ -98,43 +81,23 @@ class Serving:
 
     # Equal shares.
 
-    def _serve_evenly(
-        self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], required: Sequence[Sequence[int]]
-    ) -> CoreChoice | None:
-        """Share the need out over groups of segments, with equal shares but for one unit.
-
-        `required` has for each group the CPUs of the NUMA nodes that must give one there.
-        """
+    def _serve_evenly(self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]]) -> CoreChoice | None:
+        """Share the need out over groups of segments, with equal shares but for one unit."""
         l3_groups = {segment.l3 for segments in groups for segment in segments}
         in_groups = {(segment.l3, index) for index, segments in enumerate(groups) for segment in segments}
         serve = self._serve_each if len(in_groups) == len(l3_groups) else self._serve_across
-        return serve(numa_set, groups, required)
+        return serve(numa_set, groups)
 
-    def _serve_some(self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]]) -> CoreChoice | None:
-        """Share the need out over any of the groups: the VM uses the others for their memory alone."""
-        supply = self._supply
-        units = [supply.segment_units(segments) for segments in groups]
+    def _serve_some(
+        self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], units: Sequence[int], count: int
+    ) -> CoreChoice | None:
+        """Share the need out over so many of the groups: the VM uses the others for their memory alone."""
         groups = [groups[index] for index in sorted(range(len(groups)), key=lambda index: -units[index])]
-        best: CoreChoice | None = None
-        for count in range(1, min(supply.need, len(groups)) + 1):
-            if not shares_exist(units, count, supply.need):
-                continue
-            largest = groups[:count]
-            if best is None and self.effort.is_spent:
-                return self._serve_evenly(numa_set, largest, [()] * count)
-            if best is not None and (
-                self.effort.is_spent or (best.l3_groups < count and not numa_set.domain.straddled)
-            ):
-                break
-            if numa_set.domain.straddled:
-                chosen = islice(combinations(groups, count), _MOST_COMBINATIONS)
-                found = self._best(self._serve_evenly(numa_set, some, [()] * count) for some in chosen)
-            else:
-                found = self._serve_so_many(numa_set, groups, count)
-                if found is None:
-                    found = self._serve_evenly(numa_set, largest, [()] * count)
-            best = self._best((best, found))
-        return best
+        if numa_set.domain.straddled:
+            chosen = islice(combinations(groups, count), _MOST_COMBINATIONS)
+            return self._best(self._serve_evenly(numa_set, some) for some in chosen)
+        found = self._serve_so_many(numa_set, groups, count)
+        return found if found is not None else self._serve_evenly(numa_set, groups[:count])
 
     def _serve_so_many(
         self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], count: int
@@ -161,48 +124,28 @@ class Serving:
         return ways.get((count, over))
 
     def _share(
-        self,
-        numa_set: NumaSet,
-        segments: Sequence[Segment],
-        need: int,
-        required: Sequence[int] = (),
-        *,
-        as_one: bool = False,
+        self, numa_set: NumaSet, segments: Sequence[Segment], need: int, *, as_one: bool = False
     ) -> CoreChoice | None:
         """Serve a share of the need from one group.
 
         `as_one` says that it does not matter here how many L3 groups that takes.
         """
-        key = (tuple([segment.cpus for segment in segments]), need, as_one, *required)
+        key = (tuple([segment.cpus for segment in segments]), need, as_one)
         if key not in self._shares:
             l3_parts = [self._supply.l3_part(segments)] if as_one else self._l3_parts(numa_set, segments)
-            self._shares[key] = self._search.choose(l3_parts, need, required)
+            self._shares[key] = self._search.choose(l3_parts, need)
         return self._shares[key]
 
     def _serve_each(
-        self,
-        numa_set: NumaSet,
-        groups: Sequence[Sequence[Segment]],
-        required: Sequence[Sequence[int]],
-        *,
-        as_one: bool = False,
+        self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], *, as_one: bool = False
     ) -> CoreChoice | None:
         """Serve each group by itself, with one unit more where that must be or costs least."""
         low, over = divmod(self._supply.need, len(groups))
         shares: dict[int, CoreChoice] = {}
         larger: list[tuple[tuple[int, ...], int, CoreChoice]] = []
         for index, segments in enumerate(groups):
-            inside = [
-                cpus
-                for cpus in required[index]
-                if any(segment.cpus & ~cpus for segment in segments) or not segments
-            ]
-            share = None
-            if len(inside) <= low:
-                share = self._share(numa_set, segments, low, inside, as_one=as_one)
-            more = None
-            if over and len(inside) <= low + 1:
-                more = self._share(numa_set, segments, low + 1, inside, as_one=as_one)
+            share = self._share(numa_set, segments, low, as_one=as_one)
+            more = self._share(numa_set, segments, low + 1, as_one=as_one) if over else None
             if share is not None:
                 shares[index] = share
             if more is not None:
@@ -215,9 +158,7 @@ class Serving:
             return None
         return _together([shares[index] for index in range(len(groups))])
 
-    def _serve_across(
-        self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], required: Sequence[Sequence[int]]
-    ) -> CoreChoice | None:
+    def _serve_across(self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]]) -> CoreChoice | None:
         """Share out evenly where groups have L3 groups in common: the fewest of them first.
 
         When the effort is spent, as few as are left when one after the other is given up.
@@ -237,7 +178,7 @@ class Serving:
             if any(sum([units[l3][index] for l3 in chosen]) < low for index in range(len(groups))):
                 return None
             inside = [[segment for segment in segments if segment.l3 in chosen] for segments in groups]
-            served = self._serve_each(numa_set, inside, required, as_one=True)
+            served = self._serve_each(numa_set, inside, as_one=True)
             return served and replace(served, l3_groups=len(chosen))
 
         if (best := within(l3_groups)) is None:
@@ -290,21 +231,14 @@ class Serving:
                     self._pools[part.cpus] = fragmentation(supply, (part,), pool)
                 lost += self._pools[part.cpus]
             return (0, 0, self._crowd(numa_set), 0 if numa_set.domain.crossed else lost)
-        giving = 0 if len(numa_set.parts) > supply.need or not supply.needs_memory else len(numa_set.parts)
-        apart = 0 if numa_set.domain.straddled else giving
-        if supply.spreads and len(numa_set.parts) <= supply.need and not numa_set.domain.straddled:
+        if supply.spreads and not numa_set.domain.straddled:
             l3_groups, cores = self._bound_of_shares(numa_set)
-            if l3_groups < apart:
-                l3_groups, cores = self._bound_of_all(numa_set, apart)
-        elif len(numa_set.parts) > 1 or numa_set.domain.crossed:
-            l3_groups, cores = self._bound_of_all(numa_set, apart)
+        elif supply.spreads or len(numa_set.parts) > 1 or numa_set.domain.crossed:
+            l3_groups, cores = lower_bound(self._l3_parts(numa_set, numa_set.segments), supply.need)
         else:
             l3_groups, cores = supply.count(numa_set.parts[0]).least_for(supply.need)
         lost = self._least_lost(numa_set) if supply.request.owns_cpus else 0
-        return (l3_groups, max(cores, giving), self._least_uses(numa_set), lost)
-
-    def _bound_of_all(self, numa_set: NumaSet, least: int) -> tuple[int, int]:
-        return lower_bound(self._l3_parts(numa_set, numa_set.segments), self._supply.need, least)
+        return (l3_groups, cores, self._least_uses(numa_set), lost)
 
     def _least_uses(self, numa_set: NumaSet) -> int:
         if not self._supply.uses:
@@ -321,6 +255,10 @@ class Serving:
     def _bound_of_shares(self, numa_set: NumaSet) -> tuple[int, int]:
         """L3 groups and cores that equal shares take at least."""
         groups = spread_groups(self._supply, numa_set)
+        units = [self._supply.segment_units(segments) for segments in groups]
+        count = most_shares(units, self._supply.need)
+        if count < len(groups):
+            return lower_bound(self._l3_parts(numa_set, numa_set.segments), self._supply.need, count)
         low, over = divmod(self._supply.need, len(groups))
         l3_groups = cores = 0
         larger: list[tuple[int, int]] = []

@@ -30,7 +30,7 @@ class Shortage:
 
     def __init__(self, topology: Topology, request: Request) -> None:
         self._domains = [
-            (domain.cpus, [(part.cpus, topology.numa_nodes[part.node].id) for part in domain.parts])
+            (domain.cpus, [topology.numa_nodes[part.node].id for part in domain.parts])
             for domain in layout_of(topology).domains[request.options.scope]
         ]
         self._need = units_needed(request)
@@ -52,11 +52,7 @@ class Shortage:
             return Missing("cpus", need - best)
         if not self._pages and not (self._memory and free.memory):
             return None
-        able = [
-            [node for part_cpus, node in parts if units & part_cpus]
-            for mask, parts in self._domains
-            if (units & mask).bit_count() >= need
-        ]
+        able = [nodes for mask, nodes in self._domains if (units & mask).bit_count() >= need]
         for size, count in self._pages:
             pages_of = {node: max(0, pages) for node, of, pages in free.huge_pages if of == size}
             pages = [sum([pages_of.get(node, 0) for node in nodes]) for nodes in able]

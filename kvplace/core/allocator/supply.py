@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from itertools import accumulate
 
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.layout import L3Part, NodePart, PartCount, ScopeDomain, Segment, layout_of
-from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free
 from kvplace.core.huge_pages import plain_bytes
@@ -73,6 +73,13 @@ class Supply:
             for node, size, pages in free.huge_pages:
                 if size in self._pages:
                     self._pages[size][by_id[node]] = max(0, pages)
+
+    def without_memory(self) -> Supply:
+        """The same for CPUs alone; it has its effort in common with this one."""
+        other = copy(self)
+        other.needs_memory = other.counts_memory = False
+        other.small_memory = 0
+        return other
 
     # CPUs.
 
@@ -170,10 +177,6 @@ class Supply:
         for size, count in self.request.huge_pages.items():
             found.append(([self._pages[size][node] for node in nodes], count))
         return found
-
-    def fewest_nodes_for_memory(self, nodes: Sequence[NumaIndex]) -> int:
-        """How many of the NUMA nodes it takes at least; more than there are when all do not suffice."""
-        return max((fewest(amounts, need) for amounts, need in self.amounts_of(nodes)), default=1)
 
 
 def _counted(segment: Segment, available: CpuMask, smt: Smt) -> L3Part:

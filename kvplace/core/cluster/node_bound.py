@@ -169,7 +169,7 @@ class StandingBound:
 
     def _of_several_nodes(self, supply: Supply, domain: ScopeDomain) -> tuple[int, int, int, int] | None:
         """Packages, NUMA nodes, distance and L3 groups that the VM takes at least in a domain."""
-        parts = [part for part in domain.parts if supply.units(part)]
+        parts = [part for part in domain.parts if supply.needs_memory or supply.units(part)]
         amounts = [([supply.units(part) for part in parts], self._need)]
         amounts += supply.amounts_of([part.node for part in parts])
         if any(sum(have) < need for have, need in amounts):

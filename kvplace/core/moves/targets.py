@@ -13,6 +13,7 @@ from itertools import combinations
 from math import comb
 
 from kvplace.core.allocator.layout import layout_of
+from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, memory_of
 from kvplace.core.placement import Placement
@@ -144,9 +145,13 @@ def _best_locality(
     vm: VmToPlace, topology: Topology, cpus: CpuMask, nodes: Sequence[NumaNode]
 ) -> tuple[int, int, int, int]:
     """The best locality of a VM that uses all of these NUMA nodes."""
-    touched = [topology.packages_of(node.cpus & cpus) for node in nodes]
-    exact = len(nodes) <= vm.units and all(len(of_node) == 1 for of_node in touched)
-    packages = len(set(touched)) if exact else 1
+    sockets = [socket.cpus & cpus for socket in topology.sockets]
+    touched = [[index for index, socket in enumerate(sockets) if socket & node.cpus] for node in nodes]
+    needs_memory = bool(vm.plain_memory or vm.request.huge_pages)
+    if len(nodes) <= vm.units and not needs_memory and all(len(of_node) == 1 for of_node in touched):
+        packages = len({of_node[0] for of_node in touched})
+    else:  # Some of the nodes may give memory alone.
+        packages = fewest([socket.bit_count() for socket in sockets], vm.units)
     distances = [topology.distance(a.id, b.id) for a, b in combinations(nodes, 2)]
     return packages, len(nodes), max(distances, default=0), sum(distances)
 

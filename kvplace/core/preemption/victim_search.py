@@ -22,6 +22,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 from kvplace.core.allocator.allocate import try_place
+from kvplace.core.allocator.layout import layout_of
 from kvplace.core.occupant import locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.preemption.victims import (
@@ -33,8 +34,8 @@ from kvplace.core.preemption.victims import (
     cost_of,
     violated_by,
 )
-from kvplace.core.request import Scope, Smt
-from kvplace.core.scalars import CpuMask, PodUid
+from kvplace.core.request import Smt
+from kvplace.core.scalars import PodUid
 
 MAX_PLACEMENTS = 300
 """Placements that one search asks for before it takes the best so far."""
@@ -290,7 +291,7 @@ class VictimSearch:
         needed = _least_cpus(question)
         claims = question.machine.ledger.claims
         has_needs = any(question.needed.values())
-        for cpus in _domain_cpus(question):
+        for cpus in (domain.cpus for domain in layout_of(topology).domains[request.options.scope]):
             inside = cpus & usable
             nodes = frozenset(topology.nodes_of(cpus))
             missing = needed - (free & inside).bit_count()
@@ -316,20 +317,6 @@ class VictimSearch:
 
 def _members(domain: _Domain, uids: frozenset[PodUid]) -> tuple[tuple[Tenant, int], ...]:
     return tuple(entry for entry in domain.tenants if entry[0].uid in uids)
-
-
-def _domain_cpus(question: Question) -> tuple[CpuMask, ...]:
-    """The sets of CPUs one of which must hold the whole VM."""
-    topology = question.machine.topology
-    match question.request.options.scope:
-        case Scope.ONE_SOCKET:
-            return tuple(package.cpus for package in topology.packages)
-        case Scope.ONE_NUMA:
-            return tuple(node.cpus for node in topology.numa_nodes if node.cpus)
-        case Scope.ONE_L3:
-            return topology.l3_groups
-        case _:
-            return (topology.cpus,)
 
 
 def _least_cpus(question: Question) -> int:

@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, combinations_with_replacement, product
+from itertools import combinations, combinations_with_replacement
 
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.free import Free
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
-from kvplace.core.scalars import CpuMask, NumaId
-from kvplace.core.topology import NumaNode, Topology
+from kvplace.core.scalars import CpuMask
+from kvplace.core.topology import NumaNode, Package, Topology
+from tests.core.machines import make_package
 
-Key = tuple[int, int, int, int, int, int]
-"""Objectives 1-4: sockets, NUMA nodes, largest distance, sum of distances, L3 groups, cores."""
+Key = tuple[int, int, int, int, tuple[int, ...], int, int]
+"""Objectives 1-4: sockets, NUMA nodes, largest distance, sum of distances, the same of the CPUs alone (where
+the scope spreads, how many parts share them), L3 groups, cores."""
 
-WORST: Key = (1 << 30,) * 6
+WORST: Key = (1 << 30, 0, 0, 0, (), 0, 0)
 """Greater than the key of any placement."""
 
 
@@ -35,27 +37,61 @@ def best_key(machine: Topology, free: Free, request: Request) -> Key | None:
         (
             key
             for cpus in unlike_sets(machine, available, judge.need, judge.one_per_core)
-            for key, _ in judge.sittings(cpus, available)
+            for key in judge.sittings(cpus)
         ),
         default=None,
     )
 
 
-def key_of(machine: Topology, cpus: int, nodes: Sequence[int], near: int) -> Key:
-    """Objectives 1-4 of CPUs whose VM uses these NUMA nodes; a divided core counts as its parts.
-
-    `near` are the CPUs whose packages count: those of the VM or, when it has fewer of them than nodes, all
-    those of its nodes in its scope.
-    """
-    distances = [machine.distance(NumaId(one), NumaId(other)) for one, other in combinations(nodes, 2)]
+def key_of(machine: Topology, request: Request, cpus: int, nodes: Sequence[NumaNode], domain: int) -> Key:
+    """Objectives 1-4 of CPUs whose VM uses these NUMA nodes; a divided core counts as its parts."""
+    own = [node for node in nodes if node.cpus & cpus]
     return (
-        sum(1 for package in machine.packages if package.cpus & near),
-        len(nodes),
-        max(distances, default=0),
-        sum(distances),
+        sockets_of(machine, cpus, [node for node in nodes if node not in own], domain),
+        *nearness(machine, nodes),
+        place_of_cpus(machine, request, cpus, own),
         sum(1 for l3 in machine.l3_groups if l3 & cpus),
         sum(1 for part in core_parts(machine) if part & cpus),
     )
+
+
+def sockets(machine: Topology) -> Sequence[Package]:
+    """The packages; where each of several is one core, the NUMA nodes stand in for them."""
+    if len(machine.packages) > 1 and all(package.cpus in machine.cores for package in machine.packages):
+        return [make_package(node.id, node.cpus) for node in machine.numa_nodes if node.cpus]
+    return machine.packages
+
+
+def sockets_of(machine: Topology, cpus: int, alone: Sequence[NumaNode], domain: int) -> int:
+    """The sockets of CPUs, and as few others as have a part of each node that gives memory alone."""
+    own = [package.cpus for package in sockets(machine) if package.cpus & cpus]
+    rest = [node.cpus & domain for node in alone if not any(node.cpus & domain & one for one in own)]
+    holds = {frozenset(node for node in rest if node & package.cpus) for package in sockets(machine)}
+    holds = {one for one in holds if not any(one < other for other in holds)}
+    count = 0
+    while not any(frozenset().union(*chosen) >= {*rest} for chosen in combinations(holds, count)):
+        count += 1
+    return len(own) + count
+
+
+def nearness(machine: Topology, nodes: Sequence[NumaNode]) -> tuple[int, int, int]:
+    """How many nodes there are, and the largest and the summed distance between them."""
+    distances = [machine.distance(one.id, other.id) for one, other in combinations(nodes, 2)]
+    return (len(nodes), max(distances, default=0), sum(distances))
+
+
+def place_of_cpus(machine: Topology, request: Request, cpus: int, own: Sequence[NumaNode]) -> tuple[int, ...]:
+    """How well the CPUs lie among themselves, which have these nodes."""
+    packages = sum(1 for package in sockets(machine) if package.cpus & cpus)
+    if request.options.policy is Policy.NUMA:
+        return ()  # the pools of all nodes are used
+    match request.options.scope:
+        case Scope.SPREAD_SOCKETS:
+            return (-packages,)
+        case Scope.SPREAD_NUMA:
+            return (-len(own),)
+        case _:
+            return (packages, *nearness(machine, own))
 
 
 def units(request: Request) -> int:
@@ -71,7 +107,7 @@ def domains(machine: Topology, scope: Scope) -> list[int]:
     """The sets of CPUs of which one must hold the whole VM."""
     match scope:
         case Scope.ONE_SOCKET:
-            return [package.cpus for package in machine.packages]
+            return [package.cpus for package in sockets(machine)]
         case Scope.ONE_NUMA:
             return [node.cpus for node in machine.numa_nodes if node.cpus]
         case Scope.ONE_L3:
@@ -83,7 +119,7 @@ def domains(machine: Topology, scope: Scope) -> list[int]:
 def cell_of(machine: Topology, cpus: int) -> tuple[int, ...]:
     """Package, NUMA node and L3 group, by their places in the machine, of CPUs that lie in one of each."""
     levels = (
-        [package.cpus for package in machine.packages],
+        [package.cpus for package in sockets(machine)],
         [node.cpus for node in machine.numa_nodes],
         machine.l3_groups,
     )
@@ -178,7 +214,7 @@ class Judge:
         """Whether the parts of a VM that is spread differ by at most one CPU."""
         match self.request.options.scope:
             case Scope.SPREAD_SOCKETS:
-                parts = [package.cpus & cpus for package in self.machine.packages]
+                parts = [package.cpus & cpus for package in sockets(self.machine)]
             case Scope.SPREAD_NUMA:
                 parts = [node.cpus & cpus for node in self._nodes]
             case _:
@@ -186,38 +222,32 @@ class Judge:
         shares = [part.bit_count() for part in parts if part]
         return max(shares) - min(shares) <= 1
 
-    def sittings(self, cpus: int, available: int) -> Iterator[tuple[Key, tuple[NumaNode, ...]]]:
-        """The ways for the VM to sit on exactly these CPUs: keys and the nodes that give memory alone."""
+    def sittings(self, cpus: int) -> Iterator[Key]:
+        """The keys of the ways for the VM to sit on exactly these CPUs, with any nodes for its memory."""
         if not self.shares_are_equal(cpus):
             return
         own = [node for node in self._nodes if node.cpus & cpus]
         for domain in self.domains:
             if cpus & ~domain:
                 continue
-            if self.room(own):
-                yield self._key(cpus, own, cpus), ()
-                return
-            others = [node for node in self._nodes if node not in own and node.cpus & domain & available]
-            if not self.room([*own, *others]):
-                return
-            for count in range(cpus.bit_count() - len(own) + 1, len(others) + 1):
+            others = [node for node in self._nodes if node not in own and node.cpus & domain]
+            for count in range(len(others) + 1):
                 for more in combinations(others, count):
                     nodes = [*own, *more]
                     if self.room(nodes):
-                        yield self._key(cpus, nodes, domain & mask_of_nodes(nodes)), more
+                        yield key_of(self.machine, self.request, cpus, nodes, domain)
+                if self.room(own):
+                    break
 
     def pools(self, pool: int) -> Iterator[Key]:
         """The keys of the sets of nodes whose pools can carry a VM of policy `numa`."""
         for domain in self.domains:
-            nodes = [node for node in self._nodes if node.cpus & domain & pool]
+            nodes = [node for node in self._nodes if node.cpus & domain]
             for count in range(1, len(nodes) + 1):
                 for chosen in combinations(nodes, count):
                     cpus = mask_of_nodes(chosen) & domain & pool
                     if cpus.bit_count() >= self.need and self.room(chosen):
-                        yield self._key(cpus, chosen, cpus)
-
-    def _key(self, cpus: int, nodes: Sequence[NumaNode], near: int) -> Key:
-        return key_of(self.machine, cpus, [node.id for node in nodes], near)
+                        yield key_of(self.machine, self.request, cpus, chosen, domain)
 
 
 class BestKeys:
@@ -254,13 +284,7 @@ class BestKeys:
         if wanted is None:
             return
         keys = self._of_need[cpus.bit_count()]
-        for key, more in judge.sittings(cpus, judge.machine.cpus):
-            for domain in judge.domains:
-                if cpus & ~domain:
-                    continue
-                for rest in product(*(self._presences(node.cpus & domain) for node in more)):
-                    taken = wanted | mask_of(cpu for one in rest for cpu in cpus_of(CpuMask(one)))
-                    keys[taken] = min(keys[taken], key)
+        keys[wanted] = min([keys[wanted], *judge.sittings(cpus)])
 
     def _with_siblings(self, cpus: int) -> int | None:
         """The CPUs that must be free for these to be used; None when these cannot be, whatever is free."""
@@ -273,11 +297,6 @@ class BestKeys:
         if self._judge.one_per_core and len(set(cores)) < len(cores):
             return None
         return mask_of(cpu for core in cores for cpu in cpus_of(core))
-
-    def _presences(self, cpus: int) -> list[int]:
-        """The least sets of which one must be free for a node to have a CPU for the VM."""
-        found = [self._with_siblings(1 << cpu) for cpu in cpus_of(CpuMask(cpus))]
-        return [one for one in found if one is not None]
 
 
 def with_cpus(free: Free, request: Request, cpus: int) -> Free:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from kvplace.core.allocator.allocate import _weighed, place
-from kvplace.core.allocator.numa_sets import best_numa_sets
+from kvplace.core.allocator.numa_sets import best_numa_sets, giving_cpus
 from kvplace.core.allocator.serving import Serving
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import parse_cpu_list
@@ -87,7 +87,7 @@ def test_no_choice_in_a_numa_set_is_better_than_its_bound(
     for number in range(first, first + 400):
         case = question(number, 12)
         supply = Supply(*case)
-        for numa_set in best_numa_sets(supply):
+        for numa_set in giving_cpus(supply, best_numa_sets(supply)):
             serving = Serving(supply)
             choice = serving.serve(numa_set)
             if choice is not None:

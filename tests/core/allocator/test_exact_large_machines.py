@@ -126,7 +126,10 @@ def best_by_tables(machine: Topology, free: Free, request: Request) -> Key | Non
     if not ranked:
         return None
     rank = min(ranked)
-    return *rank, *min(cheapest([tables[NumaId(node)] for node in chosen], need) for chosen in ranked[rank])
+    l3_groups, cores = min(
+        cheapest([tables[NumaId(node)] for node in chosen], need) for chosen in ranked[rank]
+    )
+    return (*rank, rank, l3_groups, cores)
 
 
 def table_of_node(machine: Topology, usable: int, request: Request, most: int) -> Table:

@@ -93,20 +93,26 @@ def ranks(machine: Topology, free: Free, request: Request) -> Iterator[Rank]:
     package_of = [machine.packages_of(node.cpus) for node in machine.numa_nodes]
     memory = dict(free.memory)
     for count in range(1, NODES + 1):
-        share, larger = divmod(request.vcpus, count)
         for chosen in combinations(range(NODES), count):
             if sum(units[node] for node in chosen) < request.vcpus:
                 continue
             if sum(memory[NumaId(node)] for node in chosen) < request.memory:
                 continue
-            if request.options.scope is Scope.SPREAD_NUMA and (
-                min(units[node] for node in chosen) < share
-                or sum(units[node] > share for node in chosen) < larger
+            if request.options.scope is Scope.SPREAD_NUMA and not any(
+                shares_evenly([units[node] for node in chosen], giving, request.vcpus)
+                for giving in range(1, count + 1)
             ):
                 continue
             far = [machine.distance(NumaId(one), NumaId(other)) for one, other in combinations(chosen, 2)]
             sockets = len({package_of[node] for node in chosen})
             yield sockets, count, max(far, default=0), sum(far)
+
+
+def shares_evenly(units: list[int], giving: int, need: int) -> bool:
+    """Whether so many of the nodes can give equal shares; the others give memory alone."""
+    share, larger = divmod(need, giving)
+    most = sorted(units, reverse=True)[:giving]
+    return min(most) >= share and sum(of_node > share for of_node in most) >= larger
 
 
 @pytest.mark.parametrize("scope", [Scope.ANY, Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA])

@@ -54,7 +54,7 @@ def test_no_answer_is_worse_than_the_best_of_all_sets_of_cpus(
     assert CASES / 3 < placed < CASES
 
 
-def decided(request: Request, key: Key | None) -> tuple[int, ...] | None:
+def decided(request: Request, key: Key | None) -> tuple[object, ...] | None:
     """The part of a key that the VM's policy leaves open; `numa` takes whatever CPUs the nodes have."""
     return key[:4] if key is not None and request.options.policy is Policy.NUMA else key
 

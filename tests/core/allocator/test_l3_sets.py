@@ -34,14 +34,12 @@ def l3_parts_of(widths_of_l3_parts: list[list[int]]) -> list[L3Part]:
 
 
 def sizes_of_all_ways(
-    l3_parts: Sequence[L3Part], need: int, required: Sequence[int] = ()
+    l3_parts: Sequence[L3Part], need: int
 ) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
-    """Bins and cores of every set of cores that covers a need and touches all sets, and which l3_parts."""
+    """L3 parts and cores of every set of cores that covers a need, and which L3 parts they are."""
     cores = [(core, index) for index, one in enumerate(l3_parts) for core, _ in one.cores]
     for chosen in chain.from_iterable(combinations(cores, count) for count in range(1, need + 1)):
-        if sum(core.bit_count() for core, _ in chosen) >= need and all(
-            any(core & cpus for core, _ in chosen) for cpus in required
-        ):
+        if sum(core.bit_count() for core, _ in chosen) >= need:
             used = tuple(sorted({index for _, index in chosen}))
             yield (len(used), len(chosen)), used
 
@@ -71,23 +69,3 @@ def test_the_fewest_l3_parts_and_of_those_the_fewest_cores_are_found(
     count, cores, found = L3Sets(l3_parts, need, Effort(10**6)).smallest()
     assert ((count, cores), tuple(sorted(found))) in set(sizes_of_all_ways(l3_parts, need))
     assert (count, cores) == min(sizes_of_all_ways(l3_parts, need))[0]
-
-
-@given(widths_of_l3_parts, st.integers(1, 8), st.integers(1, 4), st.booleans())
-def test_they_are_also_when_every_numa_node_must_give_a_cpu(
-    widths: list[list[int]], need: int, nodes: int, across: bool
-) -> None:
-    l3_parts = l3_parts_of(widths)
-    dealt = (
-        [core for one in l3_parts for core, _ in one.cores] if across else [one_mask(one) for one in l3_parts]
-    )
-    required = [sum(dealt[node::nodes]) for node in range(min(nodes, len(dealt)))]
-    assume(sum(one.units for one in l3_parts) >= need >= len(required))
-    count, cores, found = L3Sets(l3_parts, need, Effort(10**6), required).smallest()
-    every = set(sizes_of_all_ways(l3_parts, need, required))
-    assert (count, cores) == min(every)[0]
-    assert ((count, cores), tuple(sorted(found))) in every
-
-
-def one_mask(one: L3Part) -> int:
-    return sum(core for core, _ in one.cores)

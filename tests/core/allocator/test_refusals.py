@@ -114,9 +114,9 @@ def left(free: str, taken_memory: dict[int, int] | None = None) -> Free:
         ),
         (
             left("0-3,8-11"),
-            Request(2, memory=17 * GIB),
+            Request(2, memory=33 * GIB),
             Reason.NOT_ENOUGH_MEMORY,
-            "no socket with 2 free CPUs and 17Gi of free memory, best 16Gi on socket 0",
+            "no socket with 2 free CPUs and 33Gi of free memory, best 32Gi on socket 0",
         ),
         (
             left("0-7,8", {0: 12 * GIB, 1: 12 * GIB}),
@@ -137,13 +137,13 @@ def left(free: str, taken_memory: dict[int, int] | None = None) -> Free:
             left("0-7"),
             Request(2, memory=4 * GIB, huge_pages={GIB: 4}),
             Reason.NOT_ENOUGH_HUGE_PAGES,
-            "no socket with 4 free huge pages of 1Gi, best 0 on socket 0",
+            "no socket with 2 free CPUs and 4 free huge pages of 1Gi, best 0 on socket 0",
         ),
         (
             left("0-7"),
             Request(2, memory=GIB, huge_pages={GIB: 1}),
             Reason.NOT_ENOUGH_HUGE_PAGES,
-            "no socket with 1 free huge page of 1Gi, best 0 on socket 0",
+            "no socket with 2 free CPUs and 1 free huge page of 1Gi, best 0 on socket 0",
         ),
         (
             left("0-3,12"),

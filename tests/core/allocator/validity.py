@@ -10,10 +10,9 @@ from collections import Counter
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
-from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
-from kvplace.core.scalars import CpuMask
+from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
-from tests.core.allocator.exhaustive import Key, domains, key_of, mask_of_nodes, units
+from tests.core.allocator.exhaustive import Key, domains, key_of, mask_of_nodes, sockets
 
 SPREADS = (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
 
@@ -23,13 +22,11 @@ def key_of_valid(machine: Topology, free: Free, request: Request, placement: Pla
     check_cpus(machine, free, request, placement)
     check_domains(machine, free, request, placement)
     check_emulator(machine, request, placement)
-    check_memory(free, request, placement)
+    check_memory(machine, free, request, placement)
     touched = placement.cpus | placement.owned
-    near = touched
-    if request.options.policy is not Policy.NUMA and len(placement.numa_nodes) > units(request):
-        (domain,) = (domain for domain in domains(machine, request.options.scope) if not touched & ~domain)
-        near = CpuMask(domain & mask_of_nodes([machine.node_by_id[node] for node in placement.numa_nodes]))
-    return key_of(machine, touched, placement.numa_nodes, near)
+    (domain,) = (domain for domain in domains(machine, request.options.scope) if not touched & ~domain)
+    nodes = [machine.node_by_id[node] for node in placement.numa_nodes]
+    return key_of(machine, request, touched, nodes, domain)
 
 
 def check_cpus(machine: Topology, free: Free, request: Request, placement: Placement) -> None:
@@ -80,11 +77,10 @@ def check_domains(machine: Topology, free: Free, request: Request, placement: Pl
     assert [node for node in machine.numa_nodes if node in nodes] == nodes
     giving = {node.id for node in nodes if node.cpus & touched}
     assert giving == set(machine.nodes_of(touched))
-    if len(giving) < len(nodes):
-        assert placement.policy is not Policy.NUMA
-        assert len(nodes) > units(request)
-        usable = whole_cores(machine, free, request)
-        assert all(node.cpus & inside[0] & usable for node in nodes)
+    for node in nodes:
+        if node.id not in giving:
+            assert node.cpus & inside[0]
+            assert placement.memory.get(node.id) or placement.huge_pages.get(node.id)
     if request.options.policy is Policy.NUMA:
         pool = mask_of_nodes(nodes) & free.pool
         assert any(placement.cpus == pool & domain for domain in inside)
@@ -95,7 +91,7 @@ def check_domains(machine: Topology, free: Free, request: Request, placement: Pl
 def check_shares(machine: Topology, request: Request, placement: Placement) -> None:
     """No socket or NUMA node carries two threads more than another that carries any."""
     parts = (
-        [package.cpus for package in machine.packages]
+        [package.cpus for package in sockets(machine)]
         if request.options.scope is Scope.SPREAD_SOCKETS
         else [node.cpus for node in machine.numa_nodes]
     )
@@ -122,8 +118,7 @@ def check_emulator(machine: Topology, request: Request, placement: Placement) ->
     assert emulator
     assert not emulator & ~(machine.reserved | placement.cpus)
     near = (
-        mask_of(cpu for node in placement.numa_nodes for cpu in cpus_of(machine.node_by_id[node].cpus))
-        & machine.reserved
+        mask_of_nodes([node for node in machine.numa_nodes if node.cpus & placement.cpus]) & machine.reserved
     )
     if request.options.policy is Policy.NUMA:
         assert emulator in (near, machine.reserved, placement.cpus)
@@ -155,32 +150,51 @@ def check_io_threads(request: Request, placement: Placement) -> None:
         assert emulator & -emulator not in shares  # the main loop has the first one for itself
 
 
-def check_memory(free: Free, request: Request, placement: Placement) -> None:
-    """Memory and pages are on the VM's nodes, all there, and split as evenly as the room allows."""
+def check_memory(machine: Topology, free: Free, request: Request, placement: Placement) -> None:
+    """Memory and pages are on the VM's nodes, all there: those of its CPUs first, where Linux does so."""
     nodes = placement.numa_nodes
+    near = [bool(machine.node_by_id[node].cpus & placement.cpus) for node in nodes]
+    evenly = [True] * len(nodes)
     pages = {(node, size): n for node, sizes in placement.huge_pages.items() for size, n in sizes.items()}
     assert {node for node, _ in pages} <= set(nodes)
     for size, count in request.huge_pages.items():
         room = [max(0, free.pages_by_node.get((node, size), 0)) for node in nodes]
-        check_split([pages.get((node, size), 0) for node in nodes], room, count, 1)
+        mirrors = request.options.guest_numa is GuestNuma.MIRROR
+        check_split(
+            [pages.get((node, size), 0) for node in nodes], room, near if mirrors else evenly, count, 1
+        )
     assert {size for _, size in pages} <= set(request.huge_pages)
     if not free.memory or not request.memory or request.options.numa_memory is NumaMemory.OFF:
         assert placement.memory == {}
         return
-    assert set(placement.memory) == set(nodes)
+    assert set(placement.memory) <= set(nodes)
+    assert all(placement.memory.values())
     paged = {node: sum(size * n for (where, size), n in pages.items() if where == node) for node in nodes}
     plain = max(0, request.memory - sum(size * n for size, n in request.huge_pages.items()))
     room = [max(0, dict(free.memory)[node]) for node in nodes]
-    check_split([placement.memory[node] - paged[node] for node in nodes], room, plain, len(nodes))
+    interleaved = request.options.numa_memory is NumaMemory.INTERLEAVE
+    check_split(
+        [placement.memory.get(node, 0) - paged[node] for node in nodes],
+        room,
+        evenly if interleaved else near,
+        plain,
+        len(nodes),
+    )
 
 
-def check_split(shares: list[int], room: list[int], amount: int, slack: int) -> None:
-    """A share is smaller than another, by more than `slack`, only where there is no more room."""
+def check_split(shares: list[int], room: list[int], first: list[bool], amount: int, slack: int) -> None:
+    """A share is smaller than another, by more than `slack`, only where there is no more room.
+
+    Those that are not `first` give something only where all of these have given what they have.
+    """
     assert sum(shares) == amount
     assert all(0 <= share <= most for share, most in zip(shares, room, strict=True))
-    assert all(
-        share == most or share >= max(shares) - slack for share, most in zip(shares, room, strict=True)
-    )
+    if any(share for share, near in zip(shares, first, strict=True) if not near):
+        assert all(share == most for share, most, near in zip(shares, room, first, strict=True) if near)
+    for kind in (True, False):
+        alike = [(share, most) for share, most, near in zip(shares, room, first, strict=True) if near is kind]
+        largest = max([share for share, _ in alike], default=0)
+        assert all(share == most or share >= largest - slack for share, most in alike)
 
 
 def whole_cores(machine: Topology, free: Free, request: Request) -> int:
