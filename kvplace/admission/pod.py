@@ -26,7 +26,7 @@ there) and is placed like any other pod.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from kvplace.admission.edits import EditedObject, Operation, edited
@@ -35,7 +35,7 @@ from kvplace.admission.objects import Pod, Vmi, title, typed
 from kvplace.admission.pod_resources import request_cpus, request_marker
 from kvplace.admission.pod_size import PodSize, size_of_pod
 from kvplace.admission.settings import AdmissionSettings
-from kvplace.admission.sidecar import add_sidecar_fields, sidecars_of
+from kvplace.admission.sidecar import add_sidecar_fields, end_sidecars_with_pod, sidecars_of
 from kvplace.admission.verdict import Admitted
 from kvplace.admission.vm_size import VmSize, read_size, size_of_vm
 from kvplace.admission.vmi import conflict_with_kubevirt
@@ -125,7 +125,7 @@ def admit_new_pod(
     if options is None:
         # The author of a virt-launcher pod is KubeVirt, which has no use for warnings.
         alone = () if _is_launcher(pod) else without_effect(annotations)
-        return replace(_without(raw, FORGEABLE), warnings=alone)
+        return _without(raw, pod, FORGEABLE, alone)
     what = title(Pod, pod.metadata, namespace)
     if options.policy is Policy.NONE:
         return _admit_unpinned(raw, pod, options, lambda: _vm_of(pod, namespace, stated, vmi, what), what)
@@ -138,7 +138,7 @@ def admit_new_pod(
         if options.on_failure is OnFailure.WAIT:
             raise Misconfigured(obstacle)
         warning = f"the pod runs unpinned, because {ON_FAILURE} is float: {obstacle}"
-        return _without(raw, _NOT_KEPT, (warning,))
+        return _without(raw, pod, _NOT_KEPT, (warning,))
     size = _size(pod, vm, what)
     patch: list[Operation] = []
     after = edited(raw, patch)
@@ -171,10 +171,11 @@ def _admit_unpinned(
         found = vm()
         size = _size(pod, found, what)
     except KvplaceError:
-        return _without(raw, FORGEABLE)
+        return _without(raw, pod, FORGEABLE)
     patch: list[Operation] = []
     after = edited(raw, patch)
     _write(after, _request(pod.metadata.annotations or {}, options, size, found), (*FORGEABLE, VM_SIZE))
+    _end_sidecars(pod, after)
     return Admitted(after.values, patch=patch)
 
 
@@ -295,17 +296,24 @@ def _request(
     )
 
 
-def _without(raw: Mapping[str, Any], keys: tuple[str, ...], warnings: tuple[str, ...] = ()) -> Admitted:
-    """Admit a pod without these annotations, and otherwise as it is."""
-    annotations = raw.get("metadata", {}).get("annotations") or {}
-    if not any(key in annotations for key in keys):
-        return Admitted(raw, warnings)
+def _without(
+    raw: Mapping[str, Any], pod: Pod, keys: tuple[str, ...], warnings: tuple[str, ...] = ()
+) -> Admitted:
+    """Admit a pod that is not placed: without these annotations, and otherwise as it is."""
     patch: list[Operation] = []
     after = edited(raw, patch)
-    stored = after.object("metadata").object("annotations")
-    for key in keys:
-        stored.drop(key)
+    if any(key in (pod.metadata.annotations or {}) for key in keys):
+        stored = after.object("metadata").object("annotations")
+        for key in keys:
+            stored.drop(key)
+    _end_sidecars(pod, after)
     return Admitted(after.values, warnings, patch)
+
+
+def _end_sidecars(pod: Pod, after: EditedObject) -> None:
+    """Let the hook of a VM that once had options end with its pod, as that of any other VM."""
+    if _is_launcher(pod):
+        end_sidecars_with_pod(pod, after.object("spec"))
 
 
 def _write(after: EditedObject, request: PodRequest, removed: tuple[str, ...] = _NOT_KEPT) -> None:

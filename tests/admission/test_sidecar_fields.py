@@ -11,7 +11,7 @@ from kvplace.admission.edits import Operation, edited
 from kvplace.admission.objects import Pod, typed
 from kvplace.admission.sidecar import COMMAND, FOLDER, VOLUME, add_sidecar_fields
 from kvplace.core.errors import Misconfigured
-from tests.admission.makers import apply_patch, vmi_of
+from tests.admission.makers import ASKS, apply_patch, container, vmi_of
 from tests.admission.pod_admission import admit, launcher, refusal
 
 Json = dict[str, Any]
@@ -126,6 +126,28 @@ def test_an_init_container_with_the_hooks_command_is_completed_at_its_place() ->
     first = after["spec"]["initContainers"][0]
     assert (first["name"], first["restartPolicy"]) == ("hook-sidecar-0", "Always")
     assert first["startupProbe"]["exec"] == {"command": ["kvplace-hook", "ready"]}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "raw_spec"),
+    [
+        ({}, {}),
+        ({**ASKS, "kvplace.io/cpu-policy": "none"}, {}),
+        ({**ASKS, "kvplace.io/on-failure": "float"}, {"nodeName": "here"}),
+    ],
+    ids=["without options any more", "none", "float"],
+)
+def test_the_hook_of_a_pod_that_is_not_placed_ends_with_it_and_holds_nothing(
+    annotations: dict[str, str], raw_spec: Json
+) -> None:
+    raw = launcher(annotations=annotations)
+    raw["spec"] |= raw_spec
+    before = container(raw, "hook-sidecar-0")
+    after, _ = admit(raw, vmi_of(raw))
+    stays = {"name": "KVPLACE_STAYS_AFTER_SHUTDOWN", "value": "true"}
+    hook = after["spec"]["initContainers"][-1]
+    assert hook == {**before, "restartPolicy": "Always", "env": [*before["env"], stays]}
+    assert admit(after, vmi_of(raw))[0] == after
 
 
 def test_a_launcher_pod_with_nothing_but_the_hook_is_refused() -> None:

@@ -37,6 +37,23 @@ def test_the_sidecar_is_ready_before_the_vm_and_ends_once_and_cleanly_after_it(v
     assert "KubeVirt called Shutdown because the VM has ended; the kubelet ends this container" in log
 
 
+def test_a_sidecar_that_crashes_comes_back_beside_its_vm(vms: Vms) -> None:
+    vm = vms.start("lasts", node="n1")
+    vm.pinned()
+    qemu, pod = vm.compute.qemu(), vm.pod()
+    for pid in ContainerInKernel.of_pod(vm.node.sandbox, pod, HOOK).pids():
+        os.kill(pid, signal.SIGKILL)
+    wait_for(
+        vms.cluster.plane,
+        vms.pods,
+        pod["metadata"]["name"],
+        lambda seen: status_of(seen, HOOK)["restartCount"] == 1 and is_ready(seen),
+    )
+    assert vm.compute.qemu() == qemu
+    migrate(vms, vm)
+    vms.running("lasts").pinned()
+
+
 def test_a_pod_ends_within_seconds_of_a_virt_launcher_that_is_killed(vms: Vms) -> None:
     vm = vms.start("killed", node="n1")
     os.kill(vm.compute.process("virt-launcher"), signal.SIGKILL)
