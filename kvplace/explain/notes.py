@@ -100,17 +100,21 @@ def notes_on_containers(pod: Document) -> Iterator[str]:
         for one in spec.get(kind) or ()
         if _SIDECAR in (one.get("command") or ())
     }
-    starting = False
-    for container in (*_statuses(status, "initContainerStatuses"), *_statuses(status, "containerStatuses")):
+    initial = tuple(_statuses(status, "initContainerStatuses"))
+    starting = held = False
+    for container in (*initial, *_statuses(status, "containerStatuses")):
         name, state = container.get("name"), container.get("state") or {}
         waiting = state.get("waiting")
         if waiting is not None and waiting.get("reason") in _STARTING:
-            starting = True
+            # After an init container that waits they wait for that one.
+            starting = not held
         elif waiting is not None:
+            held = held or container in initial
             message = " ".join((waiting.get("message") or "").split())
             yield f"container {name} waits: {': '.join(filter(None, (waiting.get('reason'), message)))}"
             yield from _next_step(container, metadata, is_ours=name in sidecars)
         elif "running" in state and not container.get("ready") and name in sidecars:
+            held = held or container in initial
             yield (
                 f"container {name} runs and is not ready; `kubectl -n {metadata.get('namespace')} exec "
                 f"{metadata.get('name')} -c {name} -- kvplace-hook ready --once` says why"

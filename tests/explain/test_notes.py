@@ -62,6 +62,21 @@ def test_a_sidecar_whose_image_cannot_be_pulled_is_named_with_who_chose_it() -> 
     ]
 
 
+def test_a_sidecar_that_is_not_ready_is_all_that_the_containers_after_it_wait_for() -> None:
+    initializing: Json = {"waiting": {"reason": "PodInitializing"}}
+    held = pod({})
+    held["spec"] = {"initContainers": held["spec"]["containers"]}
+    held["status"] = {
+        "initContainerStatuses": [{"name": "hook-sidecar-0", "state": {"running": {}}, "ready": False}],
+        "containerStatuses": [{"name": "compute", "state": initializing}],
+    }
+    (note,) = notes_on_containers(held)
+    assert note == (
+        "container hook-sidecar-0 runs and is not ready; `kubectl -n shop exec virt-launcher-db "
+        "-c hook-sidecar-0 -- kvplace-hook ready --once` says why"
+    )
+
+
 def test_a_sidecar_that_crashes_leads_to_its_log() -> None:
     ended: Json = {"terminated": {"exitCode": 2}}
     stuck = pod({"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended, restartCount=4)
