@@ -2,13 +2,18 @@
 
 A body that is not an AdmissionReview gets an HTTP error and one sentence. Every AdmissionReview gets one as
 its answer, with the UID of the request: allowed, perhaps with a patch, or denied with one sentence.
+
+Whoever reaches the port may send reviews (docs/security.md). So each one is bounded, and they take turns:
+other work of the process runs after each, and large ones together take at most half of the time.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -26,6 +31,8 @@ from kvplace.core.errors import BadBody, KvplaceError, http_status_of
 _log = logging.getLogger(__name__)
 _LONGEST = 2000
 """Most characters of a sentence in an answer and in the log; with valid names none is nearly as long."""
+_SHORT_S = 0.005
+"""What takes no longer is followed by no pause: ten times what the review of a usual VM takes."""
 
 
 class VmiReader(Protocol):
@@ -39,6 +46,24 @@ class VmiReader(Protocol):
 _Decide = Callable[[AdmissionRequest], Awaitable[Admitted]]
 
 
+class _Turns:
+    """One review in each turn of the event loop, and a pause after a long one."""
+
+    def __init__(self) -> None:
+        self._taken = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn; the block must not wait for anything."""
+        async with self._taken:
+            await asyncio.sleep(0)
+            started = time.perf_counter()
+            yield
+            taken = time.perf_counter() - started
+            if taken > _SHORT_S:
+                await asyncio.sleep(taken)
+
+
 def admission_application(
     vmis: VmiReader, settings: AdmissionSettings, largest_node: Callable[[], int | None]
 ) -> web.Application:
@@ -47,8 +72,9 @@ def admission_application(
     `largest_node` returns the number of allocatable CPUs of the largest known machine, None while no machine
     is known.
     """
+    turns = _Turns()
 
-    async def decide_vmi(request: AdmissionRequest) -> Admitted:
+    def decide_vmi(request: AdmissionRequest) -> Admitted:
         vmi = read_object(request.object, "object")
         if request.operation == "UPDATE":
             return admit_vmi_edit(
@@ -64,7 +90,7 @@ def admission_application(
             largest_node=largest_node(),
         )
 
-    async def decide_vm(request: AdmissionRequest) -> Admitted:
+    def decide_vm(request: AdmissionRequest) -> Admitted:
         old = read_object(request.old_object, "oldObject") if request.operation == "UPDATE" else None
         return review_vm(
             read_object(request.object, "object"),
@@ -73,30 +99,48 @@ def admission_application(
             largest_node=largest_node(),
         )
 
-    async def decide_pod(request: AdmissionRequest) -> Admitted:
+    def read_pod(request: AdmissionRequest) -> NewPod:
         pod = read_object(request.object, "object")
-        new = NewPod.read(pod, settings=settings, author=request.user_info.username)
-        name = new.needed_vmi
-        vmi = await vmis.read_vmi(request.namespace, name) if name is not None else None
-        return admit_new_pod(new, namespace=request.namespace, settings=settings, vmi=vmi)
+        return NewPod.read(pod, settings=settings, author=request.user_info.username)
+
+    async def decide_pod(request: AdmissionRequest) -> Admitted:
+        async with turns.turn():
+            new = read_pod(request)
+            name = new.needed_vmi
+            if name is None:
+                return admit_new_pod(new, namespace=request.namespace, settings=settings)
+            del new  # read, it takes many times the memory, and many may wait
+        vmi = await vmis.read_vmi(request.namespace, name)
+        async with turns.turn():
+            return admit_new_pod(read_pod(request), namespace=request.namespace, settings=settings, vmi=vmi)
+
+    def in_a_turn(decide: Callable[[AdmissionRequest], Admitted]) -> _Decide:
+        async def decide_then(request: AdmissionRequest) -> Admitted:
+            async with turns.turn():
+                return decide(request)
+
+        return decide_then
 
     application = web.Application(client_max_size=MAX_BODY_BYTES)
     application.add_routes(
         [
-            _route("/admit/vmi", "VirtualMachineInstance", {"CREATE", "UPDATE"}, decide_vmi),
-            _route("/admit/vm", "VirtualMachine", {"CREATE", "UPDATE"}, decide_vm),
-            _route("/admit/pod", "Pod", {"CREATE"}, decide_pod),
+            _route(
+                "/admit/vmi", "VirtualMachineInstance", {"CREATE", "UPDATE"}, turns, in_a_turn(decide_vmi)
+            ),
+            _route("/admit/vm", "VirtualMachine", {"CREATE", "UPDATE"}, turns, in_a_turn(decide_vm)),
+            _route("/admit/pod", "Pod", {"CREATE"}, turns, decide_pod),
         ]
     )
     return application
 
 
-def _route(path: str, kind: str, operations: set[str], decide: _Decide) -> web.RouteDef:
+def _route(path: str, kind: str, operations: set[str], turns: _Turns, decide: _Decide) -> web.RouteDef:
     async def handle(request: web.Request) -> web.Response:
         body = await request.read()
         started = time.perf_counter()
         try:
-            review = read_review(body)
+            async with turns.turn():
+                review = read_review(body)
             if review.kind.kind != kind or review.operation not in operations or review.sub_resource:
                 given = f"{review.operation} of {review.kind.kind} {review.sub_resource}".rstrip()
                 raise BadBody(f"{path} serves {' and '.join(sorted(operations))} of {kind}, not {given}")

@@ -114,6 +114,7 @@ class PodSpec(_ApiObject, frozen=True):
 
     containers: list[Container]
     init_containers: list[Container] | None = None
+    ephemeral_containers: list[Editable] | None = None
     overhead: Quantities | None = None
     resources: Resources | None = None
     """Of the pod as a whole; what its containers request must fit into it."""
@@ -224,6 +225,8 @@ class Vm(_ApiObject, frozen=True):
 
 
 _Object = TypeVar("_Object", Pod, Vm, Vmi)
+_LONGEST_NAME = 253
+"""Characters of the longest valid name."""
 _KINDS: dict[type[Any], str] = {Pod: "Pod", Vm: "VirtualMachine", Vmi: "VirtualMachineInstance"}
 
 
@@ -280,6 +283,10 @@ def whole_pages(memory: Bytes, size: Bytes, where: str) -> int:
 
 
 def title(kind: type[Pod | Vm | Vmi], metadata: Metadata, namespace: str) -> str:
-    """Name an object in a sentence, `Pod default/db-…` while the API server has not generated the name."""
-    name = metadata.name or f"{metadata.generate_name or ''}…"
-    return f"{_KINDS[kind]} {namespace or metadata.namespace or 'default'}/{name}"
+    """Name an object in a sentence, `Pod default/db-…` while the API server has not generated the name.
+
+    It is not longer than a valid name makes it: the API server checks names only after the webhooks.
+    """
+    name = metadata.name or f"{(metadata.generate_name or '')[:_LONGEST_NAME]}…"
+    within = namespace or metadata.namespace or "default"
+    return f"{_KINDS[kind]} {within[:_LONGEST_NAME]}/{name[:_LONGEST_NAME]}"

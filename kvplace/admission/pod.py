@@ -35,7 +35,7 @@ from kvplace.admission.objects import Pod, Vmi, title, typed
 from kvplace.admission.pod_resources import request_cpus, request_marker
 from kvplace.admission.pod_size import PodSize, size_of_pod
 from kvplace.admission.settings import AdmissionSettings
-from kvplace.admission.sidecar import add_sidecar_fields, end_sidecars_with_pod, sidecars_of
+from kvplace.admission.sidecar import COMMAND, add_sidecar_fields, end_sidecars_with_pod, sidecars_of
 from kvplace.admission.verdict import Admitted
 from kvplace.admission.vm_size import VmSize, read_size, size_of_vm
 from kvplace.admission.vmi import conflict_with_kubevirt
@@ -69,6 +69,12 @@ _NOT_KEPT = (*RESULTS, VM_SIZE)
 """What does not stay on a pod with a request, which has the size in it."""
 
 _DEFAULT_SCHEDULER = "default-scheduler"
+MAX_CONTAINERS = 1024
+"""Most containers of a pod, init and ephemeral ones included.
+
+No kubelet can run many more: spec and status of one take some 650 bytes of the pod at least, and etcd stores
+at most 1.5 MiB of an object (`--max-request-bytes`), which is reached with about 2,400.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +90,15 @@ class NewPod:
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], *, settings: AdmissionSettings, author: str = "") -> Self:
-        """Read a pod that `author`, a user, creates; raises BadBody or BadAnnotation."""
+        """Read a pod that `author`, a user, creates.
+
+        Raises BadBody, BadAnnotation, or Misconfigured for one of too many containers.
+        """
         pod = typed(raw, Pod)
-        return cls(raw, pod, _options(pod), _stated_size(pod, settings, author))
+        options = _options(pod)
+        if options is not None:
+            _check_containers(pod)
+        return cls(raw, pod, options, _stated_size(pod, settings, author))
 
     @property
     def needed_vmi(self) -> str | None:
@@ -226,6 +238,18 @@ def _options(pod: Pod) -> PinningOptions | None:
         # must not stop a live migration.
         annotations = {key: annotations[key] for key in ASKING if key in annotations}
     return read_options(annotations)
+
+
+def _check_containers(pod: Pod) -> None:
+    what, spec = title(Pod, pod.metadata, ""), pod.spec
+    containers = len(spec.containers) + len(spec.init_containers or ()) + len(spec.ephemeral_containers or ())
+    if containers > MAX_CONTAINERS:
+        raise Misconfigured(
+            f"{what} has {containers} containers; a pod that asks for CPUs may have {MAX_CONTAINERS}"
+        )
+    hooks = len(sidecars_of(pod))
+    if hooks > 1:
+        raise Misconfigured(f"{what} has {hooks} containers with the command {COMMAND[0]}; keep one")
 
 
 def _is_launcher(pod: Pod) -> bool:

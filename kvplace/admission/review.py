@@ -15,8 +15,8 @@ import msgspec
 from kvplace.admission.edits import Operation
 from kvplace.core.errors import BadBody
 
-MAX_BODY_BYTES = 10 * 1024 * 1024
-"""Three times the largest request that an API server accepts."""
+MAX_BODY_BYTES = 2 * 1024 * 1024
+"""More than etcd stores of an object (1.5 MiB). An update shows the object twice; VMIs have some 10 KiB."""
 
 _REASONS = {
     HTTPStatus.BAD_REQUEST: "BadRequest",

@@ -80,7 +80,12 @@ def with_hook_sidecar(entries: str | None, image: str) -> str | None:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         mend = 'must be a JSON list of objects such as [{"image": "..."}]; correct it or remove it'
         raise BadAnnotation(HOOK_SIDECARS, entries, mend) from None
-    if any(entry.get("command") == COMMAND for entry in read):
+    present = sum(entry.get("command") == COMMAND for entry in read)
+    if present > 1:
+        raise BadAnnotation(
+            HOOK_SIDECARS, entries, f"has {present} entries with the command {COMMAND[0]}; keep one"
+        )
+    if present:
         return None
     return f"[{','.join([*(bytes(entry).decode() for entry in written), ours])}]"
 

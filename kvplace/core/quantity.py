@@ -31,6 +31,8 @@ _SUFFIXES: dict[str, Fraction] = {
     "Ei": Fraction(2**60),
 }
 _FORM = re.compile(r"([+-]?)(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,2}|[numkKMGTPE]i?|)", re.ASCII)
+_LONGEST = 100
+"""Characters of a quantity with the spaces around it: it is remembered as it was written."""
 _BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi")
 _MOST = (1 << 63) - 1
 _LEAST_WITHOUT_UNIT = 1 << 20
@@ -44,7 +46,8 @@ def parse_quantity(text: str | float) -> Fraction:
     """
     if isinstance(text, int):
         return Fraction(text)
-    match = _FORM.fullmatch(str(text).strip())
+    written = str(text)
+    match = _FORM.fullmatch(written.strip()) if len(written) <= _LONGEST else None
     if match is None:
         raise ValueError(f"{shown(text)} is not a quantity such as 8Gi, 512Mi, 4 or 500m")
     sign, number, suffix = match.groups()

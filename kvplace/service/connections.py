@@ -1,7 +1,8 @@
 """Accepting connections within bounds: how many, how long a caller may take, and how much it may send.
 
 Whoever reaches a port may open connections and send nothing, or send slowly, or never read. Each of these
-ends after a time, and however many callers do it together, their connections and unread bytes stay limited.
+ends after a time, and however many callers do it together, their connections and the bytes of their requests
+stay limited until these are answered.
 What a request may do once it is complete is left to the application.
 """
 
@@ -42,7 +43,7 @@ class ConnectionLimits:
     idle_s: float = 300.0
     """Without a request. A new connection costs kube-scheduler and the API server a TLS handshake."""
     unread_bytes: int = 128 << 20
-    """Of requests that are not complete, all connections together."""
+    """Of requests that are not answered, all connections together; also of callers that have gone."""
 
 
 @runtime_checkable
@@ -175,7 +176,7 @@ class Connections:
         self._open.pop(transport, None)
 
     def has_room(self, more_bytes: int) -> bool:
-        """Count bytes of incomplete requests, or take some off; returns whether they are within the limit."""
+        """Count bytes of requests, or take some off; returns whether they are within the limit."""
         self._unread += more_bytes
         return self._unread <= self._limits.unread_bytes
 
@@ -238,7 +239,8 @@ class _Connection(asyncio.Protocol):
             self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_unread()
+        if not self._is_answering or self._reading_since is not None:
+            self._forget_unread()  # whoever reads an incomplete body gives it up now
         self._all.closed(self._transport)
         if self._inner is not None:
             self._inner.connection_lost(exc)
@@ -247,13 +249,14 @@ class _Connection(asyncio.Protocol):
 
     def answering(self, *, begins: bool) -> None:
         self._is_answering = begins
+        if not begins:
+            self._forget_unread()
         if not begins and self._next_has_begun:
             self._next_has_begun = False
             self._reading_since = self._loop.time()
 
     def request_is_complete(self) -> None:
         self._reading_since = None
-        self._forget_unread()
 
     def is_overdue(self, now: float) -> bool:
         allowed = self._limits.request_s

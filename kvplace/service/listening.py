@@ -95,6 +95,13 @@ def _noting_complete_requests(connections: Connections) -> Callable[..., Awaitab
             return web.Response(status=415, text="compressed bodies are not read\n")
         request[_CONNECTIONS] = connections
         with connections.answering(request.transport, request.content):
-            return await handler(request)
+            try:
+                return await handler(request)
+            except ConnectionResetError:
+                if request.transport is not None:
+                    raise
+                return (
+                    web.Response()
+                )  # nobody gets it; aiohttp would log a traceback for each caller that goes
 
     return note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from harness.control_plane.cluster import ControlPlane
 from tests.admission.makers import plain_pod
 from tests.admission.registered import Server, registered
 from tests.admission.stored import create, forged_pod
+from tests.admission.webhooks import Webhooks
 from tests.manifests.policies import refused
 
 Admission = tuple[Server, str]
@@ -58,3 +60,19 @@ def frozen(control_plane: ControlPlane) -> Iterator[str]:
         refused(lambda: create(control_plane, name, forged_pod(), dry_run=True))
         yield name
     control_plane.remove_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Webhooks]:
+    with asyncio.Runner() as runner:
+        webhooks = Webhooks(runner)
+        yield webhooks
+        webhooks.close()
+
+
+@pytest.fixture
+def webhooks(running: Webhooks) -> Webhooks:
+    running.vmis.stored.clear()
+    running.vmis.away = False
+    running.largest = None
+    return running

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections.abc import Mapping
@@ -176,8 +177,13 @@ class Vmis:
     def __init__(self) -> None:
         self.stored: dict[tuple[str, str], Json] = {}
         self.away = False
+        self.asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        self.asked.set()
+        await self.may_answer.wait()
         if self.away:
             raise Unavailable("the API server does not answer: connection refused")
         return self.stored.get((namespace, name))

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import io
 import json
 import logging
-import zlib
-from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from kvplace.admission.http import admission_application
-from kvplace.admission.review import MAX_BODY_BYTES
 from kvplace.core.annotations import ASKING, RESULTS
 from tests.admission.makers import (
     ASKS,
-    SETTINGS,
     Json,
-    Vmis,
     apply_patch,
     captured_pod,
     plain_pod,
@@ -34,94 +23,8 @@ from tests.admission.makers import (
     vmi_of,
     written_request,
 )
+from tests.admission.webhooks import PATHS, Webhooks, patch_of, question
 from tests.captured import captured_folder
-
-PATHS = {
-    "VirtualMachineInstance": "/admit/vmi",
-    "VirtualMachine": "/admit/vm",
-    "Pod": "/admit/pod",
-}
-Ask = Callable[[str, Any, Mapping[str, str]], tuple[int, bytes]]
-
-
-class Webhooks:
-    """The routes on a real server, asked without await."""
-
-    def __init__(self, runner: asyncio.Runner) -> None:
-        self.vmis = Vmis()
-        self.largest: int | None = None
-        application = admission_application(self.vmis, SETTINGS, lambda: self.largest)
-        self._runner = runner
-        self._client = runner.run(self._connected(application))
-
-    async def _connected(self, application: web.Application) -> TestClient[web.Request, web.Application]:
-        client = TestClient(TestServer(application))
-        await client.start_server()
-        return client
-
-    def post(self, path: str, body: bytes, **headers: str) -> tuple[int, bytes]:
-        async def posted() -> tuple[int, bytes]:
-            async with self._client.post(path, data=io.BytesIO(body), headers=headers) as answer:
-                return answer.status, await answer.read()
-
-        return self._runner.run(posted())
-
-    def ask(self, raw: Json, operation: str = "CREATE", old: Json | None = None, **more: Any) -> Json:
-        """Ask about an object and return the answer's `response`."""
-        status, body = self.post(PATHS[raw["kind"]], question(raw, operation, old, **more))
-        assert status == 200, body
-        answer = json.loads(body)
-        assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
-        response: Json = answer["response"]
-        assert response["uid"] == "705ab4f5-6393-11e8-b7cc-42010a800002"
-        return response
-
-    def close(self) -> None:
-        self._runner.run(self._client.close())
-
-
-def question(raw: Any, operation: str = "CREATE", old: Json | None = None, **more: Any) -> bytes:
-    """Write an AdmissionReview as the API server does, with all that it says and we do not read."""
-    kind = raw.get("kind", "Pod") if isinstance(raw, dict) else "Pod"
-    request = {
-        "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
-        "kind": {"group": "", "version": "v1", "kind": kind},
-        "resource": {"group": "", "version": "v1", "resource": f"{kind.lower()}s"},
-        "requestKind": {"group": "", "version": "v1", "kind": kind},
-        "namespace": "default",
-        "operation": operation,
-        "userInfo": {"username": "admin", "groups": ["system:masters"]},
-        "object": raw,
-        "oldObject": old,
-        "dryRun": False,
-        "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
-        **more,
-    }
-    review = {"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": request}
-    return json.dumps(review).encode()
-
-
-def patch_of(response: Json) -> list[Json]:
-    assert response["patchType"] == "JSONPatch"
-    operations: list[Json] = json.loads(base64.b64decode(response["patch"], validate=True))
-    return operations
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Webhooks]:
-    with asyncio.Runner() as runner:
-        webhooks = Webhooks(runner)
-        yield webhooks
-        webhooks.close()
-
-
-@pytest.fixture
-def webhooks(running: Webhooks) -> Webhooks:
-    running.vmis.stored.clear()
-    running.vmis.away = False
-    running.largest = None
-    return running
-
 
 # Answers
 
@@ -311,23 +214,6 @@ def test_a_pod_that_no_api_server_would_send_gets_an_answer_too(
     webhooks: Webhooks, pod: Json, is_allowed: bool
 ) -> None:
     assert webhooks.ask({"kind": "Pod", **pod})["allowed"] is is_allowed
-
-
-def test_a_body_of_more_than_10_mb_is_refused(webhooks: Webhooks) -> None:
-    assert MAX_BODY_BYTES == 10 * 1024 * 1024
-    fits = question(plain_pod(None)).ljust(MAX_BODY_BYTES)
-    assert webhooks.post("/admit/pod", fits)[0] == 200
-    status, text = webhooks.post("/admit/pod", fits + b" ")
-    assert status == 413
-    assert text.decode().startswith(f"Maximum request body size {MAX_BODY_BYTES} exceeded")
-
-
-def test_a_body_that_unpacks_to_more_than_10_mb_is_refused(webhooks: Webhooks) -> None:
-    packed = zlib.compress(b" " * (50 * 1024 * 1024))
-    assert len(packed) < 100_000
-    status, text = webhooks.post("/admit/pod", packed, **{"Content-Encoding": "deflate"})
-    assert status == 413
-    assert text.decode().startswith(f"Maximum request body size {MAX_BODY_BYTES} exceeded")
 
 
 @pytest.mark.parametrize("depth", [400, 700])

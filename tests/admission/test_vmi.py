@@ -159,6 +159,12 @@ def test_a_vmi_with_modifiers_alone_is_not_changed_and_its_author_is_warned() ->
     assert "kvplace.io/smt has no effect alone" in warning
 
 
+def test_two_sidecars_of_ours_are_refused() -> None:
+    theirs = '[{"image":"a","command":["kvplace-hook"]},{"image":"b","command":["kvplace-hook"]}]'
+    sentence = refusal(vmi({**ASKS, HOOKS: theirs}))
+    assert sentence.endswith("has 2 entries with the command kvplace-hook; keep one")
+
+
 def test_kubevirts_own_pinning_is_refused_with_what_to_do() -> None:
     raw = vmi({"cpu-set": "any"}, cpu={"cores": 4, "dedicatedCpuPlacement": True})
     assert refusal(raw) == (

@@ -55,6 +55,11 @@ def test_what_is_no_quantity_is_refused_by_name(text: str | float) -> None:
     assert repr(text) in str(caught.value)
 
 
+def test_spaces_around_a_quantity_are_limited_because_it_is_remembered_with_them() -> None:
+    with pytest.raises(ValueError, match="is not a quantity"):
+        parse_quantity("4" + 100 * " ")
+
+
 @pytest.mark.parametrize(("text", "count"), [("1m", 1), ("1.5", 2), ("1023.0001Ki", 1_047_553), ("2", 2)])
 def test_bytes_are_rounded_up_as_kubernetes_does(text: str, count: int) -> None:
     assert parse_bytes(text) == count

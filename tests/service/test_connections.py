@@ -93,13 +93,21 @@ async def served(limits: ConnectionLimits = SHORT, tls: RenewedTls | None = None
     async def large(_: web.Request) -> web.Response:
         return web.Response(body=bytes(64 << 20))
 
-    async def later(_: web.Request) -> web.Response:
+    async def later(request: web.Request) -> web.Response:
+        await request.read()
         listener.is_asked.set()
         await listener.may_answer.wait()
         return web.Response()
 
     application = web.Application(client_max_size=1 << 20)
-    application.add_routes([web.post("/echo", echo), web.get("/large", large), web.get("/later", later)])
+    application.add_routes(
+        [
+            web.post("/echo", echo),
+            web.get("/large", large),
+            web.get("/later", later),
+            web.post("/later", later),
+        ]
+    )
     context = tls.context if tls is not None else None
     async with listening("test", application, listener.address, context, limits=limits) as address:
         listener.address = address
@@ -234,6 +242,26 @@ async def test_incomplete_bodies_together_stay_below_the_limit_of_bytes() -> Non
         for caller in callers:
             caller.writer.transport.abort()
         await listener.until_answered()  # what was cut off no longer counts
+
+
+@pytest.mark.parametrize("go", [False, True], ids=["their callers wait", "their callers have gone"])
+async def test_bodies_that_wait_for_an_answer_together_stay_below_the_limit_of_bytes(go: bool) -> None:
+    before = cuts("bytes")
+    large = b"POST /later HTTP/1.1\r\nHost: a\r\nContent-Length: 80000\r\n\r\n" + bytes(80_000)
+    async with served(ConnectionLimits(unread_bytes=200_000)) as listener:
+        for _ in range(2):
+            listener.is_asked.clear()
+            caller = await listener.call()
+            caller.writer.write(large)
+            await listener.is_asked.wait()
+            if go:
+                caller.writer.transport.abort()
+        one_more = await listener.call()
+        one_more.writer.write(large)
+        assert await one_more.is_cut()
+        assert cuts("bytes") == before + 1
+        listener.may_answer.set()
+        assert await (await listener.call()).ask(large) == b"HTTP/1.1 200 OK"
 
 
 @pytest.mark.parametrize(
