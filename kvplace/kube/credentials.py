@@ -2,31 +2,33 @@
 
 In a pod they are its service account's, else those of a context of a kubeconfig. Tokens and client
 certificates are read here; a token in a file is read again once a minute, since the kubelet replaces it.
-Plugins (`exec`) and OIDC are left to the official client (`kubernetes.aio.config`), which is imported only
-for them: it takes half a second and 35 MB. Everything is loaded again when the API server answers 401, which
+Login programs (`exec`) and OIDC are left to the official client, which is imported only for them: it takes
+half a second and 35 MB. Everything is loaded again when the API server answers 401, which
 covers what has been rotated.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import contextlib
-import logging
 import os
-import re
 import ssl
 import tempfile
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from kvplace.core.errors import Misconfigured
+from kvplace.core.errors import Absent, Misconfigured
 from kvplace.kube.kubeconfig import KubeContext, kubeconfig_files, read_context
 from kvplace.kube.proxies import proxy_of
+
+_Result = TypeVar("_Result")
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's token and the CA of the API server."""
@@ -34,8 +36,8 @@ _AS = ("as", "as-uid", "as-groups", "as-user-extra")
 """Keys of a user of a kubeconfig that acts as somebody else."""
 _IN_HEADERS = "!#$&'*+^`|"
 """What the name of a header may hold besides letters, digits and what `quote` never changes."""
-_AS_BYTES = re.compile(r"""b(['"])(.*)\1$""")
-"""How that client quotes what a program has said on stderr."""
+_ISSUED = {"client-certificate": "clientCertificateData", "client-key": "clientKeyData"}
+"""Fields of the answer of a login program by their key in a kubeconfig."""
 TOKEN_AGE_S = 60.0
 """A token that was read so long ago is read again."""
 
@@ -74,7 +76,7 @@ class Credentials:
 
 
 async def load_credentials(options: CredentialOptions) -> Credentials:
-    """Load the configuration; raises Misconfigured that says what is missing and where."""
+    """Load the configuration; raises Misconfigured, or Absent where no cluster is configured."""
     loaded = await _load(options)
     if options.user is None:
         return loaded
@@ -98,10 +100,10 @@ async def _load(options: CredentialOptions) -> Credentials:
 def _of_pod(token: str | None) -> Credentials:
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
-        raise Misconfigured(
+        raise Absent(
             "no cluster is configured: there is no kubeconfig (KUBECONFIG or ~/.kube/config), and this "
-            "is no pod (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set); "
-            "name one with --kubeconfig"
+            "process does not run in a pod (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not "
+            "set); name a kubeconfig with --kubeconfig"
         )
     ca = SERVICE_ACCOUNT / "ca.crt"
     try:
@@ -147,8 +149,10 @@ class TokenFile:
 
 
 async def _of_context(context: KubeContext, token: str | None) -> Credentials:
-    if token is None and {"exec", "auth-provider"} & context.user.keys():
-        return await _of_plugin(context)
+    if token is None and "exec" in context.user:
+        return await _of_login_program(context)
+    if token is None and "auth-provider" in context.user:
+        return await _of_auth_provider(context)
     user: Mapping[str, Any] = context.user if token is None else {"token": token}
     try:
         return _credentials(context, _authorization(user), user)
@@ -156,29 +160,88 @@ async def _of_context(context: KubeContext, token: str | None) -> Credentials:
         raise _unusable(context, error) from error
 
 
-async def _of_plugin(context: KubeContext) -> Credentials:
-    """Let the official client call the program that issues the token or certificate."""
+async def _of_login_program(context: KubeContext) -> Credentials:
+    """Run the program of a user's `exec`, which issues a token, a certificate or both.
+
+    On a terminal the program has stdin and stderr, so that it can ask; else what it says on stderr is in the
+    error. It runs in a thread that nothing waits for: a signal ends this process although the program runs.
+    """
+    from kubernetes.config import ConfigException
+    from kubernetes.config.exec_provider import ExecProvider
+    from kubernetes.config.kube_config import ConfigNode
+
+    plugin = context.user["exec"]
+    try:
+        nodes = ConfigNode("exec", plugin), ConfigNode("cluster", _shown_cluster(context.cluster))
+        status = await _in_thread(ExecProvider(nodes[0], None, nodes[1]).run)
+        token, certificate = status.get("token"), status.get("clientCertificateData")
+        if not token and not certificate:
+            raise ValueError("it answers with neither a token nor a certificate")
+        if certificate and not status.get("clientKeyData"):
+            raise ValueError("it answers with a certificate without its key")
+        issued = {
+            **{key: value for key, value in context.user.items() if key in _AS},
+            **({"token": token} if token else {}),
+            **{
+                f"{name}-data": base64.b64encode(status[field].encode()).decode()
+                for name, field in _ISSUED.items()
+                if certificate
+            },
+        }
+        return _credentials(context, _authorization(issued), issued)
+    except (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        command = plugin.get("command") if isinstance(plugin, Mapping) else plugin
+        said = f"the program {command!r} that it logs in with gives no credentials: {error}"
+        raise _unusable(context, ValueError(said)) from error
+
+
+def _shown_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
+    """Write what a program with `provideClusterInfo` is told: the CA in place, as ExecCredential has it."""
+    ca = _bytes(cluster, "certificate-authority")
+    shown = {key: value for key, value in cluster.items() if not key.startswith("certificate-authority")}
+    return shown if ca is None else {**shown, "certificate-authority-data": base64.b64encode(ca).decode()}
+
+
+async def _in_thread(call: Callable[[], _Result]) -> _Result:
+    """Await a call in a thread of its own; unlike `asyncio.to_thread` the process may end before it."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[_Result] = loop.create_future()
+
+    def tell(settle: Callable[[Any], None], result: Any) -> None:
+        if not ended.done():
+            settle(result)
+
+    def run() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], Any] = ended.set_result, call()
+        except Exception as error:
+            outcome = ended.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
+            loop.call_soon_threadsafe(tell, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await ended
+
+
+async def _of_auth_provider(context: KubeContext) -> Credentials:
+    """Let the official client read, and renew, the token of an OIDC provider."""
     from kubernetes.aio import client, config
 
     configuration = client.Configuration()
     try:
-        with _said_by(config.kube_config.logger) as said:
-            await config.load_kube_config_from_dict(
-                _document(context), context=context.name, client_configuration=configuration
-            )
-        if said and not configuration.api_key and not configuration.cert_file:
-            raise ValueError(f"{_program(context.user)} gives no credentials: {said[-1]}")
-        issued = {
-            "client-certificate": configuration.cert_file,
-            "client-key": configuration.key_file,
-            **{key: value for key, value in context.user.items() if key in _AS},
-        }
+        await config.load_kube_config_from_dict(
+            _document(context), context=context.name, client_configuration=configuration
+        )
+        if not configuration.api_key:
+            raise ValueError("its auth-provider gives no credentials")
 
         async def authorization() -> str | None:
             header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
             return None if header is None else str(header)
 
-        return _credentials(context, authorization, issued)
+        return _credentials(
+            context, authorization, {key: value for key, value in context.user.items() if key in _AS}
+        )
     except (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _unusable(context, error) from error
 
@@ -191,30 +254,6 @@ def _document(context: KubeContext) -> dict[str, Any]:
         "contexts": [{"name": context.name, "context": {"cluster": "cluster", "user": "user"}}],
         "current-context": context.name,
     }
-
-
-@contextlib.contextmanager
-def _said_by(logger: logging.Logger) -> Iterator[list[str]]:
-    """Collect what a logger says in the block: that client logs why a program failed, and goes on without."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(_AS_BYTES.sub(r"\2", record.getMessage()))  # type: ignore[method-assign]
-    before = logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        yield said
-    finally:
-        logger.propagate = before
-        logger.removeHandler(handler)
-
-
-def _program(user: Mapping[str, Any]) -> str:
-    """Name what issues a user's credentials."""
-    plugin = user.get("exec")
-    if not isinstance(plugin, Mapping):
-        return "its auth-provider"
-    return f"the program {plugin.get('command')!r} that it logs in with"
 
 
 def _unusable(context: KubeContext, error: Exception) -> Misconfigured:

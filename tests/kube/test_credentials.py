@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.certificates import Certificates
-from kvplace.core.errors import Misconfigured
+from kvplace.core.errors import Absent, Misconfigured
 from kvplace.kube import credentials
 from kvplace.kube.credentials import (
     TOKEN_AGE_S,
@@ -87,7 +87,7 @@ async def test_outside_a_pod_and_without_a_kubeconfig_the_error_names_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    with pytest.raises(Misconfigured, match=r"KUBECONFIG.*KUBERNETES_SERVICE_HOST"):
+    with pytest.raises(Absent, match=r"KUBECONFIG.*KUBERNETES_SERVICE_HOST"):
         await load_credentials(CredentialOptions())
 
 
