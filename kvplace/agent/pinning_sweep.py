@@ -162,7 +162,9 @@ class PinningSweep:
 
     def _measure(self, pod: _Pod, target: Target, now: float, *, anew: bool) -> Finding:
         wanted, watched = target.wanted, pod.watched
-        measured = _with_memory(pod, watched.measure(anew=anew, memory=anew and wanted.measures_memory))
+        measured = _with_memory(
+            pod, watched.measure(wanted.most_threads, anew=anew, memory=anew and wanted.measures_memory)
+        )
         at_first = differences(wanted, measured)
         drift = _drift(pod.right, at_first)
         found, pins, pid = at_first, None, 0
@@ -170,7 +172,7 @@ class PinningSweep:
             pid = watched.qemu.pid
             if any(map(_is_about_a_thread, at_first)) and pod.history.may_repair(now):
                 set_threads(watched.qemu, at_first)
-                measured = _with_memory(pod, watched.measure())
+                measured = _with_memory(pod, watched.measure(wanted.most_threads))
                 found = differences(wanted, measured)
                 if drift and not set(drift) & set(found):
                     pod.history = pod.history.repaired(now)
@@ -181,11 +183,12 @@ class PinningSweep:
             if asked != pod.pins_asked or (drift and found != at_first):
                 pod.pins_asked, pins = asked, asked[1]
         pod.right = _right(pod.right, wanted, measured, found)
+        known = set(pod.finding.differences)
         return Finding(
             measured,
             found,
             given_up=pod.history.given_up,
-            drift=tuple(one for one in drift if one not in pod.finding.differences),
+            drift=tuple(one for one in drift if one not in known),
             pid=pid,
             pins=pins,
         )

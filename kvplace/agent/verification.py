@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
@@ -20,6 +21,9 @@ from kvplace.linux.qemu import ThreadName, ThreadRole
 MISPLACED_ALLOWED = Bytes(256 * 1024 * 1024)
 """Memory outside the nodes of a strict binding that is no difference: what virt-launcher and libvirt use."""
 
+THREADS_BESIDE_VCPUS = 1024
+"""Threads that a QEMU may have beside two for each vCPU: I/O, vhost, migration and its pool of workers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Thread:
@@ -31,7 +35,7 @@ class Thread:
     """The online CPUs that it may run on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measurement:
     """What was read of one pod at one moment."""
 
@@ -42,12 +46,11 @@ class Measurement:
     memory: Mapping[NumaId, Bytes] = field(default_factory=lambda: MappingProxyType({}))
     """Memory of the VM by NUMA node; empty where it was not read."""
 
-    @property
-    def io_threads(self) -> tuple[int, ...]:
-        """The numbers of the I/O threads, ascending."""
-        return tuple(
-            sorted(thread.name.number for thread in self.threads if thread.name.role is ThreadRole.IO_THREAD)
-        )
+    @cached_property
+    def io_threads(self) -> Mapping[int, int]:
+        """The position of each I/O thread among all of them in ascending order, by its number."""
+        found = {thread.name.number for thread in self.threads if thread.name.role is ThreadRole.IO_THREAD}
+        return {number: position for position, number in enumerate(sorted(found))}
 
     @property
     def cpus(self) -> CpuMask:
@@ -143,14 +146,22 @@ class Wanted:
     """Whether it is the pod of a VM; the threads of other pods have no CPUs of their own."""
 
     @property
+    def most_threads(self) -> int:
+        """How many threads its QEMU may have; one with more is not measured.
+
+        Thread names and counts are in the hand of whoever controls the VM's pod, and each thread costs.
+        """
+        return THREADS_BESIDE_VCPUS + 2 * len(self.placement.vcpus)
+
+    @property
     def measures_memory(self) -> bool:
         """Whether it matters on which NUMA nodes its memory is."""
         return self.placement.numa_memory is NumaMemory.STRICT and bool(self.placement.memory_nodes)
 
-    def cpus_of(self, name: ThreadName, io_threads: tuple[int, ...]) -> CpuMask:
+    def cpus_of(self, name: ThreadName, io_threads: Mapping[int, int]) -> CpuMask:
         """Look up the CPUs of a thread; none where it may run anywhere in the cpuset.
 
-        `io_threads` are the numbers of all I/O threads, ascending: the placement counts them from 0.
+        `io_threads` are the positions of all I/O threads by number: the placement counts them from 0.
         """
         placement = self.placement
         if placement.policy in (Policy.NUMA, Policy.NONE):
@@ -159,7 +170,7 @@ class Wanted:
             case ThreadRole.VCPU:
                 return placement.cpus_of_vcpu(name.number)
             case ThreadRole.IO_THREAD:
-                return placement.cpus_of_io_thread(io_threads.index(name.number))
+                return placement.cpus_of_io_thread(io_threads[name.number])
             case ThreadRole.EMULATOR | ThreadRole.VHOST | ThreadRole.MIGRATION:
                 return placement.emulator_cpus
 
@@ -177,11 +188,8 @@ def differences(wanted: Wanted, measured: Measurement) -> tuple[Difference, ...]
 def _threads(wanted: Wanted, measured: Measurement) -> Iterator[Difference]:
     if not wanted.vm:
         return
-    io_threads = tuple(
-        sorted(thread.name.number for thread in measured.threads if thread.name.role is ThreadRole.IO_THREAD)
-    )
     for thread in measured.threads:
-        should = wanted.cpus_of(thread.name, io_threads)
+        should = wanted.cpus_of(thread.name, measured.io_threads)
         if not should:
             continue
         # What is known of CPUs that went offline or came back may be a moment old.

@@ -16,11 +16,13 @@ from kvplace.core.cpuset import bits_of
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.linux.affinity import Tid, affinity_of
 from kvplace.linux.cgroup import UNIFIED, folders_of, processes_of
-from kvplace.linux.kernel_files import Gone, explained, to_cpu_list
+from kvplace.linux.kernel_files import Gone, Unreadable, explained, to_cpu_list
 from kvplace.linux.numa_memory import memory_of_cgroup
 from kvplace.linux.qemu import PROC, QemuProcess, find_qemu
 
 _EFFECTIVE = ("cpuset.cpus.effective", "cpuset.effective_cpus")
+MOST_PROCESSES = 1024
+"""In the containers that run a claim; that of a VM has about ten."""
 _LONGEST_LIST = 65536
 _COMPARED = 4096
 """Bytes of a cpuset that are compared: enough for every machine whose CPUs are not listed one by one."""
@@ -80,14 +82,15 @@ class WatchedPod:
             return False
         return True
 
-    def measure(self, *, anew: bool = False, memory: bool = False) -> Measurement:
+    def measure(self, most_threads: int, *, anew: bool = False, memory: bool = False) -> Measurement:
         """Read everything; `anew` also the names of known threads and the workers of the kernel.
 
-        Raises Gone when the pod's containers have ended, NotPermitted or Unreadable.
+        Raises Gone when the pod's containers have ended, NotPermitted, or Unreadable, also for a QEMU with
+        more than `most_threads` and for a container with more than `MOST_PROCESSES`.
         """
         self._open_cpusets()
         cpusets = self._read_cpusets()
-        threads = self._threads(anew=anew)
+        threads = self._threads(most_threads, anew=anew)
         return Measurement(threads, cpusets, self._memory() if memory and threads else {})
 
     def _open_cpusets(self) -> None:
@@ -110,20 +113,25 @@ class WatchedPod:
             raise Gone("all containers of the pod have ended")
         return found
 
-    def _threads(self, *, anew: bool) -> tuple[Thread, ...]:
+    def _threads(self, most: int, *, anew: bool) -> tuple[Thread, ...]:
         if not self.vm:
             return ()
         if self.qemu is None or anew:
             processes = [pid for container in self.containers for pid in processes_of(container.cgroup)]
+            if len(processes) > MOST_PROCESSES:
+                raise Unreadable(
+                    f"its containers have {len(processes)} processes, more than the {MOST_PROCESSES} among "
+                    "which QEMU is looked for"
+                )
             if self.qemu is not None:
                 self.qemu.adopt_helpers(processes)
             else:
-                self.qemu = find_qemu(processes, self._proc)
+                self.qemu = find_qemu(processes, self._proc, most_threads=most)
         if self.qemu is None:
             return ()
         self._count = self.qemu.thread_count()
         try:
-            names = self.qemu.threads(anew=anew)
+            names = self.qemu.threads(most, anew=anew)
         except Gone:
             self.qemu.close()
             self.qemu = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from kvplace.core.cpuset import parse_cpu_list
@@ -18,6 +19,8 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV)
 _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _AT_ONCE = 64 * 1024
+_LARGEST = 16 * 1024 * 1024
+"""Bytes of any file of the kernel that is read here; the largest is the list of a container's processes."""
 
 
 class Gone(Unavailable):
@@ -32,15 +35,22 @@ class Unreadable(Unavailable):
     """The file cannot be read or written now, or does not contain what such a file contains."""
 
 
-def read_text(path: Path) -> str:
-    """Read a file; raises Gone, NotPermitted or Unreadable that names it."""
+def read_text(path: Path, most_bytes: int = _LARGEST, goes_on: Callable[[], bool] = lambda: True) -> str:
+    """Read a file; raises Gone, NotPermitted or Unreadable that names it.
+
+    Unreadable also for more than `most_bytes`, and where `goes_on`, which is asked after each part, says no.
+    """
     try:
         # Files of the kernel are read thousands at a time; this takes a third of what Path.read_text takes.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            content = b""
+            content = bytearray()
             while part := os.read(descriptor, _AT_ONCE):
                 content += part
+                if len(content) > most_bytes:
+                    raise Unreadable(f"{path} is larger than {most_bytes} bytes")
+                if not goes_on():
+                    raise Unreadable(f"{path} takes too long to be read: {len(content)} bytes until now")
         finally:
             os.close(descriptor)
     except OSError as error:

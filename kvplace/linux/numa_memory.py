@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from kvplace.linux.cgroup import UNIFIED
 from kvplace.linux.kernel_files import Gone, read_text
 
 BASE_PAGE = 4096
+READ_WITHIN_S = 30.0
+"""For the memory of one process."""
+MOST_NUMA_MAPS = 4 * 1024 * 1024
+"""Bytes of the memory map of one process: tens of thousands of mappings, and QEMU has some hundred."""
 _NODE = re.compile(r"\bN(\d+)=(\d+)")
 _PAGE_KIB = re.compile(r"\bkernelpagesize_kB=(\d+)")
 _MEMORY_FILES = (" file=/memfd:", " file=/dev/shm/", " file=/dev/zero")
@@ -51,14 +56,17 @@ def _memory_lines(folder: Path) -> list[str]:
         raise
 
 
-def memory_of_process(process: Path) -> dict[NumaId, Bytes]:
+def memory_of_process(process: Path, clock: Callable[[], float] = time.monotonic) -> dict[NumaId, Bytes]:
     """Add up the anonymous, shared and huge pages of one process, by NUMA node.
 
     `process` is its folder in /proc. The kernel walks all page tables for it: about a second for 64 GiB
-    without huge pages. Raises Gone, NotPermitted or Unreadable.
+    without huge pages. A process may map the same memory thousands of times, so no more is read after
+    `READ_WITHIN_S` or `MOST_NUMA_MAPS`. Raises Gone, NotPermitted, or Unreadable, also for these limits.
     """
     total: dict[NumaId, Bytes] = {}
-    for line in _guest_mappings(read_text(process / "numa_maps")):
+    ends = clock() + READ_WITHIN_S
+    text = read_text(process / "numa_maps", MOST_NUMA_MAPS, goes_on=lambda: clock() < ends)
+    for line in _guest_mappings(text):
         size = _PAGE_KIB.search(line)
         _add(total, line, int(size[1]) * 1024 if size else BASE_PAGE)
     return total

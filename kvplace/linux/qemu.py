@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +24,8 @@ from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable, explained
 
 PROC = Path("/proc")
 
+_LINKS_OF_A_FOLDER = 2
+"""Of the folder with the threads of a process, beside one for each thread."""
 _NAMES = ("qemu-system", "qemu-kvm")
 """What the names of QEMU programs begin with, in distributions and in KubeVirt's images."""
 _VCPU = re.compile(r"CPU (\d{1,5})/")
@@ -111,16 +114,19 @@ class QemuProcess:
         """Whether threads were seen for the first time, so that they may get other names yet."""
         return bool(self._new)
 
-    def threads(self, *, anew: bool = False) -> dict[Tid, ThreadName]:
-        """List the threads by id; raises Gone when the process has ended.
+    def threads(self, most: int, *, anew: bool = False) -> dict[Tid, ThreadName]:
+        """List the threads by id; raises Gone when the process has ended, Unreadable for more than `most`.
 
         Names are read when a thread is seen for the first and the second time, because it has the name of
         its parent for a moment after its start, and not again, unless `anew`.
         """
+        count = self.thread_count() - _LINKS_OF_A_FOLDER
+        if count > most:
+            raise Unreadable(f"process {self.pid} has {count} threads, more than the {most} that are checked")
         known = {} if anew else {tid: name for tid, name in self._names.items() if tid not in self._new}
         try:
             with os.scandir(self._tasks) as entries:
-                tids = [Tid(int(entry.name)) for entry in entries]
+                tids = [Tid(int(entry.name)) for entry in islice(entries, most)]
         except OSError as error:
             raise explained(error, self._where) from None
         if not tids:
@@ -174,10 +180,11 @@ class QemuProcess:
             raise explained(error, self._where / str(tid) / "comm") from None
 
 
-def find_qemu(pids: Iterable[int], proc: Path = PROC) -> QemuProcess | None:
+def find_qemu(pids: Iterable[int], proc: Path = PROC, *, most_threads: int) -> QemuProcess | None:
     """Find and open the QEMU of a VM among the processes of its container; None while there is none.
 
-    Raises NotPermitted where its threads may not be listed.
+    Raises NotPermitted where its threads may not be listed, and Unreadable where the processes that may be
+    QEMU have more than `most_threads` threads together.
     """
     pids = tuple(pids)
     for pid in pids:
@@ -186,7 +193,9 @@ def find_qemu(pids: Iterable[int], proc: Path = PROC) -> QemuProcess | None:
                 continue
             qemu = QemuProcess.open(pid, proc)
             try:
-                if any(name.role is ThreadRole.VCPU for name in qemu.threads().values()):
+                names = qemu.threads(most_threads)
+                most_threads -= len(names)
+                if any(name.role is ThreadRole.VCPU for name in names.values()):
                     qemu.adopt_helpers(pids)
                     return qemu
             except BaseException:

@@ -121,6 +121,28 @@ def test_a_thread_that_starts_in_the_wrong_place_is_set_and_is_no_drift(
     assert set(found.pins.vcpus) == {0, 1}
 
 
+def test_a_vm_with_more_threads_than_are_checked_is_reported_and_not_called_pinned(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvplace.agent.verification.THREADS_BESIDE_VCPUS", 2)
+    look(sweep, target)
+    qemus.start_thread(qemus.pids[0], "worker")
+    found = look(sweep, target)
+    assert found.problem == f"process {qemus.pids[0]} has 5 threads, more than the 4 that are checked"
+    assert not found.in_order
+    assert not found.follows
+
+
+def test_a_container_with_too_many_processes_is_reported(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvplace.agent.watched_pod.MOST_PROCESSES", 0)
+    assert qemus.pids
+    assert look(sweep, target).problem == (
+        "its containers have 1 processes, more than the 0 among which QEMU is looked for"
+    )
+
+
 def test_libvirt_is_not_told_of_each_worker_that_qemu_starts(
     sweep: PinningSweep, target: Target, qemus: PlayedQemus
 ) -> None:

@@ -25,6 +25,6 @@ def test_memory_is_read_although_the_agent_has_a_cgroup_namespace_of_its_own(tmp
         (cgroup / "memory.numa_stat").write_text("anon N0=8192 N1=4096\n")
         containers = (ClaimContainer("compute", cgroup),)
         watched = WatchedPod(containers, vm=True, mounted=tmp_path / "cgroup", proc=tmp_path / "proc")
-        measured = watched.measure(memory=True)
+        measured = watched.measure(1000, memory=True)
         watched.close()
     assert measured.memory == {0: 8192, 1: 4096}

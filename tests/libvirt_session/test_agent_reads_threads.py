@@ -12,10 +12,11 @@ from kvplace.linux.affinity import Tid, affinity_of, set_affinity
 from kvplace.linux.qemu import QemuProcess, ThreadRole, find_qemu
 
 pytestmark = pytest.mark.libvirt_session
+MOST = 1000
 
 
 def found_in(session: LibvirtSession) -> QemuProcess:
-    qemu = find_qemu(session.group.processes())
+    qemu = find_qemu(session.group.processes(), most_threads=MOST)
     assert qemu is not None
     return qemu
 
@@ -28,7 +29,7 @@ def test_every_thread_of_a_vm_is_found_and_classified(libvirt_session: LibvirtSe
     with libvirt_session.running(minimal_domain("read", vcpus=2, inside=pins)) as domain:
         seen = domain.affinities()
         with found_in(libvirt_session) as qemu:
-            names = qemu.threads()
+            names = qemu.threads(MOST)
             cpus = {tid: affinity_of(tid) for tid in names}
             assert qemu.pid == domain.pid
     assert cpus == {thread.tid: thread.cpus for thread in seen.threads}
@@ -45,7 +46,7 @@ def test_a_thread_that_is_moved_is_seen_moved_and_the_others_are_not(libvirt_ses
         libvirt_session.running(minimal_domain("moved", vcpus=2, inside=pins)) as domain,
         found_in(libvirt_session) as qemu,
     ):
-        (vcpu,) = [tid for tid, name in qemu.threads().items() if str(name) == "vCPU 1"]
+        (vcpu,) = [tid for tid, name in qemu.threads(MOST).items() if str(name) == "vCPU 1"]
         set_affinity(vcpu, mask_of([second]))
         assert domain.affinities().vcpus() == {0: mask_of([first]), 1: mask_of([second])}
 
@@ -57,4 +58,4 @@ def test_a_vm_that_ends_is_gone(libvirt_session: LibvirtSession) -> None:
     with qemu:
         assert qemu.thread_count() != count
         assert not qemu.has(Tid(qemu.pid))
-    assert find_qemu(libvirt_session.group.processes()) is None
+    assert find_qemu(libvirt_session.group.processes(), most_threads=MOST) is None

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from kvplace.linux.affinity import Tid
-from kvplace.linux.kernel_files import Gone
+from kvplace.linux.kernel_files import Gone, Unreadable
 from kvplace.linux.qemu import QemuProcess, ThreadRole, classify, find_qemu
 
+MOST = 1000
 THREADS = {100: "qemu-kvm", 101: "call_rcu", 102: "IO mon_iothread", 103: "CPU 0/KVM", 104: "IO iothread1"}
 
 
@@ -55,13 +56,13 @@ def test_qemu_is_the_process_of_that_name_that_has_a_vcpu(tmp_path: Path) -> Non
     write_process(tmp_path, 1, {1: "virt-launcher"})
     write_process(tmp_path, 50, {50: "qemu-kvm", 51: "call_rcu"})  # libvirt asks it what it can do
     write_process(tmp_path, 100, THREADS)
-    qemu = find_qemu((1, 7, 50, 100), tmp_path)
+    qemu = find_qemu((1, 7, 50, 100), tmp_path, most_threads=MOST)
     assert qemu is not None
     with qemu:
         assert qemu.pid == 100
-        assert {tid: name.name for tid, name in qemu.threads().items()} == THREADS
-    assert find_qemu((1, 50), tmp_path) is None
-    assert find_qemu((), tmp_path) is None
+        assert {tid: name.name for tid, name in qemu.threads(MOST).items()} == THREADS
+    assert find_qemu((1, 50), tmp_path, most_threads=MOST) is None
+    assert find_qemu((), tmp_path, most_threads=MOST) is None
 
 
 def test_the_kernels_workers_of_this_qemu_count_and_those_of_another_do_not(tmp_path: Path) -> None:
@@ -69,16 +70,16 @@ def test_the_kernels_workers_of_this_qemu_count_and_those_of_another_do_not(tmp_
     write_process(tmp_path, 200, {200: "vhost-100"})
     write_process(tmp_path, 201, {201: "vhost-999"})
     write_process(tmp_path, 202, {202: "kvm-nx-lpage-re"})
-    qemu = find_qemu((100, 200, 201, 202), tmp_path)
+    qemu = find_qemu((100, 200, 201, 202), tmp_path, most_threads=MOST)
     assert qemu is not None
     with qemu:
         assert {Tid(200), Tid(202)} == {
-            tid for tid, name in qemu.threads().items() if name.role is ThreadRole.VHOST
+            tid for tid, name in qemu.threads(MOST).items() if name.role is ThreadRole.VHOST
         }
         assert qemu.has(Tid(200))
         shutil.rmtree(tmp_path / "200")
         write_process(tmp_path, 200, {200: "sh"})  # the id is reused
-        assert Tid(200) not in qemu.threads()
+        assert Tid(200) not in qemu.threads(MOST)
         assert not qemu.has(Tid(200))
 
 
@@ -91,7 +92,7 @@ def test_a_reused_process_id_is_not_taken_for_the_vm(tmp_path: Path) -> None:
         assert qemu.thread_count() != count
         assert not qemu.has(Tid(103))
         with pytest.raises(Gone):
-            qemu.threads()
+            qemu.threads(MOST)
 
 
 def test_threads_that_come_and_go_are_noticed_by_their_number(tmp_path: Path) -> None:
@@ -100,31 +101,31 @@ def test_threads_that_come_and_go_are_noticed_by_their_number(tmp_path: Path) ->
         before = qemu.thread_count()
         write_process(tmp_path, 100, THREADS | {105: "worker"})
         assert qemu.thread_count() == before + 1
-        assert qemu.threads()[Tid(105)].name == "worker"
+        assert qemu.threads(MOST)[Tid(105)].name == "worker"
         shutil.rmtree(tmp_path / "100/task/105")
         assert qemu.thread_count() == before
-        assert Tid(105) not in qemu.threads()
+        assert Tid(105) not in qemu.threads(MOST)
 
 
 def test_a_thread_that_gets_its_name_late_is_read_a_second_time(tmp_path: Path) -> None:
     write_process(tmp_path, 100, THREADS | {106: "qemu-kvm"})
     with QemuProcess.open(100, tmp_path) as qemu:
-        assert str(qemu.threads()[Tid(106)]) == "emulator thread 'qemu-kvm'"
+        assert str(qemu.threads(MOST)[Tid(106)]) == "emulator thread 'qemu-kvm'"
         new_after_each_look = [qemu.has_new_threads]
         write_process(tmp_path, 100, THREADS | {106: "CPU 1/KVM"})
-        assert str(qemu.threads()[Tid(106)]) == "vCPU 1"
+        assert str(qemu.threads(MOST)[Tid(106)]) == "vCPU 1"
         new_after_each_look.append(qemu.has_new_threads)
         assert new_after_each_look == [True, False]
         write_process(tmp_path, 100, THREADS | {106: "CPU 2/KVM"})
-        assert qemu.threads()[Tid(106)].number == 1
-        assert qemu.threads(anew=True)[Tid(106)].number == 2
+        assert qemu.threads(MOST)[Tid(106)].number == 1
+        assert qemu.threads(MOST, anew=True)[Tid(106)].number == 2
 
 
 def test_a_thread_that_ends_while_the_folder_is_read_is_left_out(tmp_path: Path) -> None:
     write_process(tmp_path, 100, THREADS)
     (tmp_path / "100/task/104/comm").unlink()
     with QemuProcess.open(100, tmp_path) as qemu:
-        assert set(qemu.threads()) == {100, 101, 102, 103}
+        assert set(qemu.threads(MOST)) == {100, 101, 102, 103}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -141,7 +142,7 @@ from kvplace.linux.kernel_files import NotPermitted
 from kvplace.linux.qemu import find_qemu
 os.setuid(65534)
 try:
-    find_qemu((100,), Path({str(tmp_path)!r}))
+    find_qemu((100,), Path({str(tmp_path)!r}), most_threads=1000)
 except NotPermitted as error:
     print(error)
 """
@@ -155,10 +156,31 @@ def test_a_real_process_is_counted_and_ends() -> None:
     pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
     with QemuProcess.open(pid) as qemu:
         count = qemu.thread_count()
-        assert list(qemu.threads()) == [pid]
+        assert list(qemu.threads(MOST)) == [pid]
         os.kill(pid, 9)
         os.waitpid(pid, 0)
         assert qemu.thread_count() != count
         assert not qemu.has(Tid(pid))
         with pytest.raises(Gone):
-            qemu.threads()
+            qemu.threads(MOST)
+
+
+def test_a_process_with_too_many_threads_is_not_listed_and_its_threads_are_not_read(tmp_path: Path) -> None:
+    write_process(
+        tmp_path, 100, {100: "qemu-kvm", 101: "CPU 0/KVM", **dict.fromkeys(range(200, 298), "worker")}
+    )
+    for tid in range(200, 298):
+        (tmp_path / "100" / "task" / str(tid) / "comm").unlink()  # reading one fails
+    with (
+        QemuProcess.open(100, tmp_path) as qemu,
+        pytest.raises(Unreadable, match="process 100 has 100 threads, more than the 99 that are checked"),
+    ):
+        qemu.threads(99)
+
+
+def test_processes_named_like_qemu_share_one_limit_of_threads(tmp_path: Path) -> None:
+    for pid in (100, 200, 300):
+        write_process(tmp_path, pid, {pid + tid: "qemu-kvm" for tid in range(40)})
+    assert find_qemu((100, 200, 300), tmp_path, most_threads=120) is None
+    with pytest.raises(Unreadable, match="process 300 has 40 threads, more than the 20 that are checked"):
+        find_qemu((100, 200, 300), tmp_path, most_threads=100)
