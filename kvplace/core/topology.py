@@ -120,6 +120,11 @@ class Topology:
         return tuple(Package(PackageId(node.id), node.cpus) for node in self.numa_nodes if node.cpus)
 
     @cached_property
+    def kind_of_core(self) -> Mapping[CpuMask, int]:
+        """What tells big cores from small ones on hybrid machines: how many threads a core has."""
+        return {core: core.bit_count() for core in self.cores}
+
+    @cached_property
     def undivided_cores(self) -> tuple[CpuMask, ...]:
         """The cores that lie in one package, one NUMA node and one L3 group, as all cores should."""
         levels = [

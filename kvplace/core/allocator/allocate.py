@@ -3,7 +3,7 @@
 `place` is the one question that Filter, Bind, the simulator and the offline commands ask; its answer depends
 on its arguments alone. Among all placements that the request allows it takes the smallest by: packages, NUMA
 nodes, the largest and then the summed distance between these; the same without the nodes that give memory
-alone; L3 groups, cores, fragmentation cost, ids, in this order. It goes from coarse to fine:
+alone; L3 groups, kinds of cores, cores, fragmentation cost, ids, in this order. It goes from coarse to fine:
 
  1. `supply.Supply` counts what is free, in the request's own unit: CPUs, or whole free cores.
  2. `layout.Layout` gives the scope's domains: each socket, NUMA node or L3 group that a `one-*` scope names,
@@ -85,14 +85,14 @@ def _best_cores(supply: Supply) -> ChosenCores | None:
     if len(numa_sets) > 1:
         bounded = sorted(_bounds(serving, numa_sets), key=lambda pair: pair[0])
     else:
-        bounded = [((0, 0, 0, 0), numa_set) for numa_set in numa_sets]
+        bounded = [((0, 0, 0, 0, 0), numa_set) for numa_set in numa_sets]
     best: _Found | None = None
     for number, (bound, numa_set) in enumerate(bounded):
         if best is not None and (
             bound > best.key
             or serving.effort.is_spent
-            or (number >= _MOST_EQUALS and bound[:3] >= best.key[:3])
-            or (number >= _MOST_SHARED and bound[:2] >= best.key[:2])
+            or (number >= _MOST_EQUALS and bound[:4] >= best.key[:4])
+            or (number >= _MOST_SHARED and bound[:3] >= best.key[:3])
         ):
             break
         choice = serving.serve(numa_set)
@@ -127,8 +127,8 @@ def _bounds(serving: Serving, numa_sets: list[NumaSet]) -> list[tuple[Bound, Num
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    key: tuple[int, int, int, int]
-    """L3 groups, cores, uses by others of what a sharing VM names, fragmentation cost."""
+    key: Bound
+    """L3 groups, kinds of cores, cores, uses by others of what a sharing VM names, fragmentation cost."""
     cpus: CpuMask
     chosen: ChosenCores
 
@@ -149,7 +149,7 @@ def _weighed(supply: Supply, numa_set: NumaSet, choice: CoreChoice) -> _Found:
     nodes = tuple(part.node for part in numa_set.parts if part.cpus & cpus)
     every = sorted([part.node for part in (*numa_set.parts, *numa_set.alone)])
     chosen = ChosenCores(nodes, tuple(every), choice.taken)
-    return _Found((choice.l3_groups, choice.cores, uses, cost), cpus, chosen)
+    return _Found((choice.l3_groups, choice.kinds, choice.cores, uses, cost), cpus, chosen)
 
 
 def _unlike(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:

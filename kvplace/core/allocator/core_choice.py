@@ -1,4 +1,4 @@
-"""Which cores serve a need, out of given L3 groups: fewest L3 groups, then fewest cores.
+"""Which cores serve a need, out of given L3 groups: fewest L3 groups, fewest kinds of cores, fewest cores.
 
 Among choices that are equal so far the one is taken that fragments the L3 groups least, or for a sharing VM
 the one whose CPUs the fewest other VMs use.
@@ -7,7 +7,7 @@ the one whose CPUs the fewest other VMs use.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from math import comb
 
@@ -22,8 +22,8 @@ from kvplace.core.scalars import CpuId, CpuMask
 _MOST_TIES = 16
 """Sets of L3 groups of equal rank of which the one with the least cost is sought."""
 
-Rank = tuple[int, int, int]
-"""L3 groups, cores, cost: smaller is better."""
+Rank = tuple[int, int, int, int]
+"""L3 groups, kinds of cores, cores, cost: smaller is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,13 @@ class CoreChoice:
     cost: int
     """The fragmentation cost in L3 groups; for a sharing VM how often other VMs use its CPUs."""
     taken: tuple[CoreShare, ...]
+    kinds: int = 1
+    """Kinds of cores, where the scope spreads those of each share."""
 
     @property
     def rank(self) -> Rank:
         """Smaller is better."""
-        return (self.l3_groups, self.cores, self.cost)
+        return (self.l3_groups, self.kinds, self.cores, self.cost)
 
 
 class CoreSearch:
@@ -62,8 +64,26 @@ class CoreSearch:
 
     def choose(self, l3_parts: Sequence[L3Part], need: int) -> CoreChoice | None:
         """Serve a need, or return None when the L3 parts hold too little."""
+        found = self._choose(l3_parts, need)
+        if found is None or not any(one.kinds for one in l3_parts):
+            return found
+        kind_of = {
+            core: kind for one in l3_parts for (core, _), kind in zip(one.cores, one.kinds, strict=True)
+        }
+        used = len({kind_of[share.core] for share in found.taken})
+        for count in range(1, used):
+            choices = [
+                self._choose([one.only(kinds) for one in l3_parts], need)
+                for kinds in combinations(sorted({*kind_of.values()}), count)
+            ]
+            as_few = [other for other in choices if other and other.l3_groups == found.l3_groups]
+            if as_few:
+                return replace(min(as_few, key=lambda choice: choice.rank), kinds=count)
+        return replace(found, kinds=used)
+
+    def _choose(self, l3_parts: Sequence[L3Part], need: int) -> CoreChoice | None:
         if not need:
-            return CoreChoice(0, 0, 0, ())
+            return CoreChoice(0, 0, 0, (), 0)
         self._effort.spend(10 + 2 * len(l3_parts))
         full = [one for one in l3_parts if one.units]
         if sum([one.units for one in full]) < need:

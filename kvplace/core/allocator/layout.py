@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -43,6 +43,8 @@ class Segment:
     """The parts of cores that lie here."""
     whole_cores: tuple[CpuMask, ...]
     """The cores that lie here entirely; only these can be given out whole."""
+    kinds: Mapping[CpuMask, int]
+    """The kind of each part of a core; empty on a machine with cores of one kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,17 @@ class L3Part:
     cores: tuple[tuple[CpuMask, int], ...]
     """(available CPUs, units) of each core, most units first, else in the machine's order."""
     widths: tuple[int, ...]
-    """The units of each core, descending: L3 parts of equal widths are as good as each other."""
+    """The units of each core, descending: L3 parts of equal widths and kinds are as good as each other."""
+    kinds: tuple[int, ...] = ()
+    """The kind of each core; empty on a machine with cores of one kind."""
+
+    def only(self, kinds: Collection[int]) -> L3Part:
+        """The cores of these kinds alone."""
+        cores = [core for core, kind in zip(self.cores, self.kinds, strict=True) if kind in kinds]
+        widths = tuple([units for _, units in cores])
+        return L3Part(
+            sum(widths), tuple(cores), widths, tuple([kind for kind in self.kinds if kind in kinds])
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +101,11 @@ class PartCount:
     units: int
     l3_parts: tuple[L3Part, ...]
     """Of each of its segments, in their order."""
-    kind: tuple[tuple[int, tuple[int, ...]], ...]
-    """The shared L3 group and the widths of each segment: parts of one kind serve a need equally well."""
+    kind: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+    """The shared L3 group, and the widths and kinds of the cores, of each segment.
+
+    Parts of which these are equal serve a need equally well.
+    """
     reach_of_l3_parts: tuple[int, ...]
     """The most units in one L3 part, in two, and so on."""
     reach_of_cores: tuple[int, ...]
@@ -207,12 +222,13 @@ def _segments_of(topology: Topology) -> Iterator[Segment]:
             topology.l3_groups,
         )
     ]
-    pieces: dict[tuple[int, ...], dict[int, CpuMask]] = {}
+    pieces: dict[tuple[int, ...], dict[CpuMask, CpuMask]] = {}
     for core in topology.cores:
         for cpu in cpus_of(core):
             inside = pieces.setdefault(tuple([place_of[cpu] for place_of in levels]), {})
             inside[core] = inside.get(core, NO_CPUS) | 1 << cpu
     undivided = set(topology.undivided_cores)
+    mixed = len(set(topology.kind_of_core.values())) > 1
     segments_of_l3 = Counter([l3 for _, _, l3 in pieces])
     for (node, package, l3), by_core in sorted(pieces.items()):
         cores = tuple(by_core.values())
@@ -221,7 +237,8 @@ def _segments_of(topology: Topology) -> Iterator[Segment]:
             cpus |= core
         shared_l3 = l3 if segments_of_l3[l3] > 1 else -1
         whole_cores = tuple([core for core in cores if core in undivided])
-        yield Segment(NumaIndex(node), package, l3, shared_l3, cpus, cores, whole_cores)
+        kinds = {part: topology.kind_of_core[core] for core, part in by_core.items()} if mixed else {}
+        yield Segment(NumaIndex(node), package, l3, shared_l3, cpus, cores, whole_cores, kinds)
 
 
 def _cut(segment: Segment, cpus: CpuMask) -> Segment:
@@ -229,7 +246,8 @@ def _cut(segment: Segment, cpus: CpuMask) -> Segment:
         return segment
     cores = tuple(core & cpus for core in segment.cores if core & cpus)
     whole = tuple(core for core in segment.whole_cores if not core & ~cpus)
-    return replace(segment, cpus=segment.cpus & cpus, cores=cores, whole_cores=whole)
+    kinds = {CpuMask(core & cpus): kind for core, kind in segment.kinds.items() if core & cpus}
+    return replace(segment, cpus=segment.cpus & cpus, cores=cores, whole_cores=whole, kinds=kinds)
 
 
 _layouts: dict[str, Layout] = {}

@@ -227,6 +227,10 @@ def _kind(supply: Supply, part: NodePart, *, a_package_each: bool) -> Hashable:
     if a_package_each:
         return (part.twin, *kind[2:])
     if part.packages & (part.packages - 1):
-        by_package = [(one.package, one.shared_l3, supply.l3_part((one,)).widths) for one in part.segments]
+        l3_parts = [supply.l3_part((one,)) for one in part.segments]
+        by_package = [
+            (one.package, one.shared_l3, l3_part.widths, l3_part.kinds)
+            for one, l3_part in zip(part.segments, l3_parts, strict=True)
+        ]
         return (*kind, *sorted(by_package))
     return kind

@@ -318,6 +318,7 @@ def _kind(supply: Supply, parts: Sequence[NodePart], package: int) -> Hashable:
             (
                 segment.node,
                 supply.l3_part((segment,)).widths,
+                supply.l3_part((segment,)).kinds,
                 (supply.free.cpus & segment.cpus).bit_count(),
                 segment.shared_l3,
             )

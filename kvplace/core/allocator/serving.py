@@ -14,7 +14,7 @@ from kvplace.core.allocator.core_choice import CoreChoice, CoreSearch, CoreShare
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.fragmentation import fragmentation_cost
 from kvplace.core.allocator.layout import L3Part, NodePart, Segment
-from kvplace.core.allocator.numa_sets import NumaSet, most_shares, spread_groups
+from kvplace.core.allocator.numa_sets import NumaSet, group_units, most_shares, spread_groups
 from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.free import crowd
@@ -28,8 +28,8 @@ _MOST_COMBINATIONS = 64
 _NEVER = 1 << 20
 """More L3 groups than there are, for a share that cannot be served."""
 
-Bound = tuple[int, int, int, int]
-"""L3 groups, cores, uses by others, fragmentation cost: no choice in a NUMA set has less."""
+Bound = tuple[int, int, int, int, int]
+"""L3 groups, kinds of cores, cores, uses by others, fragmentation cost: no choice in a NUMA set has less."""
 
 
 class Serving:
@@ -52,7 +52,7 @@ class Serving:
         if not supply.spreads:
             return self._search.choose(self._l3_parts(numa_set, numa_set.segments), supply.need)
         groups = spread_groups(supply, numa_set)
-        units = [supply.segment_units(segments) for segments in groups]
+        units = group_units(supply, numa_set)
         count = most_shares(units, supply.need)
         if count == len(groups):
             return self._serve_evenly(numa_set, groups)
@@ -104,7 +104,7 @@ class Serving:
     ) -> CoreChoice | None:
         """Share the need out over the `count` groups that serve it best, by dynamic programming."""
         low, over = divmod(self._supply.need, count)
-        ways: dict[tuple[int, int], CoreChoice] = {(0, 0): CoreChoice(0, 0, 0, ())}
+        ways: dict[tuple[int, int], CoreChoice] = {(0, 0): CoreChoice(0, 0, 0, (), 0)}
         """The best way for each number of groups and of those with a larger share."""
         for segments in groups:
             self.effort.spend(2 * len(ways))
@@ -149,7 +149,7 @@ class Serving:
             if share is not None:
                 shares[index] = share
             if more is not None:
-                before = share.rank if share is not None else (_NEVER, 0, 0)
+                before = share.rank if share is not None else (_NEVER, 0, 0, 0)
                 costs = tuple(b - a for a, b in zip(before, more.rank, strict=True))
                 larger.append((costs, index, more))
         costly = sorted(larger, key=lambda entry: entry[:2])
@@ -209,7 +209,7 @@ class Serving:
         """Policy `numa`: all CPUs of the shared pool there, the less crowded the better."""
         l3_parts = self._l3_parts(numa_set, numa_set.segments)
         taken = [CoreShare(core, core) for one in l3_parts for core, _ in one.cores]
-        return CoreChoice(0, 0, self._crowd(numa_set), tuple(taken))
+        return CoreChoice(0, 0, self._crowd(numa_set), tuple(taken), 0)
 
     def _crowd(self, numa_set: NumaSet) -> int:
         supply = self._supply
@@ -230,15 +230,16 @@ class Serving:
                         pool |= supply.free.pool & segment.cpus
                     self._pools[part.cpus] = fragmentation(supply, (part,), pool)
                 lost += self._pools[part.cpus]
-            return (0, 0, self._crowd(numa_set), 0 if numa_set.domain.crossed else lost)
+            return (0, 0, 0, self._crowd(numa_set), 0 if numa_set.domain.crossed else lost)
+        shares = most_shares(group_units(supply, numa_set), supply.need) if supply.spreads else 1
         if supply.spreads and not numa_set.domain.straddled:
-            l3_groups, cores = self._bound_of_shares(numa_set)
+            l3_groups, cores = self._bound_of_shares(numa_set, shares)
         elif supply.spreads or len(numa_set.parts) > 1 or numa_set.domain.crossed:
             l3_groups, cores = lower_bound(self._l3_parts(numa_set, numa_set.segments), supply.need)
         else:
             l3_groups, cores = supply.count(numa_set.parts[0]).least_for(supply.need)
         lost = self._least_lost(numa_set) if supply.request.owns_cpus else 0
-        return (l3_groups, cores, self._least_uses(numa_set), lost)
+        return (l3_groups, shares, cores, self._least_uses(numa_set), lost)
 
     def _least_uses(self, numa_set: NumaSet) -> int:
         if not self._supply.uses:
@@ -252,11 +253,9 @@ class Serving:
         left = max(0, sum(free) - self._supply.need)
         return sum([fragmentation_cost(amount, 0) for amount in free]) - fragmentation_cost(left, 0)
 
-    def _bound_of_shares(self, numa_set: NumaSet) -> tuple[int, int]:
-        """L3 groups and cores that equal shares take at least."""
+    def _bound_of_shares(self, numa_set: NumaSet, count: int) -> tuple[int, int]:
+        """L3 groups and cores that so many equal shares take at least."""
         groups = spread_groups(self._supply, numa_set)
-        units = [self._supply.segment_units(segments) for segments in groups]
-        count = most_shares(units, self._supply.need)
         if count < len(groups):
             return lower_bound(self._l3_parts(numa_set, numa_set.segments), self._supply.need, count)
         low, over = divmod(self._supply.need, len(groups))
@@ -294,6 +293,7 @@ def _together(shares: Sequence[CoreChoice]) -> CoreChoice:
         sum([share.cores for share in shares]),
         sum([share.cost for share in shares]),
         tuple([taken for share in shares for taken in share.taken]),
+        sum([share.kinds for share in shares]),
     )
 
 

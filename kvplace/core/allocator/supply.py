@@ -88,8 +88,13 @@ class Supply:
         if len(segments) == 1:
             return self._count(segments[0])
         counted = [self._count(segment) for segment in segments]
-        cores = sorted((core for one in counted for core in one.cores), key=lambda core: -core[1])
-        return L3Part(sum(one.units for one in counted), tuple(cores), tuple(units for _, units in cores))
+        cores = sorted([core for one in counted for core in one.cores], key=lambda core: -core[1])
+        kind_of = {
+            core: kind for one in counted for (core, _), kind in zip(one.cores, one.kinds, strict=False)
+        }
+        kinds = tuple([kind_of[core] for core, _ in cores]) if kind_of else ()
+        widths = tuple([units for _, units in cores])
+        return L3Part(sum(widths), tuple(cores), widths, kinds)
 
     def count(self, part: NodePart) -> PartCount:
         """Count a part of a NUMA node."""
@@ -104,7 +109,7 @@ class Supply:
                 l3_parts,
                 tuple(
                     sorted(
-                        (segment.shared_l3, one.widths)
+                        (segment.shared_l3, one.widths, one.kinds)
                         for segment, one in zip(part.segments, l3_parts, strict=True)
                     )
                 ),
@@ -181,15 +186,15 @@ class Supply:
 
 def _counted(segment: Segment, available: CpuMask, smt: Smt) -> L3Part:
     if smt is Smt.PREFER:
-        cores = [
-            (core & available, (core & available).bit_count()) for core in segment.cores if core & available
-        ]
+        counted = [(core, core & available) for core in segment.cores if core & available]
+        cores = [(core, cpus, cpus.bit_count()) for core, cpus in counted]
     else:
         cores = [
-            (core, 1 if smt is Smt.ISOLATE else core.bit_count())
+            (core, core, 1 if smt is Smt.ISOLATE else core.bit_count())
             for core in segment.whole_cores
             if not core & ~available
         ]
-    cores.sort(key=lambda core: -core[1])
-    widths = tuple(units for _, units in cores)
-    return L3Part(sum(widths), tuple(cores), widths)
+    cores.sort(key=lambda core: -core[2])
+    widths = tuple([units for _, _, units in cores])
+    kinds = tuple([segment.kinds[core] for core, _, _ in cores]) if segment.kinds else ()
+    return L3Part(sum(widths), tuple([(cpus, units) for _, cpus, units in cores]), widths, kinds)

@@ -19,11 +19,11 @@ from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.machines import make_package
 
-Key = tuple[int, int, int, int, tuple[int, ...], int, int]
+Key = tuple[int, int, int, int, tuple[int, ...], int, int, int]
 """Objectives 1-4: sockets, NUMA nodes, largest distance, sum of distances, the same of the CPUs alone (where
-the scope spreads, how many parts share them), L3 groups, cores."""
+the scope spreads, how many parts share them), L3 groups, kinds of cores, cores."""
 
-WORST: Key = (1 << 30, 0, 0, 0, (), 0, 0)
+WORST: Key = (1 << 30, 0, 0, 0, (), 0, 0, 0)
 """Greater than the key of any placement."""
 
 
@@ -51,8 +51,26 @@ def key_of(machine: Topology, request: Request, cpus: int, nodes: Sequence[NumaN
         *nearness(machine, nodes),
         place_of_cpus(machine, request, cpus, own),
         sum(1 for l3 in machine.l3_groups if l3 & cpus),
+        0
+        if request.options.policy is Policy.NUMA
+        else sum(kinds_of_cores(machine, share) for share in shares(machine, request, cpus)),
         sum(1 for part in core_parts(machine) if part & cpus),
     )
+
+
+def kinds_of_cores(machine: Topology, cpus: int) -> int:
+    """How many kinds of cores some CPUs lie on; hybrid machines have cores of several widths."""
+    return len({core.bit_count() for core in machine.cores if core & cpus})
+
+
+def shares(machine: Topology, request: Request, cpus: int) -> list[int]:
+    """The parts that CPUs are spread over, where the scope spreads."""
+    parts: Sequence[int] = [machine.cpus]
+    if request.options.scope is Scope.SPREAD_SOCKETS:
+        parts = [package.cpus for package in sockets(machine)]
+    elif request.options.scope is Scope.SPREAD_NUMA:
+        parts = [node.cpus for node in machine.numa_nodes]
+    return [part & cpus for part in parts if part & cpus]
 
 
 def sockets(machine: Topology) -> Sequence[Package]:
@@ -145,7 +163,8 @@ def unlike_sets(machine: Topology, available: int, count: int, one_per_core: boo
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for part in core_parts(machine):
         if here := part & available:
-            alike[*cell_of(machine, part), here.bit_count()].append(here)
+            core = next(core for core in machine.cores if core & part)
+            alike[*cell_of(machine, part), here.bit_count(), core.bit_count()].append(here)
     choices = []
     for cores in alike.values():
         width = 1 if one_per_core else cores[0].bit_count()
@@ -212,15 +231,8 @@ class Judge:
 
     def shares_are_equal(self, cpus: int) -> bool:
         """Whether the parts of a VM that is spread differ by at most one CPU."""
-        match self.request.options.scope:
-            case Scope.SPREAD_SOCKETS:
-                parts = [package.cpus & cpus for package in sockets(self.machine)]
-            case Scope.SPREAD_NUMA:
-                parts = [node.cpus & cpus for node in self._nodes]
-            case _:
-                return True
-        shares = [part.bit_count() for part in parts if part]
-        return max(shares) - min(shares) <= 1
+        sizes = [share.bit_count() for share in shares(self.machine, self.request, cpus)]
+        return max(sizes) - min(sizes) <= 1
 
     def sittings(self, cpus: int) -> Iterator[Key]:
         """The keys of the ways for the VM to sit on exactly these CPUs, with any nodes for its memory."""

@@ -22,7 +22,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId
 from kvplace.core.topology import Topology
-from tests.core.allocator.exhaustive import Key, best_key, units
+from tests.core.allocator.exhaustive import WORST, Key, best_key, units
 from tests.core.allocator.validity import key_of_valid, whole_cores
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 
@@ -108,28 +108,48 @@ def nested_case(chance: Random, shape: tuple[int, int, int, int]) -> tuple[Topol
 def best_by_tables(machine: Topology, free: Free, request: Request) -> Key | None:
     """The smallest key there is, on a machine whose levels nest and for a VM that needs no memory."""
     usable, need = whole_cores(machine, free, request), units(request)
-    tables = {
-        node.id: table_of_node(machine, node.cpus & usable, request, need) for node in machine.numa_nodes
-    }
+    room = {node.id: (node.cpus & usable).bit_count() for node in machine.numa_nodes}
+    if request.owns_cpus and request.options.smt is Smt.ISOLATE:
+        room = {
+            node.id: sum(1 for core in machine.cores if core & node.cpus & usable)
+            for node in machine.numa_nodes
+        }
     package_of = {node.id: machine.packages_of(node.cpus)[0] for node in machine.numa_nodes}
-    ranked: dict[tuple[int, int, int, int], list[tuple[int, ...]]] = {}
-    most = 1 if request.options.scope is Scope.ONE_NUMA else len(tables)
+    ranked: dict[tuple[int, int, int, int], list[tuple[NumaId, ...]]] = {}
+    most = 1 if request.options.scope is Scope.ONE_NUMA else len(room)
     for count in range(1, min(most, need) + 1):
-        for chosen in combinations([node for node in tables if len(tables[node]) > 1], count):
+        for chosen in combinations([node for node in room if room[node]], count):
             packages = len({package_of[node] for node in chosen})
             if packages > 1 and request.options.scope is Scope.ONE_SOCKET:
                 continue
-            if sum(max(tables[node]) for node in chosen) >= need:
+            if sum(room[node] for node in chosen) >= need:
                 distances = [machine.distance(a, b) for a, b in combinations(chosen, 2)]
                 rank = (packages, count, max(distances, default=0), sum(distances))
                 ranked.setdefault(rank, []).append(chosen)
     if not ranked:
         return None
     rank = min(ranked)
-    l3_groups, cores = min(
-        cheapest([tables[NumaId(node)] for node in chosen], need) for chosen in ranked[rank]
-    )
-    return (*rank, rank, l3_groups, cores)
+    best = WORST
+    for kinds in some_of({core.bit_count() for core in machine.cores}):
+        inside = mask_of(
+            cpu
+            for core in machine.cores
+            if core.bit_count() in kinds
+            for cpu in cpus_of(CpuMask(core & usable))
+        )
+        tables = {
+            node.id: table_of_node(machine, node.cpus & inside, request, need) for node in machine.numa_nodes
+        }
+        for chosen in ranked[rank]:
+            cost = cheapest([tables[node] for node in chosen], need)
+            if cost is not None:
+                best = min(best, (*rank, rank, cost[0], len(kinds), cost[1]))
+    return best
+
+
+def some_of(kinds: set[int]) -> list[tuple[int, ...]]:
+    """Every choice of some kinds of cores."""
+    return [chosen for count in range(1, len(kinds) + 1) for chosen in combinations(sorted(kinds), count)]
 
 
 def table_of_node(machine: Topology, usable: int, request: Request, most: int) -> Table:
@@ -157,12 +177,12 @@ def together(one: Mapping[int, tuple[int, int]], other: Mapping[int, tuple[int, 
     return both
 
 
-def cheapest(tables: list[Table], need: int) -> tuple[int, int]:
-    """The least cost of a need out of several NUMA nodes, each of which must give something."""
+def cheapest(tables: list[Table], need: int) -> tuple[int, int] | None:
+    """The least cost of a need out of several NUMA nodes, each of which must give something; None if none."""
     total: Table = {0: (0, 0)}
     for table in tables:
         total = together(total, {take: cost for take, cost in table.items() if take}, need)
-    return total[need]
+    return total.get(need)
 
 
 @pytest.mark.parametrize("count", [12, 20, 24])
