@@ -72,6 +72,13 @@ def test_a_numa_vm_gets_the_shared_pool_of_its_nodes() -> None:
     assert lists(decide_cpusets(state, [container(VM)])) == {"uid-vm/compute": "6-7,12-15"}
 
 
+def test_a_numa_node_that_gives_a_numa_vm_memory_alone_adds_no_cpus_to_its_pool() -> None:
+    bound = numa_placed(VM, TWO, NumaId(1))
+    bound = replace(bound, placement=replace(bound.placement, numa_nodes=(NumaId(0), NumaId(1))))
+    state = node_with(bound, topology=TWO)
+    assert lists(decide_cpusets(state, [container(VM)])) == {"uid-vm/compute": "4-7,12-15"}
+
+
 def test_a_numa_vm_whose_nodes_are_given_out_entirely_gets_the_whole_shared_pool() -> None:
     state = node_with(numa_placed(VM, TWO, NumaId(1)), placed(OTHER_VM, "4-7,12-15"), topology=TWO)
     assert lists(decide_cpusets(state, [container(VM)])) == {"uid-vm/compute": "0-3,8-11"}

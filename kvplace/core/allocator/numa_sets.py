@@ -65,6 +65,8 @@ def giving_cpus(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
     """Let the nodes that lie best for the CPUs give these, in each set; keep the sets where they lie best."""
     if not supply.needs_memory or supply.request.options.policy is Policy.NUMA:
         return numa_sets
+    if all(len(numa_set.parts) == 1 for numa_set in numa_sets):
+        return numa_sets
     best: tuple[tuple[int, ...], list[NumaSet]] | None = None
     for numa_set in numa_sets:
         rank: tuple[int, ...]
