@@ -11,7 +11,13 @@ from harness.control_plane.programs import ALERTS, HELM, KUBERNETES, KUBEVIRT, P
 from harness.go_build import built
 from harness.node_programs.programs import NODE_MODULES
 
-GROUPS = {"control-plane": (KUBERNETES, KUBEVIRT, HELM, ALERTS, PUBLISHING), "node": NODE_MODULES}
+CONTROL_PLANE, NODE = "control-plane", "node"
+GROUPS = {
+    **dict.fromkeys((KUBERNETES, KUBEVIRT), CONTROL_PLANE),
+    **dict.fromkeys(NODE_MODULES, NODE),
+    **dict.fromkeys((HELM, ALERTS, PUBLISHING), CONTROL_PLANE),
+}
+"""The group of each module, in the order in which tests wait for them."""
 
 
 def main(names: Sequence[str]) -> int:
@@ -20,14 +26,15 @@ def main(names: Sequence[str]) -> int:
     What a real node needs may be missing outside CI: its tests are then skipped.
     """
     try:
-        for name in names or GROUPS:
-            for module in GROUPS[name]:
-                try:
-                    print(built(module), file=sys.stderr)
-                except NotInstalled as missing:
-                    if name != "node" or in_ci():
-                        raise
-                    print(missing, file=sys.stderr)
+        for module, group in GROUPS.items():
+            if names and group not in names:
+                continue
+            try:
+                print(built(module), file=sys.stderr)
+            except NotInstalled as missing:
+                if group != NODE or in_ci():
+                    raise
+                print(missing, file=sys.stderr)
     except BuildFailed as failed:
         print(failed, file=sys.stderr)
         return 1

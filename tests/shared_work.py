@@ -2,12 +2,13 @@
 
 A folder is never divided, so its fixtures (an API server, a cluster with kvplace) are started once. Folders
 whose tests change the machine itself (control groups, network namespaces, mounts) count as one, so these
-tests never run at the same time. They take longest and come first.
+tests never run at the same time. They take longest and come first. Folders in which nothing waits for a
+program that is still being built come next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
@@ -15,8 +16,12 @@ from xdist.workermanage import WorkerController
 
 CHANGES_THE_MACHINE = "tests that change the machine"
 FOLDERS_THAT_CHANGE_THE_MACHINE = frozenset(
-    {"agent", "emulated_machine", "libvirt_session", "linux", "node_programs", "real_node"}
+    {"agent", "libvirt_session", "linux", "node_programs", "real_node"}
 )
+LONGEST = ("end_to_end", "emulated_machine", "manifests", "faults", "security", "release")
+"""What takes longest of the folders that wait for programs: begun last, it would run alone at the end."""
+WAITS = frozenset({"control_plane", "node_programs"})
+"""The markers of tests that run programs built from source."""
 
 
 def unit_of(test: str) -> str:
@@ -70,6 +75,18 @@ def pytest_handlecrashitem(report: pytest.TestReport, sched: ByFolder) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put tests that change the machine first where several workers share the tests."""
+    """Put the folders in their order where several workers share the tests."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: unit_of(item.nodeid) != CHANGES_THE_MACHINE)
+        waiting = {
+            unit_of(item.nodeid) for item in items if WAITS & {mark.name for mark in item.iter_markers()}
+        }
+        items.sort(key=lambda item: turn_of(unit_of(item.nodeid), waiting))
+
+
+def turn_of(unit: str, waiting: Collection[str]) -> int:
+    """Rank a unit: the lowest is begun first; `waiting` are those with tests that wait for programs."""
+    if unit == CHANGES_THE_MACHINE:
+        return 0
+    if unit not in waiting:
+        return 1
+    return 2 + (LONGEST.index(unit) if unit in LONGEST else len(LONGEST))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shared_work import CHANGES_THE_MACHINE, FOLDERS_THAT_CHANGE_THE_MACHINE, unit_of
+from tests.shared_work import CHANGES_THE_MACHINE, FOLDERS_THAT_CHANGE_THE_MACHINE, LONGEST, turn_of, unit_of
 
 PROJECT = Path(__file__).resolve().parent.parent
 WRITES_ITS_WORKER = """
@@ -38,8 +38,16 @@ def test_a_unit_is_a_folder_or_all_that_changes_the_machine(test: str, unit: str
     assert unit_of(test) == unit
 
 
-def test_the_folders_that_change_the_machine_exist() -> None:
-    assert all((PROJECT / "tests" / folder).is_dir() for folder in FOLDERS_THAT_CHANGE_THE_MACHINE)
+def test_the_named_folders_exist() -> None:
+    named = {*FOLDERS_THAT_CHANGE_THE_MACHINE, *LONGEST}
+    assert all((PROJECT / "tests" / folder).is_dir() for folder in named)
+
+
+def test_what_waits_for_programs_comes_last_and_the_longest_of_that_first() -> None:
+    waiting = {"admission", "end_to_end", "faults", CHANGES_THE_MACHINE}
+    units = ["admission", "core", "end_to_end", "faults", "web", CHANGES_THE_MACHINE]
+    units.sort(key=lambda unit: turn_of(unit, waiting))
+    assert units == [CHANGES_THE_MACHINE, "core", "web", "end_to_end", "faults", "admission"]
 
 
 def test_a_folder_is_run_by_one_worker_and_so_is_all_that_changes_the_machine(tmp_path: Path) -> None:

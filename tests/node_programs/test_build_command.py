@@ -33,13 +33,13 @@ def test_all_groups_are_built_by_default_and_named_ones_alone(
     assert wanted == [
         "kubernetes",
         "kubevirt",
-        "helm",
-        "alerts",
-        "publishing",
         "containerd",
         "crictl",
         "kubelet",
         "kubevirt_node",
+        "helm",
+        "alerts",
+        "publishing",
     ]
     wanted.clear()
     assert build.main(["control-plane"]) == 0
