@@ -75,7 +75,7 @@ class Installed:
         self.plane.request("DELETE", path)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def installed(kubernetes_programs: Path) -> Iterator[Installed]:
     """Install kvplace; `serve` runs as a process, and the statuses of what would run as pods are played."""
     assert kubernetes_programs.is_dir()

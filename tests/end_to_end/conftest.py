@@ -18,21 +18,21 @@ from harness.kvplace_cluster.machines import two_socket_machine, write_machine
 from kvplace.core.topology import Topology
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(kubernetes_programs: Path) -> Iterator[ControlPlane]:
     """Start a control plane of its own: kvplace's webhooks concern every pod of the cluster they are in."""
     with ControlPlane() as plane:
         yield plane
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def virt(cluster: ControlPlane, kubevirt_programs: Path) -> Iterator[KubeVirt]:
     """Run KubeVirt with its own admission in it."""
     with KubeVirt(cluster, kubevirt_programs) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kvplace(cluster: ControlPlane, virt: KubeVirt) -> Iterator[Installation]:
     """Install kvplace with the web map: two replicas, each asked by a kube-scheduler of its own.
 
@@ -74,7 +74,7 @@ def vm_namespace(cluster: ControlPlane) -> Iterator[str]:
     cluster.remove_namespace(name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def templates() -> Path:
     """Name the folder of VM templates."""
     return Path(__file__).resolve().parents[2] / "vm-templates"

@@ -15,7 +15,7 @@ MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 UID = "00000000-0000-0000-0000-000000000001"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ledger_server(control_plane: ControlPlane) -> ControlPlane:
     """Serve NodeLedger and NodeTopology, and guard the claims of ledgers, and ledgers from deletion."""
     for file in (

@@ -24,7 +24,7 @@ STRICTLY = ("--server-side", "--validate=strict", "--warnings-as-errors")
 Render = Callable[[str], list[dict[str, Any]]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copy the manifests and make certificates beside them, as an operator does."""
     if shutil.which("openssl") is None:
@@ -35,7 +35,7 @@ def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def fresh_cluster(kubernetes_programs: Path) -> Iterator[ControlPlane]:
     """Start a control plane on which nothing has been installed yet.
 
@@ -46,7 +46,7 @@ def fresh_cluster(kubernetes_programs: Path) -> Iterator[ControlPlane]:
         yield plane
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def render(fresh_cluster: ControlPlane, manifests: Path) -> Render:
     """Give what `kubectl kustomize` makes of a folder of the manifests."""
 
@@ -57,7 +57,7 @@ def render(fresh_cluster: ControlPlane, manifests: Path) -> Render:
     return rendered
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(fresh_cluster: ControlPlane, manifests: Path) -> ControlPlane:
     """Install kvplace with certificates of one's own."""
     fresh_cluster.kubectl("apply", *STRICTLY, "-k", str(manifests / "own-certificates"))

@@ -16,7 +16,7 @@ from harness.real_node.kvplace_pods import install_kvplace
 from tests.real_node.vms import Vms
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(
     sandbox_machine: None,
     node_programs: NodePrograms,
@@ -38,7 +38,7 @@ def cluster(
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kvplace(cluster: RealCluster) -> RealCluster:
     """Install kvplace on it as an operator does."""
     install_kvplace(cluster.plane, cluster.nodes["n1"].sandbox.service_subnet)

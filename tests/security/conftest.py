@@ -104,7 +104,7 @@ def tried(request: Callable[[], Json]) -> Json | RequestRefused:
         return refused
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(kubernetes_programs: Path) -> Iterator[ControlPlane]:
     """Start a control plane of its own."""
     assert kubernetes_programs.is_dir()
@@ -112,7 +112,7 @@ def cluster(kubernetes_programs: Path) -> Iterator[ControlPlane]:
         yield plane
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kvplace(cluster: ControlPlane) -> Iterator[Installation]:
     """Run kvplace, its webhooks and its scheduler, and a hollow node that a person has described."""
     cpu_map = json.dumps({"socket0": [str(cpu) for cpu in range(2, 2 + CPUS)]})
@@ -122,7 +122,7 @@ def kvplace(cluster: ControlPlane) -> Iterator[Installation]:
         yield installation
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tenant(cluster: ControlPlane, kvplace: Installation) -> Tenant:
     """Give somebody `edit` in a namespace, as operators give it to tenants."""
     namespace = cluster.create_namespace("tenant")

@@ -11,13 +11,13 @@ from harness.browser.process import Browser, NoBrowser, chromium, running_browse
 from harness.certificates import Certificates
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Issue what an installation needs."""
     return Certificates.issue(tmp_path_factory.mktemp("certificates"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Run one browser for all tests."""
     try:

@@ -27,7 +27,7 @@ from tests.cli.live_cluster.small_cluster import (
 from tests.nodes.machines import TWO
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def served(control_plane: ControlPlane) -> ControlPlane:
     """Serve kvplace's kinds."""
     control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS / "crd"))
@@ -35,7 +35,7 @@ def served(control_plane: ControlPlane) -> ControlPlane:
     return control_plane
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(served: ControlPlane) -> Iterator[SmallCluster]:
     tag = secrets.token_hex(3)
     made = SmallCluster(
