@@ -26,7 +26,12 @@ PUBLISHING = GoModule(
 )
 ALERTS = GoModule(_HERE / "alerts", contents="Prometheus' evaluation of alerting rules")
 PROMETHEUS_OPERATOR = GoModule(_HERE / "prometheus-operator", contents="only its files, for its CRDs")
-KUBEVIRT = GoModule(_HERE / "kubevirt", contents="KubeVirt's virt-controller, admission and hooks client")
+KUBEVIRT = GoModule(
+    _HERE / "kubevirt",
+    contents="KubeVirt's virt-controller, admission and hooks client",
+    # Those of node_programs/kubevirt_node: nine of ten packages are then compiled once for both.
+    tags="netgo osusergo selinux",
+)
 
 
 def folder_with_kubectl(programs: Path, inside: Path) -> Path:
