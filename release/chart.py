@@ -29,6 +29,8 @@ SETTINGS = "kvplace.io/settings"
 """Annotation on pods that changes with their settings."""
 _CERT_MANAGER = "cert-manager.io/v1"
 _OWN = 'eq .Values.certificates "kvplace"'
+_CALL_THE_API_SERVER = ("names-and-api-server", "kvplace-agent", "kvplace-certificates")
+"""The network policies whose last rule opens the ports of the API server."""
 _WEB = ".Values.web.enabled"
 _WEB_PORT = 10443
 _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (
@@ -38,7 +40,6 @@ _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (
         lambda entry: entry["metadata"]["name"] == "kvplace-extender-from-anywhere",
         "not .Values.scheduler.enabled",
     ),
-    (lambda entry: entry["kind"].endswith("WebhookConfiguration"), ".Values.webhooks.enabled"),
     (lambda entry: entry["metadata"]["name"] == "kvplace-web", _WEB),
     (lambda entry: entry["metadata"]["name"] == "kvplace-certificates", _OWN),
     (lambda entry: entry["apiVersion"] == _CERT_MANAGER, f"not ({_OWN})"),
@@ -164,7 +165,7 @@ def _put_values(entry: Json, put: _Placeholders) -> None:
             "ENFORCEMENT": put.text(".Values.agent.enforcement"),
             "LOG_LEVEL": put.text(".Values.agent.logLevel"),
         }
-    elif kind == "NetworkPolicy" and name in ("names-and-api-server", "kvplace-agent"):
+    elif kind == "NetworkPolicy" and name in _CALL_THE_API_SERVER:
         entry["spec"]["egress"][-1]["ports"] = put.piece(
             "[{{ range $i, $port := .Values.apiServerPorts }}{{ if $i }}, {{ end }}"
             "{port: {{ int $port }}}{{ end }}]"
@@ -185,10 +186,6 @@ def _put_pods(entry: Json, part: str, put: _Placeholders) -> None:
         spec["nodeSelector"] = put.json(".Values.agent.nodeSelector")
     else:
         spec["priorityClassName"] = put.json(".Values.priorityClassNames.controlPlane")
-    if part == "certificates":
-        container["args"] = put.piece(
-            "[certificates{{ if not .Values.webhooks.enabled }}, --no-webhooks{{ end }}]"
-        )
     if part in ("serve", "scheduler"):
         entry["spec"]["replicas"] = put.json(f"int .Values.{part}.replicas")
     if part == "serve":

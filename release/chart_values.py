@@ -94,11 +94,6 @@ VALUES: Group = {
     "keeper": {
         "resources": _resources("10m", "64Mi", "256Mi"),
     },
-    "webhooks": {
-        "enabled": Value(
-            True, _FLAG, "false: nodes are described and every command works, but no VM is changed"
-        ),
-    },
     "web": {
         "enabled": Value(
             False, _FLAG, "the web map, for whoever may list nodeledgers: Service kvplace-web, port 443"

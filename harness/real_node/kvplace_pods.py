@@ -58,7 +58,8 @@ def install_kvplace(plane: ControlPlane, services: IPv4Network, *, replicas: int
     rendered = plane.kubectl("kustomize", str(overlay))
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=rendered)
     wait_for(plane, _DAEMON_SETS, AGENT, _is_on_every_node)
-    for deployment in (_CERTIFICATES, _SERVE, _SCHEDULER):
+    wait_for(plane, f"/apis/apps/v1/namespaces/{_CERTIFICATES}/deployments", _CERTIFICATES, _is_available)
+    for deployment in (_SERVE, _SCHEDULER):
         wait_for(plane, _DEPLOYMENTS, deployment, _is_available)
 
 

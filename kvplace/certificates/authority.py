@@ -1,9 +1,10 @@
 """kvplace's own CA and the two certificates that it signs: pure, apart from making keys.
 
 A certificate is renewed when a third of its time is left, or when it is not what an installation needs:
-another name, another CA, a key that does not belong to it. The CA keeps its key and all that names it: a CA
-certificate that is renewed verifies all that the old one does, so nothing that trusts the old one has to be
-restarted at once.
+another name, another CA, a key that does not belong to it. The CA gets a successor with a new key when a
+third of its time is left. For the first half of that time the successor is only published, so that all
+programs trust it before it signs: kube-scheduler reads the CA once, at its start. From then on it signs, and
+the old certificate stays published until it ends.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 """The keys of a Secret with a certificate, as Kubernetes and cert-manager name them."""
+_NEXT_CERTIFICATE, _NEXT_KEY, _PREVIOUS = "next.crt", "next.key", "previous.crt"
+"""The keys of the CA's Secret for its successor, and for the certificate of its predecessor."""
 
 _CLOCKS_DIFFER_BY = timedelta(hours=1)
 _CA_LASTS = timedelta(days=3650)
@@ -96,14 +99,75 @@ class Pair:
         return {CERTIFICATE: self.pem, KEY: key, AUTHORITY: authority}
 
 
-def current_authority(stored: Stored, now: datetime) -> Pair:
-    """Return the stored CA, one with the same key if its time comes to its end, or a new one."""
-    found = Pair.read(stored)
-    if found is None or not _is_authority(found.certificate):
-        return _new_authority(ec.generate_private_key(ec.SECP256R1()), now)
-    if not found.is_due(now):
-        return found
-    return _new_authority(found.key, now, found.certificate.subject, _key_identifier(found))
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """The CA of an installation."""
+
+    signer: Pair
+    successor: Pair | None = None
+    """What will sign; published already."""
+    previous: x509.Certificate | None = None
+    """What has signed before, until it ends."""
+
+    @classmethod
+    def read(cls, stored: Stored) -> Self | None:
+        """Read what a Secret holds; None where nothing in it can sign."""
+        signer = _authority_in(stored, CERTIFICATE, KEY)
+        successor = _authority_in(stored, _NEXT_CERTIFICATE, _NEXT_KEY)
+        if signer is None:  # damaged: whoever trusts the bundle trusts its successor
+            return None if successor is None else cls(successor)
+        return cls(signer, successor, _certificate_in(stored, _PREVIOUS))
+
+    @property
+    def bundle(self) -> bytes:
+        """All certificates by which others trust this CA, as PEM."""
+        successor = b"" if self.successor is None else self.successor.pem
+        previous = b"" if self.previous is None else self.previous.public_bytes(Encoding.PEM)
+        return self.signer.pem + successor + previous
+
+    def document(self) -> dict[str, bytes]:
+        """Return what its Secret holds."""
+        document = self.signer.document(self.bundle)
+        if self.successor is not None:
+            written = self.successor.document(b"")
+            document |= {_NEXT_CERTIFICATE: written[CERTIFICATE], _NEXT_KEY: written[KEY]}
+        if self.previous is not None:
+            document[_PREVIOUS] = self.previous.public_bytes(Encoding.PEM)
+        return document
+
+    def at(self, now: datetime) -> Authority:
+        """Return it as it should be at a time: with a successor in time, which signs in time."""
+        previous = self.previous if self.previous and now < self.previous.not_valid_after_utc else None
+        if self.successor is not None:
+            published, end = (
+                self.successor.certificate.not_valid_before_utc,
+                self.signer.certificate.not_valid_after_utc,
+            )
+            if now >= published + (end - published) / 2:
+                return Authority(self.successor, None, self.signer.certificate)
+        elif self.signer.is_due(now):
+            return Authority(self.signer, _new_authority(now), previous)
+        return Authority(self.signer, self.successor, previous)
+
+
+def current_authority(stored: Stored, now: datetime) -> Authority:
+    """Return the stored CA as it should be now, or a new one."""
+    found = Authority.read(stored)
+    return Authority(_new_authority(now)) if found is None else found.at(now)
+
+
+def _authority_in(stored: Stored, certificate: str, key: str) -> Pair | None:
+    if certificate not in stored or key not in stored:
+        return None
+    found = Pair.read({CERTIFICATE: stored[certificate], KEY: stored[key]})
+    return found if found is not None and _is_authority(found.certificate) else None
+
+
+def _certificate_in(stored: Stored, key: str) -> x509.Certificate | None:
+    try:
+        return x509.load_pem_x509_certificate(stored[key])
+    except _UNREADABLE:
+        return None
 
 
 def current_certificate(stored: Stored, subject: Subject, authority: Pair, now: datetime) -> Pair:
@@ -129,19 +193,13 @@ def current_certificate(stored: Stored, subject: Subject, authority: Pair, now: 
     return Pair(builder.sign(authority.key, SHA256()), key)
 
 
-def _new_authority(
-    key: ec.EllipticCurvePrivateKey,
-    now: datetime,
-    name: x509.Name = _NAME_OF_CA,
-    identifier: x509.SubjectKeyIdentifier | None = None,
-) -> Pair:
+def _new_authority(now: datetime) -> Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
     builder = (
-        _builder(name, name, key, now, _CA_LASTS)
+        _builder(_NAME_OF_CA, _NAME_OF_CA, key, now, _CA_LASTS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
-        .add_extension(
-            identifier or x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
-        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
     return Pair(builder.sign(key, SHA256()), key)
 

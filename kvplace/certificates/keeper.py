@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from kvplace.certificates.authority import AUTHORITY, Pair, Subject, current_authority, current_certificate
+from kvplace.certificates.authority import (
+    KEY,
+    Authority,
+    Pair,
+    Stored,
+    Subject,
+    current_authority,
+    current_certificate,
+)
 from kvplace.core.errors import Conflict, Unavailable
 from kvplace.kube.secrets import Secret
 from kvplace.service.health import Readiness
@@ -46,14 +54,16 @@ class Names:
     """What the certificates of an installation say."""
 
     namespace: str
+    own_namespace: str
+    """Of the CA and its key, which nothing but the keeper reads."""
     server: Subject
     client: Subject
 
     @classmethod
-    def of(cls, namespace: str, client: str) -> Names:
+    def of(cls, namespace: str, own_namespace: str, client: str) -> Names:
         """Name the Services of an installation, and the scheduler that may call."""
         dns_names = tuple(f"{service}.{namespace}.svc" for service in SERVICES)
-        return cls(namespace, Subject("kvplace-serve", dns_names), Subject(client))
+        return cls(namespace, own_namespace, Subject("kvplace-serve", dns_names), Subject(client))
 
 
 class Keeper:
@@ -65,19 +75,14 @@ class Keeper:
         names: Names,
         readiness: Readiness,
         *,
-        webhooks: bool = True,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         check_every_s: float = 60.0,
         again_after_s: float = 2.0,
     ) -> None:
-        """`now` decides what is due; `readiness` turns good with the first look that finds all in place.
-
-        An installation without `webhooks` needs no API server that trusts it.
-        """
+        """`now` decides what is due; `readiness` turns good with the first look that finds all in place."""
         self._store = store
         self._names = names
         self._readiness = readiness
-        self._webhooks = webhooks
         self._now = now
         self._check_every_s = check_every_s
         self._again_after_s = again_after_s
@@ -104,31 +109,40 @@ class Keeper:
         authority = await self._keep_authority(now)
         await self._keep(SERVER_SECRET, self._names.server, authority, now)
         await self._keep(CLIENT_SECRET, self._names.client, authority, now)
-        return await self._store.trust_webhooks(authority.pem) if self._webhooks else ""
+        return await self._store.trust_webhooks(authority.bundle)
 
-    async def _keep_authority(self, now: datetime) -> Pair:
-        before = await self._store.read_secret(self._names.namespace, CA_SECRET)
+    async def _keep_authority(self, now: datetime) -> Authority:
+        before = await self._store.read_secret(self._names.own_namespace, CA_SECRET)
         authority = current_authority(before.content if before else {}, now)
-        await self._write(CA_SECRET, authority, authority, before)
-        CERTIFICATE_END.labels("client-ca").set(authority.certificate.not_valid_after_utc.timestamp())
+        await self._write(
+            self._names.own_namespace, CA_SECRET, authority.signer, authority.document(), before
+        )
+        CERTIFICATE_END.labels("client-ca").set(authority.signer.certificate.not_valid_after_utc.timestamp())
         return authority
 
-    async def _keep(self, name: str, subject: Subject, authority: Pair, now: datetime) -> None:
+    async def _keep(self, name: str, subject: Subject, authority: Authority, now: datetime) -> None:
         before = await self._store.read_secret(self._names.namespace, name)
-        pair = current_certificate(before.content if before else {}, subject, authority, now)
-        await self._write(name, pair, authority, before)
+        pair = current_certificate(before.content if before else {}, subject, authority.signer, now)
+        await self._write(self._names.namespace, name, pair, pair.document(authority.bundle), before)
         if subject is self._names.server:
             CERTIFICATE_END.labels("server").set(pair.certificate.not_valid_after_utc.timestamp())
 
-    async def _write(self, name: str, pair: Pair, authority: Pair, before: Secret | None) -> None:
-        stored = Pair.read(before.content) if before is not None else None
-        if before is not None and stored is not None and stored.certificate == pair.certificate:
-            # A CA that somebody else renewed is published beside the same certificate.
-            if before.content.get(AUTHORITY) == authority.pem:
-                return
-            content = {**before.content, AUTHORITY: authority.pem}
-        else:
-            content = pair.document(authority.pem)
-        await self._store.write_secret(self._names.namespace, name, content, before)
+    async def _write(
+        self, namespace: str, name: str, pair: Pair, content: Mapping[str, bytes], before: Secret | None
+    ) -> None:
+        if before is not None and _same(before.content, content):
+            return
+        await self._store.write_secret(namespace, name, content, before)
         end = pair.certificate.not_valid_after_utc
-        _log.info("wrote certificate %s, which ends on %s", name, end.date())
+        _log.info("wrote certificate %s/%s, which ends on %s", namespace, name, end.date())
+
+
+def _same(stored: Stored, content: Stored) -> bool:
+    """Whether a Secret has the content; a key that another program wrote may have another form."""
+    found, wanted = Pair.read(stored), Pair.read(content)
+    return (
+        found is not None
+        and wanted is not None
+        and found.certificate == wanted.certificate
+        and {**stored, KEY: b""} == {**content, KEY: b""}
+    )

@@ -23,9 +23,9 @@ class CertificatesSettings:
     """Settings of the process."""
 
     namespace: str
+    own_namespace: str
     client_name: str
     health_address: Address
-    webhooks: bool = True
     kubeconfig: Path | None = None
     log_level: str = "info"
 
@@ -50,9 +50,9 @@ async def _connected(settings: CertificatesSettings) -> AsyncIterator[None]:
 async def keeping(settings: CertificatesSettings, store: CertificateStore) -> AsyncIterator[Address]:
     """Keep certificates while the block runs; gives the address of health and metrics."""
     readiness = Readiness("no certificate has been looked at yet")
-    names = Names.of(settings.namespace, settings.client_name)
+    names = Names.of(settings.namespace, settings.own_namespace, settings.client_name)
     async with (
         listening("health", health_application(readiness), settings.health_address) as health,
-        in_background(Keeper(store, names, readiness, webhooks=settings.webhooks).run()),
+        in_background(Keeper(store, names, readiness).run()),
     ):
         yield health

@@ -14,7 +14,13 @@ from kvplace.cli.words import Words
     "--namespace",
     default="kvplace-system",
     show_default=True,
-    help="Namespace of the Secrets, and of the Services that the server certificate is for.",
+    help="Namespace of the two Secrets, and of the Services that the server certificate is for.",
+)
+@click.option(
+    "--own-namespace",
+    default="kvplace-certificates",
+    show_default=True,
+    help="Namespace of the Secret with the CA and its key.",
 )
 @click.option(
     "--client-name",
@@ -22,11 +28,6 @@ from kvplace.cli.words import Words
     show_default=True,
     metavar="NAME",
     help="Name in the scheduler's certificate; `kvplace serve --client-name` must allow it.",
-)
-@click.option(
-    "--no-webhooks",
-    is_flag=True,
-    help="The installation has no webhooks, so the API server need not trust them.",
 )
 @click.option(
     "--kubeconfig",
@@ -43,7 +44,7 @@ from kvplace.cli.words import Words
 def command(
     namespace: str,
     client_name: str,
-    no_webhooks: bool,
+    own_namespace: str,
     kubeconfig: Path | None,
     health_address: str,
     log_level: str,
@@ -59,8 +60,8 @@ def command(
     run(
         CertificatesSettings(
             namespace=namespace,
+            own_namespace=own_namespace,
             client_name=client_name,
-            webhooks=not no_webhooks,
             health_address=Address.parse(health_address),
             kubeconfig=kubeconfig,
             log_level=log_level,

@@ -31,7 +31,7 @@ WEBHOOKS = {
     ),
     "validatingwebhookconfigurations": ("vm.kvplace.io",),
 }
-LEFT_ALONE = ("kvplace-system", "kvplace-agent", "kube-system")
+LEFT_ALONE = ("kvplace-system", "kvplace-agent", "kvplace-certificates", "kube-system")
 """The namespaces of which the API server sends nothing to the webhooks."""
 POLICIES = (
     "agent-events.kvplace.io",
@@ -187,8 +187,9 @@ def check_secrets(found: Installation) -> Iterator[Finding]:
     for (namespace, name), users in secrets_of(found.of("deployments")).items():
         if (namespace, name) in there:
             continue
-        if found.component("deployments", CERTIFICATES):
-            mend = f"the Deployment kvplace-certificates makes it: see `kubectl -n {namespace} logs "
+        if keepers := found.component("deployments", CERTIFICATES):
+            keeper = at(keepers[0], "metadata", "namespace")
+            mend = f"the Deployment kvplace-certificates makes it: see `kubectl -n {keeper} logs "
             mend += "deployment/kvplace-certificates`"
         elif any(at(one, "spec", "secretName") == name for one in found.of("certificates")):
             mend = f"cert-manager makes it: see `kubectl -n {namespace} describe certificates`"

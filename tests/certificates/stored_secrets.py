@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvplace.certificates.keeper import CA_SECRET
 from kvplace.core.errors import Conflict
 from kvplace.kube.secrets import Secret
 
@@ -36,7 +37,12 @@ class StoredSecrets:
         return "" if was == authority else "only just told"
 
     def content(self, name: str) -> Mapping[str, bytes]:
-        return self.secrets[f"kvplace-system/{name}"].content
+        return self.secrets[_key(name)].content
 
     def put(self, name: str, content: Mapping[str, bytes]) -> None:
-        self.secrets[f"kvplace-system/{name}"] = Secret(dict(content), "by hand")
+        self.secrets[_key(name)] = Secret(dict(content), "by hand")
+
+
+def _key(name: str) -> str:
+    """The CA is in a namespace of its own."""
+    return f"{'kvplace-certificates' if name == CA_SECRET else 'kvplace-system'}/{name}"

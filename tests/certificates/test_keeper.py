@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -20,6 +21,8 @@ from tests.certificates.stored_secrets import StoredSecrets
 
 ALL = [CA_SECRET, SERVER_SECRET, CLIENT_SECRET]
 NOW = datetime.now(UTC)
+NO_CHECK_TIME = 0x200000
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL."""
 
 
 class Clock:
@@ -42,16 +45,26 @@ def store() -> StoredSecrets:
 
 @pytest.fixture
 def keeper(store: StoredSecrets, clock: Clock) -> Keeper:
-    names = Names.of("kvplace-system", "kvplace-scheduler")
+    names = Names.of("kvplace-system", "kvplace-certificates", "kvplace-scheduler")
     return Keeper(store, names, Readiness("not yet"), now=clock)
 
 
-def handshake(store: StoredSecrets, folder: Path, *, client_trusts: bytes | None = None) -> str:
-    """Connect as kube-scheduler to serve with what the Secrets hold; returns the client's name there."""
+def handshake(
+    store: StoredSecrets, folder: Path, *, client_trusts: bytes | None = None, at: datetime | None = None
+) -> str:
+    """Connect as kube-scheduler to serve with what the Secrets hold; returns the client's name there.
+
+    OpenSSL knows no time but now; at another one the times are checked here.
+    """
+    trusted = client_trusts or store.content(CLIENT_SECRET)[AUTHORITY]
+    if at is not None:
+        by_server = store.content(SERVER_SECRET)[AUTHORITY]
+        for name, trusts in ((SERVER_SECRET, trusted), (CLIENT_SECRET, by_server)):
+            assert is_valid(store.content(name)[CERTIFICATE], trusts, at)
     for name in ALL:
         for key, value in store.content(name).items():
             (folder / f"{name}.{key}").write_bytes(value)
-    (folder / "trusted").write_bytes(client_trusts or store.content(CLIENT_SECRET)[AUTHORITY])
+    (folder / "trusted").write_bytes(trusted)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / f"{SERVER_SECRET}.{CERTIFICATE}", folder / f"{SERVER_SECRET}.{KEY}")
     server.load_verify_locations(folder / f"{SERVER_SECRET}.{AUTHORITY}")
@@ -59,6 +72,9 @@ def handshake(store: StoredSecrets, folder: Path, *, client_trusts: bytes | None
     client = ssl.create_default_context(cafile=str(folder / "trusted"))
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     client.load_cert_chain(folder / f"{CLIENT_SECRET}.{CERTIFICATE}", folder / f"{CLIENT_SECRET}.{KEY}")
+    if at is not None:
+        for context in (server, client):
+            context.verify_flags = ssl.VerifyFlags(context.verify_flags | NO_CHECK_TIME)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(to_client, to_server, server_hostname="kvplace-extender.kvplace-system.svc")
     theirs = server.wrap_bio(to_server, to_client, server_side=True)
@@ -75,13 +91,28 @@ def handshake(store: StoredSecrets, folder: Path, *, client_trusts: bytes | None
     return str(peer["subject"])
 
 
+def is_valid(leaf: bytes, trusted: bytes, at: datetime) -> bool:
+    """Whether a certificate and one of those that signed it are valid at a time."""
+    found = x509.load_pem_x509_certificate(leaf)
+
+    def signed(authority: x509.Certificate) -> bool:
+        try:
+            found.verify_directly_issued_by(authority)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    chain = [found, *filter(signed, x509.load_pem_x509_certificates(trusted))]
+    return len(chain) > 1 and all(one.not_valid_before_utc <= at < one.not_valid_after_utc for one in chain)
+
+
 async def test_what_is_missing_is_made_and_the_scheduler_and_serve_trust_each_other(
     keeper: Keeper, store: StoredSecrets, tmp_path: Path
 ) -> None:
     await keeper.look()
     assert store.writes == ALL
     assert "kvplace-scheduler" in handshake(store, tmp_path)
-    assert store.trusted == store.content(CA_SECRET)[CERTIFICATE]
+    assert store.trusted == store.content(CA_SECRET)[CERTIFICATE] == store.content(CA_SECRET)[AUTHORITY]
     served = x509.load_pem_x509_certificate(store.content(SERVER_SECRET)[CERTIFICATE])
     names = served.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == [
@@ -112,31 +143,81 @@ async def test_certificates_are_renewed_when_a_third_of_their_time_is_left(
     assert store.content(SERVER_SECRET)[AUTHORITY] == before[AUTHORITY]
 
 
-async def test_a_scheduler_that_has_read_the_old_ca_trusts_what_the_renewed_one_signs(
+YEARS = timedelta(days=365)
+
+
+async def test_a_ca_is_followed_by_one_with_another_key_and_nothing_is_refused_on_the_way(
     keeper: Keeper, store: StoredSecrets, clock: Clock, tmp_path: Path
 ) -> None:
-    clock.now -= timedelta(days=3000)
+    """A scheduler reads the CA at its start only; here it is restarted every 500 days."""
+    clock.now = NOW - 12 * YEARS
+    await keeper.look()
+    first, trusted, signers = store.content(CA_SECRET)[KEY], b"", set()
+    while clock.now < NOW + 12 * YEARS:
+        if (NOW - clock.now).days % 500 == 0 or not trusted:
+            trusted = store.content(CLIENT_SECRET)[AUTHORITY]
+        clock.now += timedelta(days=20)
+        await keeper.look()
+        assert store.content(SERVER_SECRET)[AUTHORITY] == store.trusted
+        signer = x509.load_pem_x509_certificate(store.content(CA_SECRET)[CERTIFICATE])
+        signers.add(signer.serial_number)
+        handshake(store, tmp_path, client_trusts=trusted, at=clock.now)
+        assert signer.not_valid_after_utc - clock.now > timedelta(days=365)
+    assert len(signers) >= 3
+    assert store.content(CA_SECRET)[KEY] != first
+
+
+async def test_a_ca_is_published_long_before_it_signs_and_its_predecessor_until_it_ends(
+    keeper: Keeper, store: StoredSecrets, clock: Clock
+) -> None:
+    begun = clock.now
     await keeper.look()
     old = store.content(CA_SECRET)[CERTIFICATE]
-    clock.now = NOW
+    clock.now = begun + timedelta(days=2440)
     await keeper.look()
-    assert store.content(CA_SECRET)[CERTIFICATE] != old
-    assert store.content(SERVER_SECRET)[AUTHORITY] == store.trusted == store.content(CA_SECRET)[CERTIFICATE]
-    handshake(store, tmp_path, client_trusts=old)
+    assert store.content(CA_SECRET)[CERTIFICATE] == old
+    assert store.trusted.startswith(old)
+    successor = store.trusted.removeprefix(old)
+    clock.now = begun + timedelta(days=3000)
+    await keeper.look()
+    assert store.content(CA_SECRET)[CERTIFICATE] == old
+    clock.now = begun + timedelta(days=3100)
+    await keeper.look()
+    assert store.content(CA_SECRET)[CERTIFICATE] == successor
+    assert store.trusted == successor + old
+    clock.now = begun + timedelta(days=3651)
+    await keeper.look()
+    assert store.trusted == successor
 
 
-async def test_the_renewed_ca_of_another_program_still_verifies_what_the_old_one_signed(
+async def test_a_damaged_ca_is_followed_by_the_successor_that_others_trust_already(
+    keeper: Keeper, store: StoredSecrets, clock: Clock
+) -> None:
+    await keeper.look()
+    old = store.content(CA_SECRET)[CERTIFICATE]
+    clock.now += timedelta(days=2600)
+    await keeper.look()
+    successor = store.trusted.removeprefix(old)
+    store.put(CA_SECRET, {**store.content(CA_SECRET), KEY: b"no key"})
+    await keeper.look()
+    assert store.trusted == store.content(CA_SECRET)[CERTIFICATE] == successor
+
+
+async def test_the_ca_of_another_program_is_used_and_followed_by_ours(
     keeper: Keeper, store: StoredSecrets, clock: Clock, tmp_path: Path
 ) -> None:
     store.put(CA_SECRET, authority_of_another_program(begins=NOW - timedelta(days=200), lasts_days=300))
     clock.now = NOW - timedelta(days=10)
     await keeper.look()
     signed = store.content(CLIENT_SECRET)[CERTIFICATE]
-    clock.now = NOW
+    clock.now = NOW + timedelta(days=10)
     await keeper.look()
-    assert CA_SECRET in store.writes
     assert store.content(CLIENT_SECRET)[CERTIFICATE] == signed
-    handshake(store, tmp_path)
+    trusted = store.trusted
+    clock.now = NOW + timedelta(days=60)
+    await keeper.look()
+    assert store.content(CLIENT_SECRET)[CERTIFICATE] != signed
+    handshake(store, tmp_path, client_trusts=trusted, at=clock.now)
 
 
 def authority_of_another_program(begins: datetime, lasts_days: int) -> dict[str, bytes]:
@@ -231,7 +312,7 @@ async def test_a_deleted_secret_comes_back_with_the_same_ca(keeper: Keeper, stor
 async def test_of_two_keepers_the_slower_one_starts_again(
     keeper: Keeper, store: StoredSecrets, clock: Clock
 ) -> None:
-    names = Names.of("kvplace-system", "kvplace-scheduler")
+    names = Names.of("kvplace-system", "kvplace-certificates", "kvplace-scheduler")
     other = Keeper(store, names, Readiness(""), now=clock)
 
     class Interrupted(StoredSecrets):
@@ -255,12 +336,3 @@ async def test_webhooks_that_are_applied_later_are_waited_for(keeper: Keeper, st
     assert await keeper.look() == "only just told"
     assert await keeper.look() == ""
     assert store.trusted == store.content(CA_SECRET)[CERTIFICATE]
-
-
-async def test_an_installation_without_webhooks_is_ready_without_them(
-    store: StoredSecrets, clock: Clock
-) -> None:
-    store.has_webhooks = False
-    names = Names.of("kvplace-system", "kvplace-scheduler")
-    assert await Keeper(store, names, Readiness(""), webhooks=False, now=clock).look() == ""
-    assert store.writes == ALL

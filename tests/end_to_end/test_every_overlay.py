@@ -203,26 +203,3 @@ def test_a_vm_gets_its_cores_and_gives_them_back_with_the_objects_of_the_chart(
     installation = Installation(plane, objects=objects)
     assert bool(installation.replicas[0].web_url) == ("web.enabled=true" in values)
     a_vm_gets_its_cores_and_gives_them_back(plane, kubevirt, namespace, installation, name=scheduler)
-
-
-def test_without_webhooks_a_pod_that_asks_is_scheduled_like_any_other(
-    plane: ControlPlane, manifests: Path, namespace: str
-) -> None:
-    main = plane.add_scheduler()
-    installation = Installation(
-        plane, manifests=manifests, resources=["default"], components=["without-webhooks"]
-    )
-    try:
-        with running(plane, installation) as kvplace:
-            pods = f"/api/v1/namespaces/{namespace}/pods"
-            limits = {"resources": {"limits": {"cpu": "2"}}}
-            asks: Json = {
-                "metadata": {"name": "asks", "annotations": {"cpu-set": "one-socket"}},
-                "spec": {"containers": [{"name": "work", "image": "work.test/work", **limits}]},
-            }
-            plane.request("POST", pods, asks)
-            pod = wait_for(plane, pods, "asks", lambda pod: bool(pod["spec"].get("nodeName")))
-            assert PLACEMENT not in pod["metadata"]["annotations"]
-            assert kvplace.ledger(NODE)["owners"] == {}
-    finally:
-        main.stop()

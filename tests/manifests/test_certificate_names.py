@@ -26,7 +26,7 @@ def services() -> set[str]:
 
 
 def test_kvplaces_own_certificate_does(services: set[str]) -> None:
-    assert set(Names.of(NAMESPACE, "kvplace-scheduler").server.dns_names) == services
+    assert set(Names.of(NAMESPACE, "kvplace-certificates", "kvplace-scheduler").server.dns_names) == services
 
 
 def test_the_one_that_cert_manager_makes_does(services: set[str]) -> None:

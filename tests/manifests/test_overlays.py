@@ -25,6 +25,8 @@ from tests.docs.shell import Shell
 from tests.manifests.conftest import STRICTLY, Render
 from tests.manifests.objects import NAMESPACE, Json
 
+OWN = "kvplace-certificates"
+"""The namespace of the CA and of what keeps it."""
 PROMETHEUS_KINDS = ("podmonitors", "prometheusrules")
 WEBHOOKS = (
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/vms.kvplace.io",
@@ -34,15 +36,12 @@ COMPONENTS = {
     "web": {"ClusterRole kvplace-web", "Service kvplace-web", "NetworkPolicy kvplace-web"},
     "main-scheduler": {"Deployment kvplace-scheduler", "NetworkPolicy kvplace-extender-from-anywhere"},
     "without-agent": {"DaemonSet kvplace-agent", "Namespace kvplace-agent"},
-    "without-webhooks": {
-        "MutatingWebhookConfiguration vms.kvplace.io",
-        "ValidatingWebhookConfiguration kvplace",
-    },
     "quota-for-critical-pods": {"ResourceQuota kvplace-critical-pods"},
     "own-priority-classes": {"PriorityClass kvplace-control-plane", "PriorityClass kvplace-agent"},
     "monitoring": {
         "PodMonitor kvplace",
         "PodMonitor kvplace-agent",
+        "PodMonitor kvplace-certificates",
         "PrometheusRule kvplace",
         "ConfigMap kvplace-dashboard",
     },
@@ -96,9 +95,9 @@ def installed(
 
 @contextlib.asynccontextmanager
 async def keeper_with_the_rights_of_its_pod(plane: ControlPlane) -> AsyncIterator[Keeper]:
-    kubeconfig = plane.service_account_kubeconfig(NAMESPACE, "kvplace-certificates")
+    kubeconfig = plane.service_account_kubeconfig(OWN, "kvplace-certificates")
     async with await open_session(CredentialOptions(kubeconfig=str(kubeconfig))) as session:
-        names = Names.of(NAMESPACE, "kvplace-scheduler")
+        names = Names.of(NAMESPACE, OWN, "kvplace-scheduler")
         yield Keeper(ApiSecrets(session), names, Readiness(""))
 
 
@@ -123,19 +122,19 @@ def test_the_certificates_are_made_with_the_rights_of_the_manifests_and_survive_
 ) -> None:
     look(installed)
     secrets = {
-        name: installed.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{name}")
-        for name in (CA_SECRET, SERVER_SECRET, CLIENT_SECRET)
+        (namespace, name): installed.request("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}")
+        for namespace, name in ((OWN, CA_SECRET), (NAMESPACE, SERVER_SECRET), (NAMESPACE, CLIENT_SECRET))
     }
     assert {secret["type"] for secret in secrets.values()} == {"kubernetes.io/tls"}
-    authority = secrets[CA_SECRET]["data"]["tls.crt"]
+    authority = secrets[OWN, CA_SECRET]["data"]["tls.crt"]
     assert base64.b64decode(authority).startswith(b"-----BEGIN CERTIFICATE")
     assert {secret["data"]["ca.crt"] for secret in secrets.values()} == trusted(installed) == {authority}
 
     installed.kubectl("apply", *STRICTLY, "-k", str(manifests / "default"))
     look(installed)
     assert trusted(installed) == {authority}
-    for name, before in secrets.items():
-        after = installed.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{name}")
+    for (namespace, name), before in secrets.items():
+        after = installed.request("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}")
         assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
 
 
@@ -163,11 +162,11 @@ def test_other_secrets_and_webhooks_are_closed_to_the_keeper(installed: ControlP
     async def refused() -> None:
         async with await open_session(
             CredentialOptions(
-                kubeconfig=str(installed.service_account_kubeconfig(NAMESPACE, "kvplace-certificates"))
+                kubeconfig=str(installed.service_account_kubeconfig(OWN, "kvplace-certificates"))
             )
         ) as session:
             store = ApiSecrets(session)
-            for namespace, name in ((NAMESPACE, "another"), ("kube-system", CA_SECRET)):
+            for namespace, name in ((NAMESPACE, "another"), (NAMESPACE, CA_SECRET), (OWN, SERVER_SECRET)):
                 with pytest.raises(Forbidden):
                     await store.read_secret(namespace, name)
 

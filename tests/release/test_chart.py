@@ -80,7 +80,6 @@ def rendered(plane: ControlPlane, manifests: Path, resources: str, *components: 
         pytest.param("cert-manager", (), ('certificates="cert-manager"',), id="cert-manager"),
         pytest.param("default", ("main-scheduler",), ("scheduler.enabled=false",), id="main scheduler"),
         pytest.param("default", ("without-agent",), ("agent.enabled=false",), id="without agent"),
-        pytest.param("default", ("without-webhooks",), ("webhooks.enabled=false",), id="without webhooks"),
         pytest.param("default", ("monitoring",), ("monitoring.enabled=true",), id="monitoring"),
         pytest.param("default", ("web",), ("web.enabled=true",), id="web map"),
     ],
