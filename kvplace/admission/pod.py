@@ -35,7 +35,7 @@ from kvplace.admission.objects import Pod, Vmi, title, typed
 from kvplace.admission.pod_resources import request_cpus, request_marker
 from kvplace.admission.pod_size import PodSize, size_of_pod
 from kvplace.admission.settings import AdmissionSettings
-from kvplace.admission.sidecar import COMMAND, add_sidecar_fields, end_sidecars_with_pod, sidecars_of
+from kvplace.admission.sidecar import COMMAND, add_sidecar_fields, sidecars_of
 from kvplace.admission.verdict import Admitted
 from kvplace.admission.vm_size import VmSize, read_size, size_of_vm
 from kvplace.admission.vmi import conflict_with_kubevirt
@@ -96,7 +96,7 @@ class NewPod:
         """
         pod = typed(raw, Pod)
         options = _options(pod)
-        if options is not None:
+        if options is not None or (_is_launcher(pod) and sidecars_of(pod)):
             _check_containers(pod)
         return cls(raw, pod, options, _stated_size(pod, settings, author))
 
@@ -134,11 +134,11 @@ def admit_new_pod(
     """
     raw, pod, options, stated = new.raw, new.pod, new.options, new.stated
     annotations = pod.metadata.annotations or {}
+    what = title(Pod, pod.metadata, namespace)
     if options is None:
         # The author of a virt-launcher pod is KubeVirt, which has no use for warnings.
         alone = () if _is_launcher(pod) else without_effect(annotations)
-        return _without(raw, pod, FORGEABLE, alone)
-    what = title(Pod, pod.metadata, namespace)
+        return _without(raw, pod, what, FORGEABLE, alone)
     if options.policy is Policy.NONE:
         return _admit_unpinned(raw, pod, options, lambda: _vm_of(pod, namespace, stated, vmi, what), what)
     check_agreement(options, annotations)
@@ -150,14 +150,13 @@ def admit_new_pod(
         if options.on_failure is OnFailure.WAIT:
             raise Misconfigured(obstacle)
         warning = f"the pod runs unpinned, because {ON_FAILURE} is float: {obstacle}"
-        return _without(raw, pod, _NOT_KEPT, (warning,))
+        return _without(raw, pod, what, _NOT_KEPT, (warning,))
     size = _size(pod, vm, what)
     patch: list[Operation] = []
     after = edited(raw, patch)
     _write(after, _request(annotations, options, size, vm))
     spec = after.object("spec")
-    if vm is not None and sidecars_of(pod):
-        add_sidecar_fields(pod, spec, what)
+    _complete_sidecars(pod, after, what)
     warnings = [
         *_set_scheduler(spec, pod, settings),
         *request_cpus(after, options, size, what),
@@ -183,11 +182,11 @@ def _admit_unpinned(
         found = vm()
         size = _size(pod, found, what)
     except KvplaceError:
-        return _without(raw, pod, FORGEABLE)
+        return _without(raw, pod, what, FORGEABLE)
     patch: list[Operation] = []
     after = edited(raw, patch)
     _write(after, _request(pod.metadata.annotations or {}, options, size, found), (*FORGEABLE, VM_SIZE))
-    _end_sidecars(pod, after)
+    _complete_sidecars(pod, after, what)
     return Admitted(after.values, patch=patch)
 
 
@@ -321,7 +320,7 @@ def _request(
 
 
 def _without(
-    raw: Mapping[str, Any], pod: Pod, keys: tuple[str, ...], warnings: tuple[str, ...] = ()
+    raw: Mapping[str, Any], pod: Pod, what: str, keys: tuple[str, ...], warnings: tuple[str, ...] = ()
 ) -> Admitted:
     """Admit a pod that is not placed: without these annotations, and otherwise as it is."""
     patch: list[Operation] = []
@@ -330,14 +329,14 @@ def _without(
         stored = after.object("metadata").object("annotations")
         for key in keys:
             stored.drop(key)
-    _end_sidecars(pod, after)
+    _complete_sidecars(pod, after, what)
     return Admitted(after.values, warnings, patch)
 
 
-def _end_sidecars(pod: Pod, after: EditedObject) -> None:
-    """Let the hook of a VM that once had options end with its pod, as that of any other VM."""
-    if _is_launcher(pod):
-        end_sidecars_with_pod(pod, after.object("spec"))
+def _complete_sidecars(pod: Pod, after: EditedObject, what: str) -> None:
+    """Complete the hooks in the pod of a VM, also of one that is not placed any more."""
+    if _is_launcher(pod) and sidecars_of(pod):
+        add_sidecar_fields(pod, after.object("spec"), what)
 
 
 def _write(after: EditedObject, request: PodRequest, removed: tuple[str, ...] = _NOT_KEPT) -> None:

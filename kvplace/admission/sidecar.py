@@ -14,7 +14,7 @@ after its startup probe has passed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -101,13 +101,12 @@ def sidecars_of(pod: Pod) -> list[Container]:
     return [each for each in (*pod.spec.containers, *(pod.spec.init_containers or ())) if _is_hook(each)]
 
 
-def end_sidecars_with_pod(pod: Pod, spec: EditedObject) -> None:
-    """Make hook sidecars restartable init containers that start without a placement; idempotent."""
-    _make_restartable(pod, spec, _end_with_pod)
-
-
 def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str) -> None:
     """Make hook sidecars restartable init containers with volumes, a probe and resources; idempotent.
+
+    One that is an init container stays at its place among them, so that webhooks that run after each other
+    do not move it in turn. Another goes to the end: what earlier init containers request does not add to what
+    it does.
 
     Raises Misconfigured when the name of a volume of ours is taken, or when there is no other container.
     """
@@ -124,7 +123,14 @@ def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str) -> None:
     others = [each for each in pod.spec.containers if not _is_hook(each)]
     if not others:
         raise Misconfigured(f"{what} has no container beside the hook sidecar; let KubeVirt create the pod")
-    _make_restartable(pod, spec, _complete_container)
+    for index, container in enumerate(pod.spec.init_containers or ()):
+        if _is_hook(container):
+            _complete_container(spec.list("initContainers").object(index))
+    for index in reversed(range(len(pod.spec.containers))):
+        if _is_hook(pod.spec.containers[index]):
+            moved = EditedObject.apart(spec.list("containers").remove(index))
+            _complete_container(moved)
+            spec.list("initContainers").append(moved.values)
     _show_to_libvirt(spec.list("containers").object(compute_of(others)))
 
 
@@ -136,29 +142,6 @@ def compute_of(containers: Sequence[Container]) -> int:
 
 def _is_hook(container: Container) -> bool:
     return container.command == COMMAND
-
-
-def _make_restartable(pod: Pod, spec: EditedObject, complete: Callable[[EditedObject], None]) -> None:
-    """Complete hooks among the init containers where they are, and put others behind those.
-
-    So webhooks that run after each other do not move a hook in turn, and what earlier init containers request
-    does not add to what it does.
-    """
-    if all(map(_is_hook, pod.spec.containers)):
-        return  # a pod needs one, and this one is no VM's
-    for index, container in enumerate(pod.spec.init_containers or ()):
-        if _is_hook(container):
-            complete(spec.list("initContainers").object(index))
-    for index in reversed(range(len(pod.spec.containers))):
-        if _is_hook(pod.spec.containers[index]):
-            moved = EditedObject.apart(spec.list("containers").remove(index))
-            complete(moved)
-            spec.list("initContainers").append(moved.values)
-
-
-def _end_with_pod(container: EditedObject) -> None:
-    container.put("restartPolicy", "Always")
-    _put(container, "env", {"name": STAYS, "value": "true"}, "name")
 
 
 def _files_of(volume: Volume) -> dict[str, str]:
@@ -180,11 +163,12 @@ def _show_to_libvirt(compute: EditedObject) -> None:
 
 
 def _complete_container(container: EditedObject) -> None:
+    container.put("restartPolicy", "Always")
     _put(container, "volumeMounts", {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}, "mountPath")
     _put(container, "volumeMounts", {"name": LIBVIRT_HOOKS, "mountPath": LIBVIRT_HOOKS_FOLDER}, "mountPath")
     env = {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     _put(container, "env", env, "name")
-    _end_with_pod(container)
+    _put(container, "env", {"name": STAYS, "value": "true"}, "name")
     # A probe of ours that the API server has defaulted has more fields, and stays.
     present = container.get("startupProbe")
     if not isinstance(present, dict) or present.get("exec") != _STARTUP_PROBE["exec"]:

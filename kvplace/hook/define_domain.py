@@ -40,7 +40,7 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
         bound = placement_of_pod(env)
         placement = bound.placement
         if placement.floats and xml:
-            log("warning", "the VM starts unpinned: no node could hold it, and on-failure is float", about)
+            log("warning", "the VM starts unpinned: its pod has no cores, as its options allow", about)
             return xml
         placement = _possible(bound, env, about, trial)
         answer = _rewritten(xml, placement, env, lambda sentence: log("warning", sentence, about))

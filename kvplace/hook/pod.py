@@ -12,7 +12,8 @@ import os
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import PLACEMENT, PodPlacement
-from kvplace.core.request import OnFailure
+from kvplace.core.request import OnFailure, Policy
+from kvplace.core.scalars import PodUid
 from kvplace.hook.pod_environment import PodEnvironment
 
 _MAX_FILE_BYTES = 512 * 1024
@@ -20,6 +21,9 @@ _MAX_FILE_BYTES = 512 * 1024
 
 def placement_of_pod(env: PodEnvironment) -> PodPlacement:
     """Read the pod's placement, or its bare `cpu-map` where another scheduler set only that.
+
+    A pod that gets none, because its VM asks for no cores any more or could not be placed and may float, has
+    a floating one.
 
     Raises Misconfigured when there is neither, and for a placement that cannot be read or was made for
     another pod or node.
@@ -35,6 +39,8 @@ def placement_of_pod(env: PodEnvironment) -> PodPlacement:
         return placement
     if text := _read(env, "cpu-map"):
         return PodPlacement.of_cpu_map(text, on_failure=on_failure_of_pod(env))
+    if not _gets_placement(env):
+        return PodPlacement.floating(pod_uid=PodUid(_read(env, "uid")), node=env.node)
     raise Misconfigured(
         f"the pod has neither the annotation {PLACEMENT} nor {CPU_MAP} yet; "
         "it must be bound by a scheduler that calls kvplace's extender"
@@ -49,6 +55,15 @@ def on_failure_of_pod(env: PodEnvironment) -> OnFailure:
         except (ValueError, TypeError, KeyError, RecursionError, Misconfigured):
             continue
     return OnFailure.WAIT
+
+
+def _gets_placement(env: PodEnvironment) -> bool:
+    """Whether pod admission has written a request for cores; without one no scheduler is asked for any."""
+    text = _read(env, "request")
+    try:
+        return bool(text) and json.loads(text)["policy"] != Policy.NONE.value
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return True
 
 
 def _check_owner(placement: PodPlacement, env: PodEnvironment) -> None:

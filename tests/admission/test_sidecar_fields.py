@@ -137,17 +137,23 @@ def test_an_init_container_with_the_hooks_command_is_completed_at_its_place() ->
     ],
     ids=["without options any more", "none", "float"],
 )
-def test_the_hook_of_a_pod_that_is_not_placed_ends_with_it_and_holds_nothing(
+def test_the_hook_of_a_pod_that_is_not_placed_gets_all_the_same_fields(
     annotations: dict[str, str], raw_spec: Json
 ) -> None:
     raw = launcher(annotations=annotations)
     raw["spec"] |= raw_spec
-    before = container(raw, "hook-sidecar-0")
     after, _ = admit(raw, vmi_of(raw))
-    stays = {"name": "KVPLACE_STAYS_AFTER_SHUTDOWN", "value": "true"}
-    hook = after["spec"]["initContainers"][-1]
-    assert hook == {**before, "restartPolicy": "Always", "env": [*before["env"], stays]}
+    placed, _ = admit(launcher(), vmi_of(launcher()))
+    assert container(after, "hook-sidecar-0") == container(placed, "hook-sidecar-0")
+    assert after["spec"]["initContainers"] == placed["spec"]["initContainers"]
+    assert after["spec"]["volumes"] == placed["spec"]["volumes"]
     assert admit(after, vmi_of(raw))[0] == after
+
+
+def test_two_hooks_are_refused_also_in_a_pod_without_options() -> None:
+    raw = launcher(annotations={})
+    raw["spec"]["containers"].append({**container(raw, "hook-sidecar-0"), "name": "hook-sidecar-1"})
+    assert refusal(raw).endswith("has 2 containers with the command kvplace-hook; keep one")
 
 
 def test_a_launcher_pod_with_nothing_but_the_hook_is_refused() -> None:

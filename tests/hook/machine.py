@@ -41,8 +41,9 @@ class PodFolder:
     def __init__(self, folder: Path) -> None:
         self.path = folder
         folder.mkdir()
-        for name in ("placement", "cpu-map", "request"):
+        for name in ("placement", "cpu-map"):
             (folder / name).write_text("")
+        self.write("request", '{"version":1,"vcpus":4}')
         self.write("uid", UID)
         self.write("name", "virt-launcher-vm-x")
         self.write("namespace", "ns")

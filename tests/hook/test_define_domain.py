@@ -181,7 +181,7 @@ def test_a_floating_placement_leaves_the_domain_unchanged(
     pod.write("placement", floating.to_json())
     assert define_domain(DOMAIN, VMI, env, works) == DOMAIN
     (line,) = logged(capfd)
-    assert "starts unpinned: no node could hold it" in line["msg"]
+    assert "starts unpinned: its pod has no cores" in line["msg"]
 
 
 def test_without_on_failure_it_waits(env: PodEnvironment, pod: PodFolder) -> None:

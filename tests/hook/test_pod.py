@@ -11,9 +11,10 @@ from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import OnFailure
 from kvplace.core.scalars import NodeName
+from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
 from kvplace.hook.pod_environment import PodEnvironment
-from tests.hook.machine import BOUND, PodFolder
+from tests.hook.machine import BOUND, DOMAIN, VMI, PodFolder
 
 
 def test_the_placement_written_at_the_binding_is_read(env: PodEnvironment, pod: PodFolder) -> None:
@@ -93,6 +94,24 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(
 def test_bytes_that_are_no_text_are_refused(env: PodEnvironment, pod: PodFolder) -> None:
     (pod.path / "placement").write_bytes(b"\xff\xfe")
     with pytest.raises(Misconfigured, match="placement cannot be read"):
+        placement_of_pod(env)
+
+
+@pytest.mark.parametrize("request_text", ["", '{"version":1,"vcpus":4,"policy":"none"}'])
+def test_a_pod_that_gets_no_placement_runs_unpinned(
+    env: PodEnvironment, pod: PodFolder, request_text: str
+) -> None:
+    pod.write("request", request_text)
+    assert placement_of_pod(env).placement.floats
+    assert define_domain(DOMAIN, VMI, env) == DOMAIN
+
+
+@pytest.mark.parametrize("request_text", ['{"version":1,"vcpus":4}', "{", "[]", "{}"])
+def test_a_pod_with_any_other_request_waits_for_its_placement(
+    env: PodEnvironment, pod: PodFolder, request_text: str
+) -> None:
+    pod.write("request", request_text)
+    with pytest.raises(Misconfigured, match=r"neither the annotation kvplace\.io/placement nor cpu-map yet"):
         placement_of_pod(env)
 
 

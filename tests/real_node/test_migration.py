@@ -6,10 +6,10 @@ import re
 from http.client import HTTPConnection
 from xml.etree import ElementTree as ET
 
-from harness.control_plane.watching import wait_for
+from harness.control_plane.watching import is_ready, wait_for
 from harness.real_node.cluster import RealCluster
 from harness.real_node.kvplace_pods import AGENT
-from tests.real_node.vms import LEDGERS, VIRSH, Vm, Vms, ledger, migrate
+from tests.real_node.vms import LEDGERS, SMALL_DOMAIN, VIRSH, Vm, Vms, ledger, migrate
 
 OWN_CPU = {"n1": 1, "n2": 0}
 """What each node has to give: the other one is reserved."""
@@ -40,6 +40,23 @@ def test_a_vm_is_on_the_cpu_of_its_target_at_once_and_leaves_no_claim_behind(vms
     assert moved.cpu_map() == {"socket0": [str(OWN_CPU[target])]}
     assert ledger(cluster, target)["owners"] == {str(OWN_CPU[target]): moved.pod_uid}
     wait_for(cluster.plane, LEDGERS, source, lambda seen: not seen["spec"].get("claims"))
+
+
+def test_a_vm_that_has_given_its_cpus_back_migrates_and_runs_unpinned(vms: Vms) -> None:
+    # Without CPUs of its own its pod requests what KubeVirt says, and a node has one CPU to give.
+    resources = {"limits": {"cpu": "1"}, "requests": {"cpu": "100m"}}
+    vm = vms.start("modest", domain={**SMALL_DOMAIN, "resources": resources})
+    vm.pinned()
+    source = vm.node.name
+    vm.ask({"kvplace.io/cpu-policy": "none"})
+    wait_for(vms.cluster.plane, LEDGERS, source, lambda seen: not seen["spec"].get("claims"))
+
+    migrate(vms, vm)
+
+    moved = vms.running("modest")
+    assert moved.node.name != source
+    wait_for(vms.cluster.plane, vms.pods, moved.pod()["metadata"]["name"], is_ready)
+    assert ledger(vms.cluster, moved.node.name)["owners"] == {}
 
 
 def drifts_counted(cluster: RealCluster, node: str) -> float:

@@ -38,7 +38,7 @@ def test_the_sidecar_is_ready_before_the_vm_and_ends_once_and_cleanly_after_it(v
 
 
 def test_a_sidecar_that_crashes_comes_back_beside_its_vm(vms: Vms) -> None:
-    vm = vms.start("lasts", node="n1")
+    vm = vms.start("lasts")
     vm.pinned()
     qemu, pod = vm.compute.qemu(), vm.pod()
     for pid in ContainerInKernel.of_pod(vm.node.sandbox, pod, HOOK).pids():

@@ -44,10 +44,17 @@ class Vms:
         self.namespace = namespace
         self.pods = f"/api/v1/namespaces/{namespace}/pods"
 
-    def start(self, name: str, *, annotations: Mapping[str, str] = ON_ITS_OWN, node: str | None = None) -> Vm:
+    def start(
+        self,
+        name: str,
+        *,
+        annotations: Mapping[str, str] = ON_ITS_OWN,
+        node: str | None = None,
+        domain: Json = SMALL_DOMAIN,
+    ) -> Vm:
         """Make a VM of one vCPU and wait until its guest runs."""
         selector = {"nodeSelector": {_HOSTNAME: node}} if node else {}
-        manifest = vmi_manifest(name, cores=1, annotations=annotations, domain=SMALL_DOMAIN, **selector)
+        manifest = vmi_manifest(name, cores=1, annotations=annotations, domain=domain, **selector)
         self.cluster.kubevirt.create(VMIS, self.namespace, manifest)
         return self.running(name)
 
