@@ -181,7 +181,7 @@ async def test_sharing_vms_get_named_cpus_and_whole_cores_where_they_require_the
 
 
 async def test_isolated_vcpus_sit_on_a_core_each_and_own_its_sibling(serve: Any) -> None:
-    served = await serve(FOUR, {"kvplace.io/smt": "isolate"})
+    served = await serve(FOUR, {"cpu-set": "one-socket", "kvplace.io/smt": "isolate"})
     assert served.vcpu_pins[:4] == ["1", "2", "3", "4"]
     assert served.placement.owned == parse_cpu_list("1-4,33-36")
 
@@ -205,7 +205,7 @@ async def test_qemus_own_threads_run_where_emulator_threads_says(
 
 @pytest.mark.parametrize("mode", NumaMemory)
 async def test_memory_is_bound_in_every_mode(serve: Any, mode: NumaMemory) -> None:
-    served = await serve(FOUR, {"kvplace.io/numa-memory": mode.value})
+    served = await serve(FOUR, {"cpu-set": "one-socket", "kvplace.io/numa-memory": mode.value})
     bound = [{"is": "memory", "mode": mode.value, "nodeset": "0"}]
     assert bindings(served.xml) == ([] if mode is NumaMemory.OFF else bound)
 
