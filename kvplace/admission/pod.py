@@ -154,12 +154,13 @@ def admit_new_pod(
     size = _size(pod, vm, what)
     patch: list[Operation] = []
     after = edited(raw, patch)
-    _write(after, _request(annotations, options, size, vm))
+    asked = _request(annotations, options, size, vm)
+    _write(after, asked)
     spec = after.object("spec")
     _complete_sidecars(pod, after, what)
     warnings = [
         *_set_scheduler(spec, pod, settings),
-        *request_cpus(after, options, size, what),
+        *request_cpus(after, asked.request, size, what),
     ]
     if isinstance(size, PodSize):
         warnings += [
@@ -177,7 +178,10 @@ def _admit_unpinned(
     """Store the request of a pod with policy `none`, so that it can get cores while it runs; nothing else.
 
     A pod whose size kvplace cannot tell stays as it is: it only cannot change its policy while it runs.
+    Neither can one that names its node, which no scheduler has let it have.
     """
+    if pod.spec.node_name:
+        return _without(raw, pod, what, FORGEABLE)
     try:
         found = vm()
         size = _size(pod, found, what)

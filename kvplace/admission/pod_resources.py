@@ -3,7 +3,8 @@
 The pod of a VM requests in all what the VM will own: a node whose CPUs are all owned must be exactly full for
 kube-scheduler, too. So its compute container requests that, less what the other containers request. Its CPU
 weight becomes a little smaller than its share; that decides nothing, since nobody competes for owned CPUs,
-and the weight of the pod as a whole comes from the sum.
+and the weight of the pod as a whole comes from the sum. The pod of a VM that shares CPUs requests a tenth of
+them at least: exclusive VMs do not get these, so they must not be had for nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +18,12 @@ from kvplace.admission.objects import Container, Pod, PodSpec, Quantity, Resourc
 from kvplace.admission.pod_size import PodSize
 from kvplace.admission.sidecar import compute_of
 from kvplace.admission.vm_size import VmSize
-from kvplace.admission.vmi import owned_cpus
 from kvplace.core.errors import Misconfigured
 from kvplace.core.marks import MARKER_RESOURCE
-from kvplace.core.quantity import counted
-from kvplace.core.request import PinningOptions, Policy
+from kvplace.core.request import Request
 
-_LEAST_OF_OWNED = Fraction(1, 10)
-"""What compute requests at least of each owned CPU: KubeVirt's own default for a vCPU."""
+_LEAST = Fraction(1, 10)
+"""What a container requests at least of each CPU that the pod asks for: KubeVirt's own default for a vCPU."""
 
 
 def request_marker(spec: EditedObject) -> None:
@@ -38,32 +37,25 @@ def request_marker(spec: EditedObject) -> None:
         resources.object(kind).put(MARKER_RESOURCE, "0")
 
 
-def request_cpus(
-    after: EditedObject, options: PinningOptions, size: VmSize | PodSize, what: str
-) -> tuple[str, ...]:
+def request_cpus(after: EditedObject, request: Request, size: VmSize | PodSize, what: str) -> tuple[str, ...]:
     """Write the CPU requests of a pod that is complete but for them; returns warnings.
 
-    No request is raised above its limit, and none of a Guaranteed pod or of a plain pod is lowered. A VM
-    whose compute container requests more than it will own keeps that. Policies that own no CPUs change
-    nothing.
+    A lower limit is raised, too. No request of a Guaranteed pod, of a plain pod or of a VM that will own no
+    CPUs is lowered. A VM whose compute container requests more than it will own keeps that.
     """
-    if options.policy is not Policy.EXCLUSIVE:
-        return ()
     pod = typed(after.values, Pod)
     containers = after.object("spec").list("containers")
     if isinstance(size, VmSize):
         index = compute_of(pod.spec.containers)
-        owned = owned_cpus(options, size.vcpus)
-        warnings = _request_rest(containers.object(index), pod.spec.containers[index], pod.spec, owned, what)
+        compute = pod.spec.containers[index]
+        warnings = _request_rest(containers.object(index), compute, pod.spec, request, what)
     else:
-        warnings = [
-            warning
-            for index, container in enumerate(pod.spec.containers)
-            if container.name in size.cpus_of
-            for warning in _raise_request(
-                containers.object(index), container, size.cpus_of[container.name], what
-            )
-        ]
+        warnings = []
+        of_each = Fraction(1) if request.owns_cpus else _LEAST
+        for index, container in enumerate(pod.spec.containers):
+            least = size.cpus_of.get(container.name, 0) * of_each
+            if _requested(container, what) < least:
+                containers.object(index).object("resources").object("requests").put("cpu", _written(least))
     if pod.spec.resources is not None:
         _raise_request_of_all(after, what)
     return tuple(warnings)
@@ -90,39 +82,29 @@ def _raise_request_of_all(after: EditedObject, what: str) -> None:
 
 
 def _request_rest(
-    edited: EditedObject, compute: Container, spec: PodSpec, owned: int, what: str
+    edited: EditedObject, compute: Container, spec: PodSpec, request: Request, what: str
 ) -> list[str]:
-    """Let compute request the owned CPUs less what all other containers request."""
-    if _is_guaranteed(spec, what):
-        return _raise_request(edited, compute, owned, what)
-    overhead = read_quantity((spec.overhead or {}).get("cpu", 0), f"{what}: spec.overhead.cpu")
-    beside = _together((each for each in _running(spec) if each is not compute), what) + _rounded(overhead)
-    rest = max(owned - beside, owned * _LEAST_OF_OWNED)
+    """Let compute request what the whole pod must, less what all other containers request."""
+    least = Fraction(request.least_millicores, 1000)
+    resources = edited.object("resources")
     limit = compute.limited.get("cpu")
-    most = _cpus(limit, compute, what) if limit is not None else Fraction(owned)
-    requested, wanted = _requested(compute, what), min(rest, most)
-    if requested <= owned and requested != wanted:
-        edited.object("resources").object("requests").put("cpu", _written(wanted))
-    return [_throttled(compute, owned)] if most < owned else []
-
-
-def _raise_request(edited: EditedObject, container: Container, owned: int, what: str) -> list[str]:
-    limit = container.limited.get("cpu")
-    most = _cpus(limit, container, what) if limit is not None else None
-    requested = _requested(container, what)
-    if most is not None and most < owned:
-        if requested < most:
-            edited.object("resources").object("requests").put("cpu", limit)
-        return [_throttled(container, owned)]
-    if requested < owned:
-        edited.object("resources").object("requests").put("cpu", str(owned))
-    return []
-
-
-def _throttled(container: Container, owned: int) -> str:
-    limit = container.limited["cpu"]
-    cpus = counted(owned, "CPU")
-    return f"the CPU limit {limit} of container {container.name} throttles the {cpus} it will own"
+    is_limited = limit is not None and _cpus(limit, compute, what) < least
+    if _is_guaranteed(spec, what):
+        if is_limited:
+            resources.object("requests").put("cpu", _written(least))
+    else:
+        overhead = read_quantity((spec.overhead or {}).get("cpu", 0), f"{what}: spec.overhead.cpu")
+        others = (each for each in _running(spec) if each is not compute)
+        beside = _together(others, what) + _rounded(overhead)
+        rest = max(least - beside, least * _LEAST)
+        requested = _requested(compute, what)
+        if requested < rest or (request.owns_cpus and rest < requested <= least):
+            resources.object("requests").put("cpu", _written(rest))
+    if not is_limited:
+        return []
+    resources.object("limits").put("cpu", _written(least))
+    place = f"the CPU limit {limit} of container {compute.name}"
+    return [f"{place} is raised to {_written(least)}: the pod must request as much for its CPUs"]
 
 
 def _running(spec: PodSpec) -> list[Container]:

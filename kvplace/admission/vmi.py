@@ -9,6 +9,7 @@ VMI without options is not changed, and one with policy `none` gets no sidecar.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 from kvplace.admission.edits import EditedObject, Operation, edited
@@ -31,8 +32,8 @@ from kvplace.core.annotations import (
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.marks import ASKS_LABEL
-from kvplace.core.quantity import counted, parse_quantity
-from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy
+from kvplace.core.quantity import parse_quantity
+from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy, Request
 
 _WITHOUT_GUEST_CELLS = ("s390x",)
 """Architectures whose guests QEMU gives no NUMA cells."""
@@ -110,9 +111,10 @@ def check_vm(
             "of their own on the host and are assigned to the guest's NUMA cells in turn"
         )
     limit = domain.resources.limited.get("cpu") if domain.resources else None
-    owned = owned_cpus(options, size.vcpus)
-    if limit is not None and _exceeds(owned, limit):
-        warnings.append(f"the CPU limit {limit} throttles the {counted(owned, 'CPU')} that the VM will own")
+    least = Fraction(Request(size.vcpus, options).least_millicores, 1000)
+    if limit is not None and _exceeds(least, limit):
+        raised = f"is raised to {float(least):g} in the pod, which must request as much for its CPUs"
+        warnings.append(f"the CPU limit {limit} {raised}")
     return tuple(warnings)
 
 
@@ -146,18 +148,8 @@ def _can_grow(cpu: Cpu) -> bool:
     return (cpu.max_sockets or 0) > (cpu.sockets or 1)
 
 
-def owned_cpus(options: PinningOptions, vcpus: int) -> int:
-    """Count the CPUs that a VM will own at least; 0 for policies that own none.
-
-    How many more whole cores cost (`kvplace.io/smt`) depends on the node, which is not chosen yet.
-    """
-    if options.policy is not Policy.EXCLUSIVE:
-        return 0
-    return vcpus + (options.emulator_threads is EmulatorThreads.ISOLATE)
-
-
-def _exceeds(owned: int, limit: Quantity) -> bool:
+def _exceeds(least: Fraction, limit: Quantity) -> bool:
     try:
-        return owned > parse_quantity(limit)
+        return least > parse_quantity(limit)
     except ValueError:
         return False

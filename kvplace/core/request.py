@@ -132,3 +132,16 @@ class Request:
     def owns_cpus(self) -> bool:
         """Whether the VM owns its CPUs alone."""
         return self.options.policy is Policy.EXCLUSIVE
+
+    @property
+    def least_millicores(self) -> int:
+        """What its pod requests at least, so that quotas and kube-scheduler count it.
+
+        All CPUs that it will own; how many more whole cores cost (`kvplace.io/smt`) depends on the node. A
+        tenth of those that it shares, as KubeVirt requests by default: exclusive VMs do not get them.
+        """
+        options = self.options
+        if options.policy is Policy.NONE:
+            return 0
+        isolated = options.emulator_threads is EmulatorThreads.ISOLATE and options.policy is not Policy.NUMA
+        return (self.vcpus + isolated) * (1000 if self.owns_cpus else 100)

@@ -286,3 +286,18 @@ def test_a_plain_pod_may_have_4096_cpus_and_containers_with_a_limit_of_none() ->
 def test_cranes_spelling_is_noted_because_its_tools_expect_their_own_result() -> None:
     assert written_request(admit(plain_pod({"topology.crane.io/topology-awareness": "true"}))[0]).crane_result
     assert not written_request(admit(plain_pod(ASKS))[0]).crane_result
+
+
+@pytest.mark.parametrize("policy", ["share", "immovable", "numa"])
+def test_a_plain_pod_requests_at_least_a_tenth_of_the_cpus_that_it_shares(policy: str) -> None:
+    asks = {**ASKS, "kvplace.io/cpu-policy": policy}
+    amounts = ({"limits": {"cpu": "64"}, "requests": {"cpu": "1m"}}, {"requests": {"cpu": "1m"}})
+    after, _ = admit(plain_pod(asks, *amounts))
+    assert [entry["resources"]["requests"]["cpu"] for entry in after["spec"]["containers"]] == ["6400m", "1m"]
+
+
+def test_a_pod_with_policy_none_that_names_its_node_stores_no_request_and_so_gets_no_cores_later() -> None:
+    raw = plain_pod({"kvplace.io/cpu-policy": "none", "kvplace.io/request": "forged"}, nodeName="worker")
+    after, _ = admit(raw)
+    assert after["metadata"]["annotations"] == {"kvplace.io/cpu-policy": "none"}
+    assert "labels" not in after["metadata"]

@@ -31,17 +31,34 @@ def test_the_containers_request_together_the_cpus_that_the_vm_will_own(
     assert warnings == ()
 
 
-@pytest.mark.parametrize(
-    "annotations",
-    [
-        {**ASKS, "kvplace.io/cpu-policy": "share"},
-        {**ASKS, "kvplace.io/cpu-policy": "immovable"},
-        {"kvplace.io/cpu-policy": "numa"},
-    ],
-)
-def test_a_vm_that_will_own_no_cpus_requests_what_kubevirt_says(annotations: dict[str, str]) -> None:
+SHARING = [
+    {**ASKS, "kvplace.io/cpu-policy": "share"},
+    {**ASKS, "kvplace.io/cpu-policy": "immovable"},
+    {"kvplace.io/cpu-policy": "numa"},
+]
+
+
+@pytest.mark.parametrize("annotations", SHARING)
+@pytest.mark.parametrize("given", ["400m", "1500m"])
+def test_a_vm_that_will_own_no_cpus_requests_what_kubevirt_says(
+    annotations: dict[str, str], given: str
+) -> None:
     raw = launcher(annotations=annotations)
-    assert cpu(admit(raw, vmi_of(raw))[0], "compute") == "400m"
+    container(raw, "compute")["resources"]["requests"]["cpu"] = given
+    assert cpu(admit(raw, vmi_of(raw))[0], "compute") == given
+
+
+@pytest.mark.parametrize("annotations", SHARING)
+def test_a_vm_requests_at_least_a_tenth_of_the_cpus_that_it_shares(annotations: dict[str, str]) -> None:
+    raw = launcher(annotations=annotations)
+    container(raw, "compute")["resources"] = {"requests": {"cpu": "1m"}, "limits": {"cpu": "10m"}}
+    after, warnings = admit(raw, vmi_of(raw))
+    assert effective_cpu(after) == Fraction("0.4")
+    assert container(after, "compute")["resources"]["limits"]["cpu"] == "400m"
+    assert warnings == (
+        "the CPU limit 10m of container compute is raised to 400m: the pod must request as much for its CPUs",
+    )
+    assert admit(after, vmi_of(raw))[0] == after
 
 
 def with_others(*, beside: str, sidecar: str, init: str, overhead: str) -> Json:
@@ -93,14 +110,15 @@ def test_a_request_above_what_the_vm_will_own_stays() -> None:
     assert cpu(admit(raw, vmi_of(raw))[0], "compute") == "9500m"
 
 
-def test_a_request_is_never_raised_above_its_limit_and_the_user_is_warned() -> None:
-    raw = launcher(annotations=ISOLATES)
-    container(raw, "compute")["resources"]["limits"]["cpu"] = "4"
+def test_a_limit_below_what_the_vm_will_own_is_raised_because_the_request_must_count_it() -> None:
+    raw = launcher()
+    container(raw, "compute")["resources"] = {"requests": {"cpu": "1m"}, "limits": {"cpu": "1m"}}
     after, warnings = admit(raw, vmi_of(raw))
-    assert cpu(after, "compute") == "4"
-    assert warnings == ("the CPU limit 4 of container compute throttles the 5 CPUs it will own",)
-    container(raw, "compute")["resources"]["requests"]["cpu"] = "4000m"
-    assert cpu(admit(raw, vmi_of(raw))[0], "compute") == "4000m"
+    assert effective_cpu(after) == 4
+    assert container(after, "compute")["resources"]["limits"]["cpu"] == "4"
+    assert warnings == (
+        "the CPU limit 1m of container compute is raised to 4: the pod must request as much for its CPUs",
+    )
 
 
 def test_a_guaranteed_pod_stays_guaranteed() -> None:
@@ -108,9 +126,10 @@ def test_a_guaranteed_pod_stays_guaranteed() -> None:
     assert is_guaranteed(raw)
     after, _ = admit(raw, vmi_of(raw))
     assert is_guaranteed(after)
-    # KubeVirt gives every container of such a pod equal requests and limits; a lower request of compute would
-    # end that, and a lower limit would throttle the guest.
-    assert cpu(after, "compute") == cpu(raw, "compute") == "4"
+    # KubeVirt gives every container of such a pod equal requests and limits; a lower request of compute
+    # would end that, and a lower limit would throttle the guest.
+    assert cpu(raw, "compute") == "4"
+    assert cpu(after, "compute") == "5"
 
 
 def test_in_a_launcher_pod_without_a_container_compute_the_first_one_requests_the_cpus() -> None:

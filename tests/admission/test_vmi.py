@@ -221,12 +221,12 @@ def test_a_vmi_larger_than_every_known_machine_is_warned_about() -> None:
     assert admit(raw, largest_node=None)[1] == ()
 
 
-def test_a_cpu_limit_below_what_the_vm_will_own_is_warned_about() -> None:
+def test_a_cpu_limit_below_what_the_pod_must_request_is_warned_about() -> None:
     limited = {"limits": {"cpu": "4"}}
     isolates = {**ASKS, "kvplace.io/emulator-threads": "isolate"}
     assert admit(vmi(ASKS, resources=limited))[1] == ()
     assert admit(vmi(isolates, resources=limited))[1] == (
-        "the CPU limit 4 throttles the 5 CPUs that the VM will own",
+        "the CPU limit 4 is raised to 5 in the pod, which must request as much for its CPUs",
     )
     assert admit(vmi(ASKS, resources={"limits": {"cpu": "lots"}, "requests": {"cpu": "4"}}))[1] == ()
 
