@@ -3,7 +3,8 @@
 `place` is the one question that Filter, Bind, the simulator and the offline commands ask; its answer depends
 on its arguments alone. Among all placements that the request allows it takes the smallest by: packages, NUMA
 nodes, the largest and then the summed distance between these; the same without the nodes that give memory
-alone; L3 groups, kinds of cores, cores, fragmentation cost, ids, in this order. It goes from coarse to fine:
+alone, and what these give; L3 groups, kinds of cores, cores, fragmentation cost, ids, in this order. It goes
+from coarse to fine:
 
  1. `supply.Supply` counts what is free, in the request's own unit: CPUs, or whole free cores.
  2. `layout.Layout` gives the scope's domains: each socket, NUMA node or L3 group that a `one-*` scope names,

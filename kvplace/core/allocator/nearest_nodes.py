@@ -221,7 +221,7 @@ def _largest_first(sized: SizedPart) -> int:
 
 def _kind(supply: Supply, part: NodePart, *, a_package_each: bool) -> Hashable:
     """Describe a part so that parts of one kind can be exchanged: they differ in ids alone."""
-    amounts = [amounts[0] for amounts, _ in supply.amounts_of([part.node])]
+    amounts = supply.amounts_at(part.node)
     free = (supply.free.cpus & part.cpus).bit_count()
     kind: tuple[Hashable, ...] = (part.twin, part.packages, supply.count(part).kind, free, *amounts)
     if a_package_each:

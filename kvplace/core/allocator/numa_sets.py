@@ -5,7 +5,8 @@ No choice of cores on the machine can be better in these objectives. A node that
 like any other; where it lies in several packages, one of them counts.
 
 Of a set with more nodes than the CPUs need, those give CPUs that are the best set for the CPUs by the same
-order. Where the scope spreads, as many groups give CPUs as can give equal shares.
+order, and of equal ones those with the most memory. Where the scope spreads, as many groups give CPUs as can
+give equal shares.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ def best_numa_sets(supply: Supply) -> list[NumaSet]:
 
 
 def giving_cpus(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
-    """Let the nodes that lie best for the CPUs give these, in each set; keep the sets where they lie best."""
+    """Let the nodes that lie best for the CPUs give these, in each set; keep the sets where they lie best.
+
+    Of CPUs that lie equally well, those count that have most of the memory beside them. Sets come first whose
+    other nodes have the fewest CPUs left, for later VMs that need the memory there.
+    """
     if not supply.needs_memory or supply.request.options.policy is Policy.NUMA:
         return numa_sets
     if all(len(numa_set.parts) == 1 for numa_set in numa_sets):
@@ -74,11 +79,14 @@ def giving_cpus(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
             rank, narrowed = (-most_shares(group_units(supply, numa_set), supply.need),), [numa_set]
         else:
             rank, narrowed = _narrowed(supply, numa_set)
-        if best is None or rank < best[0]:
-            best = (rank, narrowed)
-        elif rank == best[0]:
-            best[1].extend(narrowed)
-    return best[1] if best is not None else []
+        for found in narrowed:
+            far = 0 if supply.spreads else supply.far_bytes([part.node for part in found.parts])
+            if best is None or (*rank, far) < best[0]:
+                best = ((*rank, far), [found])
+            elif (*rank, far) == best[0]:
+                best[1].append(found)
+    near = best[1] if best is not None else []
+    return sorted(near, key=lambda numa_set: sum([supply.units(part) for part in numa_set.alone]))
 
 
 def _narrowed(supply: Supply, numa_set: NumaSet) -> tuple[Rank, list[NumaSet]]:

@@ -64,6 +64,8 @@ class Supply:
         self.counts_memory = counts_memory
         self.needs_memory = bool(self.small_memory or request.huge_pages)
         """Whether memory or huge pages restrict the choice of NUMA nodes."""
+        self._memory: list[int] = []
+        self._pages: dict[Bytes, list[int]] = {}
         if self.needs_memory:
             by_id = {node.id: index for index, node in enumerate(topology.numa_nodes)}
             self._memory = [0] * len(by_id)
@@ -169,6 +171,18 @@ class Supply:
     def pages_of(self, node: NumaIndex, size: Bytes) -> int:
         """Free huge pages of a size of a NUMA node, by its index."""
         return self._pages[size][node] if self.needs_memory else 0
+
+    def amounts_at(self, node: NumaIndex) -> tuple[int, ...]:
+        """What tells one NUMA node from another in memory and huge pages, if the request needs any."""
+        return (self._memory[node], *[of[node] for of in self._pages.values()]) if self._memory else ()
+
+    def far_bytes(self, nodes: Sequence[NumaIndex]) -> int:
+        """How much of the memory and huge pages these NUMA nodes cannot give."""
+        sizes = (1, *self.request.huge_pages)
+        return sum(
+            max(0, need - sum(amounts)) * size
+            for size, (amounts, need) in zip(sizes, self.amounts_of(nodes), strict=True)
+        )
 
     def memory_fits(self, nodes: Sequence[NumaIndex]) -> bool:
         """Whether NUMA nodes together have the memory and the huge pages."""

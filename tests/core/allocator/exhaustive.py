@@ -21,7 +21,8 @@ from tests.core.machines import make_package
 
 Key = tuple[int, int, int, int, tuple[int, ...], int, int, int]
 """Objectives 1-4: sockets, NUMA nodes, largest distance, sum of distances, the same of the CPUs alone (where
-the scope spreads, how many parts share them), L3 groups, kinds of cores, cores."""
+the scope spreads, how many parts share them) and the memory they lack, L3 groups, kinds of cores, cores.
+"""
 
 WORST: Key = (1 << 30, 0, 0, 0, (), 0, 0, 0)
 """Greater than the key of any placement."""
@@ -43,13 +44,15 @@ def best_key(machine: Topology, free: Free, request: Request) -> Key | None:
     )
 
 
-def key_of(machine: Topology, request: Request, cpus: int, nodes: Sequence[NumaNode], domain: int) -> Key:
+def key_of(
+    machine: Topology, free: Free, request: Request, cpus: int, nodes: Sequence[NumaNode], domain: int
+) -> Key:
     """Objectives 1-4 of CPUs whose VM uses these NUMA nodes; a divided core counts as its parts."""
     own = [node for node in nodes if node.cpus & cpus]
     return (
         sockets_of(machine, cpus, [node for node in nodes if node not in own], domain),
         *nearness(machine, nodes),
-        place_of_cpus(machine, request, cpus, own),
+        (*place_of_cpus(machine, request, cpus, own), far_bytes(free, request, own)),
         sum(1 for l3 in machine.l3_groups if l3 & cpus),
         0
         if request.options.policy is Policy.NUMA
@@ -98,6 +101,24 @@ def nearness(machine: Topology, nodes: Sequence[NumaNode]) -> tuple[int, int, in
     return (len(nodes), max(distances, default=0), sum(distances))
 
 
+def far_bytes(free: Free, request: Request, own: Sequence[NumaNode]) -> int:
+    """The memory that the nodes of the CPUs lack for a VM; it does not count where the scope spreads."""
+    spreads = request.options.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
+    if spreads or request.options.policy is Policy.NUMA:
+        return 0
+    plain: int = request.memory - sum(size * count for size, count in request.huge_pages.items())
+    if not free.memory or request.options.numa_memory is NumaMemory.OFF:
+        plain = 0
+    have = sum(max(0, dict(free.memory).get(node.id, 0)) for node in own)
+    pages = {
+        size: sum(max(0, free.pages_by_node.get((node.id, size), 0)) for node in own)
+        for size in request.huge_pages
+    }
+    return max(0, plain - have) + sum(
+        size * max(0, count - pages[size]) for size, count in request.huge_pages.items()
+    )
+
+
 def place_of_cpus(machine: Topology, request: Request, cpus: int, own: Sequence[NumaNode]) -> tuple[int, ...]:
     """How well the CPUs lie among themselves, which have these nodes."""
     packages = sum(1 for package in sockets(machine) if package.cpus & cpus)
@@ -110,6 +131,11 @@ def place_of_cpus(machine: Topology, request: Request, cpus: int, own: Sequence[
             return (-len(own),)
         case _:
             return (packages, *nearness(machine, own))
+
+
+def decided(request: Request, key: Key | None) -> tuple[object, ...] | None:
+    """The part of a key that the VM's policy leaves open; `numa` takes whatever CPUs the nodes have."""
+    return key[:4] if key is not None and request.options.policy is Policy.NUMA else key
 
 
 def units(request: Request) -> int:
@@ -202,6 +228,7 @@ class Judge:
     def __init__(self, machine: Topology, free: Free, request: Request) -> None:
         self.machine = machine
         self.request = request
+        self._free = free
         self.domains = domains(machine, request.options.scope)
         self.one_per_core = request.owns_cpus and request.options.smt is Smt.ISOLATE
         self.need = units(request)
@@ -247,7 +274,7 @@ class Judge:
                 for more in combinations(others, count):
                     nodes = [*own, *more]
                     if self.room(nodes):
-                        yield key_of(self.machine, self.request, cpus, nodes, domain)
+                        yield key_of(self.machine, self._free, self.request, cpus, nodes, domain)
                 if self.room(own):
                     break
 
@@ -259,7 +286,7 @@ class Judge:
                 for chosen in combinations(nodes, count):
                     cpus = mask_of_nodes(chosen) & domain & pool
                     if cpus.bit_count() >= self.need and self.room(chosen):
-                        yield key_of(self.machine, self.request, cpus, chosen, domain)
+                        yield key_of(self.machine, self._free, self.request, cpus, chosen, domain)
 
 
 class BestKeys:

@@ -143,7 +143,7 @@ def best_by_tables(machine: Topology, free: Free, request: Request) -> Key | Non
         for chosen in ranked[rank]:
             cost = cheapest([tables[node] for node in chosen], need)
             if cost is not None:
-                best = min(best, (*rank, rank, cost[0], len(kinds), cost[1]))
+                best = min(best, (*rank, (*rank, 0), cost[0], len(kinds), cost[1]))
     return best
 
 

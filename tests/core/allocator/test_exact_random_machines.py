@@ -18,9 +18,9 @@ from kvplace.core.allocator.serving import Serving
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
-from kvplace.core.request import Policy, Request
+from kvplace.core.request import Request
 from kvplace.core.topology import Topology
-from tests.core.allocator.exhaustive import Key, best_key
+from tests.core.allocator.exhaustive import best_key, decided
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import SPREAD_SCOPES
@@ -52,11 +52,6 @@ def test_no_answer_is_worse_than_the_best_of_all_sets_of_cpus(
             hopeless = best_key(machine, free_of(machine, Ledger()), request) is None
             assert answer.never == hopeless, where
     assert CASES / 3 < placed < CASES
-
-
-def decided(request: Request, key: Key | None) -> tuple[object, ...] | None:
-    """The part of a key that the VM's policy leaves open; `numa` takes whatever CPUs the nodes have."""
-    return key[:4] if key is not None and request.options.policy is Policy.NUMA else key
 
 
 def test_past_the_bound_on_shares_over_common_l3_groups_only_these_are_more_than_need_be() -> None:

@@ -112,6 +112,34 @@ def test_a_vm_that_is_spread_has_vcpus_wherever_it_has_memory_if_equal_shares_al
     assert (found.packages, found.numa_nodes) == ((0,), (0, 1))
 
 
+def test_memory_comes_from_the_node_with_the_fewest_free_cpus_of_those_that_are_equally_near() -> None:
+    four = machine(
+        packages=["0-3", "4-7", "8-11", "12-15"],
+        nodes=["0-3", "4-7", "8-11", "12-15"],
+        l3=["0-3", "4-7", "8-11", "12-15"],
+        cores=[str(cpu) for cpu in range(16)],
+        memory=[64, 64, 64, 64],
+    )
+    for only, node in (("0-7,12-15", 2), ("0-3,8-15", 1), ("0-10,12-15", 2)):
+        request = Request(4, PinningOptions(scope=Scope.ANY), memory=70 * GIB)
+        found = placed(four, everything(four, only), request)
+        assert mask_of(found.vcpus) == parse_cpu_list("0-3")
+        assert found.numa_nodes == (0, node)
+
+
+def test_the_vcpus_lie_where_most_of_the_memory_is() -> None:
+    uneven = machine(
+        packages=["0-7", "8-15"],
+        nodes=["0-7", "8-15"],
+        l3=["0-7", "8-15"],
+        cores=[str(cpu) for cpu in range(16)],
+        memory=[10, 64],
+    )
+    found = placed(uneven, everything(uneven), Request(4, PinningOptions(scope=Scope.ANY), memory=70 * GIB))
+    assert mask_of(found.vcpus) == parse_cpu_list("8-11")
+    assert found.memory == {0: 6 * GIB, 1: 64 * GIB}
+
+
 def test_a_guest_that_mirrors_gets_a_cell_without_vcpus_for_such_a_node() -> None:
     options = PinningOptions(scope=Scope.ANY, guest_numa=GuestNuma.MIRROR)
     found = placed(TWO_SOCKETS, everything(TWO_SOCKETS), Request(4, options, memory=80 * GIB))

@@ -26,7 +26,7 @@ def key_of_valid(machine: Topology, free: Free, request: Request, placement: Pla
     touched = placement.cpus | placement.owned
     (domain,) = (domain for domain in domains(machine, request.options.scope) if not touched & ~domain)
     nodes = [machine.node_by_id[node] for node in placement.numa_nodes]
-    return key_of(machine, request, touched, nodes, domain)
+    return key_of(machine, free, request, touched, nodes, domain)
 
 
 def check_cpus(machine: Topology, free: Free, request: Request, placement: Placement) -> None:
