@@ -104,12 +104,13 @@ def test_ctrl_c_ends_a_thorough_search_for_moves_with_the_best_ones_so_far(folde
         }
         for number in range(26)
     ]
-    wide = {"id": "wide", "vcpus": 22, "cpuSet": "spread-numa", "memory": "128Gi"}
+    wide = {"id": "wide", "vcpus": 28, "cpuSet": "any", "memory": "100Gi"}
     lines = (*crowd, wide, {"id": "next", "vcpus": 1})
     (folder / "crowd.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = ("place", "--topology", SNC4, "--keep", "--make-room", "--thorough")
     first, called = interrupted((*command, "-o", "json"), folder, "crowd.jsonl")
-    assert first == "kvplace: searching for moves: 0 of 300 million steps\n"
+    assert first.startswith("kvplace: searching for moves: ")
+    assert first.endswith(" of 300 million steps\n")
     assert "kvplace: interrupted; the answer so far follows" in called.err
     assert called.code == 130
     *answers, last = (json.loads(line) for line in called.out.splitlines())
@@ -117,7 +118,7 @@ def test_ctrl_c_ends_a_thorough_search_for_moves_with_the_best_ones_so_far(folde
     assert not any("interrupted" in answer for answer in answers)
     assert last["interrupted"] == "the search for moves was interrupted; a longer one may find better ones"
     assert last["id"] == "wide"
-    assert len(last["placement"]["vcpus"]) == 22
+    assert len(last["placement"]["vcpus"]) == 28
 
 
 def test_ctrl_c_that_ends_the_solver_leaves_a_plan(folder: Path) -> None:
