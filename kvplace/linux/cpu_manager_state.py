@@ -2,8 +2,9 @@
 
 The kubelet keeps them in /var/lib/kubelet/cpu_manager_state, in one of four versions, each with a checksum
 over Go's printed form of the content (pkg/kubelet/cm/cpumanager/state/checkpoint.go; FNV-1a, 32 bit). A file
-with a wrong checksum is refused as a whole: the cores in it must not be given out twice. The kubelet's
-present policy is not known here, so the file of any policy is read.
+with a wrong checksum is refused as a whole: the cores in it must not be given out twice. A checksum that is 0
+or absent is unset and proves nothing, for the kubelet as well: such a file is read. The kubelet's present
+policy is not known here, so the file of any policy is read.
 """
 
 from __future__ import annotations
@@ -67,15 +68,18 @@ def read_cpu_manager_state(text: str, *, what: str = "cpu_manager_state") -> Cpu
 def _version_4(data: object, checksum: object) -> CpuManagerState:
     if not isinstance(data, str) or not data:
         raise _Unreadable("it has a dataChecksum but no data")
+    if not checksum:
+        raise _Unreadable("it has data but no dataChecksum")
     _check(checksum, [f"(string){data}"], "dataChecksum")
     return _state(_object(data))
 
 
 def _older_version(root: Mapping[str, Any]) -> CpuManagerState:
     state = _state(root)
-    # Versions 1 and 2 may leave their checksum unset.
-    if root.get("checksum") != 0 or state.pods:
-        _check(root.get("checksum"), list(_printed(root, state)), "checksum")
+    # A kubelet leaves out pods of a file with an unset checksum; their CPUs stay held here.
+    checksum = root.get("checksum")
+    if checksum not in (None, 0):
+        _check(checksum, list(_printed(root, state)), "checksum")
     return state
 
 
@@ -130,7 +134,7 @@ def _go_cpus(cpus: CpuMask) -> str:
 
 def _check(written: object, printed: list[str], name: str) -> None:
     if type(written) is not int:
-        raise _Unreadable(f"it has no {name}")
+        raise _Unreadable(f"its {name} is not a number")
     if not any(_fnv(text) == written for text in printed):
         raise _Unreadable(
             f"its {name} {str(written)[:20]} does not fit its content; it is damaged or was edited"
@@ -149,6 +153,8 @@ def _bytes(text: str) -> bytes:
 
 
 def _object(text: str) -> dict[str, Any]:
+    if not text.strip():
+        raise _Unreadable("it is empty")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -88,18 +88,41 @@ def test_what_containers_and_pods_hold_together_is_held() -> None:
 def test_keys_are_taken_in_any_case_and_an_unset_checksum_is_no_wrong_one() -> None:
     text = VERSION_2.replace("defaultCpuSet", "DEFAULTCPUSET").replace("entries", "Entries")
     assert read_cpu_manager_state(text) == read_cpu_manager_state(VERSION_2)
-    unset = VERSION_2.replace("2764424633", "0")
-    assert read_cpu_manager_state(unset) == read_cpu_manager_state(VERSION_2)
+    for unset in ('"checksum":0', '"checksum":null', '"Checksum":0'):
+        text = VERSION_2.replace('"checksum":2764424633', unset)
+        assert read_cpu_manager_state(text) == read_cpu_manager_state(VERSION_2)
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ('{"policyName":"none","defaultCpuSet":""}', ""),
+        ('{"policyName":"none"}', ""),
+        ('{"policyName":"static","defaultCpuSet":"0-1","entries":{"an-id":"2-3"}}', "2-3"),
+        ('{"policyName":"static","defaultCpuSet":"0-1","entries":{"p":{"c":"2-3"}}}', "2-3"),
+        ('{"policyName":"static","defaultCpuSet":"0","entries":null,"podEntries":null}', ""),
+        (
+            '{"policyName":"static","entries":{"p":{"c":"2-3"}},"podEntries":{"q":{"cpuSet":"4-5"}}}',
+            "2-5",
+        ),
+    ],
+)
+def test_a_file_without_a_checksum_is_read_in_each_version_that_has_one(text: str, held: str) -> None:
+    assert format_cpu_list(read_cpu_manager_state(text).held) == held
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "it is not JSON"),
+        ("", "it is empty"),
+        ("\n", "it is empty"),
         ("[]", "it is not a JSON object"),
         ("{}", "it has no policyName"),
-        ('{"policyName":"none"}', "it has no checksum"),
-        ('{"policyName":"none","checksum":true}', "it has no checksum"),
+        ('{"policyName":"none","checksum":true}', "its checksum is not a number"),
+        ('{"policyName":"none","checksum":"0"}', "its checksum is not a number"),
+        ('{"data":"{}"}', "it has data but no dataChecksum"),
+        ('{"data":"{}","dataChecksum":0}', "it has data but no dataChecksum"),
+        ('{"dataChecksum":7}', "it has a dataChecksum but no data"),
         ('{"policyName":"none","defaultCpuSet":3,"checksum":0}', "are not a CPU list"),
         ('{"policyName":"none","defaultCpuSet":"0-99999","checksum":0}', "above the highest id"),
         ('{"policyName":"static","entries":[1],"checksum":0}', "its entries is not an object"),
