@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, RequestRefused
 from tests.manifests.policies import refused
 
+LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
 RELEASED_AT = "kvplace.io/released-at"
 ONLY_THE_ANNOTATION = "kvplace-serve may change only the annotation kvplace.io/released-at of a node"
 
@@ -209,6 +211,72 @@ def test_a_ledger_with_owners_cannot_be_deleted_by_anybody(cluster: ControlPlane
     released = {"spec": {"owners": {"1": None}, "claims": {"uid": None}}}
     cluster.request("PATCH", path, released, content_type=MERGE_PATCH, token=serve)
     cluster.request("DELETE", path, token=serve)
+
+
+def a_ledger(cluster: ControlPlane, name: str, *finalizers: str) -> str:
+    """Create a ledger without owners; return its path."""
+    metadata = {"name": name, "finalizers": list(finalizers)}
+    spec: Json = {"owners": {}, "claims": {}}
+    body = {"apiVersion": "kvplace.io/v1alpha1", "kind": "NodeLedger", "metadata": metadata, "spec": spec}
+    cluster.request("POST", LEDGERS, body)
+    return f"{LEDGERS}/{name}"
+
+
+def owning(cpu: str, uid: str) -> Json:
+    claim = {"namespace": "a", "pod": "b", "policy": "exclusive", "cpus": cpu, "owned": cpu}
+    return {"spec": {"owners": {cpu: uid}, "claims": {uid: claim}}}
+
+
+@pytest.mark.parametrize(
+    "policy", ["", "?propagationPolicy=Foreground"], ids=["by a finalizer", "foreground"]
+)
+def test_a_ledger_that_is_being_deleted_gives_no_cpu_away(
+    cluster: ControlPlane, serve: str, policy: str
+) -> None:
+    """Else it could vanish with an owner, whose CPUs would get a second one in the ledger that follows."""
+    path = a_ledger(cluster, f"ending-{secrets.token_hex(4)}", "test.example/wait")
+    cluster.request("DELETE", f"{path}{policy}", token=serve)
+    dry = f"{path}?dryRun=All"
+    refusal = refused(
+        lambda: cluster.request("PATCH", dry, owning("1", "uid"), content_type=MERGE_PATCH, token=serve)
+    )
+    assert "the ledger is being deleted; a CPU can get an owner when" in str(refusal)
+    cluster.request("PATCH", path, {"metadata": {"finalizers": None}}, content_type=MERGE_PATCH)
+
+
+def test_a_ledger_with_owners_that_is_being_deleted_keeps_its_finalizers_until_they_are_released(
+    cluster: ControlPlane, serve: str
+) -> None:
+    path = a_ledger(cluster, "owned", "test.example/wait")
+    cluster.request("PATCH", path, owning("1", "uid"), content_type=MERGE_PATCH, token=serve)
+    binding = (
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/ledger-deletion.kvplace.io"
+    )
+
+    def acts(how: str) -> None:
+        change = {"spec": {"validationActions": [how]}}
+        cluster.request("PATCH", binding, change, content_type=MERGE_PATCH)
+
+    acts("Audit")  # else it could not be deleted at all
+    try:
+        for attempt in Retrying(
+            retry=retry_if_exception_type(RequestRefused), wait=wait_fixed(0.1), stop=stop_after_delay(60)
+        ):
+            with attempt:
+                cluster.request("DELETE", path)
+    finally:
+        acts("Deny")
+    unfinal = {"metadata": {"finalizers": None}}
+    refusal = refused(
+        lambda: cluster.request("PATCH", f"{path}?dryRun=All", unfinal, content_type=MERGE_PATCH)
+    )
+    assert "release their CPUs before removing a finalizer" in str(refusal)
+    released = {"spec": {"owners": {"1": None}, "claims": {"uid": None}}}
+    cluster.request("PATCH", path, released, content_type=MERGE_PATCH, token=serve)
+    cluster.request("PATCH", path, unfinal, content_type=MERGE_PATCH)
+    with pytest.raises(RequestRefused) as gone:
+        cluster.request("GET", path)
+    assert gone.value.status == 404
 
 
 @pytest.fixture
