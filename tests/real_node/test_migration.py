@@ -6,13 +6,17 @@ import re
 from http.client import HTTPConnection
 from xml.etree import ElementTree as ET
 
-from harness.control_plane.watching import is_ready, wait_for
+from harness.control_plane.cluster import MERGE_PATCH
+from harness.control_plane.watching import condition, is_ready, wait_for
+from harness.kvplace_cluster.vms import VMIS, VMS, vm_manifest
 from harness.real_node.cluster import RealCluster
 from harness.real_node.kvplace_pods import AGENT
-from tests.real_node.vms import LEDGERS, SMALL_DOMAIN, VIRSH, Vm, Vms, ledger, migrate
+from tests.real_node.vms import LEDGERS, ON_ITS_OWN, SMALL_DOMAIN, VIRSH, Vm, Vms, ledger, migrate
 
 OWN_CPU = {"n1": 1, "n2": 0}
 """What each node has to give: the other one is reserved."""
+SMALL_REQUEST = {"limits": {"cpu": "1"}, "requests": {"cpu": "100m"}}
+"""For a VM that has given its CPUs back: its pod requests then what KubeVirt says."""
 
 
 def test_a_vm_is_on_the_cpu_of_its_target_at_once_and_leaves_no_claim_behind(vms: Vms) -> None:
@@ -43,9 +47,7 @@ def test_a_vm_is_on_the_cpu_of_its_target_at_once_and_leaves_no_claim_behind(vms
 
 
 def test_a_vm_that_has_given_its_cpus_back_migrates_and_runs_unpinned(vms: Vms) -> None:
-    # Without CPUs of its own its pod requests what KubeVirt says, and a node has one CPU to give.
-    resources = {"limits": {"cpu": "1"}, "requests": {"cpu": "100m"}}
-    vm = vms.start("modest", domain={**SMALL_DOMAIN, "resources": resources})
+    vm = vms.start("modest", domain={**SMALL_DOMAIN, "resources": SMALL_REQUEST})
     vm.pinned()
     source = vm.node.name
     vm.ask({"kvplace.io/cpu-policy": "none"})
@@ -57,6 +59,29 @@ def test_a_vm_that_has_given_its_cpus_back_migrates_and_runs_unpinned(vms: Vms) 
     assert moved.node.name != source
     wait_for(vms.cluster.plane, vms.pods, moved.pod()["metadata"]["name"], is_ready)
     assert ledger(vms.cluster, moved.node.name)["owners"] == {}
+
+
+def test_a_socket_that_is_plugged_into_a_vm_comes_with_its_migration(vms: Vms) -> None:
+    cluster = vms.cluster
+    domain = {**SMALL_DOMAIN, "resources": SMALL_REQUEST, "cpu": {"sockets": 1, "cores": 1}}
+    manifest = vm_manifest("grows", annotations=ON_ITS_OWN, domain=domain)
+    cluster.kubevirt.create(VMS, vms.namespace, manifest)
+    vm = vms.running("grows")
+    vm.pinned()
+    # A node has one CPU to give.
+    vm.ask({"kvplace.io/cpu-policy": "none"})
+    wait_for(cluster.plane, LEDGERS, vm.node.name, lambda seen: not seen["spec"].get("claims"))
+
+    grown = {"spec": {"template": {"spec": {"domain": {"cpu": {"sockets": 2}}}}}}
+    path = f"/apis/kubevirt.io/v1/namespaces/{vms.namespace}/{VMS}/grows"
+    cluster.plane.request("PATCH", path, grown, content_type=MERGE_PATCH)
+    vmis = f"/apis/kubevirt.io/v1/namespaces/{vms.namespace}/{VMIS}"
+    wait_for(cluster.plane, vmis, "grows", lambda seen: condition(seen, "HotVCPUChange") == "True")
+    migrate(vms, vm)
+
+    moved = vms.running("grows")
+    assert moved.node.name != vm.node.name
+    assert moved.threads().vcpus().keys() == {0, 1}
 
 
 def drifts_counted(cluster: RealCluster, node: str) -> float:
