@@ -215,7 +215,6 @@ def test_a_closed_or_full_stream_is_one_sentence(command: str, redirected: str, 
 @pytest.mark.parametrize(
     ("arguments", "keys"),
     [
-        (["plan", "--requests", "-"], ""),
         (["plan", "--requests", "-", "--cluster", "cluster.yaml"], "nodes"),
         (["simulate", "--scenario", "-"], "nodes, mix"),
         (["place", "--topology", "epyc-7502p"], "id, free"),
