@@ -17,7 +17,7 @@ from kvplace.doctor.claim_checks import check_ledgers, check_vms
 from kvplace.doctor.finding import Check, Finding, Level
 from kvplace.doctor.installation import Installation
 from kvplace.doctor.kubevirt import check_kubevirt
-from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions
+from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions, check_reserved
 from kvplace.doctor.parts import NEEDED, check_parts, is_absent
 from kvplace.doctor.programs import check_images, check_scheduler, check_serve, check_versions
 from kvplace.doctor.rights import check_rights
@@ -51,6 +51,7 @@ CHECKS = (
     Check("agents", ("daemonsets", "pods", "nodes", VIEW), check_agents),
     Check("descriptions", ("nodes", VIEW), check_descriptions),
     Check("conditions", (VIEW,), check_conditions),
+    Check("reserved CPUs", (VIEW,), check_reserved),
     Check("ledgers", (VIEW,), check_ledgers),
     Check("VMs", (VIEW, "virtualmachineinstances"), check_vms),
 )

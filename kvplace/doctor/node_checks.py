@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.quantity import counted
+from kvplace.core.scalars import NumaId
+from kvplace.core.topology import Topology
 from kvplace.doctor.finding import Finding, some, warning, wrong
 from kvplace.doctor.installation import AGENT, Installation, at, items_at, title
 from kvplace.doctor.programs import pods_of
@@ -111,6 +113,36 @@ def check_conditions(found: Installation) -> Iterator[Finding]:
             "nothing keeps other containers off the cores of VMs there (enforcement none)",
             "set ENFORCEMENT=auto in kvplace-agent-settings, or dedicate the nodes with a taint",
         )
+
+
+def check_reserved(found: Installation) -> Iterator[Finding]:
+    """Check that QEMU's own threads find reserved CPUs on each NUMA node from which VMs get cores."""
+    lacking = {
+        view.name: numbers
+        for view in found.view.nodes.values()
+        if view.exists and view.described is not None and (topology := view.described.topology) is not None
+        if (numbers := _without_reserved(topology))
+    }
+    if lacking:
+        where = "; ".join(
+            f"{name}: NUMA node {', '.join(map(str, lacking[name]))}" for name in sorted(lacking)[:_SHOWN]
+        )
+        yield warning(
+            _nodes(lacking),
+            f"no CPU is reserved on {where}; QEMU's own threads of the VMs there run on reserved CPUs of "
+            "another NUMA node of the socket, or on the VMs' own CPUs",
+            "reserve at least one core of each NUMA node (RESERVED_CPUS of the agent, or the kubelet's "
+            "reservedSystemCPUs), or set kvplace.io/emulator-threads: isolate",
+        )
+
+
+def _without_reserved(topology: Topology) -> list[NumaId]:
+    """Return the NUMA nodes of several cores that have no reserved CPU."""
+    return [
+        node.id
+        for node in topology.numa_nodes
+        if not node.cpus & topology.reserved and len(topology.cores_in(node.cpus)) > 1
+    ]
 
 
 def _nodes(names: Collection[str]) -> str:

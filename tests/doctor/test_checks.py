@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from harness.certificates import Authority
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.doctor.admission import (
     LEFT_ALONE,
     POLICIES,
@@ -25,12 +27,13 @@ from kvplace.doctor.api_server import KINDS, check_kinds, check_version
 from kvplace.doctor.examination import CHECKS, VIEW, examine
 from kvplace.doctor.finding import Level
 from kvplace.doctor.kubevirt import check_kubevirt
-from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions
+from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions, check_reserved
 from kvplace.doctor.parts import check_parts
 from kvplace.doctor.programs import check_images, check_scheduler, check_serve, check_versions, release_of
 from kvplace.kube.conditions import Condition
 from kvplace.kube.node_filters import NodeCondition, NodeMetadata, NodeObject, NodeStatus
 from tests.doctor.examples import installation, problems, view
+from tests.nodes.machines import TWO
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 
@@ -328,6 +331,16 @@ def test_nodes_need_a_description_an_agent_and_its_enforcement() -> None:
     missing, orphan = problems(check_agents, **view())
     assert "it is missing" in missing
     assert "an agent that is gone" in orphan
+
+
+def test_each_numa_node_of_several_cores_needs_a_reserved_cpu() -> None:
+    (both,) = problems(check_reserved, **view(topology=replace(TWO, reserved=NO_CPUS)))
+    assert "no CPU is reserved on worker: NUMA node 0, 1; QEMU's own threads" in both
+    first, second = (CpuMask(node.cpus & -node.cpus) for node in TWO.numa_nodes)
+    (one,) = problems(check_reserved, **view(topology=replace(TWO, reserved=first)))
+    assert "worker: NUMA node 1; QEMU's" in one
+    assert problems(check_reserved, **view(topology=replace(TWO, reserved=CpuMask(first | second)))) == []
+    assert problems(check_reserved, **view(topology=None, problem="no cores")) == []
 
 
 def test_of_nodes_without_a_ready_agent_those_are_named_for_which_one_is_meant() -> None:

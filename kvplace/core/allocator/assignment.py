@@ -115,16 +115,23 @@ def _emulators_unit(supply: Supply, cores: Sequence[CoreShare]) -> CpuId:
 def _emulator_cpus(supply: Supply, chosen: ChosenCores, own: CpuMask) -> CpuMask:
     """CPUs for QEMU's own threads that can never become another VM's exclusive ones.
 
-    That is the reserved CPUs of the VM's NUMA nodes, else those of the machine; without any, the VM's
-    own: its emulator may slow itself down, never a neighbour.
+    That is the reserved CPUs of the VM's NUMA nodes, else the nearest ones of its sockets. Without any, the
+    VM's own: its emulator may slow itself down, but no neighbour, and it does not work from another socket.
     """
     topology = supply.topology
     if supply.request.options.emulator_threads is EmulatorThreads.WITH_VCPUS:
         return own
-    near = NO_CPUS
-    for index in chosen.nodes:
-        near |= topology.numa_nodes[index].cpus & topology.reserved
-    return near or topology.reserved or own
+    reserved = NO_CPUS
+    for socket in topology.sockets:
+        if socket.cpus & own:
+            reserved |= socket.cpus & topology.reserved
+    by_distance: dict[tuple[bool, int], CpuMask] = {}
+    for index, node in enumerate(topology.numa_nodes):
+        if here := node.cpus & reserved:
+            nearest = min(supply.layout.distances[one][index] for one in chosen.nodes)
+            place = (index not in chosen.nodes, nearest)
+            by_distance[place] = by_distance.get(place, NO_CPUS) | here
+    return by_distance[min(by_distance)] if by_distance else own
 
 
 def _io_thread_cpus(count: int, emulator: CpuMask, *, one_each: bool) -> tuple[CpuMask, ...]:

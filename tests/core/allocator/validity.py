@@ -11,6 +11,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import Key, domains, key_of, mask_of_nodes, sockets
 
@@ -117,11 +118,8 @@ def check_emulator(machine: Topology, request: Request, placement: Placement) ->
     spare = placement.cpus & ~vcpus
     assert emulator
     assert not emulator & ~(machine.reserved | placement.cpus)
-    near = (
-        mask_of_nodes([node for node in machine.numa_nodes if node.cpus & placement.cpus]) & machine.reserved
-    )
     if request.options.policy is Policy.NUMA:
-        assert emulator in (near, machine.reserved, placement.cpus)
+        assert emulator == placement.cpus
     elif request.options.emulator_threads is EmulatorThreads.ISOLATE:
         assert emulator == spare
     elif spare:  # the odd thread of a core that is owned whole
@@ -130,8 +128,26 @@ def check_emulator(machine: Topology, request: Request, placement: Placement) ->
     elif request.options.emulator_threads is EmulatorThreads.WITH_VCPUS:
         assert emulator == vcpus
     else:
-        assert emulator == (near or machine.reserved or vcpus)
+        check_shared_emulator(machine, placement)
     check_io_threads(request, placement)
+
+
+def check_shared_emulator(machine: Topology, placement: Placement) -> None:
+    """The emulator has reserved CPUs of the VM's sockets, the nearest ones, or else those of the vCPUs."""
+    vcpus = mask_of(placement.vcpus)
+    reserved = NO_CPUS
+    for socket in machine.sockets:
+        reserved |= socket.cpus & machine.reserved if socket.cpus & vcpus else NO_CPUS
+    own = [node for node in machine.numa_nodes if node.cpus & placement.cpus]
+    if near := mask_of_nodes(own) & reserved:
+        assert placement.emulator_cpus == near
+        return
+    others: dict[int, CpuMask] = {}
+    for node in machine.numa_nodes:
+        if here := node.cpus & reserved:
+            distance = min(machine.distance(one.id, node.id) for one in own)
+            others[distance] = others.get(distance, NO_CPUS) | here
+    assert placement.emulator_cpus == (others[min(others)] if others else vcpus)
 
 
 def check_io_threads(request: Request, placement: Placement) -> None:
