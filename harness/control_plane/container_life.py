@@ -66,6 +66,8 @@ class ContainerLife:
             "started": self.started,
             "ready": self.ready,
             "restartCount": self.restarts,
+            # Without it the API server resizes no pod.
+            "resources": self.spec.get("resources") or {},
         }
 
     async def live(self, runner: ContainerRunner | None, request: Callable[[], ContainerRequest]) -> None:

@@ -147,6 +147,7 @@ def _ready(pod: Json) -> Json:
                 "ready": True,
                 "started": True,
                 "restartCount": 0,
+                "resources": container.get("resources") or {},
                 "state": {"running": {"startedAt": now}},
             }
             for container in pod["spec"].get(kind, ())

@@ -30,7 +30,7 @@ from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.annotations import CRANE_RESULT, read_options
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.errors import BadAnnotation, Conflict, Refused
+from kvplace.core.errors import BadAnnotation, Conflict, Forbidden, Refused
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.log_fields import about_pod
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
@@ -81,6 +81,10 @@ class RelocatorClient(Protocol):
 
         Raises Refused if the pod is gone, and Conflict if the revision does not follow the stored one.
         """
+        ...
+
+    async def request_cpus(self, pod: PodRecord, millicores: int) -> None:
+        """Let the container with QEMU of a VM's pod request so many CPUs; raises Refused or Forbidden."""
         ...
 
     async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
@@ -192,7 +196,7 @@ class Relocator:
 
     async def _begin(self, node: NodeName, pod: PodRecord, seen: Claim | None, step: Begin) -> bool:
         """Claim a new placement beside the present one; returns whether that was done."""
-        if not await self._is_as_stored(pod):
+        if not await self._is_as_stored(pod) or not await self._is_counted(node, pod, step):
             return False
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, str]:
@@ -223,6 +227,30 @@ class Relocator:
         if why:
             await self._cannot(pod, why)
         return not why
+
+    async def _is_counted(self, node: NodeName, pod: PodRecord, step: Begin) -> bool:
+        """Let quotas and kube-scheduler count the CPUs that a pod is to get; returns whether they do.
+
+        Only where there is room for it, so that a pod pays for nothing that it does not get.
+        """
+        request = step.pod_request.request
+        if pod.resources.get("cpu", 0) >= request.least_millicores:
+            return True
+        machine = self._cache.machine(node)
+        if isinstance(machine, Unusable) or isinstance(
+            _place_again(machine, self._cache.ledger(node), pod, request), Refusal
+        ):
+            return True  # what follows says why not
+        paid = f"{pod.resources.get('cpu', 0)}m CPU, and needs {request.least_millicores}m"
+        if not pod.vmi:
+            await self._cannot(pod, f"the pod requests {paid}: raise what its containers request")
+            return False
+        try:
+            await self._cluster.request_cpus(pod, request.least_millicores)
+        except (Refused, Forbidden) as error:
+            await self._cannot(pod, f"the pod requests {paid}, which the API server refuses: {error}")
+            return False
+        return True
 
     # Write.
 

@@ -42,6 +42,7 @@ from kvplace.kube.ledger_reading import ledger_record
 from kvplace.kube.list_watch import ListWatch, follow
 from kvplace.kube.objects import (
     AGENT,
+    COMPUTE,
     CustomObject,
     NodeObject,
     NodeRow,
@@ -200,6 +201,17 @@ class ApiCluster:
             if _IMMUTABLE_UID in str(error):
                 raise Refused(f"pod {pod.namespace}/{pod.name} with UID {pod.uid} is gone") from error
             raise
+
+    async def request_cpus(self, pod: PodRecord, millicores: int) -> None:
+        """Let the container with QEMU of a VM's pod request so many CPUs.
+
+        Quotas and kube-scheduler then count them. Raises Refused when the API server does not resize the pod,
+        and Forbidden when a quota or a missing right does not allow it.
+        """
+        try:
+            await self._session.request(pod_calls.resize_call(pod, COMPUTE, millicores, self._written_by))
+        except Rejected as error:
+            raise Refused(str(error)) from error
 
     async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
         """Nominate a node for a pod that is still as `pod` says; raises Conflict if it has changed.

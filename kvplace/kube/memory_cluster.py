@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.errors import Conflict, Refused
+from kvplace.core.errors import Conflict, Forbidden, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
@@ -94,6 +94,8 @@ class MemoryCluster:
         """Whether the kind NodeResourceTopology has been installed."""
         self._resource_topologies: dict[NodeName, tuple[ResourceTopologyRecord, Mapping[str, Any]]] = {}
         self._vmis: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self.quota: int | None = None
+        """The most millicores that a pod may request; None: any number."""
         self.disruption_budgets: list[DisruptionBudget] = []
         """The PodDisruptionBudgets as their controller has counted them last."""
         self.tokens: dict[tuple[str, str], Person] = {}
@@ -173,6 +175,15 @@ class MemoryCluster:
             raise Refused(f"pod {pod.namespace}/{pod.name} with UID {pod.uid} is gone")
         others = (known for known in stored.conditions if known.type != condition.type)
         self._put_pod(replace(stored, conditions=(*others, condition)))
+
+    async def request_cpus(self, pod: PodRecord, millicores: int) -> None:
+        await asyncio.sleep(0)
+        stored = self._pod(pod.namespace, pod.name)
+        if stored.uid != pod.uid:
+            raise Refused(f"pod {pod.namespace}/{pod.name} with UID {pod.uid} is gone")
+        if self.quota is not None and millicores > self.quota:
+            raise Forbidden(f"exceeded quota, limited: requests.cpu={self.quota}m")
+        self._put_pod(replace(stored, resources={**stored.resources, "cpu": millicores}))
 
     async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
         await asyncio.sleep(0)

@@ -70,6 +70,22 @@ def nominate_call(pod: PodRecord, node: NodeName, written_by: Mapping[str, str])
     return _status_call(pod, still, {"nominatedNodeName": node}, written_by)
 
 
+def resize_call(pod: PodRecord, container: str, millicores: int, written_by: Mapping[str, str]) -> Call:
+    """Let a container of a pod that runs request other CPUs."""
+    resources = {"requests": {"cpu": f"{millicores}m"}}
+    changed = {"containers": [{"name": container, "resources": resources}]}
+    return Call(
+        "patch",
+        "pods/resize",
+        pod_path(pod.namespace, pod.name, "resize"),
+        name=f"{pod.namespace}/{pod.name}",
+        query=written_by,
+        body=_encode({"metadata": {"uid": pod.uid}, "spec": changed}),
+        accept=METADATA_ONLY,
+        patch_type=STRATEGIC_MERGE_PATCH,
+    )
+
+
 def pod_path(namespace: str, pod: str, *subresource: str) -> str:
     """Say where a pod, or a subresource of it, is."""
     return path_of("api", "v1", "namespaces", namespace, "pods", pod, *subresource)

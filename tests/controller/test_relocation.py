@@ -155,7 +155,8 @@ async def test_a_pod_that_was_never_placed_can_get_cores(cluster: FaultyCluster,
 
 async def test_a_plain_pod_is_edited_itself(cluster: FaultyCluster, agent: NodeAgent) -> None:
     async with replica(cluster) as one:
-        made = cluster.create_pod("web", request=write_request(PodRequest(request_with(2))))
+        asked = write_request(PodRequest(request_with(2)))
+        made = cluster.create_pod("web", request=asked, resources={"cpu": 2000})
         assert await one.bind(made, "n1") == ""
         agent.carry_out(made)
         cluster.edit_pod("default", "web", SHARE)

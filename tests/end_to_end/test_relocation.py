@@ -146,9 +146,11 @@ def test_a_vm_that_asked_to_run_unpinned_gets_cores_while_it_runs(
         vm.bind()
         assert PLACEMENT not in vm.bound()["metadata"]["annotations"]
         vm.agent_reports(revision=0, pinned=False)
-        vm.edit({"kvplace.io/cpu-policy": "share", "cpu-set": "one-numa"})
+        vm.edit({"kvplace.io/cpu-policy": "exclusive", "cpu-set": "one-numa"})
         placement = vm.at_revision(1).placement
-        assert (placement.policy, len(placement.vcpus), len(placement.numa_nodes)) == (Policy.SHARE, 2, 1)
+        assert (placement.owned.bit_count(), len(placement.numa_nodes)) == (2, 1)
+        compute = vm.bound()["spec"]["containers"][0]
+        assert (compute["name"], compute["resources"]["requests"]["cpu"]) == ("compute", "2")
         vm.agent_reports(revision=1, pinned=True)
         assert "revision 1" in vm.says("True")
         vm.delete()

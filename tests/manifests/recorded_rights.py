@@ -183,6 +183,7 @@ def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[o
         "record_event": lambda: cluster.record_event(EventRecord(pod, EventReason.DOES_NOT_FIT, "a note")),
         "replace_placement": lambda: cluster.replace_placement("b", "a", PodUid("u"), {}),
         "set_pod_condition": lambda: cluster.set_pod_condition(record, Condition("a", True, "B", "c")),
+        "request_cpus": lambda: cluster.request_cpus(record, 1),
         "nominate_node": lambda: cluster.nominate_node(record, NodeName("worker")),
         "write_topology": lambda: cluster.write_topology(node, EIGHT, None),
         "write_topology_status": lambda: cluster.write_topology_status(node.name, TopologyStatus(), "1"),

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, RequestRefused
+from harness.control_plane.cluster import (
+    MERGE_PATCH,
+    ControlPlane,
+    Json,
+    RequestRefused,
+)
 from tests.manifests.policies import refused
 
 LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
