@@ -58,10 +58,15 @@ def on_failure_of_pod(env: PodEnvironment) -> OnFailure:
 
 
 def _gets_placement(env: PodEnvironment) -> bool:
-    """Whether pod admission has written a request for cores; without one no scheduler is asked for any."""
+    """Whether pod admission has written a request for cores; without one no scheduler is asked for any.
+
+    The file of a pod without one is empty; where it is missing, pod admission has not made the volume.
+    """
     text = _read(env, "request")
+    if not text:
+        return not os.path.exists(f"{env.pod_folder}/request")  # noqa: PTH110 - see pod_environment
     try:
-        return bool(text) and json.loads(text)["policy"] != Policy.NONE.value
+        return bool(json.loads(text)["policy"] != Policy.NONE.value)
     except (ValueError, TypeError, KeyError, RecursionError):
         return True
 

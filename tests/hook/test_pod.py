@@ -106,11 +106,14 @@ def test_a_pod_that_gets_no_placement_runs_unpinned(
     assert define_domain(DOMAIN, VMI, env) == DOMAIN
 
 
-@pytest.mark.parametrize("request_text", ['{"version":1,"vcpus":4}', "{", "[]", "{}"])
+@pytest.mark.parametrize("request_text", ['{"version":1,"vcpus":4}', "{", "[]", "{}", None])
 def test_a_pod_with_any_other_request_waits_for_its_placement(
-    env: PodEnvironment, pod: PodFolder, request_text: str
+    env: PodEnvironment, pod: PodFolder, request_text: str | None
 ) -> None:
-    pod.write("request", request_text)
+    if request_text is None:
+        (pod.path / "request").unlink()
+    else:
+        pod.write("request", request_text)
     with pytest.raises(Misconfigured, match=r"neither the annotation kvplace\.io/placement nor cpu-map yet"):
         placement_of_pod(env)
 
