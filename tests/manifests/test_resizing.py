@@ -13,6 +13,7 @@ from harness.control_plane.cluster import (
     Json,
     RequestRefused,
 )
+from tests.manifests.policies import refused
 
 
 def test_serve_raises_what_a_pod_requests_and_never_lowers_it(cluster: ControlPlane) -> None:
@@ -34,14 +35,15 @@ def test_serve_raises_what_a_pod_requests_and_never_lowers_it(cluster: ControlPl
     path = f"/api/v1/namespaces/{namespace}/pods"
     uid = cluster.request("POST", path, pod)["metadata"]["uid"]
 
-    def resize(cpu: str) -> Json:
+    def resize(cpu: str, query: str = "") -> Json:
         requests = {"resources": {"requests": {"cpu": cpu}}}
         change = {"metadata": {"uid": uid}, "spec": {"containers": [{"name": "compute", **requests}]}}
-        where = f"{path}/vm/resize"
+        where = f"{path}/vm/resize{query}"
         return cluster.request("PATCH", where, change, content_type=STRATEGIC_MERGE_PATCH, token=serve)
 
     try:
         assert resize("4000m")["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "4"
+        refused(lambda: resize("3", "?dryRun=All"))
         with pytest.raises(RequestRefused, match="cannot be lowered"):
             resize("3")
     finally:
