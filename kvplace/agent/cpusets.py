@@ -59,7 +59,9 @@ class ClaimRefusal:
 
     reason: RefusalReason
     message: str
-    """One sentence."""
+    """One sentence for the owner of the refused pod, who is not told of other tenants."""
+    owner: str = ""
+    """The pod that has its CPUs, for the log of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,8 @@ def _refusal(state: NodeState, claim: _Claim, accepted: Mapping[PodUid, _Claim])
         if common := exclusive & other.placement.owned:
             return ClaimRefusal(
                 RefusalReason.CPUS_IN_USE,
-                f"CPU {format_cpu_list(common)} is in use by pod {other.name} ({other.uid}), which owns it.",
+                f"CPU {format_cpu_list(common)} is in use by another pod, which owns it.",
+                f"pod {other.name} ({other.uid})",
             )
     last = claim.placement.owned & online
     if not online & ~last & ~_union(other.placement.owned for other in accepted.values()):
@@ -258,7 +261,9 @@ def _refusal(state: NodeState, claim: _Claim, accepted: Mapping[PodUid, _Claim])
         owner = state.ledger.owners.get(cpu, claim.uid)
         if owner != claim.uid:
             return ClaimRefusal(
-                RefusalReason.OWNED_BY_ANOTHER_POD, f"CPU {cpu} belongs to pod {owner} in the ledger."
+                RefusalReason.OWNED_BY_ANOTHER_POD,
+                f"CPU {cpu} belongs to another pod in the ledger.",
+                f"pod {owner}",
             )
     return None
 

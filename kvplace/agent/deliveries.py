@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from kvplace.core.errors import KvplaceError, Refused
@@ -18,6 +18,12 @@ AGAIN_S = 30.0
 """What was not taken is tried again after so long, then after twice as long, and so on."""
 LONGEST_S = 600.0
 """Longest time between two tries."""
+BURST_S = 50.0
+"""A pod may have so much more than its share of the time."""
+LEAST_CHARGE_S = 10.0
+_SHARE = 10
+"""A pod has at most one part in so many of the time for deliveries: its value may change as often as a tenant
+likes, and what takes it may be in his hand."""
 
 T = TypeVar("T")
 
@@ -31,7 +37,11 @@ class _Due(Generic[T]):
 
 
 class Deliveries(Generic[T]):
-    """One delivery at a time; a value that is replaced before its turn is never delivered."""
+    """One delivery at a time; a value that is replaced before its turn is never delivered.
+
+    Every pod has its turn. New values for one pod are delivered at once up to six times, or once where that
+    takes 5 s or more; then 10 s apart and for a tenth of the time.
+    """
 
     def __init__(
         self,
@@ -45,6 +55,8 @@ class Deliveries(Generic[T]):
         self._again_s = again_s
         self._longest_s = longest_s
         self._due: dict[PodUid, _Due[T]] = {}
+        self._used: dict[PodUid, float] = {}
+        """Until when the deliveries of a pod would have lasted at its share of the time."""
         self._changed = asyncio.Event()
 
     def put(self, uid: PodUid, value: T) -> None:
@@ -53,10 +65,9 @@ class Deliveries(Generic[T]):
         The same value again does not shorten the time until a failed delivery is tried again.
         """
         due = self._due.get(uid)
-        if due is not None and due.value == value and due.at:
-            return
-        self._due[uid] = _Due(value, 0.0, self._again_s)
-        self._changed.set()
+        if due is None or due.value != value:
+            self._due[uid] = _Due(value, self._earliest(uid), self._again_s)
+            self._changed.set()
 
     def drop(self, uid: PodUid) -> None:
         """Forget what is due for a pod."""
@@ -76,17 +87,27 @@ class Deliveries(Generic[T]):
                     await self._changed.wait()
 
     async def _try(self, uid: PodUid, due: _Due[T]) -> None:
-        again = None
+        loop = asyncio.get_running_loop()
+        again, began = None, loop.time()
         try:
             await self._deliver(uid, due.value)
         except Refused as error:
             log.info("not delivered: %s", error, extra={"uid": uid})
         except KvplaceError as error:
             log.warning("tried again in %g s: %s", due.pause, error, extra={"uid": uid})
-            moment = asyncio.get_running_loop().time() + due.pause
-            again = _Due(due.value, moment, min(due.pause * 2, self._longest_s))
-        if self._due.get(uid) is due:
-            if again is None:
-                del self._due[uid]
-            else:
-                self._due[uid] = again
+            again = _Due(due.value, loop.time() + due.pause, min(due.pause * 2, self._longest_s))
+        self._charge(uid, began, loop.time())
+        newest = self._due.pop(uid, None)
+        if newest is not due and newest is not None:
+            again = replace(newest, at=self._earliest(uid))
+        if again is not None and newest is not None:
+            self._due[uid] = again
+
+    def _charge(self, uid: PodUid, began: float, now: float) -> None:
+        self._used = {pod: until for pod, until in self._used.items() if until > now}
+        charge = max(LEAST_CHARGE_S, (now - began) * _SHARE)
+        self._used[uid] = max(self._used.get(uid, 0.0), now) + charge
+
+    def _earliest(self, uid: PodUid) -> float:
+        """Say when the next delivery of a pod may be made."""
+        return self._used.get(uid, 0.0) - BURST_S

@@ -1,8 +1,7 @@
 """Asks the libvirt of a pod to keep the pins that the agent has set.
 
-The calls are made by a child process. It is started when there is something to ask, killed when an answer
-takes too long, and ends itself when nothing has been asked for a while: the agent never waits for a libvirt
-that hangs, and does not keep libvirt-python in its memory.
+The calls for one VM are made by a process of their own, which is killed when it takes too long: the agent
+never waits for a libvirt that hangs, and has neither its library nor its answers in its own memory.
 """
 
 from __future__ import annotations
@@ -10,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
+from contextlib import suppress
+from dataclasses import dataclass
 
 from kvplace.core.errors import Unavailable
 from kvplace.libvirt.domain_pins import SOCKET, DomainPins
 
 ANSWER_WITHIN_S = 5.0
 """Longest time for the pins of one VM: libvirt needs about 1 ms each."""
-IDLE_S = 10.0
-"""The child is kept for so long after its last answer."""
+_LONGEST_ANSWER = 8192
 _COMMAND = (sys.executable, "-m", "kvplace.libvirt.pinning_process")
 
 
@@ -26,89 +26,56 @@ class LibvirtFailed(Unavailable):
     """The libvirt of a pod did not take the pins."""
 
 
+@dataclass(frozen=True, slots=True)
 class LibvirtPins:
-    """The way to every libvirt of this node, one request at a time."""
+    """The way to the libvirt of every pod."""
 
-    def __init__(
-        self, *, socket: str = SOCKET, answer_within_s: float = ANSWER_WITHIN_S, idle_s: float = IDLE_S
-    ) -> None:
-        self._socket = socket
-        self._answer_within_s = answer_within_s
-        self._idle_s = idle_s
-        self._turn = asyncio.Lock()
-        self._child: Process | None = None
-        self._idle: asyncio.Task[None] | None = None
+    socket: str = SOCKET
+    """Where it listens, below the root of the container."""
+    answer_within_s: float = ANSWER_WITHIN_S
 
     async def pin(self, qemu_pid: int, pins: DomainPins) -> int:
         """Make libvirt keep these pins of the domain of a QEMU; returns how many it did not have.
 
         Raises LibvirtFailed, at the latest after the longest time for an answer.
         """
-        async with self._turn:
-            if self._idle is not None:
-                self._idle.cancel()
-            try:
-                async with asyncio.timeout(self._answer_within_s):
-                    answer = await self._ask(
-                        {"pid": qemu_pid, "socket": self._socket, "pins": pins.document()}
-                    )
-            except TimeoutError:
-                await self._end_child()
-                raise LibvirtFailed(
-                    f"the libvirt of process {qemu_pid} did not answer within {self._answer_within_s:g} s"
-                ) from None
-            except BaseException:
-                await self._end_child()
-                raise
-            self._idle = asyncio.create_task(self._end_when_idle())
+        request = {"pid": qemu_pid, "socket": self.socket, "pins": pins.document()}
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *_COMMAND, stdin=PIPE, stdout=PIPE, limit=_LONGEST_ANSWER
+            )
+        except OSError as error:
+            raise LibvirtFailed(f"no process can be started to talk to libvirt: {error.strerror}") from None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            async with asyncio.timeout(self.answer_within_s):
+                line = await child.stdout.readline()
+        except TimeoutError:
+            raise LibvirtFailed(
+                f"the libvirt of process {qemu_pid} did not answer within {self.answer_within_s:g} s"
+            ) from None
+        except ValueError:
+            raise LibvirtFailed("the process that talks to libvirt sent more than an answer") from None
+        finally:
+            with suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+        return _changed(line, qemu_pid)
+
+
+def _changed(line: bytes, qemu_pid: int) -> int:
+    """Read an answer; raises LibvirtFailed for one that says so, and for what is no answer."""
+    if not line:
+        raise LibvirtFailed(
+            f"the process that talks to the libvirt of process {qemu_pid} has ended without an answer, as it "
+            "does when libvirt makes it use too much memory"
+        )
+    try:
+        answer = json.loads(line)
         if "error" in answer:
             raise LibvirtFailed(str(answer["error"]))
         return int(answer["changed"])
-
-    @property
-    def child_pid(self) -> int | None:
-        """The process that talks to libvirt; None while there is none."""
-        return self._child.pid if self._child is not None else None
-
-    async def close(self) -> None:
-        """End the child."""
-        if self._idle is not None:
-            self._idle.cancel()
-        await self._end_child()
-
-    async def _ask(self, request: dict[str, object]) -> dict[str, int | str]:
-        child = self._child
-        if child is None or child.returncode is not None:
-            try:
-                child = self._child = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE)
-            except OSError as error:
-                raise LibvirtFailed(
-                    f"no process can be started to talk to libvirt: {error.strerror}"
-                ) from None
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(json.dumps(request).encode() + b"\n")
-        try:
-            line = await child.stdout.readline()
-        except ValueError:  # longer than asyncio reads
-            raise LibvirtFailed(
-                "the process that talks to libvirt sent an answer of endless length"
-            ) from None
-        if not line:
-            await self._end_child()
-            raise LibvirtFailed("the process that talks to libvirt has ended; its reason is in this log")
-        answer: dict[str, int | str] = json.loads(line)
-        return answer
-
-    async def _end_when_idle(self) -> None:
-        await asyncio.sleep(self._idle_s)
-        async with self._turn:
-            await self._end_child()
-
-    async def _end_child(self) -> None:
-        child = self._child
-        if child is not None:
-            if child.returncode is None:
-                child.kill()
-            await child.wait()
-            self._child = None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise LibvirtFailed("the process that talks to libvirt sent what is no answer") from None

@@ -164,7 +164,6 @@ class PinningGuard:
             self._forget(uid)
         await asyncio.get_running_loop().run_in_executor(self._worker, self._sweep.close)
         self._worker.shutdown()
-        await self._libvirt.close()
 
     async def look(self) -> None:
         """Look once at every pod, and say what has changed."""
@@ -204,6 +203,10 @@ class PinningGuard:
         same = claim == progress.claim and all(map(operator.is_, seen, progress.seen))
         if same and claim.settled and finding is not None and finding.in_order:
             return
+        refusal = claim.target.refusal
+        if refusal is not None and (progress.claim is None or progress.claim.target.refusal != refusal):
+            words = f"{refusal.message} ({refusal.owner})" if refusal.owner else refusal.message
+            log.warning("pod %s/%s: %s", claim.namespace, claim.pod, words, extra={"uid": claim.uid})
         progress.claim, progress.seen = claim, seen
         before, progress.finding = progress.finding, finding
         verdict = None if finding is None else _verdict(claim, finding)

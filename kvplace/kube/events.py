@@ -219,8 +219,11 @@ class EventRecorder:
     def __init__(self, cluster: EventWriter, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._written: OrderedDict[tuple[str, EventReason], dict[int, float]] = OrderedDict()
-        """When which messages, by their hash, were written about an object."""
+        self._written: OrderedDict[tuple[ObjectReference, EventReason], dict[int, float]] = OrderedDict()
+        """When which messages, by their hash, were written about an object.
+
+        It is more than a UID: a pod in another namespace can name the UID of a VM as its owner's.
+        """
         self._writing: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Semaphore(AT_ONCE)
 
@@ -252,7 +255,7 @@ class EventRecorder:
     def _is_due(self, event: EventRecord) -> bool:
         """Say whether an event is to be written now, and remember it as written."""
         now = self._clock()
-        key = (event.regarding.uid, event.reason)
+        key = (event.regarding, event.reason)
         written = {
             message: moment
             for message, moment in self._written.get(key, {}).items()
@@ -281,4 +284,4 @@ class EventRecorder:
                 await self._cluster.record_event(event)
         except KvplaceError as error:
             log.warning("event lost: %s", error, extra=_about(event.regarding))
-            self._written.get((event.regarding.uid, event.reason), {}).pop(hash(event.note), None)
+            self._written.get((event.regarding, event.reason), {}).pop(hash(event.note), None)

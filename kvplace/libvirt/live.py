@@ -1,30 +1,30 @@
 """Sets the pins of a running VM through the libvirt in its pod, so that `virsh vcpupin` says what is true.
 
-The socket belongs to the pod, so nothing is taken for granted. No link on the way to it is followed, which
-could lead out of the container. The domain must have the UUID and the name with which the VM's own QEMU was
-started. And any call may hang for ever: this module is for a process that can be killed
-(`kvplace.libvirt.pinning_process`). It is the only place that imports libvirt-python, which costs 25 MB.
+The socket and whatever answers at it belong to the pod, so nothing is taken for granted. No link on the way
+to the socket is followed, which could lead out of the container. The domain must have the UUID and the name
+with which the VM's own QEMU was started. Every size is this machine's or the placement's: libvirt's own
+Python binding is not used, because it allocates what the peer says, for each call. Any call may hang for
+ever: this module is for a process that can be killed (`kvplace.libvirt.pinning_process`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from ctypes import c_char_p, c_int, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
 
-import libvirt
-
 from kvplace.core.errors import Misconfigured, Unavailable
-from kvplace.core.scalars import CpuMask
 from kvplace.libvirt.domain_pins import SOCKET, DomainPins
 
 _LONGEST_COMMAND = 1 << 20
-_LIVE: int = libvirt.VIR_DOMAIN_AFFECT_LIVE
-_CONFIG: int = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+_LIVE, _CONFIG = 1, 2  # virDomainModificationImpact
+_NO_DOMAIN = 42  # VIR_ERR_NO_DOMAIN
 
 
 class NoLibvirt(Unavailable):
@@ -35,60 +35,152 @@ class AnotherDomain(Misconfigured):
     """The socket leads to a libvirt that does not run this VM."""
 
 
-def pin_domain(qemu_pid: int, pins: DomainPins, *, socket: str = SOCKET, proc: Path = Path("/proc")) -> int:
+class _Error(ctypes.Structure):
+    """The first members of virError."""
+
+    _fields_ = (("code", c_int), ("domain", c_int), ("message", c_char_p))
+
+
+_ON_ERROR = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+_SILENT = _ON_ERROR(lambda _context, _error: None)
+"""Keeps libvirt from printing errors that are raised anyway."""
+_MAP = (c_void_p, c_uint, c_char_p, c_int, c_uint)
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "virConnectOpen": (c_void_p, (c_char_p,)),
+    "virConnectClose": (c_int, (c_void_p,)),
+    "virDomainFree": (c_int, (c_void_p,)),
+    "virDomainGetEmulatorPinInfo": (c_int, (c_void_p, c_char_p, c_int, c_uint)),
+    "virDomainGetName": (c_char_p, (c_void_p,)),
+    "virDomainGetVcpuPinInfo": (c_int, (c_void_p, c_int, c_char_p, c_int, c_uint)),
+    "virDomainIsPersistent": (c_int, (c_void_p,)),
+    "virDomainLookupByUUIDString": (c_void_p, (c_void_p, c_char_p)),
+    "virDomainPinEmulator": (c_int, (c_void_p, c_char_p, c_int, c_uint)),
+    "virDomainPinIOThread": (c_int, _MAP),
+    "virDomainPinVcpuFlags": (c_int, _MAP),
+    "virGetLastError": (ctypes.POINTER(_Error), ()),
+    "virSetErrorFunc": (None, (c_void_p, _ON_ERROR)),
+}
+
+
+def pin_domain(
+    qemu_pid: int,
+    pins: DomainPins,
+    *,
+    socket: str = SOCKET,
+    proc: Path = Path("/proc"),
+    connected: Callable[[], None] = lambda: None,
+) -> int:
     """Set the pins that differ and return how many did.
 
-    `socket` is a path below the root of QEMU's container. Pins are also set in the definition that a restart
-    of the domain would use. libvirt sets the thread of a vCPU or I/O thread and QEMU's main thread; other
-    threads stay where they are. Not transactional: after an error some pins may be set. May hang. Raises
-    NoLibvirt or AnotherDomain.
+    `socket` is a path below the root of QEMU's container; `connected` is called as soon as it has been used.
+    Pins are also set in the definition that a restart of the domain would use. libvirt sets the thread of a
+    vCPU or I/O thread and QEMU's main thread; other threads stay where they are. Not transactional: after an
+    error some pins may be set. May hang. Raises NoLibvirt or AnotherDomain.
     """
-    with _domain_of(qemu_pid, socket, proc) as (connection, domain):
-        flags = _LIVE | (_CONFIG if _asked(domain.isPersistent) else 0)
-        width = int(_asked(connection.getCPUMap)[0])
+    size = _bytes_of_a_map(pins)
+    with _domain_of(qemu_pid, socket, proc, connected) as (libvirt, domain):
+        flags = _LIVE | (_CONFIG if libvirt.number("virDomainIsPersistent", domain) else 0)
         changes = 0
-        present = _asked(domain.vcpuPinInfo, _LIVE)
+        present = libvirt.vcpu_pins(domain, max(pins.vcpus, default=-1) + 1, size)
         for vcpu, cpus in pins.vcpus.items():
-            wanted = _cpumap(cpus, width)
-            if vcpu >= len(present) or tuple(present[vcpu]) != wanted:
-                _asked(domain.pinVcpuFlags, vcpu, wanted, flags)
+            wanted = cpus.to_bytes(size, "little")
+            if vcpu >= len(present) or present[vcpu] != wanted:
+                libvirt.number("virDomainPinVcpuFlags", domain, vcpu, wanted, size, flags)
                 changes += 1
         if pins.emulator:
-            wanted = _cpumap(pins.emulator, width)
-            if tuple(_asked(domain.emulatorPinInfo, _LIVE)) != wanted:
-                _asked(domain.pinEmulator, wanted, flags)
+            wanted = pins.emulator.to_bytes(size, "little")
+            if libvirt.emulator_pin(domain, size) != wanted:
+                libvirt.number("virDomainPinEmulator", domain, wanted, size, flags)
                 changes += 1
         for number, cpus in pins.io_threads.items():
             # What libvirt reports of I/O threads is their affinity and not the pin that it keeps.
-            _asked(domain.pinIOThread, number, _cpumap(cpus, width), flags)
+            wanted = cpus.to_bytes(size, "little")
+            libvirt.number("virDomainPinIOThread", domain, number, wanted, size, flags)
             changes += 1
         return changes
 
 
+class _Libvirt:
+    """The calls of libvirt's C library that are made here; each raises NoLibvirt."""
+
+    def __init__(self) -> None:
+        try:
+            library = ctypes.CDLL("libvirt.so.0")
+        except OSError as error:
+            raise NoLibvirt(f"libvirt's library cannot be loaded: {error}") from None
+        self._functions = {name: library[name] for name in _FUNCTIONS}
+        for name, (result, arguments) in _FUNCTIONS.items():
+            self._functions[name].restype, self._functions[name].argtypes = result, arguments
+        self._functions["virSetErrorFunc"](None, _SILENT)
+
+    def pointer(self, function: str, *arguments: object) -> int:
+        """Call a function that returns an object of libvirt."""
+        found: int | None = self._functions[function](*arguments)
+        if found is None:
+            raise self._error()
+        return found
+
+    def number(self, function: str, *arguments: object) -> int:
+        """Call a function that returns a number, which is negative after an error."""
+        found: int = self._functions[function](*arguments)
+        if found < 0:
+            raise self._error()
+        return found
+
+    def name(self, domain: int) -> str:
+        found: bytes | None = self._functions["virDomainGetName"](domain)
+        return (found or b"").decode(errors="replace")
+
+    def vcpu_pins(self, domain: int, count: int, size: int) -> list[bytes]:
+        """Read the pins of at most the first `count` vCPUs."""
+        maps = ctypes.create_string_buffer(count * size)
+        known = self.number("virDomainGetVcpuPinInfo", domain, count, maps, size, _LIVE) if count else 0
+        return [maps.raw[vcpu * size : (vcpu + 1) * size] for vcpu in range(min(known, count))]
+
+    def emulator_pin(self, domain: int, size: int) -> bytes:
+        found = ctypes.create_string_buffer(size)
+        self.number("virDomainGetEmulatorPinInfo", domain, found, size, _LIVE)
+        return found.raw
+
+    def is_about_no_domain(self) -> bool:
+        """Say whether the last error was that a domain does not exist."""
+        error = self._functions["virGetLastError"]()
+        return bool(error) and error.contents.code == _NO_DOMAIN
+
+    def _error(self) -> NoLibvirt:
+        error = self._functions["virGetLastError"]()
+        message = error.contents.message if error else None
+        return NoLibvirt(f"libvirt: {(message or b'an unknown error').decode(errors='replace')}")
+
+
 @contextmanager
-def _domain_of(qemu_pid: int, socket: str, proc: Path) -> Iterator[tuple[Any, Any]]:
+def _domain_of(
+    qemu_pid: int, socket: str, proc: Path, connected: Callable[[], None]
+) -> Iterator[tuple[_Libvirt, int]]:
     uuid, name = _identity(qemu_pid, proc)
     where = f"the libvirt at {socket} of process {qemu_pid}"
+    libvirt = _Libvirt()
     descriptor = _open_socket(proc / str(qemu_pid) / "root", socket)
     try:
         os.environ["LIBVIRT_AUTOSTART"] = "0"  # else a daemon of our own would be started where none answers
-        libvirt.registerErrorHandler(_ignore, None)
-        connection = _asked(libvirt.open, f"qemu+unix:///session?socket=/proc/self/fd/{descriptor}")
+        address = f"qemu+unix:///session?socket=/proc/self/fd/{descriptor}"
+        connection = libvirt.pointer("virConnectOpen", address.encode())
     finally:
         os.close(descriptor)
+    connected()
     try:
         try:
-            domain = connection.lookupByUUIDString(uuid)
-            found = domain.name()
-        except libvirt.libvirtError as error:
-            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            domain = libvirt.pointer("virDomainLookupByUUIDString", connection, uuid.encode())
+        except NoLibvirt as error:
+            if libvirt.is_about_no_domain():
                 raise AnotherDomain(f"{where} has no domain {uuid}") from None
             raise NoLibvirt(f"{where}: {error}") from None
-        if found != name:
+        if (found := libvirt.name(domain)) != name:
             raise AnotherDomain(f"{where} calls {uuid} {found!r}, not {name!r}")
-        yield connection, domain
+        yield libvirt, domain
+        libvirt.number("virDomainFree", domain)
     finally:
-        connection.close()
+        libvirt.number("virConnectClose", connection)
 
 
 def _identity(qemu_pid: int, proc: Path) -> tuple[str, str]:
@@ -129,19 +221,7 @@ def _open_socket(root: Path, path: str) -> int:
     return found
 
 
-def _asked(call: Callable[..., Any], *arguments: object) -> Any:
-    try:
-        return call(*arguments)
-    except libvirt.libvirtError as error:
-        raise NoLibvirt(f"libvirt: {error}") from None
-
-
-def _cpumap(cpus: CpuMask, width: int) -> tuple[bool, ...]:
-    """Spread a set over as many flags as libvirt counts CPUs; it drops what lies beyond."""
-    if not cpus & (1 << width) - 1:
-        raise NoLibvirt(f"libvirt knows {width} CPUs, and none of the pin's")
-    return tuple(bool(cpus >> cpu & 1) for cpu in range(width))
-
-
-def _ignore(_context: object, _error: Sequence[object]) -> None:
-    """Keep libvirt from printing errors that are raised anyway."""
+def _bytes_of_a_map(pins: DomainPins) -> int:
+    """Count the bytes in which every CPU of this machine and of the pins has a bit."""
+    highest = max((*pins.vcpus.values(), pins.emulator, *pins.io_threads.values())).bit_length()
+    return (max(os.sysconf("SC_NPROCESSORS_CONF"), highest) + 7) // 8

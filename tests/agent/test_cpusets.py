@@ -204,11 +204,9 @@ class TestTheLastJudge:
         state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "3"), ledger=ledger)
         runs, new = container(OTHER_VM, cpus="3"), container(VM)
         assert self.judged(state, runs, new) == {
-            VM: (
-                RefusalReason.CPUS_IN_USE,
-                "CPU 3 is in use by pod vms/pod-of-uid-vm-2 (uid-vm-2), which owns it.",
-            )
+            VM: (RefusalReason.CPUS_IN_USE, "CPU 3 is in use by another pod, which owns it.")
         }
+        assert decide_cpusets(state, [runs, new]).refused[VM].owner == "pod vms/pod-of-uid-vm-2 (uid-vm-2)"
         assert lists(decide_cpusets(state, [runs, new])) == {
             "uid-vm-2/compute": "3",
             "uid-vm/compute": "0-1,4-7",
@@ -277,8 +275,9 @@ class TestTheLastJudge:
         ledger = Ledger().after(LedgerChange((claim_of(NOBODY, placed(NOBODY, "3").placement),)))
         state = node_with(placed(VM, "2-3"), ledger=ledger)
         assert self.judged(state, container(VM)) == {
-            VM: (RefusalReason.OWNED_BY_ANOTHER_POD, "CPU 3 belongs to pod uid-nobody in the ledger.")
+            VM: (RefusalReason.OWNED_BY_ANOTHER_POD, "CPU 3 belongs to another pod in the ledger.")
         }
+        assert decide_cpusets(state, [container(VM)]).refused[VM].owner == "pod uid-nobody"
 
     def test_the_last_cpus_of_the_shared_pool_are_not_given_out(self) -> None:
         state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "0-1"), topology=machine_of([0, 1, 2, 3]))

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import pytest
+
 from kvplace.agent.deliveries import Deliveries
 from kvplace.core.errors import Refused, Unavailable
 from kvplace.core.scalars import PodUid
@@ -138,3 +140,35 @@ async def test_a_newer_value_is_delivered_at_once_after_a_failure() -> None:
         deliveries.put(A, 2)
         await receiver.asked_times(1)
     assert receiver.taken == [(A, 2)]
+
+
+async def test_a_pod_whose_value_changes_all_the_time_has_no_more_than_its_share() -> None:
+    receiver = Receiver()
+    deliveries = Deliveries(receiver.take)
+    async with running(deliveries):
+        for value in range(100):
+            deliveries.put(A, value)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        deliveries.put(B, 9)
+        await receiver.asked_times(1 + 6)
+    assert receiver.taken == [*((A, value) for value in range(6)), (B, 9)]
+
+
+async def test_one_that_takes_long_waits_for_its_share_whatever_its_value() -> None:
+    receiver = Receiver()
+    deliveries = Deliveries(receiver.take)
+    receiver.errors = [Unavailable("did not answer within 5 s")]
+    loop, moments = asyncio.get_running_loop(), iter(range(0, 10_000, 6))
+    with pytest.MonkeyPatch.context() as patch:
+        async with running(deliveries):
+            real = loop.time
+            patch.setattr(loop, "time", lambda: real() + next(moments))  # 6 s later at each look
+            deliveries.put(A, 1)
+            await receiver.asked_times(1)
+            patch.undo()
+            deliveries.put(A, 2)
+            deliveries.put(B, 9)
+            await receiver.asked_times(1)
+            await asyncio.sleep(0)
+    assert receiver.taken == [(B, 9)]

@@ -86,6 +86,18 @@ async def test_objects_and_reasons_are_counted_apart(cluster: FaultyCluster, rec
     assert cluster.events == written
 
 
+async def test_a_pod_of_another_namespace_that_names_a_vm_does_not_use_up_its_messages(
+    cluster: FaultyCluster, recorder: EventRecorder
+) -> None:
+    foreign = vmi_reference("of-a-tenant", VM.name, VM.uid)
+    for number in range(MESSAGES_PER_PERIOD + 3):
+        recorder.record(does_not_fit(foreign, f"message {number}"))
+    recorder.record(does_not_fit(VM, "message 0"))
+    await recorder.finish()
+    assert [event.note for event in cluster.events if event.regarding == VM] == ["message 0"]
+    assert len(cluster.events) == MESSAGES_PER_PERIOD + 1
+
+
 async def test_a_message_that_changes_every_second_does_not_flood(
     cluster: FaultyCluster, clock: Clock, recorder: EventRecorder
 ) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -34,28 +32,10 @@ def two_cpus(session: LibvirtSession) -> tuple[CpuId, CpuId]:
     return first, second
 
 
-async def ended(pid: int) -> None:
-    """Waits until a process has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    end = asyncio.Event()
-    asyncio.get_running_loop().add_reader(descriptor, end.set)
-    try:
-        async with asyncio.timeout(20):
-            await end.wait()
-    finally:
-        asyncio.get_running_loop().remove_reader(descriptor)
-        os.close(descriptor)
-
-
 @pytest.fixture
-async def pins(libvirt_session: LibvirtSession) -> AsyncIterator[LibvirtPins]:
+def pins(libvirt_session: LibvirtSession) -> LibvirtPins:
     """The agent's way to the session's libvirt."""
-    found = LibvirtPins(socket=socket_below_root(libvirt_session))
-    yield found
-    await found.close()
+    return LibvirtPins(socket=socket_below_root(libvirt_session))
 
 
 async def test_pins_reach_the_threads_and_what_libvirt_tells(
@@ -104,7 +84,7 @@ async def test_what_libvirt_refuses_is_an_error_with_its_words(
             pytest.raises(LibvirtFailed, match="cannot set CPU affinity"),
         ):
             await pins.pin(domain.pid, DomainPins(vcpus={0: mask_of([second])}))
-        with pytest.raises(LibvirtFailed, match=r"libvirt knows .* CPUs, and none of the pin's"):
+        with pytest.raises(LibvirtFailed, match="cannot set CPU affinity"):
             await pins.pin(domain.pid, DomainPins(vcpus={0: mask_of([9000])}))
         assert await pins.pin(domain.pid, DomainPins(vcpus={0: mask_of([second])})) == 1
 
@@ -121,7 +101,6 @@ async def test_a_libvirt_that_hangs_holds_nobody_up_and_is_asked_again(
                 await pins.pin(domain.pid, DomainPins(emulator=mask_of([second])))
             assert time.monotonic() - began < 8
         assert await pins.pin(domain.pid, DomainPins(emulator=mask_of([second]))) == 1
-        await pins.close()
 
 
 async def test_the_socket_of_another_vm_is_noticed(libvirt_session: LibvirtSession) -> None:
@@ -135,7 +114,6 @@ async def test_the_socket_of_another_vm_is_noticed(libvirt_session: LibvirtSessi
             pins = LibvirtPins(socket=socket_below_root(other))
             with pytest.raises(LibvirtFailed, match=r"has no domain [-0-9a-f]{36}"):
                 await pins.pin(domain.pid, DomainPins(vcpus={0: mask_of([second])}))
-            await pins.close()
             assert second not in set(cpus_of(CpuMask(theirs.affinities().vcpus()[0])))
     except NoLibvirtHere as reason:
         pytest.skip(f"no real libvirt: {reason}")
@@ -159,22 +137,8 @@ async def test_a_way_that_leads_out_of_the_container_is_not_taken(
             pins = LibvirtPins(socket=str(tmp_path / path).lstrip("/"))
             with pytest.raises(LibvirtFailed, match=why):
                 await pins.pin(domain.pid, wanted)
-            await pins.close()
 
 
 async def test_a_process_that_libvirt_did_not_start_is_left_alone(pins: LibvirtPins) -> None:
     with pytest.raises(LibvirtFailed, match="libvirt did not start it"):
         await pins.pin(os.getpid(), DomainPins(emulator=mask_of([0])))
-
-
-async def test_the_process_that_talks_to_libvirt_ends_when_there_is_nothing_to_ask(
-    libvirt_session: LibvirtSession,
-) -> None:
-    pins = LibvirtPins(socket=socket_below_root(libvirt_session), idle_s=0)
-    with libvirt_session.running(minimal_domain("idle", inside=VM)) as domain:
-        await pins.pin(domain.pid, DomainPins(emulator=mask_of([0])))
-        child = pins.child_pid
-        assert child is not None
-        await ended(child)
-        assert await pins.pin(domain.pid, DomainPins(emulator=mask_of([0]))) == 0
-    await pins.close()

@@ -13,6 +13,7 @@ import pytest
 
 from harness.libvirt_session.daemon import LibvirtSession, NoLibvirtHere, RunningDomain, session_daemon
 from harness.libvirt_session.documents import minimal_domain
+from kvplace.agent.libvirt_pins import LibvirtPins
 from kvplace.agent.repair_history import MOST_REPAIRS, PERIOD_S
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.enforcement import Enforcement
@@ -74,8 +75,10 @@ async def test_threads_that_are_elsewhere_are_set_libvirt_is_told_and_it_is_said
     async with guarded_vm(libvirt_session) as vm, at_work(vm):
         assert await until_in_place(vm) < 2
         await vm.libvirt_keeps(AS_PLACED)
-        cpus = f"{FIRST}-{SECOND}" if SECOND == FIRST + 1 else f"{FIRST},{SECOND}"
-        message = f"revision 1: all threads run on CPU {cpus} as placed"
+        apart = (
+            f"vCPUs run on CPU {SECOND}, I/O threads run on CPU {FIRST}, emulator threads run on CPU {FIRST}"
+        )
+        message = f"revision 1: {apart} as placed"
         await vm.says(vm.condition(status=True, reason="AsPlaced", message=message))
         assert vm.report.pods[UID] == PodReport(
             UID, "vms", "virt-launcher-a", revision=1, pinned=True, running=True, cpus=ON_FIRST | ON_SECOND
@@ -361,8 +364,10 @@ async def test_a_condition_that_could_not_be_written_in_time_is_not_written_when
 ) -> None:
     async with guarded_vm(libvirt_session) as vm:
         await vm.looks()
-        cpus = f"{FIRST}-{SECOND}" if SECOND == FIRST + 1 else f"{FIRST},{SECOND}"
-        message = f"revision 1: all threads run on CPU {cpus} as placed"
+        apart = (
+            f"vCPUs run on CPU {SECOND}, I/O threads run on CPU {FIRST}, emulator threads run on CPU {FIRST}"
+        )
+        message = f"revision 1: {apart} as placed"
         said = vm.condition(status=True, reason="AsPlaced", message=message)
         record = vm.own.pods.records[UID]
         vm.own.pods.apply(Apply(replace(record, conditions=(said,))))
@@ -396,10 +401,10 @@ async def test_pins_of_a_qemu_that_has_ended_are_not_sent_to_whoever_has_its_pro
     async with guarded_vm(libvirt_session) as vm:
         sent: list[int] = []
 
-        async def pin(pid: int, pins: object) -> None:
+        async def pin(_self: object, pid: int, pins: object) -> None:
             sent.append(pid)
 
-        monkeypatch.setattr(vm.guard._libvirt, "pin", pin)
+        monkeypatch.setattr(LibvirtPins, "pin", pin)
         await vm.looks()
         pid = os.getpid()
         await vm.guard._tell_libvirt(UID, (pid, DomainPins(emulator=CpuMask(1))))

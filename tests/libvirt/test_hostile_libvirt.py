@@ -1,0 +1,168 @@
+"""A libvirt in the hand of a tenant costs the agent no more than is said, whatever it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from kvplace.core.cpuset import mask_of
+from kvplace.libvirt.domain_pins import DomainPins
+from kvplace.libvirt.pinning_process import MOST_MEMORY
+
+GUEST, ID = "hostile", UUID("7a5e2a7f-0d4b-4b6f-9b61-1c6a0c1b7e11")
+BESIDE_PRIVATE_MEMORY = 48 << 20
+"""Code of Python and libvirt, which all processes of a node share."""
+OPEN, LOOKUP, FEATURE, AUTH_LIST, VCPU_PINS, EMULATOR_PIN = 1, 24, 60, 66, 230, 280
+NODE_INFO, PERSISTENT, NODE_CPU_MAP, DOMAIN_INFO = 6, 148, 293, 16
+PROGRAM, REPLY, EVENT = 0x20008086, 1, 2
+
+Answer = Callable[[socket.socket, int, int], None]
+"""What a libvirt does with the call of a number and serial."""
+
+
+def packet(call: int, serial: int, body: bytes, *, kind: int = REPLY) -> bytes:
+    header = struct.pack(">7I", 28 + len(body), PROGRAM, 1, call, kind, serial, 0)
+    return header + body
+
+
+def honest(peer: socket.socket, call: int, serial: int) -> None:
+    """Answers as libvirt does until the domain is found."""
+    name = struct.pack(">I", len(GUEST)) + GUEST.encode() + bytes(-len(GUEST) % 4)
+    bodies = {
+        OPEN: b"",
+        FEATURE: struct.pack(">I", 0),
+        AUTH_LIST: struct.pack(">II", 1, 0),
+        EMULATOR_PIN: struct.pack(">III", 1, 0, 1),
+        VCPU_PINS: struct.pack(">II", 0, 0),
+        LOOKUP: name + ID.bytes + struct.pack(">I", 1),
+        PERSISTENT: struct.pack(">I", 0),
+    }
+    peer.sendall(packet(call, serial, bodies.get(call, struct.pack(">I", 0))))
+
+
+def claims_many_cpus(peer: socket.socket, call: int, serial: int) -> None:
+    """Answers every question about sizes with the largest that the protocol can say."""
+    most = 2**31 - 1
+    if call == VCPU_PINS:
+        peer.sendall(packet(call, serial, struct.pack(">II", 0, most)))
+    elif call == NODE_CPU_MAP:
+        peer.sendall(packet(call, serial, struct.pack(">IIII", 1, 0, most, most)))
+    elif call == DOMAIN_INFO:
+        peer.sendall(packet(call, serial, struct.pack(">IQQIQ", 1, 1, 1, 60_000, 1)))
+    elif call == NODE_INFO:
+        peer.sendall(packet(call, serial, bytes(32) + struct.pack(">Q6I", 1, most, 1, 1, 1, most, 1)))
+    else:
+        honest(peer, call, serial)
+
+
+def sends_large_maps(peer: socket.socket, call: int, serial: int) -> None:
+    """Sends pins of 30 MiB."""
+    if call in {VCPU_PINS, EMULATOR_PIN, NODE_CPU_MAP}:
+        size = 30 << 20
+        peer.sendall(packet(call, serial, struct.pack(">I", size) + bytes(size) + struct.pack(">I", 1)))
+    else:
+        honest(peer, call, serial)
+
+
+def sends_events(peer: socket.socket, call: int, serial: int) -> None:
+    """Sends events of 1 MiB, one after another, instead of an answer."""
+    if call in {VCPU_PINS, NODE_CPU_MAP}:
+        for _ in range(2000):
+            peer.sendall(packet(318, 0, bytes(1 << 20), kind=EVENT))
+    else:
+        honest(peer, call, serial)
+
+
+@contextmanager
+def listening(folder: Path, answer: Answer) -> Iterator[Path]:
+    """A libvirt that answers one client."""
+    path = folder / "virtqemud-sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer, suppress(OSError), peer.makefile("rb") as calls:
+                while length := calls.read(4):
+                    call = calls.read(struct.unpack(">I", length)[0] - 4)
+                    _, _, number, _, serial, _ = struct.unpack(">6I", call[:24])
+                    answer(peer, number, serial)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield path
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def qemu() -> Iterator[int]:
+    """A process with the command line of a QEMU."""
+    code = "import sys; sys.stdin.read()"
+    command = (sys.executable, "-c", code, "-name", f"guest={GUEST}", "-uuid", str(ID))
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        yield process.pid
+        process.communicate()
+
+
+def asked(folder: Path, answer: Answer) -> tuple[dict[str, object], int]:
+    """Asks a libvirt for pins; returns the answer and the most memory that asking took."""
+    pins = DomainPins(vcpus={0: mask_of([0]), 1: mask_of([0])}, emulator=mask_of([0]))
+    command = (sys.executable, "-m", "kvplace.libvirt.pinning_process")
+    with listening(folder, answer) as path, qemu() as pid:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        request = {"pid": pid, "socket": str(path).lstrip("/"), "pins": pins.document()}
+        child.stdin.write(json.dumps(request).encode() + b"\n")
+        child.stdin.close()
+        killer = threading.Timer(2, child.kill)  # the agent waits for 5 s
+        killer.start()
+        with child.stdout:
+            said = child.stdout.read()
+        killer.cancel()
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    return json.loads(said or b"{}"), used.ru_maxrss << 10
+
+
+@pytest.mark.parametrize("answer", [claims_many_cpus, sends_large_maps, sends_events])
+def test_a_libvirt_that_tells_huge_sizes_costs_no_more_than_the_stated_memory(
+    answer: Answer, tmp_path: Path
+) -> None:
+    said, memory = asked(tmp_path, answer)
+    assert "changed" not in said
+    assert memory <= MOST_MEMORY + BESIDE_PRIVATE_MEMORY
+
+
+def test_a_libvirt_that_has_no_pins_yet_takes_them(tmp_path: Path) -> None:
+    assert asked(tmp_path, honest)[0] == {"changed": 3}
+
+
+def test_what_talks_to_a_libvirt_has_no_rights_on_the_node(tmp_path: Path) -> None:
+    found: dict[str, str] = {}
+
+    def looks_at_its_client(peer: socket.socket, call: int, serial: int) -> None:
+        if call == LOOKUP:
+            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            pid = struct.unpack("3i", credentials)[0]
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            found.update((name, value.strip()) for name, _, value in (line.partition(":") for line in lines))
+        honest(peer, call, serial)
+
+    asked(tmp_path, looks_at_its_client)
+    assert {found[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+    assert "0" not in (*found["Uid"].split(), *found["Gid"].split())
+    assert (found["Groups"], found["NoNewPrivs"]) == ("", "1")
