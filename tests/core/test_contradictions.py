@@ -50,7 +50,7 @@ ANYWHERE = "guest cells promise memory near their vCPUs, which off does not prov
 def test_words_that_exclude_each_other_are_both_named_as_they_were_written(
     first: tuple[str, str], second: tuple[str, str], reason: str
 ) -> None:
-    annotations = dict((second, first))
+    annotations = dict((second, first), **{"cpu-set": "any"})
     options = read_options(annotations)
     assert options is not None
     with pytest.raises(BadAnnotation) as refused:

@@ -20,7 +20,7 @@ from yarl import URL
 
 from harness.certificates import Authority
 from harness.control_plane.cluster import ControlPlane
-from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Misconfigured, Refused
+from kvplace.core.errors import Absent, Conflict, Forbidden, KvplaceError, Misconfigured, Refused
 from kvplace.core.ledger import OwnershipConflict
 from kvplace.kube import credentials
 from kvplace.kube.api_errors import (
@@ -373,7 +373,7 @@ async def test_without_any_cluster_the_sentence_says_where_one_was_looked_for(
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(Misconfigured, match="KUBECONFIG"):
+    with pytest.raises(Absent, match="KUBECONFIG"):
         await open_session()
 
 
