@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from kvplace.agent.metrics import ENFORCES
 from kvplace.core.enforcement import Enforcement
+from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.scalars import PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodReport
@@ -25,6 +26,7 @@ class NodeReport:
         self._conditions: dict[str, Condition] = {}
         self._enforcement: Enforcement | None = None
         self._is_complete = False
+        self._in_use: MemoryInUse | None = None
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -77,6 +79,17 @@ class NodeReport:
     def drop_condition(self, kind: str) -> None:
         """Remove a condition that no longer says anything."""
         if self._conditions.pop(kind, None) is not None:
+            self._notify()
+
+    @property
+    def in_use(self) -> MemoryInUse | None:
+        """The memory that something else than VMs with claims uses; None until it has been measured."""
+        return self._in_use
+
+    def use_memory(self, in_use: MemoryInUse) -> None:
+        """Set the memory that something else than VMs with claims uses."""
+        if self._in_use != in_use:
+            self._in_use = in_use
             self._notify()
 
     def enforce(self, how: Enforcement) -> None:

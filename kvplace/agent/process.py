@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kvplace.agent.claims_here import ClaimsHere
 from kvplace.agent.enforcing import enforcer_of
 from kvplace.agent.machine_watch import MachineWatch
+from kvplace.agent.memory_watch import MemoryWatch
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_guard import PinningClient, PinningGuard
@@ -97,8 +99,9 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
     events = EventRecorder(cluster)
     enforcer = enforcer_of(settings, own, report)
     proc = settings.on_host(Path("/proc"))
+    relocations = Relocations(own, proc)
     guard = PinningGuard(
-        *(own, enforcer, Relocations(own, proc), report, events, cluster),
+        *(own, enforcer, relocations, report, events, cluster),
         mounted=settings.on_host(Path("/sys/fs/cgroup")),
         proc=proc,
     )
@@ -113,6 +116,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
             machine.run(),
             enforcer.run(),
             guard.run(),
+            MemoryWatch(own, ClaimsHere(own, enforcer, relocations), report, host=settings.host).run(),
             Publisher(cluster, own, machine, report).run(),
             _become_ready(own, readiness),
             watch_loop(),

@@ -31,6 +31,7 @@ from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, KvplaceError, Refused
+from kvplace.core.memory_in_use import NOTHING_IN_USE
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.kube.records import NodeRecord, PodReport, ResourceTopologyRecord, TopologyRecord
@@ -216,6 +217,7 @@ class Publisher:
                 enforcement,
                 node.cpu_map if cpu_map_by is WrittenBy.PERSON else "",
             ),
+            in_use=self._report.in_use or (NOTHING_IN_USE if stored is None else stored.in_use),
             pods=tuple(sorted(pods, key=lambda pod: pod.uid)),
             conditions=conditions,
             changed=transition_times(before, conditions, self._now()),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.neighbours import Neighbour, neighbours_of
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import Occupant, occupant_of_claim
 from kvplace.core.request_document import PodRequest
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.explain.fitting import AskedNode, Fitting
@@ -15,7 +15,7 @@ from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
 from kvplace.kube.records import PodReport
 from kvplace.nodes.agreement import agrees
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
-from kvplace.nodes.node_machine import Unusable
+from kvplace.nodes.node_machine import NodeMachine, Unusable
 
 _RUNS_THERE = "the VM runs there, and a live migration goes to another node"
 
@@ -125,6 +125,9 @@ def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
         if vm is None or request is None or placement is None:
             return ()
         found.append(Occupant(f"{vm.namespace}/{vm.name}", request.request, placement.placement))
+    machine = node.machine
+    if isinstance(machine, NodeMachine) and (others := machine.others) is not None:
+        found.append(occupant_of_claim(others.pod, others, machine.topology))
     names = {occupant.id for occupant in found}
     return tuple(found) if len(names) == len(found) else ()
 

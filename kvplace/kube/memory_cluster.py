@@ -217,6 +217,7 @@ class MemoryCluster:
             replace(
                 stored,
                 kubelet_cpus=status.kubelet_cpus,
+                in_use=status.in_use,
                 enforcement=status.enforcement,
                 pods={pod.uid: pod for pod in status.pods},
                 conditions=status.conditions,

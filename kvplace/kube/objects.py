@@ -37,6 +37,7 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadTopology
 from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.memory_in_use import NOTHING_IN_USE, read_memory_in_use
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.scalars import NO_CPUS, ContainerId, NodeName, PodUid
 from kvplace.core.topology import Topology
@@ -259,6 +260,7 @@ class StatusObject(_ApiObject, frozen=True):
     pods: tuple[PodReportObject, ...] = ()
     conditions: tuple[PodConditionObject, ...] = ()
     observed_generation: int | None = None
+    in_use: dict[str, Any] | None = None
 
 
 class ListMeta(_ApiObject, frozen=True):
@@ -407,7 +409,7 @@ class TopologyReader:
         metadata = document.metadata
         spec = bytes(document.spec)
         topology, problem = self._machines.get(spec), ""
-        kubelet_cpus, enforcement = NO_CPUS, Enforcement.NONE
+        kubelet_cpus, enforcement, in_use = NO_CPUS, Enforcement.NONE, NOTHING_IN_USE
         pods: dict[PodUid, PodReport] = {}
         status: StatusObject | None = None
         try:
@@ -421,6 +423,7 @@ class TopologyReader:
             if status is not None:
                 kubelet_cpus = parse_cpu_list(status.kubelet_cpus, what="status.kubeletCpus")
                 enforcement = status.enforcement
+                in_use = read_memory_in_use(status.in_use, "status.inUse")
                 pods = {PodUid(pod.uid): _pod_report(pod) for pod in status.pods}
         except (ValueError, *NOT_JSON) as error:
             topology, problem = None, problem or str(error)
@@ -436,6 +439,7 @@ class TopologyReader:
             metadata.agents.spec != _ABSENT,
             () if status is None else tuple(_condition(one) for one in status.conditions),
             None if status is None else status.observed_generation,
+            in_use,
         )
 
 

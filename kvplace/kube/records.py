@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Ledger
+from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
@@ -155,6 +156,8 @@ class TopologyRecord:
     """What its agent says about itself."""
     observed_generation: int | None = None
     """The generation that its agent has seen."""
+    in_use: MemoryInUse = NOTHING_IN_USE
+    """Memory that something else than VMs with claims uses, as its agent measures it."""
 
     def allows_same_placements(self, other: TopologyRecord) -> bool:
         """Say whether placing is the same with both: an agent writes more often than a machine changes."""
@@ -163,6 +166,7 @@ class TopologyRecord:
             and self.problem == other.problem
             and self.kubelet_cpus == other.kubelet_cpus
             and self.enforcement is other.enforcement
+            and self.in_use == other.in_use
         )
 
 

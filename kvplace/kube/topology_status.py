@@ -10,6 +10,7 @@ from typing import Any
 from kvplace.core.cpu_usage import CpuUsage
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.enforcement import Enforcement
+from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodReport
@@ -30,6 +31,7 @@ class TopologyStatus:
     usage: CpuUsage | None = None
     """How many CPUs are used and free; for people, and up to some seconds old."""
     pods: tuple[PodReport, ...] = ()
+    in_use: MemoryInUse = NOTHING_IN_USE
     conditions: tuple[Condition, ...] = ()
     changed: Mapping[str, datetime] = field(default_factory=dict)
     """When the status of each condition last changed, by its type."""
@@ -41,6 +43,7 @@ class TopologyStatus:
             "enforcement": self.enforcement.value,
             "kubeletCpus": format_cpu_list(self.kubelet_cpus),
             "usage": None if self.usage is None else self.usage.document(),
+            "inUse": self.in_use.document(),
             "pods": [_pod_document(pod) for pod in self.pods[:MAX_PODS]],
             "conditions": [
                 {

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from kvplace.core.huge_pages import bytes_in_pages
+from kvplace.core.quantity import parse_bytes
 from kvplace.core.scalars import Bytes, NumaId
 from kvplace.linux.cgroup import UNIFIED
 from kvplace.linux.kernel_files import Gone, read_text
@@ -31,28 +33,53 @@ def memory_of_cgroup(folders: Mapping[str, Path]) -> dict[NumaId, Bytes]:
     these sums, so the size of the memory does not matter. What a cgroup without the memory controller uses is
     not known. Raises Gone, NotPermitted or Unreadable.
     """
-    total: dict[NumaId, Bytes] = {}
-    if memory := folders.get("memory", folders.get(UNIFIED)):
-        for line in _memory_lines(memory):
-            kind = re.split(r"[ =]", line, maxsplit=1)[0]
-            if kind in ("anon", "shmem") and f"{kind}=" not in line:
-                _add(total, line, 1)
-            elif kind in ("hierarchical_anon", "hierarchical_unevictable"):  # version 1 counts pages
-                _add(total, line, BASE_PAGE)
-    if hugetlb := folders.get("hugetlb", folders.get(UNIFIED)):
-        for path in hugetlb.glob(_HUGETLB):
-            with suppress(Gone):
-                lines = read_text(path).splitlines()
-                _add(total, lines[-1] if lines else "", 1)  # the last line has the sum of the whole tree
+    total = dict(plain_memory_of_cgroup(folders) or {})
+    for node, pages in (huge_pages_of_cgroup(folders) or {}).items():
+        total[node] = Bytes(total.get(node, 0) + bytes_in_pages(pages))
     return total
 
 
-def _memory_lines(folder: Path) -> list[str]:
+def plain_memory_of_cgroup(folders: Mapping[str, Path]) -> dict[NumaId, Bytes] | None:
+    """Add up the anonymous and shared memory of a cgroup outside huge pages; None where nothing counts it."""
+    lines = _memory_lines(folders.get("memory", folders.get(UNIFIED)))
+    if lines is None:
+        return None
+    total: dict[NumaId, Bytes] = {}
+    for line in lines:
+        kind = re.split(r"[ =]", line, maxsplit=1)[0]
+        if kind in ("anon", "shmem") and f"{kind}=" not in line:
+            _add(total, line, 1)
+        elif kind in ("hierarchical_anon", "hierarchical_unevictable"):  # version 1 counts pages
+            _add(total, line, BASE_PAGE)
+    return total
+
+
+def huge_pages_of_cgroup(folders: Mapping[str, Path]) -> dict[NumaId, dict[Bytes, int]] | None:
+    """Count the huge pages of a cgroup by NUMA node and size; None where nothing counts them."""
+    hugetlb = folders.get("hugetlb", folders.get(UNIFIED))
+    files = sorted(hugetlb.glob(_HUGETLB)) if hugetlb is not None else []
+    if not files:
+        return None
+    total: dict[NumaId, dict[Bytes, int]] = {}
+    for path in files:
+        size = parse_bytes(path.name.split(".")[1].removesuffix("B") + "i")
+        held: dict[NumaId, Bytes] = {}
+        with suppress(Gone):
+            lines = read_text(path).splitlines()
+            _add(held, lines[-1] if lines else "", 1)  # the last line has the sum of the whole tree
+        for node, amount in held.items():
+            total.setdefault(node, {})[size] = amount // size
+    return total
+
+
+def _memory_lines(folder: Path | None) -> list[str] | None:
+    if folder is None:
+        return None
     try:
         return read_text(folder / "memory.numa_stat").splitlines()
     except Gone:
         if folder.is_dir():
-            return []  # the memory controller is not enabled there
+            return None  # the memory controller is not enabled there
         raise
 
 

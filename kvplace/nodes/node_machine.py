@@ -10,6 +10,7 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadAnnotation, BadTopology
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.memory_in_use import NOTHING_IN_USE
 from kvplace.core.scalars import NO_CPUS, CpuMask, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
@@ -23,6 +24,8 @@ class NodeMachine:
     allocatable: CpuMask
     pools_shrink: bool = False
     """Whether an agent can take CPUs out of the pools of `numa` VMs."""
+    others: Claim | None = None
+    """The memory that something else than VMs with claims uses."""
 
     @property
     def is_narrowed(self) -> bool:
@@ -30,8 +33,9 @@ class NodeMachine:
         return self.allocatable != self.topology.allocatable
 
     def free(self, ledger: Ledger, holds: Iterable[Claim] = ()) -> Free:
-        """Return what is free after a ledger's claims and the tentative `holds`."""
-        return free_of(self.topology, ledger, holds, only=self.allocatable, pools_shrink=self.pools_shrink)
+        """Return what is free after a ledger's claims, the tentative `holds` and what others use."""
+        taken = holds if self.others is None else (*holds, self.others)
+        return free_of(self.topology, ledger, taken, only=self.allocatable, pools_shrink=self.pools_shrink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,8 @@ def describe_node(node: NodeRecord | None, described: TopologyRecord | None) -> 
     allocatable = topology.allocatable & ~described.kubelet_cpus
     if sockets is not None:
         allocatable &= _union(sockets)
-    return NodeMachine(topology, allocatable, described.enforcement is not Enforcement.NONE)
+    others = described.in_use.claim() if described.in_use != NOTHING_IN_USE else None
+    return NodeMachine(topology, allocatable, described.enforcement is not Enforcement.NONE, others)
 
 
 def snapshot_of(

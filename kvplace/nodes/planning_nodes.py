@@ -35,6 +35,8 @@ def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
         running = tuple(
             _occupant(names[claim.uid], view, node, claim) for claim in node.ledger.claims.values()
         )
+        if (others := machine.others) is not None:
+            running += (occupant_of_claim(f"{others.pod} of {name}", others, topology),)
         found.append(ClusterNode(NodeName(name), topology, running, pools_shrink=machine.pools_shrink))
     return tuple(found)
 

@@ -87,6 +87,8 @@ class MovableVms:
             for claim in taken
             if claim.uid not in claims
         ]
+        if machine.others is not None:
+            occupants.append(occupant_of_claim(machine.others.pod, machine.others, machine.topology))
         if not any(one.movable for one in occupants):
             return None
         return CrowdedNode(node, machine.topology, tuple(occupants), machine.allocatable)

@@ -48,7 +48,8 @@ class Host:
             folder = f"sys/devices/system/node/node{node}"
             self.write(f"{folder}/cpulist", _listed({cpu for cpu in cpus if cpu % 4 // 2 == node}))
             self.write(f"{folder}/distance", "10 21" if node == 0 else "21 10")
-            self.write(f"{folder}/meminfo", f"Node {node} MemTotal:       16777216 kB")
+            sizes = f"Node {node} MemTotal:       16777216 kB\nNode {node} MemFree:        15728640 kB\n"
+            self.write(f"{folder}/meminfo", sizes)
         self.write("sys/devices/system/node/online", "0-1")
 
     def huge_pages(self, node: int, count: int, kib: int = 1 << 20) -> None:

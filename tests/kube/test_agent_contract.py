@@ -12,8 +12,9 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
+from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.resource_topology import TopologyPolicy, resource_topology
-from kvplace.core.scalars import PodUid
+from kvplace.core.scalars import Bytes, NumaId, PodUid
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import NodeRecord, PodReport
@@ -44,6 +45,7 @@ STATUS = TopologyStatus(
     observed_generation=1,
     enforcement=Enforcement.NRI,
     kubelet_cpus=parse_cpu_list("3"),
+    in_use=MemoryInUse({NumaId(0): Bytes(3 << 30)}, {NumaId(0): {Bytes(2 << 20): 7}}),
     pods=(REPORT, PodReport(PodUid("uid-2"))),
     conditions=(Condition("Ready", True, "Enforcing", "all is well"),),
     changed={"Ready": datetime(2026, 11, 22, tzinfo=UTC)},
@@ -131,6 +133,7 @@ class Contract:
             after = (await seen.until(lambda event: event.record.problem and not event.record.pods)).record
         assert (found.topology, after.topology) == (None, None)
         assert (found.enforcement, found.kubelet_cpus) == (STATUS.enforcement, STATUS.kubelet_cpus)
+        assert found.in_use == STATUS.in_use
         assert (found.pods, found.conditions) == (before.pods, STATUS.conditions)
         assert after.problem == found.problem
 

@@ -257,7 +257,7 @@ def test_what_the_kubelet_holds_is_read_from_the_status_of_a_machine_that_is_kno
     assert seen({}) == seen(None) == seen({"pods": [{"uid": "u"}]}) == (True, 0, "")
     assert seen({"kubeletCpus": "2-3"}) == (True, 0b1100, "")
     assert seen({"kubeletCpus": ""}) == (True, 0, "")
-    for junk in ({"kubeletCpus": "2-"}, {"kubeletCpus": 3}, [1], "x"):
+    for junk in ({"kubeletCpus": "2-"}, {"kubeletCpus": 3}, {"inUse": {"0": 5}}, {"inUse": [1]}, [1], "x"):
         known, held, problem = seen(junk)
         assert (known, held) == (False, 0)
         assert problem

@@ -8,9 +8,11 @@ import pytest
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.memory_in_use import MemoryInUse
+from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
 from kvplace.kube.records import NodeRecord, TopologyRecord
 from kvplace.nodes.node_machine import NOT_DESCRIBED, NOT_KNOWN, NodeMachine, Unusable, describe_node
+from tests.core.machines import GIB
 from tests.nodes.machines import EIGHT
 
 RESERVING = replace(EIGHT, reserved=CpuMask(0b1))
@@ -69,3 +71,15 @@ def test_why_a_node_cannot_be_used() -> None:
     assert "cpu-map" in unreadable.problem
     empty = describe_node(NodeRecord(NodeName("n"), "uid", cpu_map='{"socket0": []}'), None)
     assert empty == Unusable("its annotation cpu-map: '{\"socket0\": []}': names no CPU")
+
+
+def test_what_others_use_of_the_memory_is_not_free() -> None:
+    in_use = MemoryInUse({NumaId(0): Bytes(GIB)})
+    record = TopologyRecord(NodeName("n"), EIGHT, in_use=in_use)
+    machine = describe_node(NodeRecord(NodeName("n"), "uid"), record)
+    assert isinstance(machine, NodeMachine)
+    plain = NodeMachine(EIGHT, EIGHT.allocatable).free(Ledger())
+    assert machine.free(Ledger()).memory == tuple(
+        (node, Bytes(count - GIB if node == 0 else count)) for node, count in plain.memory
+    )
+    assert not record.allows_same_placements(replace(record, in_use=MemoryInUse()))
