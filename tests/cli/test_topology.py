@@ -149,7 +149,7 @@ def test_cpus_held_by_the_kubelet_are_shown_and_part_of_the_status(kvplace: Call
 
 
 def test_a_damaged_cpu_manager_state_is_an_error(kvplace: Caller, tmp_path: Path) -> None:
-    for text, words in ((STATE.replace("0}", "1}"), "does not fit its content"), ("", "it is not JSON")):
+    for text, words in ((STATE.replace("0}", "1}"), "does not fit its content"), ("", "it is empty")):
         state = _written(tmp_path, text, "state")
         called = kvplace("topology", "epyc-7502p", "--cpu-manager-state", state)
         assert (called.code, called.out) == (2, "")
