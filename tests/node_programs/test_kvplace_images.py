@@ -239,8 +239,12 @@ def test_the_process_that_the_agent_starts_to_talk_to_libvirt_finds_its_code(bui
     if built.name != "agent":
         return
     interpreter = built.run("python3", "-c", "import sys; print(sys.executable)").stdout.strip()
-    ended = built.run(interpreter, "-m", "kvplace.libvirt.pinning_process")
-    assert (ended.returncode, ended.stderr) == (0, "")
+    for code in (
+        ("-m", "kvplace.libvirt.pinning_process"),
+        ("-c", "from kvplace.libvirt.live import _Libvirt; _Libvirt()"),
+    ):
+        ended = built.run(interpreter, *code)
+        assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_nothing_is_compiled_at_a_start_and_no_bytecode_names_a_time(built: BuiltImage) -> None:
