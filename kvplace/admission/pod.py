@@ -261,7 +261,7 @@ def _is_launcher(pod: Pod) -> bool:
 
 def _owner(pod: Pod, what: str) -> OwnerReference:
     for owner in pod.metadata.owner_references or []:
-        if owner.kind == "VirtualMachineInstance" and owner.controller and owner.name:
+        if owner.is_vmi and owner.name:
             return owner
     raise Misconfigured(
         f"{what} has the label kubevirt.io: virt-launcher, but no VirtualMachineInstance controls it; "

@@ -24,8 +24,6 @@ from kvplace.kube.watches import LEDGERS, NAME_FIELD, NODE_FIELD, NODES, PODS, T
 
 log = logging.getLogger(__name__)
 
-_ENDED = ("Succeeded", "Failed")
-
 
 class OwnNode:
     """The stores of one agent, and the state of its node that follows from them."""
@@ -127,7 +125,7 @@ class OwnNode:
                 self._notify()
             return
         self._deleted.discard(after.uid)
-        found = None if after.phase in _ENDED else _placement(after)
+        found = None if after.is_terminal else _placement(after)
         if found is None:
             self._confirmed.pop(after.uid, None)
         if found == self._placements.get(after.uid):

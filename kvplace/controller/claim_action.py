@@ -35,6 +35,7 @@ def action_from_cache(
     pod: PodRecord | None,
     *,
     was_deleted: bool,
+    runs: bool,
     age_s: float,
     patience_s: float,
     reserved_s: float = RESERVED_S,
@@ -42,6 +43,7 @@ def action_from_cache(
     """Decide about a claim, given its pod in the cache.
 
     `was_deleted`: the cache had the pod and no longer has it, so it is looked for at once.
+    `runs`: the agent of the node reports that the pod runs.
     `age_s`: how long this process has seen the claim as it is.
     `patience_s`: how long a claim may wait for its binding before its pod is read.
     `reserved_s`: how long a reservation may stay.
@@ -51,8 +53,8 @@ def action_from_cache(
         return ClaimAction.READ_POD if is_settled else ClaimAction.KEEP
     if _is_reservation(claim):
         return _action_on_reservation(node, pod, age_s, reserved_s)
-    if has_ended(pod):
-        return ClaimAction.RELEASE
+    if pod.has_ended:
+        return _action_on_end(pod, runs=runs)
     if runs_unpinned(claim, pod):
         return ClaimAction.READ_POD
     if pod.node == node:
@@ -81,13 +83,18 @@ def action_from_live_pod(
         return ClaimAction.KEEP if runs else ClaimAction.RELEASE
     if _is_reservation(claim):
         return _action_on_reservation(node, pod, age_s, reserved_s)
-    if has_ended(pod):
-        return ClaimAction.RELEASE
+    if pod.has_ended:
+        return _action_on_end(pod, runs=runs)
     if runs_unpinned(claim, pod):
         return ClaimAction.RELEASE
     if pod.node:
         return ClaimAction.KEEP if pod.node == node else ClaimAction.RELEASE
     return ClaimAction.RELEASE if age_s > patience_s else ClaimAction.KEEP
+
+
+def _action_on_end(pod: PodRecord, *, runs: bool) -> ClaimAction:
+    """Decide about a pod whose QEMU has ended by its status; the claim stays while the agent sees it run."""
+    return ClaimAction.KEEP if runs and not pod.is_terminal else ClaimAction.RELEASE
 
 
 def _is_reservation(claim: Claim) -> bool:
@@ -102,18 +109,26 @@ def _action_on_reservation(node: NodeName, pod: PodRecord, age_s: float, reserve
     """Decide about what is reserved for a pod: nobody has run there, and its bind writes the ledger first."""
     if pod.node == node and claim_of_bound_pod(pod) is not None:
         return ClaimAction.COMPARE  # bound by somebody who knows no reservations
-    is_over = bool(pod.node) or pod.deleting or has_ended(pod) or age_s > reserved_s
+    is_over = bool(pod.node) or pod.deleting or pod.has_ended or age_s > reserved_s
     return ClaimAction.RELEASE if is_over else ClaimAction.KEEP
 
 
 def waits_for_binding(claim: Claim, pod: PodRecord | None) -> bool:
     """Whether a bind may still come for the claim: its pod, as the API server has it, has no node."""
-    return pod is not None and pod.uid == claim.uid and not pod.node and not has_ended(pod)
+    return pod is not None and pod.uid == claim.uid and not pod.node and not pod.has_ended
 
 
 def runs_unpinned(claim: Claim, pod: PodRecord | None) -> bool:
-    """Whether a bound pod needs no claim: its placement says so, and no relocation has begun."""
-    if pod is None or not pod.node or claim.relocation is not None or _UNPINNED not in pod.placement:
+    """Whether a bound pod needs no claim: it has no placement or one without CPUs, and no relocation begins.
+
+    A bind of ours writes node and placement at once, and the API server keeps the placement of a pod with a
+    request. So another scheduler has bound a pod that has only a request.
+    """
+    if pod is None or not pod.node or claim.relocation is not None or not pod.request:
+        return False
+    if not pod.placement:
+        return True
+    if _UNPINNED not in pod.placement:
         return False
     try:
         return PodPlacement.from_json(pod.placement).placement.floats
@@ -121,17 +136,9 @@ def runs_unpinned(claim: Claim, pod: PodRecord | None) -> bool:
         return False
 
 
-def has_ended(pod: PodRecord) -> bool:
-    """Whether the pod's QEMU has ended: the pod is terminal, or the compute container of its VM has ended.
-
-    A VM's containers are never restarted; those of a plain pod may be, whatever their names.
-    """
-    return pod.phase in ("Succeeded", "Failed") or bool(pod.vmi and pod.compute_terminated)
-
-
 def claim_of_bound_pod(pod: PodRecord) -> Claim | None:
     """Return the claim that a pod must have on its node, by its placement; None if it needs none."""
-    if not pod.node or has_ended(pod) or not pod.placement:
+    if not pod.node or pod.has_ended or not pod.placement:
         return None
     try:
         bound = PodPlacement.from_json(pod.placement)

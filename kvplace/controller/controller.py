@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from kvplace.controller.claim_action import SETTLE_S, claim_of_bound_pod, has_ended
+from kvplace.controller.claim_action import SETTLE_S, claim_of_bound_pod
 from kvplace.controller.pod_index import PodIndex
 from kvplace.controller.reconciler import Reconciler, ReconcilerClient
 from kvplace.controller.relocator import Relocator, RelocatorClient
@@ -139,12 +139,14 @@ class Controller:
                 await asyncio.sleep(0)  # between any two nodes whoever else waits has a turn
 
     async def _reconcile_or_retry(self, node: NodeName) -> None:
+        """Do both parts of a node's work; a failure of the first does not stop the second."""
         try:
-            await self.reconciler.reconcile(node)
-            await self.relocator.relocate(node)
-        except KvplaceError as error:
-            log.warning("node %s is reconciled later: %s", node, error, extra={"node": node})
-            self._queue.add(node, after_s=_RETRY_S)
+            for part in (self.reconciler.reconcile, self.relocator.relocate):
+                try:
+                    await part(node)
+                except KvplaceError as error:
+                    log.warning("node %s is reconciled later: %s", node, error, extra={"node": node})
+                    self._queue.add(node, after_s=_RETRY_S)
         finally:
             self._queue.done(node)
 
@@ -176,7 +178,7 @@ class Controller:
         if pod is None:
             return
         claimed_on = self._ledgers.nodes_claimed_by(pod.uid)
-        is_in_order = after is not None and not has_ended(after) and claimed_on == {after.node}
+        is_in_order = after is not None and not after.has_ended and claimed_on == {after.node}
         nodes = {*claimed_on, pod.node, before.node if before is not None else NO_NODE}
         for node in nodes - {NO_NODE}:
             self._queue.add(node, after_s=self._settings.compare_s if is_in_order else 0.0)

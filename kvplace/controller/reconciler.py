@@ -23,7 +23,7 @@ from kvplace.controller.metrics import OVERLAPS, RELEASES
 from kvplace.controller.pod_index import PodIndex
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.errors import Conflict
+from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.log_fields import about_pod
 from kvplace.core.request import Policy
@@ -118,7 +118,7 @@ class Reconciler:
         cache.topologies.subscribe(self._topology_seen)
 
     async def reconcile(self, node: NodeName) -> None:
-        """Bring a node's ledger in step with its pods; raises what a write raises.
+        """Bring a node's ledger in step with its pods; raises then what a write for one pod raises.
 
         1. Release or keep each claim, and give what has come free to those for whom it is reserved.
         2. Restore the claims that bound pods lack, and those that say something else than their placements.
@@ -137,16 +137,22 @@ class Reconciler:
             for claim in claims.values()
             if (action := self._action(node, claim)) is not ClaimAction.KEEP
         ]
-        # All at once, so that the changes go together in few writes.
-        await all_ended(
-            *(self._reconcile_claim(node, claim, action) for claim, action in due),
-            self._restore(node, lacking),
-            *([self._ledgers.change(node, no_change)] if record and any(grown(record.ledger)) else ()),
-        )
+        failed: KvplaceError | None = None
+        try:
+            # All at once, so that the changes go together in few writes.
+            await all_ended(
+                *(self._reconcile_claim(node, claim, action) for claim, action in due),
+                self._restore(node, lacking),
+                *([self._ledgers.change(node, no_change)] if record and any(grown(record.ledger)) else ()),
+            )
+        except KvplaceError as error:
+            failed = error
         ledger = self._cache.ledger(node)
         for claim in ledger.claims.values():
             conflict = self._taken_by_kubelet(node, claim) or self._shared_with_owner(node, claim, ledger)
             self._report_lasting_overlap(node, claim, conflict)
+        if failed is not None:
+            raise failed
         await self._delete_ledger_of_gone_node(node)
 
     def forget_gone(self) -> None:
@@ -179,6 +185,7 @@ class Reconciler:
             node,
             pod,
             was_deleted=self._index.was_deleted(claim.uid),
+            runs=self._is_reported(node, claim.uid),
             age_s=self._ages.age_s(node, claim),
             patience_s=self._patience_s,
             reserved_s=self._reserved_s(node, claim),
@@ -214,11 +221,15 @@ class Reconciler:
         if action is ClaimAction.READ_POD:
             pod = await self._cluster.read_pod(claim.namespace, claim.pod)
             is_gone = pod is None or pod.uid != claim.uid
+            if not is_gone:
+                runs = self._is_reported(node, claim.uid)
+            else:
+                runs = claim.reserved is None and await self._runs(node, claim.uid)
             action = action_from_live_pod(
                 claim,
                 node,
                 pod,
-                runs=is_gone and claim.reserved is None and await self._runs(node, claim.uid),
+                runs=runs,
                 age_s=self._ages.age_s(node, claim),
                 patience_s=self._patience_s,
                 reserved_s=self._reserved_s(node, claim),
@@ -228,6 +239,11 @@ class Reconciler:
             await self._release(node, claim, only_if_unchanged=only_if_unchanged)
         elif action is ClaimAction.COMPARE and pod is not None:
             await self._restore(node, [pod])
+
+    def _is_reported(self, node: NodeName, uid: PodUid) -> bool:
+        """Whether the agent of a node reports that a pod runs."""
+        told = self._topologies.get(node)
+        return told is not None and uid in told.pods and told.pods[uid].running
 
     async def _runs(self, node: NodeName, uid: PodUid) -> bool:
         """Whether a pod that is gone may still use its CPUs, by what the agent of its node reports.
@@ -317,16 +333,28 @@ class Reconciler:
 
         A pod is read again if the ledger has changed since: it may have ended meanwhile, or got other cores,
         and a claim that was released for that must not come back. So all are read before any is claimed.
+        Raises then what a write for one pod raises.
         """
+        failed: list[KvplaceError] = []
+
+        async def restored(claim: Claim, version: str) -> bool:
+            try:
+                return await self._is_restored(node, claim, version)
+            except KvplaceError as error:
+                failed.append(error)
+                return True
+
         left = [pod for pod in pods if claim_of_bound_pod(pod) is not None]
         for _ in range(_TRIES):
             if not left:
-                return
+                break
             version = self._version(node)
             live = await all_ended(*(self._live_claim(pod) for pod in left))
             found = [(pod, claim) for pod, claim in zip(left, live, strict=True) if claim is not None]
-            done = await all_ended(*(self._is_restored(node, claim, version) for _, claim in found))
+            done = await all_ended(*(restored(claim, version) for _, claim in found))
             left = [pod for (pod, _), is_done in zip(found, done, strict=True) if not is_done]
+        if failed:
+            raise failed[0]
         if left:
             raise Conflict(f"the ledger of node {node} has changed each time pod {left[0].name} was read")
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from kvplace.controller.claim_action import has_ended
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, Ledger, Relocation, claim_of
@@ -106,7 +105,7 @@ def next_step(
     `asked`: the options that its owner asks for now, None where nobody has edited them. `enforces`: whether
     the node has an agent that sets cpusets. `migrates`: whether the VM has another pod.
     """
-    if has_ended(pod) or not pod.node:
+    if pod.has_ended or not pod.node:
         return Nothing()
     try:
         placed = PodPlacement.from_json(pod.placement) if pod.placement else None
@@ -188,8 +187,7 @@ def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) 
         return Wait()
     if report.pinned and report.revision >= placed.revision:
         return Finish(placed)
-    is_way_back = relocation.previous == relocation.next
-    if report.failed_revision >= placed.revision and not is_way_back:
+    if report.failed_revision >= placed.revision and not relocation.is_way_back:
         return GoBack(placed, report.drift)
     return Wait()
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from kvplace.controller.claim_action import has_ended
 from kvplace.controller.metrics import RELOCATIONS
 from kvplace.controller.pod_index import PodIndex
 from kvplace.controller.relocation_step import (
@@ -30,7 +29,7 @@ from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.annotations import CRANE_RESULT, read_options
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.errors import BadAnnotation, Conflict, Forbidden, Refused
+from kvplace.core.errors import BadAnnotation, Conflict, Forbidden, KvplaceError, Refused
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.log_fields import about_pod
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
@@ -114,11 +113,22 @@ class Relocator:
         self._freed = freed
 
     async def relocate(self, node: NodeName) -> None:
-        """Make all steps on a node that can be made now; raises what a write raises."""
-        for pod in self._index.on_node(node):
-            claim = self._cache.ledger(node).claims.get(pod.uid)
-            if (claim is not None and claim.relocation is not None) or self._is_edited(pod):
+        """Make all steps on a node that can be made now; raises then what a write for one pod raises."""
+        claims = self._cache.ledger(node).claims
+        due = [
+            pod
+            for pod in self._index.on_node(node)
+            if ((claim := claims.get(pod.uid)) is not None and claim.relocation is not None)
+            or self._is_edited(pod)
+        ]
+        failed: KvplaceError | None = None
+        for pod in due:
+            try:
                 await self._relocate_pod(node, pod)
+            except KvplaceError as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     def _is_edited(self, pod: PodRecord) -> bool:
         return pod.vmi_uid in self._vmis.records if pod.vmi else bool(pod.asking)
@@ -162,11 +172,9 @@ class Relocator:
                 await self._write(node, pod, following)
                 return False  # the agent is next
             case Finish(in_force):
-                await self._finish(node, pod, in_force)
-                return True
+                return await self._finish(node, pod, in_force)
             case GoBack(failed, why):
-                await self._go_back(node, pod, failed, why)
-                return True
+                return await self._go_back(node, pod, failed, why)
             case Resume(relocation):
                 return await self._resume(node, pod, claim, relocation)
 
@@ -181,14 +189,14 @@ class Relocator:
     def _migrates(self, pod: PodRecord) -> bool:
         others = self._index.of_vmi(pod.vmi_uid)
         return any(
-            other.uid != pod.uid and other.namespace == pod.namespace and not has_ended(other)
+            other.uid != pod.uid and other.namespace == pod.namespace and not other.has_ended
             for other in others
         )
 
     async def _is_as_stored(self, pod: PodRecord) -> bool:
         """Read whether a pod runs by the placement that the cache knows: a relocation may have just ended."""
         live = await self._cluster.read_pod(pod.namespace, pod.name)
-        if live is None or live.uid != pod.uid or has_ended(live):
+        if live is None or live.uid != pod.uid or live.has_ended:
             return False
         return live.placement == pod.placement
 
@@ -269,9 +277,19 @@ class Relocator:
         except (Refused, Conflict) as error:
             log.info("a placement was not written: %s", error, extra=_about(node, pod))
 
-    # Finish and GoBack.
+    # Finish and GoBack. Each answers on the pod first: while the ledger has the relocation, the step is made
+    # again, whichever of the two writes has failed. A replica whose cache is late must not answer.
 
-    async def _finish(self, node: NodeName, pod: PodRecord, in_force: PodPlacement) -> None:
+    async def _finish(self, node: NodeName, pod: PodRecord, in_force: PodPlacement) -> bool:
+        """Answer, and release what is no longer used; returns whether that was done."""
+        if not await self._is_as_stored(pod):
+            return False
+        event = relocated(owner_reference(pod), node, in_force)
+        if not self._is_way_back(node, pod):
+            await self._answer(pod, Condition(RELOCATED, True, "Relocated", event.note))
+        elif (said := pod.condition(RELOCATED)) is None or said.status:
+            why = f"revision {in_force.revision - 1} failed on {node} and was undone"
+            await self._answer(pod, Condition(RELOCATED, False, "NotRelocated", why))
         relocation: Relocation | None = None
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
@@ -287,22 +305,29 @@ class Relocator:
 
         await self._cache.ledgers.change(node, decide)
         if relocation is None:
-            return
+            return True
         self._freed(node)
-        was_undone = relocation.previous == relocation.next
-        if was_undone:
-            return
+        if relocation.is_way_back:
+            return True
         RELOCATIONS.inc()
         log.info(
             "relocated to CPUs %s",
             format_cpu_list(in_force.placement.cpus) or "of the shared pool",
             extra=_about(node, pod),
         )
-        event = relocated(owner_reference(pod), node, in_force)
         self._events.record(event)
-        await self._answer(pod, Condition(RELOCATED, True, "Relocated", event.note))
+        return True
 
-    async def _go_back(self, node: NodeName, pod: PodRecord, failed: PodPlacement, why: str) -> None:
+    def _is_way_back(self, node: NodeName, pod: PodRecord) -> bool:
+        claim = self._cache.ledger(node).claims.get(pod.uid)
+        return claim is not None and claim.relocation is not None and claim.relocation.is_way_back
+
+    async def _go_back(self, node: NodeName, pod: PodRecord, failed: PodPlacement, why: str) -> bool:
+        """Answer, and make the placement before the next one; returns whether that was done."""
+        if not await self._is_as_stored(pod):
+            return False
+        await self._cannot(pod, f"revision {failed.revision} failed on {node} and was undone: {why}")
+
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
             claim = ledger.claims.get(pod.uid)
             if claim is None or claim.relocation is None or claim.relocation.next.revision > failed.revision:
@@ -310,7 +335,7 @@ class Relocator:
             return LedgerChange(claims=(way_back(claim, failed),)), None
 
         await self._cache.ledgers.change(node, decide)
-        await self._cannot(pod, f"revision {failed.revision} failed on {node} and was undone: {why}")
+        return True
 
     # Resume.
 

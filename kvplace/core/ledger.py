@@ -38,6 +38,11 @@ class Relocation:
     previous: PodPlacement | None = None
     """The placement to go back to; None for a pod that had none."""
 
+    @property
+    def is_way_back(self) -> bool:
+        """Whether it takes back a revision that the agent could not carry out."""
+        return self.previous == self.next
+
 
 @dataclass(frozen=True, slots=True)
 class Reserved:

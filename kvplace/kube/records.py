@@ -69,6 +69,19 @@ class PodRecord:
     created: str = ""
     """When it was created, RFC 3339."""
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether all its containers have ended, and none of them starts again."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its QEMU has ended: the pod is terminal, or the compute container of its VM has ended.
+
+        A VM's containers are never restarted; those of a plain pod may be, whatever their names.
+        """
+        return self.is_terminal or bool(self.vmi and self.compute_terminated)
+
     def condition(self, kind: str) -> Condition | None:
         """Return one of `conditions` by its type."""
         return next((condition for condition in self.conditions if condition.type == kind), None)

@@ -15,7 +15,7 @@ import msgspec
 from kvplace.core.marks import NO_LONGER_RUNNING, PINNED
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_list_watch import Resource
-from kvplace.kube.objects import VMI, OwnerReference
+from kvplace.kube.objects import OwnerReference
 from kvplace.kube.records import NO_NODE
 from kvplace.kube.session import path_of
 from kvplace.kube.watches import NAME_FIELD, NAMESPACE_FIELD, Kind
@@ -179,7 +179,7 @@ def _vmi(vmi: _Object) -> VmiObjectPhase:
 def _pod(pod: _Object) -> LauncherPod:
     meta, status = pod.metadata, pod.status or _NO_STATUS
     scheduled, pinned = status.condition("PodScheduled"), status.condition(PINNED)
-    owner = next((one.name for one in meta.owner_references or () if one.kind == VMI), "")
+    owner = next((one.name for one in meta.owner_references or () if one.is_vmi), "")
     is_pinned = pinned.status == "True"
     return LauncherPod(
         meta.namespace,

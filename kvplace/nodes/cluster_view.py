@@ -187,13 +187,12 @@ class VmView:
     @property
     def is_over(self) -> bool:
         """Whether its pod has ended, or its QEMU: the rest of the pod needs no cores."""
-        return self.pod.phase in _OVER or self.is_held
+        return self.pod.has_ended
 
     @property
     def is_held(self) -> bool:
         """Whether its QEMU has ended and another container keeps its pod running, for seconds as a rule."""
-        ended = self.is_vmi and self.pod.compute_terminated
-        return ended and self.pod.phase not in _OVER
+        return self.pod.has_ended and not self.pod.is_terminal
 
     @property
     def phase(self) -> str:

@@ -28,8 +28,6 @@ from kvplace.kube.watches import (
 )
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
 
-_TERMINAL = ("Succeeded", "Failed")
-
 
 class NodeClient(WatchClient, LedgerClient, Protocol):
     """What the cache asks of a cluster."""
@@ -96,7 +94,7 @@ class NodeCache:
     def is_leaving(self, uid: PodUid) -> bool:
         """Say whether the claim of a pod comes free without anybody's doing."""
         pod = self.pods.get(uid)
-        return pod is None or pod.deleting or pod.compute_terminated or pod.phase in _TERMINAL
+        return pod is None or pod.deleting or pod.has_ended
 
     def ledger(self, node: NodeName) -> Ledger:
         """Return the newest known ledger of a node; an empty one when it has none yet."""

@@ -26,7 +26,6 @@ from kvplace.nodes.node_machine import NodeMachine, Unusable
 
 _MOVABLE = '"movable":true'
 """How the request of a VM that may move contains it, unless its owner has edited that since."""
-_ENDED = ("Succeeded", "Failed")
 _MOVING_POLICIES = (Policy.EXCLUSIVE, Policy.SHARE)
 
 VmiKey: TypeAlias = tuple[str, str]
@@ -63,7 +62,7 @@ class MovableVms:
 
     def migrating(self) -> frozenset[VmiKey]:
         """Return the VMIs that have more than one pod."""
-        pods = (pod for pod in self._cache.pods.records.values() if pod.vmi_uid and pod.phase not in _ENDED)
+        pods = (pod for pod in self._cache.pods.records.values() if pod.vmi_uid and not pod.is_terminal)
         return frozenset(vmi for vmi, count in Counter(map(_vmi_of, pods)).items() if count > 1)
 
     def crowded(
@@ -142,7 +141,7 @@ def _vmi_of(pod: PodRecord) -> VmiKey:
 
 
 def _runs(pod: PodRecord) -> bool:
-    return not pod.deleting and not pod.compute_terminated and pod.phase not in _ENDED
+    return not pod.deleting and not pod.has_ended
 
 
 def _is_settled(placed: PodPlacement, pod: PodRecord, claim: Claim, machine: NodeMachine) -> bool:

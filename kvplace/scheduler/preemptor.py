@@ -62,7 +62,6 @@ _REFUSED = 64
 """Pods whose refused nodes are remembered."""
 _REFUSED_SECONDS = 2.0
 """How old a refusal may be: kube-scheduler asks Filter and preempt in one attempt."""
-_TERMINAL = ("Succeeded", "Failed")
 _SEARCHES = 3
 """How often victims are searched for in one call: a node may change before its cores are reserved."""
 
@@ -404,7 +403,7 @@ def _needed(
     """
     if not sent:
         return {}
-    counted = [pod for pod in ending if pod is not None and pod.phase not in _TERMINAL]
+    counted = [pod for pod in ending if pod is not None and not pod.is_terminal]
     needed: dict[str, int] = {}
     for name, amount in args.resources.items():
         if name == MARKER_RESOURCE:

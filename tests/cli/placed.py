@@ -54,7 +54,14 @@ def pod(
             "uid": uid,
             "labels": {PLACED_LABEL: "true"},
             "annotations": annotations or {PLACEMENT: placement(cpus, uid=uid, node=node).to_json()},
-            "ownerReferences": [{"kind": "VirtualMachineInstance", "name": name}],
+            "ownerReferences": [
+                {
+                    "apiVersion": "kubevirt.io/v1",
+                    "kind": "VirtualMachineInstance",
+                    "name": name,
+                    "controller": True,
+                }
+            ],
         },
         "spec": {"nodeName": node},
         "status": {"phase": phase},

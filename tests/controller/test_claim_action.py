@@ -11,7 +11,6 @@ from kvplace.controller.claim_action import (
     action_from_cache,
     action_from_live_pod,
     claim_of_bound_pod,
-    has_ended,
     replaces,
 )
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, Reserved
@@ -58,9 +57,11 @@ def claim() -> Claim:
     )
 
 
-def action(pod: PodRecord | None, age: float, *, was_deleted: bool = False) -> ClaimAction:
+def action(
+    pod: PodRecord | None, age: float, *, was_deleted: bool = False, runs: bool = False
+) -> ClaimAction:
     return action_from_cache(
-        claim(), NodeName("n"), pod, was_deleted=was_deleted, age_s=age, patience_s=PATIENCE
+        claim(), NodeName("n"), pod, was_deleted=was_deleted, runs=runs, age_s=age, patience_s=PATIENCE
     )
 
 
@@ -123,9 +124,9 @@ def live_action(pod: PodRecord | None, age: float, *, runs: bool = False) -> Cla
 
 
 def test_a_container_named_compute_ends_a_vm_but_not_a_plain_pod_that_restarts_it() -> None:
-    assert has_ended(replace(BOUND, compute_terminated=True))
-    assert not has_ended(replace(BOUND, vmi="", compute_terminated=True))
-    assert has_ended(replace(BOUND, vmi="", phase="Succeeded"))
+    assert replace(BOUND, compute_terminated=True).has_ended
+    assert not replace(BOUND, vmi="", compute_terminated=True).has_ended
+    assert replace(BOUND, vmi="", phase="Succeeded").has_ended
 
 
 def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
@@ -185,11 +186,19 @@ def test_a_vm_that_was_bound_without_regard_to_its_reservation_keeps_its_claim_w
         placement = replace(placement, policy=policy, vcpus=(), cpus=CpuMask(0), owned=CpuMask(0))
     pod = replace(BOUND, placement=replace(PLACED, revision=2, placement=placement).to_json())
     node = NodeName("n")
-    now = action_from_cache(moving, node, pod, was_deleted=False, age_s=0.0, patience_s=PATIENCE)
+    now = action_from_cache(moving, node, pod, was_deleted=False, runs=True, age_s=0.0, patience_s=PATIENCE)
     assert now is ClaimAction.COMPARE
     live = action_from_live_pod(moving, node, pod, runs=True, age_s=0.0, patience_s=PATIENCE)
     assert live is ClaimAction.KEEP
     assert not replaces(replace(claim(), cpus=CpuMask(4), owned=CpuMask(4), revision=2), moving)
+
+
+def test_a_bound_pod_that_its_agent_reports_running_keeps_its_claim_until_it_is_terminal() -> None:
+    ended = replace(BOUND, compute_terminated=True)
+    assert action(ended, 1e6, runs=True) is ClaimAction.KEEP
+    live = action_from_live_pod(claim(), NodeName("n"), ended, runs=True, age_s=1e6, patience_s=PATIENCE)
+    assert live is ClaimAction.KEEP
+    assert action(replace(ended, phase="Failed"), 0, runs=True) is ClaimAction.RELEASE
 
 
 def test_a_restored_claim_says_for_which_revision_it_is() -> None:

@@ -16,11 +16,13 @@ from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NO_CPUS, NodeName, NumaId, PodUid
 from kvplace.kube.events import EventReason, pod_reference
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
 from tests.controller.replicas import asking_pod, bound_vm, replica, report_running
+from tests.core.requests import request_with
 from tests.kube.faults import FaultScript, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
@@ -465,3 +467,31 @@ def create_intruder(cluster: FaultyCluster, owner: PodRecord) -> PodRecord:
         node="n1",
         annotations={PLACEMENT: intruder.to_json()},
     )
+
+
+async def test_the_claim_of_a_pod_that_another_scheduler_bound_to_its_node_is_released(
+    cluster: FaultyCluster,
+) -> None:
+    """It has a node and no placement: a bind of ours, which writes both at once, has not come and cannot."""
+    async with replica(cluster) as one:
+        bound, pod = asking_pod(cluster, "bound"), asking_pod(cluster, "vm")
+        assert await one.bind(bound, "n1") == ""
+        claim = replace(one.claims()[bound.uid], uid=pod.uid, pod="vm")
+        cluster.delete_pod("default", "bound", force=True)
+        await one.until(lambda: not one.claims())
+        await one.cache.ledgers.change(NodeName("n1"), lambda _: (LedgerChange(claims=(claim,)), None))
+        await cluster.bind("default", "vm", pod.uid, NodeName("n1"), {})
+        await one.until(lambda: not one.claims())
+
+
+async def test_a_plain_pod_whose_container_compute_has_ended_does_not_leave(cluster: FaultyCluster) -> None:
+    """Its claim stays as long as it runs, so only its eviction gives its cores to others."""
+    async with replica(cluster) as one:
+        request = write_request(PodRequest(request_with(2)))
+        pod = cluster.create_pod("plain", request=request)
+        assert await one.bind(pod, "n1") == ""
+        cluster.change_pod("default", "plain", phase="Running", compute_terminated=True)
+        await one.until(lambda: one.cache.pods.records[pod.uid].compute_terminated)
+        await asyncio.sleep(120)
+        assert pod.uid in one.claims()
+        assert not one.cache.is_leaving(pod.uid)

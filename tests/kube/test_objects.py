@@ -285,3 +285,60 @@ def test_a_way_of_enforcing_that_is_not_known_is_a_problem_with_its_field() -> N
     record = TopologyReader().record(msgspec.structs.replace(document, status=status))
     assert (record.topology, record.enforcement) == (None, Enforcement.NONE)
     assert "enforcement" in record.problem
+
+
+def owned_pod(request: str | None, *owners: dict[str, Any]) -> PodRecord:
+    """A bound pod of these owners whose container `compute` has ended."""
+    annotations = {} if request is None else {"kvplace.io/request": request}
+    document = {
+        "metadata": {
+            "name": "a",
+            "labels": {"kvplace.io/placed": "true"},
+            "annotations": annotations,
+            "ownerReferences": owners,
+        },
+        "spec": {"nodeName": "n"},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [{"name": "compute", "state": {"terminated": {"exitCode": 0}}}],
+        },
+    }
+    return pod_record(msgspec.json.decode(json.dumps(document), type=PodObject))
+
+
+def vmi_owner(name: str, **other: object) -> dict[str, Any]:
+    kind = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "controller": True}
+    return {**kind, "name": name, "uid": f"uid-{name}", **other}
+
+
+PLAIN = '{"version":1,"vcpus":2,"vmi":""}'
+
+
+def test_a_plain_pod_stays_one_whatever_owners_it_names() -> None:
+    """Whoever may edit a pod writes its owners; with one of 300 characters no claim of it could be stored."""
+    for owner in (vmi_owner("vm"), vmi_owner("vm", apiVersion="other.example/v1"), vmi_owner("v" * 300)):
+        record = owned_pod(PLAIN, owner)
+        assert (record.vmi, record.vmi_uid) == ("", "")
+        assert record.compute_terminated
+        assert not record.has_ended
+
+
+def test_a_pod_belongs_to_the_vmi_that_its_request_names() -> None:
+    request = '{"version":1,"vcpus":2,"vmi":"shop/vm"}'
+    record = owned_pod(request, vmi_owner("other"), vmi_owner("vm", apiVersion="x/v1"), vmi_owner("vm"))
+    assert (record.vmi, record.vmi_uid) == ("vm", "uid-vm")
+    assert record.has_ended
+    without_owner = owned_pod(request)
+    assert (without_owner.vmi, without_owner.vmi_uid) == ("vm", "")
+    assert without_owner.has_ended
+
+
+@pytest.mark.parametrize("request_text", [None, '{"version":1,"vcpus":2}'])
+def test_where_no_request_says_it_an_owner_of_kubevirts_group_does(request_text: str | None) -> None:
+    assert owned_pod(request_text, vmi_owner("vm")).vmi == "vm"
+    for owner in (vmi_owner("vm", apiVersion="x.example/v1"), vmi_owner("vm", controller=False)):
+        assert owned_pod(request_text, owner).vmi == ""
+
+
+def test_a_pod_whose_request_cannot_be_read_counts_as_plain() -> None:
+    assert not owned_pod("{", vmi_owner("vm")).has_ended

@@ -182,8 +182,8 @@ def release_without_reading_the_pod() -> None:
 
 @_mutation
 def release_when_the_deletion_begins() -> None:
-    real = _real(claim_action, "has_ended")
-    _put(claim_action, "has_ended", lambda pod: pod.deleting or real(pod))
+    real = _real(PodRecord, "has_ended")
+    _put(PodRecord, "has_ended", property(lambda pod: pod.deleting or real.fget(pod)))
 
 
 @_mutation

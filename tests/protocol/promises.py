@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from kvplace.controller.claim_action import has_ended
 from kvplace.controller.reconciler import REPORT_S, SILENCE_S
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cpuset import cpus_of, mask_of
@@ -242,7 +241,7 @@ class Promises:
             return False
         others = self.ledger(node).claims.values() if claim.awaited else ()
         awaited = [self._pods.get(other.uid) for other in others if other.cpus & claim.awaited]
-        if any(other is None or other.deleting or has_ended(other) for other in awaited):
+        if any(other is None or other.deleting or other.has_ended for other in awaited):
             return True  # victims still end
         return self._diary.clock() - self._reserved[node, claim.uid][1] <= RESERVED_S + _LOOK_S
 
@@ -279,7 +278,7 @@ class Promises:
     # Promise 2: a pod is bound only after its claim is stored, node and cores in one write.
 
     def _check_bound(self, pod: PodRecord, claim: Claim | None) -> None:
-        if has_ended(pod) or not pod.placement:
+        if pod.has_ended or not pod.placement:
             return
         bound = read_placement(pod.placement)
         if bound.placement.floats:
@@ -334,7 +333,7 @@ class Promises:
                 pod = self._pods.get(uid)
                 if self._is_reserved(node, claim, pod) or self._gone_at.get(uid, 0.0) > just_now:
                     continue
-                if pod is None or pod.node != node or has_ended(pod) or claim.reserved is not None:
+                if pod is None or pod.node != node or pod.has_ended or claim.reserved is not None:
                     raise BrokenPromise(
                         f"6: {claim.pod} has {_owned(claim)} of {node} and does not run there"
                     )

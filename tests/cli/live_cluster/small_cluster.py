@@ -105,10 +105,11 @@ def run_vm(
 
 def create_pod(cluster: SmallCluster, namespace: str, name: str, request: Request, *, vmi: bool) -> Json:
     """Create a pod as pod admission leaves it; that of a VMI is named as KubeVirt names it."""
+    asked = PodRequest(request, vmi=f"{namespace}/{name}" if vmi else "")
     metadata: Json = {
         "name": f"virt-launcher-{name}" if vmi else name,
         "labels": {PLACED_LABEL: "true", "app": name},
-        "annotations": {REQUEST: write_request(PodRequest(request))},
+        "annotations": {REQUEST: write_request(asked)},
     }
     if vmi:
         owner = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": name}
