@@ -96,11 +96,11 @@ class OwnNode:
         return self._placements.get(uid)
 
     def confirmed(self, uid: PodUid) -> int:
-        """Return the revision that the threads of a pod were last seen to follow; 0 for none."""
+        """Return the newest revision to which the cpusets of a pod are narrowed; 0 for none."""
         return self._confirmed.get(uid, 0)
 
     def confirm(self, uid: PodUid, revision: int) -> None:
-        """Note that every thread of a pod was seen to follow a revision of its placement."""
+        """Narrow the cpusets of a pod to a revision: its threads follow it, or will not of themselves."""
         if uid in self._placements and self._confirmed.get(uid) != revision:
             self._confirmed[uid] = revision
             self._notify()

@@ -72,11 +72,16 @@ class Relocations:
             self._own.confirm(uid, placement.revision)
 
     def failed(self, uid: PodUid, why: str) -> None:
-        """Give the newest revision of a pod up, unless there is nothing else to go back to."""
+        """Give the newest revision of a pod up.
+
+        Where there is nothing else to go back to, its cpusets leave the CPUs of before all the same: threads
+        that the VM sets anew again and again keep no more than its own CPUs.
+        """
         newest, previous = self._own.placement(uid), self._previous(uid)
-        if newest is None or newest.revision <= self._own.confirmed(uid):
+        if newest is None or previous is None or newest.revision <= self._own.confirmed(uid):
             return
-        if previous is None or previous.placement == newest.placement:
+        if previous.placement == newest.placement:
+            self._own.confirm(uid, newest.revision)
             return
         log.warning("revision %d is undone: %s", newest.revision, why, extra={"uid": uid})
         self._failed[uid] = FailedRevision(newest.revision, why)

@@ -187,7 +187,12 @@ def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) 
         return Wait()
     if report.pinned and report.revision >= placed.revision:
         return Finish(placed)
-    if report.failed_revision >= placed.revision and not relocation.is_way_back:
+    if relocation.is_way_back:
+        # It cannot fail. Threads that are set anew again and again must not keep CPUs that they have left.
+        left = claim.cpus & ~placed.placement.cpus
+        has_left = report.revision >= placed.revision and not report.cpus & left
+        return Finish(placed) if has_left else Wait()
+    if report.failed_revision >= placed.revision:
         return GoBack(placed, report.drift)
     return Wait()
 

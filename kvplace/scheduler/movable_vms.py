@@ -57,7 +57,7 @@ class MovableVms:
         claims = self._cache.ledger(node).claims
         pods = (self._cache.pods.get(uid) for uid in claims)
         return any(pod is not None and self._may_consent(pod) for pod in pods) and not any(
-            claim.relocation is not None or claim.reserved is not None for claim in claims.values()
+            claim.reserved is not None for claim in claims.values()
         )
 
     def migrating(self) -> frozenset[VmiKey]:
@@ -70,7 +70,7 @@ class MovableVms:
     ) -> CrowdedNode | None:
         """Describe a node with the VMs on it; those in `staying` do not move, nor does what is `taken`.
 
-        None where nothing can be moved, or something is moving already.
+        None where nothing can be moved, or something is reserved already. A VM that moves stays as it is.
         """
         machine = self._cache.machine(node)
         snapshot = self._cache.snapshot(node)

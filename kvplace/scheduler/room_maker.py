@@ -325,13 +325,13 @@ class RoomMaker:
         return vm
 
     def _has_room(self, making: _Making, ledger: Ledger, vm: MovableVm, move: Move) -> bool:
-        """Whether a VM can get its new cores now, and nobody else is moving on its node."""
+        """Whether a VM can get its new cores now, and no other pod waits for room on its node."""
         assert making.node is not None
         machine = self._cache.machine(making.node)
         if isinstance(machine, Unusable) or machine.topology.fingerprint != vm.placed.topology:
             return False
         others = ledger.after(LedgerChange(releases=(vm.pod.uid, making.pod.uid)))
-        if any(claim.relocation or claim.reserved for claim in others.claims.values()):
+        if any(claim.reserved for claim in others.claims.values()):
             return False
         taken = self._holds.on_node(making.node, but=making.pod.uid)
         return machine.free(others, taken).can_give(claim_of(vm.pod.uid, move.after))

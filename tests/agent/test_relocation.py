@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ from kvplace.agent import relocation
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.relocation import Relocations
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
-from kvplace.core.relocation import claim_while_relocating
+from kvplace.core.relocation import claim_while_relocating, way_back
 from kvplace.core.scalars import NumaId
-from kvplace.kube.records import LedgerRecord
+from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply
 from tests.agent.nodes_in_use import NODE, VM, machine_of, placed
 
@@ -66,3 +67,19 @@ async def test_an_agent_that_begins_after_a_relocation_moves_no_memory(
     agent = restarted_agent(proc, Ledger().after(LedgerChange((claim,))))
     assert await agent.move_memory(PID, AFTER) == ""
     assert moves == []
+
+
+def test_a_way_back_that_the_threads_do_not_follow_narrows_the_cpusets_all_the_same() -> None:
+    """A VM that sets its threads anew again and again must not keep the CPUs that it was to get."""
+    back = replace(BEFORE, revision=3)
+    moving = claim_while_relocating(claim_of(VM, BEFORE.placement), Relocation(AFTER, BEFORE))
+    own = OwnNode(NODE, machine_of(range(4)))
+    own.ledgers.apply(
+        Apply(LedgerRecord(NODE, Ledger().after(LedgerChange((way_back(moving, AFTER),))), "1"))
+    )
+    own.pods.apply(Apply(PodRecord("default", "vm", VM, NODE, "Running", placement=back.to_json())))
+    agent = Relocations(own)
+    assert own.confirmed(VM) < 3
+    agent.failed(VM, "vCPU 0 has left its CPU")
+    assert agent.failure(VM) is None
+    assert own.confirmed(VM) == 3

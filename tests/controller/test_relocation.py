@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
 from kvplace.core.ledger import LedgerChange, Relocation, claim_of
 from kvplace.core.relocation import claim_while_relocating
@@ -19,7 +20,7 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventReason
-from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.records import LedgerRecord, PodRecord, PodReport
 from tests.controller.relocations import (
     EXCLUSIVE,
     NONE,
@@ -290,6 +291,28 @@ async def test_a_way_back_that_fails_too_waits_for_the_agent_instead_of_going_in
         assert agent.stored(pod).revision == 3
         agent.carry_out(pod)
         await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+
+
+async def test_a_way_back_ends_as_soon_as_no_thread_may_run_on_what_it_leaves(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    """Else a VM that sets its threads anew again and again would keep its relocation open."""
+    async with replica(cluster) as one:
+        pod = await wide(one, agent)
+        edit(cluster, pod, EXCLUSIVE)
+        left = (await until_written(one, agent, pod, 2)).placement.cpus
+        agent.fail(pod)
+        back = await until_written(one, agent, pod, 3)
+        left = CpuMask(left & ~back.placement.cpus)
+        for cpus, ends in ((back.placement.cpus | left, False), (back.placement.cpus, True)):
+            report = PodReport(pod.uid, revision=3, running=True, cpus=CpuMask(cpus), drift="vCPU 0 left")
+            cluster.put_topology("n1", TWO, enforcement=Enforcement.NRI, pods=[report])
+            await asyncio.sleep(60)
+            assert (agent.ledger.claims[pod.uid].relocation is None) is ends
+        assert not agent.ledger.claims[pod.uid].cpus & left
+        found = condition(cluster, pod)
+        assert found is not None
+        assert not found.status
 
 
 async def test_a_way_back_to_cpus_that_the_machine_no_longer_has_ends_without_a_map_of_them(

@@ -13,7 +13,7 @@ from kvplace.core.request import Policy
 from kvplace.kube.events import EventReason
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.room_maker import AT_ONCE, PATIENCE_S, PAUSE_S, MakeRoom
-from tests.controller.relocations import NodeAgent
+from tests.controller.relocations import SHARE, NodeAgent, edit, until_written
 from tests.controller.replicas import asking_pod, replica
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
@@ -132,8 +132,9 @@ async def test_no_move_begins_where_one_must_not(cluster: FaultyCluster, agent: 
                     cluster.put_topology("n1", TWO)
         if why == "is moving":
             share = {"cpu-set": "one-socket", "kvplace.io/cpu-policy": "share"}
-            cluster.edit_vmi("default", left[0].vmi, left[0].vmi_uid, share)
-            await one.until(lambda: moved(agent))
+            for vm in left:
+                cluster.edit_vmi("default", vm.vmi, vm.vmi_uid, share)
+            await one.until(lambda: len(moved(agent)) == len(left))
         else:
             await asyncio.sleep(1)
         revisions = {vm.uid: agent.stored(vm).revision for vm in left}
@@ -287,3 +288,20 @@ async def test_two_replicas_move_one_vm_at_a_time_on_a_node(cluster: FaultyClust
         await one.until(lambda: moved(agent))
         await asyncio.sleep(30)
         assert len(moved(agent)) == 1
+
+
+async def test_a_vm_whose_relocation_stays_open_does_not_stop_the_moves_of_others(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        open_for_ever, *_ = await halved(one, agent, 2, movable=True)
+        edit(cluster, open_for_ever, SHARE)
+        await until_written(one, agent, open_for_ever, 2)
+        waiting = asking_pod(cluster, "big", 6)
+        assert not (await one.filter(waiting)).names
+        await one.until(lambda: len(moved(agent)) == 2)
+        (mover,) = (vm for vm in moved(agent) if vm.uid != open_for_ever.uid)
+        agent.carry_out(mover)
+        await one.until(lambda: agent.ledger.claims[mover.uid].relocation is None)
+        assert agent.ledger.claims[open_for_ever.uid].relocation is not None
+        assert (await one.filter(waiting)).names == [N1]
