@@ -44,6 +44,7 @@ from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.conditions import OUR_PREFIX, Condition
+from kvplace.kube.pod_owner import OwnerReference, vmi_of
 from kvplace.kube.pod_spec import PodSpec
 from kvplace.kube.records import (
     NO_SHAPE,
@@ -57,9 +58,6 @@ from kvplace.kube.records import (
 
 COMPUTE = "compute"
 """The container of a virt-launcher pod in which QEMU runs."""
-VMI = "VirtualMachineInstance"
-_KUBEVIRT = "kubevirt.io/"
-"""How the API versions of KubeVirt begin; anybody can define a kind of the same name in another group."""
 
 
 AGENT = "kvplace-agent"
@@ -101,27 +99,6 @@ class Annotations(_ApiObject, frozen=True):
 
 _NAMES = {field.encode_name: field.name for field in msgspec.structs.fields(Annotations)}
 _ASKING_FIELDS = {key: _NAMES[key] for key in ASKING}
-
-
-class OwnerReference(_ApiObject, frozen=True):
-    """An entry of `metadata.ownerReferences`."""
-
-    api_version: str = ""
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    controller: bool | None = None
-
-    @property
-    def is_vmi(self) -> bool:
-        """Whether a VMI is said to control the object; whoever creates or edits the object can write that."""
-        return self.kind == VMI and self.api_version.startswith(_KUBEVIRT) and self.controller is True
-
-
-class StatedVm(_ApiObject, frozen=True):
-    """The VM in a request, `namespace/name`; None where the request says nothing about that."""
-
-    vmi: str | None = None
 
 
 class Labels(_ApiObject, frozen=True):
@@ -328,7 +305,7 @@ def pod_record(pod: PodObject) -> PodRecord:
     labels = _LABELS.decode(metadata.labels) if metadata.labels != _ABSENT else None
     placed = labels is not None and labels.placed == "true"
     request = annotations.request if placed else ""
-    vmi = _vmi_of(request, metadata.owner_references or ())
+    vmi = vmi_of(request, metadata.owner_references or ())
     compute = next((each for each in status.container_statuses or () if each.name == COMPUTE), None)
     return PodRecord(
         namespace=metadata.namespace,
@@ -363,25 +340,6 @@ def pod_record(pod: PodObject) -> PodRecord:
         repels=pod.spec.repels,
         created=metadata.creation_timestamp or "",
     )
-
-
-def _vmi_of(request: str, owners: Iterable[OwnerReference]) -> OwnerReference:
-    """Return the VMI of a pod; its UID is empty where no owner of the pod has it.
-
-    The request says which VMI it is, or that there is none: admission has checked it, and the API server lets
-    nobody change it, while whoever may edit a pod writes its owners. They count where no request says it.
-    """
-    stated: str | None = None
-    if request:
-        try:
-            stated = _STATED_VM.decode(request).vmi
-        except NOT_JSON:
-            return _NO_OWNER
-    if stated is None:
-        return next((owner for owner in owners if owner.is_vmi), _NO_OWNER)
-    name = stated.rpartition("/")[2]
-    same = (owner for owner in owners if owner.is_vmi and owner.name == name)
-    return next(same, OwnerReference(name=name)) if name else _NO_OWNER
 
 
 def _condition(found: PodConditionObject) -> Condition:
@@ -502,8 +460,6 @@ def resource_topology_record(document: VersionOnly) -> ResourceTopologyRecord:
 
 _NOTHING = OwnedFields()
 _NO_ANNOTATIONS = Annotations()
-_NO_OWNER = OwnerReference()
-_STATED_VM = msgspec.json.Decoder(StatedVm)
 _LABELS = msgspec.json.Decoder(Labels | None)
 _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _STATUS: msgspec.json.Decoder[StatusObject | None] = msgspec.json.Decoder(StatusObject | None)
