@@ -150,6 +150,7 @@ class Node:
             "kind": "VirtualMachineInstance",
             "name": name,
             "uid": f"vmi-{name}",
+            "controller": True,
         }
         stored = self.plane.request(
             "POST",

@@ -33,7 +33,13 @@ POD: dict[str, Any] = {
         "annotations": {"kvplace.io/request": "{}", "other": "x"},
         "labels": {"kubevirt.io": "virt-launcher", "kvplace.io/placed": "true"},
         "ownerReferences": [
-            {"kind": "VirtualMachineInstance", "name": "db", "uid": "vmi-1", "controller": True}
+            {
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "VirtualMachineInstance",
+                "name": "db",
+                "uid": "vmi-1",
+                "controller": True,
+            }
         ],
     },
     "spec": {"containers": [{"name": "compute"}]},
