@@ -190,8 +190,8 @@ def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) 
     if relocation.is_way_back:
         # It cannot fail. Threads that are set anew again and again must not keep CPUs that they have left.
         left = claim.cpus & ~placed.placement.cpus
-        has_left = report.revision >= placed.revision and not report.cpus & left
-        return Finish(placed) if has_left else Wait()
+        is_measured = report.revision >= placed.revision and bool(report.cpus)
+        return Finish(placed) if is_measured and not report.cpus & left else Wait()
     if report.failed_revision >= placed.revision:
         return GoBack(placed, report.drift)
     return Wait()

@@ -429,6 +429,7 @@ def test_only_the_vmi_that_controls_a_pod_is_asked_for_its_size() -> None:
     raw["metadata"]["ownerReferences"] = [
         {**owner, "kind": "ReplicaSet", "name": "another"},
         {**owner, "name": "a-guest", "controller": False},
+        {**owner, "name": "foreign", "apiVersion": "example.test/v1"},
         {**owner, "name": ""},
         owner,
     ]

@@ -41,7 +41,8 @@ async def test_a_way_back_ends_as_soon_as_no_thread_may_run_on_what_it_leaves(
         agent.fail(pod)
         back = await until_written(one, agent, pod, 3)
         left = CpuMask(left & ~back.placement.cpus)
-        for cpus, ends in ((back.placement.cpus | left, False), (back.placement.cpus, True)):
+        not_measured, follows = CpuMask(0), back.placement.cpus
+        for cpus, ends in ((not_measured, False), (follows | left, False), (follows, True)):
             report = PodReport(pod.uid, revision=3, running=True, cpus=CpuMask(cpus), drift="vCPU 0 left")
             cluster.put_topology("n1", TWO, enforcement=Enforcement.NRI, pods=[report])
             await asyncio.sleep(60)
