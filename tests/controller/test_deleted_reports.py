@@ -107,3 +107,16 @@ async def test_a_report_that_a_late_watch_has_not_told_counts_when_silence_would
         assert pod.uid in one.claims()
         await comes_free_when_nothing_is_reported(late)
         lagging.catch_up()
+
+
+async def test_the_cores_of_a_vm_stay_while_its_agent_reports_it_running_whatever_its_status_says(
+    cluster: FaultyCluster,
+) -> None:
+    async with bound_vm(cluster) as (one, pod):
+        report_running(cluster, pod)
+        cluster.change_pod("default", "vm", phase="Running", compute_terminated=True)
+        await asyncio.sleep(120)
+        assert pod.uid in one.claims()
+        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI, pods=[])
+        async with asyncio.timeout(1.0):
+            await one.until(lambda: not one.claims())
