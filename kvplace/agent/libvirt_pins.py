@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from asyncio.subprocess import PIPE
-from contextlib import suppress
+from asyncio.subprocess import PIPE, Process
 from dataclasses import dataclass
 
 from kvplace.core.errors import Unavailable
@@ -52,6 +51,7 @@ class LibvirtPins:
             child.stdin.write(json.dumps(request).encode() + b"\n")
             async with asyncio.timeout(self.answer_within_s):
                 line = await child.stdout.readline()
+                await child.wait()
         except TimeoutError:
             raise LibvirtFailed(
                 f"the libvirt of process {qemu_pid} did not answer within {self.answer_within_s:g} s"
@@ -59,10 +59,21 @@ class LibvirtPins:
         except ValueError:
             raise LibvirtFailed("the process that talks to libvirt sent more than an answer") from None
         finally:
-            with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+            if child.returncode is None:
+                await _end(child)
         return _changed(line, qemu_pid)
+
+
+async def _end(child: Process) -> None:
+    try:
+        child.kill()
+    except ProcessLookupError:
+        pass
+    except PermissionError:  # it is another user's process by now
+        raise LibvirtFailed(
+            "the agent may not end the process that talks to libvirt; give it CAP_KILL, as its manifest does"
+        ) from None
+    await child.wait()
 
 
 def _changed(line: bytes, qemu_pid: int) -> int:
