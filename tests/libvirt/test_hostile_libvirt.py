@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import struct
 import subprocess
@@ -23,6 +22,17 @@ from kvplace.libvirt.pinning_process import MOST_MEMORY
 GUEST, ID = "hostile", UUID("7a5e2a7f-0d4b-4b6f-9b61-1c6a0c1b7e11")
 BESIDE_PRIVATE_MEMORY = 48 << 20
 """Code of Python and libvirt, which all processes of a node share."""
+MEASURED = """
+import resource, subprocess, sys
+child = subprocess.Popen([sys.executable, *sys.argv[1:]])
+try:
+    child.wait(2)  # the agent waits for 5 s
+except subprocess.TimeoutExpired:
+    child.kill()
+    child.wait()
+print(" ", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, flush=True)
+"""
+"""Runs Python and prints its memory: the kernel counts that of the small process that starts it, too."""
 OPEN, LOOKUP, FEATURE, AUTH_LIST, VCPU_PINS, EMULATOR_PIN = 1, 24, 60, 66, 230, 280
 NODE_INFO, PERSISTENT, NODE_CPU_MAP, DOMAIN_INFO = 6, 148, 293, 16
 PROGRAM, REPLY, EVENT = 0x20008086, 1, 2
@@ -120,22 +130,14 @@ def qemu() -> Iterator[int]:
 def asked(folder: Path, answer: Answer) -> tuple[dict[str, object], int]:
     """Asks a libvirt for pins; returns the answer and the most memory that asking took."""
     pins = DomainPins(vcpus={0: mask_of([0]), 1: mask_of([0])}, emulator=mask_of([0]))
-    command = (sys.executable, "-m", "kvplace.libvirt.pinning_process")
+    command = (sys.executable, "-c", MEASURED, "-m", "kvplace.libvirt.pinning_process")
     with listening(folder, answer) as path, qemu() as pid:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert child.stdin is not None
-        assert child.stdout is not None
         request = {"pid": pid, "socket": str(path).lstrip("/"), "pins": pins.document()}
-        child.stdin.write(json.dumps(request).encode() + b"\n")
-        child.stdin.close()
-        killer = threading.Timer(2, child.kill)  # the agent waits for 5 s
-        killer.start()
-        with child.stdout:
-            said = child.stdout.read()
-        killer.cancel()
-        _, status, used = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-    return json.loads(said or b"{}"), used.ru_maxrss << 10
+        done = subprocess.run(
+            command, input=json.dumps(request).encode() + b"\n", stdout=subprocess.PIPE, check=True
+        )
+    said, _, kibibytes = done.stdout.rstrip().rpartition(b" ")
+    return json.loads(said.strip() or b"{}"), int(kibibytes) << 10
 
 
 @pytest.mark.parametrize("answer", [claims_many_cpus, sends_large_maps, sends_events])

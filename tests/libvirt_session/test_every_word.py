@@ -14,7 +14,7 @@ import pytest
 from harness.libvirt_session.daemon import LibvirtSession
 from harness.libvirt_session.documents import minimal_domain
 from kvplace.core.allocator.allocate import place
-from kvplace.core.annotations import read_options
+from kvplace.core.annotations import OPTING_IN, read_options
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
@@ -97,7 +97,8 @@ MEMORY = {"preferred": "prefer:0", "strict": "bind:0", "interleave": "interleave
 
 
 def pod_placement(topology: Topology, annotations: Mapping[str, str], vcpus: int) -> Placement:
-    options = read_options(annotations)
+    opted_in = any(key in OPTING_IN for key in annotations)
+    options = read_options(annotations if opted_in else {"cpu-set": "one-socket", **annotations})
     assert options is not None
     request = Request(vcpus, options, memory=Bytes(MEGABYTES << 20))
     placement = place(topology, free_of(topology, Ledger()), request)
