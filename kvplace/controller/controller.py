@@ -94,7 +94,13 @@ class Controller:
             look_again=lambda node, after_s: self._queue.add(node, after_s=after_s),
         )
         self.relocator = Relocator(
-            cluster, cache, self._index, cache.edited_vmis, events, freed=self._waker.node_freed
+            cluster,
+            cache,
+            self._index,
+            cache.edited_vmis,
+            events,
+            freed=self._waker.node_freed,
+            look_again=lambda node, after_s: self._queue.add(node, after_s=after_s),
         )
         self._pods = cache.pods
         self._reserved: dict[NodeName, frozenset[PodUid]] = {}

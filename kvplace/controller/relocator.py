@@ -57,6 +57,7 @@ from kvplace.kube.records import PodRecord, VmiRecord
 from kvplace.kube.store import Store
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
+from kvplace.nodes.relocation_times import PAUSE_AFTER_EDIT_S
 
 log = logging.getLogger(__name__)
 
@@ -103,14 +104,19 @@ class Relocator:
         events: EventRecorder,
         *,
         freed: Callable[[NodeName], None],
+        look_again: Callable[[NodeName, float], None],
     ) -> None:
-        """`vmis` are those that were edited; `freed` is called with a node where cores came free."""
+        """`vmis` are those that were edited; `freed` is called with a node where cores were released.
+
+        `look_again` has a node worked on after some seconds.
+        """
         self._cluster = cluster
         self._cache = cache
         self._index = index
         self._vmis = vmis
         self._events = events
         self._freed = freed
+        self._look_again = look_again
 
     async def relocate(self, node: NodeName) -> None:
         """Make all steps on a node that can be made now; raises then what a write for one pod raises."""
@@ -167,6 +173,9 @@ class Relocator:
                 await self._cannot(pod, why)
                 return False
             case Begin():
+                if rest_s := self._cache.relocation_times.rest_s(node, pod.uid, PAUSE_AFTER_EDIT_S):
+                    self._look_again(node, rest_s)
+                    return False
                 return await self._begin(node, pod, claim, step)
             case Write(following):
                 await self._write(node, pod, following)

@@ -27,6 +27,7 @@ from kvplace.kube.watches import (
     WatchClient,
 )
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
+from kvplace.nodes.relocation_times import RelocationTimes
 
 
 class NodeClient(WatchClient, LedgerClient, Protocol):
@@ -45,6 +46,7 @@ class NodeCache:
         self.ledger_store = Store(LEDGERS)
         """As watched; what was written a moment ago is in `ledgers` first."""
         self.ledgers = Ledgers(cluster, self.ledger_store)
+        self.relocation_times = RelocationTimes(self.ledgers)
         self._machines: dict[NodeName, NodeMachine | Unusable] = {}
         self._largest: int | None = None
         self._listeners: list[Callable[[NodeName], None]] = []

@@ -1,7 +1,8 @@
 """Which running VMs of a node may get other cores now, and what the others hold.
 
 A VM moves only if its owner says so (`kvplace.io/movable`), and only while nothing else is going on with it:
-its agent reports every thread in its place, nobody has asked for other options, and it does not migrate.
+its agent reports every thread in its place, its owner has not asked for other options, it does not migrate,
+and it has not moved in the last ten minutes (`nodes/relocation_times.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
+from kvplace.nodes.relocation_times import PEACE_S
 
 _MOVABLE = '"movable":true'
 """How the request of a VM that may move contains it, unless its owner has edited that since."""
@@ -79,7 +81,8 @@ class MovableVms:
         claims = self._cache.ledger(node).claims
         occupants = []
         for uid, claim in claims.items():
-            vm = self.find(node, uid, migrating) if uid not in staying else None
+            stays = uid in staying or self._cache.relocation_times.rest_s(node, uid, PEACE_S) > 0
+            vm = None if stays else self.find(node, uid, migrating)
             occupants.append(occupant_of_claim(uid, claim, machine.topology) if vm is None else _occupant(vm))
         occupants += [
             occupant_of_claim(f"held/{claim.uid}", claim, machine.topology)

@@ -1,0 +1,87 @@
+"""A VM that has just got other cores is left in peace for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvplace.core.ledger import Ledger, Relocation
+from kvplace.core.placement import PodPlacement
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.nodes.relocation_times import PAUSE_AFTER_EDIT_S, PEACE_S, RelocationTimes
+from tests.kube.claims import claim
+from tests.virtual_time import JumpingLoop
+
+NODE, VM = NodeName("n"), PodUid("vm")
+MOVING = Relocation(PodPlacement.floating(pod_uid=VM, node=NODE), None)
+
+
+class Followed:
+    """The ledger of one node, and what follows it."""
+
+    def __init__(self) -> None:
+        self.record: Any = None
+        ledgers: Any = SimpleNamespace(subscribe=self._subscribe, current=lambda _node: self.record)
+        self.times = RelocationTimes(ledgers)
+
+    def _subscribe(self, listener: Any) -> None:
+        self._listener = listener
+
+    def holds(self, relocation: Relocation | None, *, there: bool = True) -> None:
+        """Let the ledger have the VM's claim like this."""
+        claims = {VM: replace(claim("vm", 1), relocation=relocation)} if there else {}
+        self.record = SimpleNamespace(ledger=Ledger({}, claims))
+        self._listener(NODE)
+
+    def rests(self) -> tuple[float, float]:
+        """For how long the VM is still left in peace by its own owner, and by others."""
+        return tuple(self.times.rest_s(NODE, VM, peace) for peace in (PAUSE_AFTER_EDIT_S, PEACE_S))  # type: ignore[return-value]
+
+
+@pytest.fixture
+def loop() -> Iterator[JumpingLoop]:
+    made = JumpingLoop()
+    yield made
+    made.finish()
+
+
+def run(loop: JumpingLoop, story: Coroutine[Any, Any, None]) -> None:
+    loop.run(story)
+
+
+def test_it_rests_from_the_end_of_its_relocation(loop: JumpingLoop) -> None:
+    async def story() -> None:
+        followed = Followed()
+        followed.holds(None)
+        assert followed.rests() == (0, 0)
+        followed.holds(MOVING)
+        await asyncio.sleep(100)
+        followed.holds(MOVING)  # it took its time
+        followed.holds(None)
+        assert followed.rests() == (PAUSE_AFTER_EDIT_S, PEACE_S)
+        await asyncio.sleep(PAUSE_AFTER_EDIT_S)
+        followed.holds(None)
+        assert followed.rests() == (0, PEACE_S - PAUSE_AFTER_EDIT_S)
+        await asyncio.sleep(PEACE_S)
+        assert followed.rests() == (0, 0)
+
+    run(loop, story())
+
+
+@pytest.mark.parametrize("how", ["its claim is gone", "it has rested"])
+def test_what_no_longer_matters_is_forgotten(loop: JumpingLoop, how: str) -> None:
+    async def story() -> None:
+        followed = Followed()
+        followed.holds(MOVING)
+        assert followed.times._seen
+        if how == "it has rested":
+            await asyncio.sleep(PEACE_S)
+        followed.holds(None, there=how == "it has rested")
+        assert not followed.times._seen
+
+    run(loop, story())
