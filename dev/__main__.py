@@ -26,7 +26,15 @@ PREPARED = {
     "the kernels of emulated machines": "harness.emulated_machine.kernels",
 }
 """What is built and fetched beside the tests, and by which module."""
-CHECKS = (*RUNTIME, Section.TESTS, Section.LINT, Section.OPTIMAL, Section.BENCH, Section.RELEASE)
+CHECKS = (
+    *RUNTIME,
+    Section.AGENT,
+    Section.TESTS,
+    Section.LINT,
+    Section.OPTIMAL,
+    Section.BENCH,
+    Section.RELEASE,
+)
 
 
 def demo(arguments: list[str]) -> int:
@@ -104,9 +112,8 @@ def images(arguments: list[str]) -> int:
 
 def release(arguments: list[str]) -> int:
     """Makes wheel, images, manifests, chart and kubectl plugin in dist/, with digests; `--help` says more."""
+    system_packages.ensure(system_packages.IMAGES)
     # Only what the images are made of: no other package of this machine may get into them.
-    packages = system_packages
-    packages.ensure({**packages.COMPILER, **packages.python_headers()})
     VENV.ensure(IMAGES)
     return show([VENV.python, "-m", "release", *arguments], cwd=PROJECT, environment=_environment())
 
@@ -177,6 +184,7 @@ def _prepare_tests() -> None:
         {
             **packages.COMPILER,
             **headers,
+            **packages.IMAGES,
             **packages.REAL_MACHINES,
             **packages.SHELLS,
             **packages.BROWSERS,
@@ -184,7 +192,7 @@ def _prepare_tests() -> None:
             **packages.REAL_NODES,
         }
     )
-    VENV.ensure((*CHECKS, Section.AGENT) if system_packages.can_compile() else CHECKS)
+    VENV.ensure((*CHECKS, Section.LIBVIRT) if system_packages.can_compile() else CHECKS)
 
 
 def _build_servers(*groups: str) -> None:

@@ -22,6 +22,7 @@ class Section(StrEnum):
     AGENT = "agent"
     RELEASE = "release"
     TESTS = "tests"
+    LIBVIRT = "libvirt"
     LINT = "lint"
     OPTIMAL = "optimal"
     BENCH = "bench"
@@ -35,6 +36,7 @@ _SELECTIONS: dict[Section, tuple[str, ...]] = {
     Section.AGENT: ("--extra", "agent"),
     Section.RELEASE: ("--group", "release"),
     Section.TESTS: ("--group", "tests"),
+    Section.LIBVIRT: ("--group", "libvirt"),
     Section.LINT: ("--group", "lint"),
     Section.OPTIMAL: ("--extra", "optimal"),
     Section.BENCH: ("--extra", "bench"),

@@ -19,6 +19,8 @@ COMPILER = {
     "libvirt-dev": "libvirt's headers",
     "pkg-config": "finds them",
 }
+# Parts of kvplace's images, and what makes these small.
+IMAGES = {"libvirt0": "the library through which the agent asks libvirt", "binutils": "strip"}
 REAL_MACHINES = {
     "libvirt-daemon": "the libvirtd that the session tests start as KubeVirt does",
     "libvirt-daemon-driver-qemu": "its driver",

@@ -1,7 +1,7 @@
 """The Containerfiles of kvplace's images, read as far as the tests build the same images without an engine.
 
-Not a shell: of a RUN instruction only the pins are understood that it cuts from constraints.txt and
-installs below /opt/kvplace.
+Not a shell: of a RUN instruction only two things are understood. These are the pins that it cuts from
+constraints.txt and installs below /opt/kvplace, and the Debian packages that it installs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _CUT = re.compile(r"(?P<command>awk|sed -n) '(?P<program>[^']+)' constraints\.tx
 _INSTALLS = re.compile(
     r"pip .*(?:--python /opt/kvplace/bin/python .*install|install .*--target /opt/kvplace)\b"
 )
+_APT = re.compile(r"apt-get install (?:-\S+ )*(?P<names>[a-z0-9.+ -]+?)(?= &&|$)")
 _PIN = re.compile(r"^(?P<pin>[A-Za-z0-9._-]+==[^\\\n]+)", re.MULTILINE)
 
 
@@ -108,6 +109,11 @@ class Containerfile:
         if not read:
             raise ValueError(f"{self.path} installs no pins of constraints.txt below /opt/kvplace")
         return [pin for pin in read if pin.marker is None or pin.marker.evaluate()]
+
+    def debian_packages(self) -> list[str]:
+        """Return the names of the Debian packages that are installed into the image itself."""
+        steps = (step.arguments for step in self._last_stage() if step.word == "RUN")
+        return [name for step in steps for found in _APT.finditer(step) for name in found["names"].split()]
 
     def installs_kvplace_itself(self) -> bool:
         """Whether a wheel of kvplace is built and installed; otherwise its folders are copied."""

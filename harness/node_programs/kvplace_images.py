@@ -19,9 +19,16 @@ import kvplace
 from harness.build_cache import BuildFailed
 from harness.go_build import tail
 from harness.node_programs.containerfile import Containerfile, Copy
+from harness.node_programs.debian import libraries_layer
 from harness.node_programs.image import Image, Layer
 from harness.node_programs.oci_archive import Attributes
-from harness.node_programs.python_layers import VERSION, compile_below, interpreter_layer, packages_layer
+from harness.node_programs.python_layers import (
+    VERSION,
+    compile_below,
+    interpreter_layer,
+    interpreters_libraries,
+    packages_layer,
+)
 from harness.node_programs.root_filesystem import RootFilesystem
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -57,6 +64,7 @@ def _image(name: str, containerfile: Path, reference: str | None) -> Image:
     sources = [PROJECT / source for copy in copies for source in copy.sources]
     layers = (
         interpreter_layer(),
+        *_debian_layers(name, recipe),
         packages_layer(f"{name}-packages", recipe.pins(PROJECT / "constraints.txt"), site_packages, LEFT_OUT),
         Layer(
             f"{name}-kvplace",
@@ -67,6 +75,11 @@ def _image(name: str, containerfile: Path, reference: str | None) -> Image:
     return Image(
         reference or f"docker.io/kvplace/{name}:{kvplace.__version__}", layers, recipe.configuration()
     )
+
+
+def _debian_layers(name: str, recipe: Containerfile) -> Iterator[Layer]:
+    if packages := recipe.debian_packages():
+        yield libraries_layer(f"{name}-debian", packages, interpreters_libraries())
 
 
 def _lay_out_kvplace(files: RootFilesystem, recipe: Containerfile) -> Attributes:

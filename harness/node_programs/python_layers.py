@@ -76,7 +76,7 @@ def _lay_out_interpreter(root: Path) -> Attributes:
     left_out = shutil.ignore_patterns(*_LEFT_OUT, *_MODULES_LEFT_OUT)
     shutil.copytree(_standard_library(), files.at(_STANDARD_LIBRARY), ignore=left_out)
     compile_below(files.at(_STANDARD_LIBRARY), files.root)
-    for library in _interpreters_libraries():
+    for library in interpreters_libraries():
         inside = library.is_relative_to(sys.base_prefix) and not library.is_relative_to("/usr/lib")
         files.file(library, f"/usr/local/lib/{library.name}" if inside else library)
     _strip([files.at(f"/usr/local/bin/{VERSION}"), *files.at("/usr/local/lib").rglob("*.so*")])
@@ -102,7 +102,7 @@ def _lay_out_packages(
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     _strip(files.at(target).rglob("*.so"))
     compile_below(files.at(target), files.root)
-    files.add_libraries(present=_interpreters_libraries(), besides=site_packages.resolve())
+    files.add_libraries(present=interpreters_libraries(), besides=site_packages.resolve())
     return Attributes()
 
 
@@ -143,7 +143,8 @@ for file in sorted(pathlib.Path(sys.argv[1]).rglob("*.pyc")):
 
 
 @cache
-def _interpreters_libraries() -> frozenset[Path]:
+def interpreters_libraries() -> frozenset[Path]:
+    """Return the shared libraries of the interpreter and its modules, which the lowest layer has."""
     modules = _standard_library().glob(f"lib-dynload/*{importlib.machinery.EXTENSION_SUFFIXES[0]}")
     wanted = [
         module

@@ -12,6 +12,7 @@ TEXT = """\
 # A comment. FROM nothing
 FROM registry/python:3.13 AS build
 COPY constraints.txt ./
+RUN apt-get update -q && apt-get install -q -y gcc
 RUN awk '/^(alpha|beta)==/ {keep = 1} keep {print} keep && !/\\\\$/ {keep = 0}' constraints.txt >some.txt \\
  && sed -n '/^# -- build --$/,/^# -- tests --$/p' constraints.txt >build.txt \\
  && pip install -r build.txt \\
@@ -21,6 +22,9 @@ COPY kvplace/core /opt/kvplace/kvplace/core
 FROM registry/python:3.13
 LABEL org.title="a program" \\
       org.licenses="Apache-2.0"
+RUN apt-get update -q \\
+ && apt-get install -q -y --no-install-recommends libc-bin libvirt0 \\
+ && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/kvplace /opt/kvplace
 COPY hooks/program other /usr/local/bin/
 ENV PATH=/opt/kvplace/bin:$PATH DEBUG=1
@@ -84,3 +88,7 @@ def test_a_file_that_installs_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "Containerfile").write_text("FROM scratch\nRUN true\n")
     with pytest.raises(ValueError, match="installs no pins"):
         Containerfile.read(tmp_path / "Containerfile").pins(tmp_path / "constraints.txt")
+
+
+def test_of_debian_the_image_has_what_its_own_stage_installs(containerfile: Containerfile) -> None:
+    assert containerfile.debian_packages() == ["libc-bin", "libvirt0"]
