@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,10 +14,13 @@ import yaml
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json
 from harness.kvplace_cluster.installation import MANIFESTS, Installation
 from harness.kvplace_cluster.machines import node_topology, two_socket_machine
+from kvplace.core.cpuset import mask_of
 from tests.captured import captured_folder
 
 _KUBEVIRT = ("kubevirts", "virtualmachineinstances")
 _TOPOLOGIES = "/apis/kvplace.io/v1alpha1/nodetopologies"
+_MACHINE = replace(two_socket_machine(), reserved=mask_of({0, 16, 8, 24}))
+"""With one core of each socket reserved."""
 
 
 class Installed:
@@ -68,7 +72,7 @@ class Installed:
 
     def describe(self, name: str, **status: object) -> None:
         """Describe a node as its agent does."""
-        self.apply(node_topology(name, two_socket_machine()), manager="kvplace-agent")
+        self.apply(node_topology(name, _MACHINE), manager="kvplace-agent")
         self.patch(f"{_TOPOLOGIES}/{name}/status", {"status": {"enforcement": "nri", **status}})
 
     def delete(self, path: str) -> None:
