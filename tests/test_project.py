@@ -110,7 +110,7 @@ def test_no_file_names_a_package_index_or_a_folder_of_the_machine_it_was_written
     pattern = "|".join(
         [
             *(r"\.".join(parts) for parts in hosts),
-            r"(?<![\w.$}-])/(?:work/(?:main|shared)|root)\b",
+            r"(?<![\w.$}-])/(?:work/(?:main|shared|wt)|root)\b",
             r"^--?(?:i|index-url|extra-index-url)\b",
         ]
     )
@@ -123,6 +123,13 @@ def test_no_file_names_a_package_index_or_a_folder_of_the_machine_it_was_written
         if (match := re.search(pattern, line))
     ]
     assert found == []
+
+
+def test_the_top_level_has_nothing_but_folders_and_the_files_that_belong_there() -> None:
+    files = {path.name for path in files_of_the_project() if path.parent == PROJECT}
+    hidden = {".ci", ".dockerignore", ".gitignore"}
+    documents = {"README.md", "CHANGELOG.md", "LICENSE"}
+    assert files - hidden - documents == {"pyproject.toml", "constraints.txt", "Makefile", "make"}
 
 
 def test_every_module_says_what_it_is_for() -> None:
