@@ -1,8 +1,8 @@
 """When pods were last relocated, as this process has seen it in the ledgers.
 
-A relocation costs its VM a moment and moves its memory. So a VM that has just moved is left in peace for a
-while: shortly after an edit of its own owner, longer before it moves for others. A process that has just
-started knows of no relocation before, which allows one too many.
+A relocation pauses its VM for a moment and moves its memory. So a VM that has just moved stays where it is
+for a time: a short one before an edit moves it again, a longer one before it moves for others. A process
+that has just started knows of no earlier relocation, so it may allow one too early.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 
 PAUSE_AFTER_EDIT_S = 10.0
-"""A VM whose owner edits it again and again gets other cores this often at most."""
+"""The least time between two relocations of a VM by edits of its options."""
 PEACE_S = 600.0
-"""A VM that got other cores is not moved for others for so long."""
+"""How long a VM that got other cores stays before it may move for others."""
 
 
 class RelocationTimes:
@@ -29,7 +29,7 @@ class RelocationTimes:
         ledgers.subscribe(self._ledger_seen)
 
     def rest_s(self, node: NodeName, pod: PodUid, peace_s: float) -> float:
-        """Return for how long a pod is still to be left in peace, given how long that lasts."""
+        """Return how many seconds remain until `peace_s` has passed since the last relocation of a pod."""
         last = self._seen.get(node, {}).get(pod)
         return 0.0 if last is None else max(0.0, last + peace_s - asyncio.get_running_loop().time())
 
