@@ -1,28 +1,34 @@
-"""The sentence that says why a node was chosen, for pods that ask to keep it."""
+"""The sentence that says why a node was chosen, for pods with `kvplace.io/explain: true`.
+
+It compares the chosen node with the next best node only. The ranking finds that one with one or a few
+placements more, so an explained pod is planned like any other. `kvplace explain` gives the reasons of all
+nodes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from kvplace.core.cluster.grouped_refusals import grouped
-from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate, why
-from kvplace.core.refusal import Refusal
+from kvplace.core.cluster.node_choice import Candidate, Strategy, why
+from kvplace.core.placement import Placement
+from kvplace.core.quantity import counted
 from kvplace.core.scalars import NodeName
 
-_NAMED = 10
-"""Nodes that are named at most; all are counted."""
-_LONGEST = 4000
+ARRANGED = "arranged together with other waiting pods, so that more of them fit"
+TAKEN = "no other room in the cluster, so pods planned for this node later give way"
 
 
-def explain_choice(
-    best: Candidate, candidates: Sequence[Candidate], refusals: Mapping[NodeName, Refusal], strategy: Strategy
-) -> str:
-    """Write what the best node had before the next best, and why the others cannot hold the VM."""
-    others = [candidate for candidate in candidates if candidate is not best]
-    next_best = best_candidate(others, strategy)
-    text = f"{best.node} of {len(candidates)} that fit"
+def explain_choice(best: Candidate, next_best: Candidate | None, strategy: Strategy) -> str:
+    """Write how local the pod is on the best node, and the advantage of this node over the next best."""
+    reason = "no other node fits"
     if next_best is not None:
-        text += f" (also {', '.join(sorted(one.node for one in others)[:_NAMED])})"
-        text += f"; before {next_best.node}: {why(best, next_best, strategy)}"
-    summary = grouped(refusals).summary
-    return (f"{text}; {summary}" if summary else text)[:_LONGEST]
+        reason = f"before {next_best.node}: {why(best, next_best, strategy)}"
+    return explain_placement(best.node, best.placement, reason)
+
+
+def explain_placement(node: NodeName, placement: Placement, reason: str) -> str:
+    """Write how local the pod is on a node, and the reason for this node."""
+    counts = (
+        counted(len(placement.packages), "socket"),
+        counted(len(placement.numa_nodes), "NUMA node"),
+        counted(len(placement.l3_groups), "L3 group"),
+    )
+    return f"{node} ({', '.join(counts)}); {reason}"

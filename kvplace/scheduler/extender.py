@@ -215,7 +215,7 @@ class Extender:
             await self._plan.plan_ahead(args.pod, args.names)
             return FilterResult.passing(args, [node])
         self.holds.drop(uid)
-        if deciding and not asking.pod_request.explain:
+        if deciding:
             chosen = await self._plan.place(args.pod, asking, args.names)
             if chosen is not None:
                 return FilterResult.passing(args, [chosen])
@@ -231,11 +231,12 @@ class Extender:
             await asyncio.sleep(0)  # grouping thousands of refusals is a turn of its own
             return await self._none_fits(args, asking, grouped(refusals))
 
-        if asking.pod_request.explain:
-            explanation = explain_choice(best, candidates, refusals, self._settings.strategy)
-            self._requests.explain(uid, explanation)
-        # Why other nodes do not fit is written only for a pod without a node: it takes long for many nodes.
         if not deciding:
+            if asking.pod_request.explain:
+                others = (candidate for candidate in candidates if candidate is not best)
+                next_best = best_candidate(others, self._settings.strategy)
+                ranked = explain_choice(best, next_best, self._settings.strategy)
+                self._requests.explain(uid, f"kube-scheduler chose; kvplace ranks first {ranked}")
             return FilterResult.passing(args, [candidate.node for candidate in candidates])
         self._plan.hold(args.pod, asking, best.node, best.placement)
         return FilterResult.passing(args, [best.node])

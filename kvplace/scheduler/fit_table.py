@@ -61,6 +61,19 @@ class FitTable:
         asked = self._set_of(names)
         return await in_slices(lambda piece: self._ranking(asked, request, piece).best(asked, piece))
 
+    async def two_best(
+        self, names: Collection[NodeName], request: Request
+    ) -> tuple[Candidate | None, Candidate | None]:
+        """Choose the best of the nodes and the next best, as of one moment; None where no node is left."""
+        asked = self._set_of(names)
+
+        def choose(piece: Slice) -> tuple[Candidate | None, Candidate | None]:
+            ranking = self._ranking(asked, request, piece)
+            best = ranking.best(asked, piece)
+            return best, ranking.best(asked - {best.node}, piece) if best is not None else None
+
+        return await in_slices(choose)
+
     async def refusals(self, names: Collection[NodeName], request: Request) -> GroupedRefusals | None:
         """Return why none of the nodes can hold the VM, as of one moment; None if one can."""
         asked = self._set_of(names)

@@ -29,6 +29,7 @@ from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
+from kvplace.scheduler.explanation import ARRANGED, TAKEN, explain_choice, explain_placement
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.gathering import Gathering
 from kvplace.scheduler.holds import Holds
@@ -123,9 +124,11 @@ class JointPlan:
         await self._gather(pod, names)
         beside = self._beside(pod) if not is_about_nominated_node(pod, names) else []
         await self._plan(takewhile(lambda one: one.priority > pod.priority, beside), names)
-        best = await self._fits.best(names, asking.pod_request.request)
+        best = await self._best(pod, asking, names)
         if best is None:
             best = await self._take_over(pod, asking.pod_request.request, names)
+            if best is not None and asking.pod_request.explain:
+                self._requests.explain(pod.uid, explain_placement(best.node, best.placement, TAKEN))
         if best is not None:
             self.hold(pod, asking, best.node, best.placement)
         rest = dropwhile(lambda one: one.priority > pod.priority, beside)
@@ -167,6 +170,15 @@ class JointPlan:
             vmi=asking.pod_request.vmi_name,
         )
         self._holds.hold(node, claim, planned=planned)
+
+    async def _best(self, pod: PodRecord, asking: AskingPod, names: frozenset[NodeName]) -> Candidate | None:
+        request = asking.pod_request.request
+        if not asking.pod_request.explain:
+            return await self._fits.best(names, request)
+        best, next_best = await self._fits.two_best(names, request)
+        if best is not None:
+            self._requests.explain(pod.uid, explain_choice(best, next_best, self._strategy))
+        return best
 
     async def _gather(self, pod: PodRecord, names: Collection[NodeName]) -> None:
         known = self._cache.pods.get(pod.uid)
@@ -220,7 +232,7 @@ class JointPlan:
             if asking is None:
                 continue
             request = asking.pod_request.request
-            best = await self._fits.best(names, request) if request.key not in full else None
+            best = await self._best(pod, asking, names) if request.key not in full else None
             if best is None:
                 full.add(request.key)
             known = self._cache.pods.get(pod.uid)
@@ -264,6 +276,8 @@ class JointPlan:
         for number, (node, placement) in found.items():
             one = pods[number]
             self.hold(one.pod, one.asking, node, placement, planned=one is not first)
+            if one.asking.pod_request.explain:
+                self._requests.explain(one.pod.uid, explain_placement(node, placement, ARRANGED))
 
     def _is_as_planned(self, one: _Planned, *, is_first: bool) -> bool:
         """Whether a pod still waits, only planned for its node, or for none; the first one is asked about."""
@@ -321,12 +335,11 @@ class JointPlan:
         return found
 
     def _asking(self, pod: PodRecord) -> AskingPod | None:
-        """Return what a pod asks for, if it can be planned; the choice for some has to be explained."""
+        """Return what a pod asks for, if it can be planned."""
         try:
-            asking = self._requests.read(pod)
+            return self._requests.read(pod)
         except BadAnnotation:  # its own filter call says what is wrong
             return None
-        return asking if asking is not None and not asking.pod_request.explain else None
 
     async def _take_over(
         self, pod: PodRecord, request: Request, names: frozenset[NodeName]

@@ -332,15 +332,28 @@ async def test_the_reasons_for_a_choice_are_kept_for_who_asks_for_them(cluster: 
         only = asking_pod(cluster, "only", 4, explain=True)
         assert (await one.filter(only, "c")).names == ["c"]
         assert await one.bind(only, "c") == ""
-        assert cluster.pod_annotations("default", "only")["kvplace.io/explanation"] == "c of 1 that fit"
+        alone = cluster.pod_annotations("default", "only")["kvplace.io/explanation"]
+        assert alone == "c (1 socket, 1 NUMA node, 1 L3 group); no other node fits"
         cluster.delete_pod("default", "only", force=True)
         await one.until(lambda: not one.claims("c"))
         pod = asking_pod(cluster, "vm", 4, explain=True)
         (node,) = (await one.filter(pod)).names or [NodeName("")]
         assert await one.bind(pod, node) == ""
         assert cluster.pod_annotations("default", "vm")["kvplace.io/explanation"] == (
-            "a of 3 that fit (also b, c); before b: first by name; "
-            "1 node: no socket with 4 free CPUs, best 1 on tiny socket 0"
+            "a (1 socket, 1 NUMA node, 1 L3 group); before b: first by name"
+        )
+
+
+async def test_where_kube_scheduler_chooses_the_reasons_say_so(cluster: FaultyCluster) -> None:
+    for name in ("a", "b"):
+        cluster.create_node(name, topology=TWO)
+    async with replica(cluster, extending=ADVISING) as one:
+        pod = asking_pod(cluster, "vm", 4, explain=True)
+        assert (await one.filter(pod)).names == ["a", "b"]
+        assert await one.bind(pod, "b") == ""
+        assert cluster.pod_annotations("default", "vm")["kvplace.io/explanation"] == (
+            "kube-scheduler chose; kvplace ranks first a (1 socket, 1 NUMA node, 1 L3 group); "
+            "before b: first by name"
         )
 
 

@@ -157,7 +157,11 @@ def test_the_best_node_is_the_one_that_placing_on_every_node_gives(seed: int, st
             found = place(topology, free, request)
             if isinstance(found, Placement):
                 exhaustive.append(Candidate(name, Fit(topology, found, free, request.vcpus)))
-        assert result(table.best(asked, request)) == best_candidate(exhaustive, strategy)
+        best = best_candidate(exhaustive, strategy)
+        assert result(table.best(asked, request)) == best
+        others = [candidate for candidate in exhaustive if candidate != best]
+        next_best = best_candidate(others, strategy)
+        assert result(table.two_best(asked, request)) == (best, next_best)
         for name in chance.sample(names, chance.choice([0, 1, 6])):
             changed(name)
             table.node_changed(name)
@@ -169,6 +173,15 @@ def test_only_nodes_that_can_be_the_best_are_placed_on(placed: list[int]) -> Non
     assert best is not None
     assert best.node == "node-4"
     assert placed == [4]
+
+
+def test_the_next_best_node_costs_one_placement_more(placed: list[int]) -> None:
+    nodes = {NodeName(f"node-{free}"): snapshot(EIGHT, CpuMask((1 << free) - 1)) for free in range(9)}
+    best, next_best = result(table_of(nodes.__getitem__).two_best(nodes, Request(4)))
+    assert best is not None
+    assert next_best is not None
+    assert (best.node, next_best.node) == ("node-4", "node-5")
+    assert placed == [4, 4]
 
 
 def test_nothing_is_placed_where_counting_shows_that_nothing_fits(placed: list[int]) -> None:

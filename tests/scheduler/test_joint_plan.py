@@ -120,7 +120,7 @@ async def test_others_have_their_turn_after_every_few_pods_that_are_planned(clus
 
 
 @pytest.mark.parametrize(
-    "why_not", ["no shape", "another shape", "tried", "nominated", "explained", "unreadable", "bound"]
+    "why_not", ["no shape", "another shape", "tried", "nominated", "unreadable", "bound"]
 )
 async def test_others_are_left_alone(cluster: Counting, why_not: str) -> None:
     first = waiting(cluster, "first")
@@ -135,8 +135,6 @@ async def test_others_are_left_alone(cluster: Counting, why_not: str) -> None:
         case "nominated":
             waiting(cluster, "other")
             cluster.change_pod("default", "other", nominated="b")
-        case "explained":
-            waiting(cluster, "other", explain=True)
         case "unreadable":
             cluster.create_pod("other", request="no JSON", shape=SHAPE)
         case "bound":
@@ -146,6 +144,41 @@ async def test_others_are_left_alone(cluster: Counting, why_not: str) -> None:
         await seen(one, 2)
         assert (await one.filter(first)).names == ["a"]
         assert planned(one) == {}
+
+
+def explanation_of(cluster: Counting, pod: PodRecord) -> str:
+    return cluster.pod_annotations(pod.namespace, pod.name)["kvplace.io/explanation"]
+
+
+async def test_pods_with_an_explanation_are_planned_together_and_each_has_its_own(cluster: Counting) -> None:
+    pods = [waiting(cluster, f"vm-{number}", 4, explain=True) for number in range(3)]
+    async with replica(cluster) as one:
+        await seen(one, 3)
+        await one.filter(pods[0])
+        assert planned(one) == {"vm-1": "a", "vm-2": "b"}
+        for pod in pods:
+            (node,) = (await one.filter(pod)).names or [NodeName("")]
+            assert await one.bind(pod, node) == ""
+    where = "(1 socket, 1 NUMA node, 1 L3 group); before"
+    assert [explanation_of(cluster, pod) for pod in pods] == [
+        f"a {where} b: first by name",
+        f"a {where} b: the node is fuller",
+        f"b {where} c: first by name",
+    ]
+
+
+async def test_a_pod_that_takes_planned_cores_is_told_so(cluster: Counting) -> None:
+    pods = several(cluster, 3, 8)
+    async with replica(cluster) as one:
+        await seen(one, 3)
+        await one.filter(pods[0])
+        urgent = asking_pod(cluster, "urgent", 8, explain=True)
+        (node,) = (await one.filter(urgent)).names or [NodeName("")]
+        assert await one.bind(urgent, node) == ""
+    assert explanation_of(cluster, urgent) == (
+        "b (1 socket, 1 NUMA node, 1 L3 group); "
+        "no other room in the cluster, so pods planned for this node later give way"
+    )
 
 
 async def test_a_pod_that_is_on_its_own_is_planned_alone(cluster: Counting) -> None:

@@ -51,10 +51,10 @@ async def one(cluster: FaultyCluster) -> AsyncIterator[Replica]:
         yield made
 
 
-async def waiting(one: Replica) -> list[PodRecord]:
+async def waiting(one: Replica, **asked: Any) -> list[PodRecord]:
     """Four pods, of which the first two fit on the node in turn, but all except for the second together."""
     sizes = (2, 5, 3, 3)
-    pods = [asking_pod(one.cluster, f"vm-{n}", size, shape=b"alike") for n, size in enumerate(sizes)]
+    pods = [asking_pod(one.cluster, f"vm-{n}", size, shape=b"alike", **asked) for n, size in enumerate(sizes)]
     await one.until(lambda: len(one.cache.pods.records) == len(pods))
     return pods
 
@@ -71,6 +71,18 @@ async def test_more_pods_get_a_place_while_nothing_changes(one: Replica, search:
     search.goes_on.set()
     assert (await asked).names == ["n1"]
     assert holding(one, pods) == ["vm-0", "vm-2", "vm-3"]
+
+
+async def test_pods_with_an_explanation_learn_that_they_were_arranged_together(
+    one: Replica, search: Search
+) -> None:
+    pods = await waiting(one, explain=True)
+    search.goes_on.set()
+    for pod in (pods[0], pods[2], pods[3]):
+        assert (await one.filter(pod)).names == ["n1"]
+        assert await one.bind(pod, "n1") == ""
+        found = one.cluster.pod_annotations("default", pod.name)["kvplace.io/explanation"]
+        assert found.endswith("arranged together with other waiting pods, so that more of them fit")
 
 
 async def test_a_pod_that_kube_scheduler_has_asked_about_meanwhile_keeps_its_place(
