@@ -75,7 +75,7 @@ def test_every_command_that_prints_an_answer_offers_the_forms_of_its_kind() -> N
 
 
 def test_the_reference_lists_the_same_forms_for_the_same_commands() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
     table = text.partition("### Forms of an answer")[2].partition("\n### ")[0]
     written: dict[str, tuple[str, ...]] = {}
     for line in table.splitlines():

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from harness.install_page.newcomer import ELSEWHERE
 from harness.install_page.page import Block, read_blocks
-from tests.docs.reading import PROJECT
+from tests.docs.reading import DOCS, PROJECT
 
 PAGES = (
     "README.md",
-    *(f"docs/{path.name}" for path in sorted((PROJECT / "docs").glob("*.md"))),
+    *(str(path.relative_to(PROJECT)) for path in DOCS),
     "manifests/README.md",
     "vm-templates/README.md",
 )

@@ -8,7 +8,8 @@ from pathlib import Path
 from kvplace.core import annotations as keys
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*(PROJECT / "docs").glob("*.md"), *PROJECT.glob("*.md"), PROJECT / "manifests" / "README.md"])
+DOCS = sorted([*(PROJECT / "docs").glob("*.md"), *(PROJECT / "docs" / "reference").glob("*.md")])
+PAGES = sorted([*DOCS, *PROJECT.glob("*.md"), PROJECT / "manifests" / "README.md"])
 SOURCES = sorted((PROJECT / "kvplace").rglob("*.py"))
 
 

@@ -51,13 +51,13 @@ def test_the_commands_of_the_first_page_that_need_no_cluster_run(shell: Shell) -
 
 
 def test_a_plan_of_the_requests_of_the_reference_is_drawn(shell: Shell) -> None:
-    (shell.folder / "vms.json").write_text(block("docs/reference.md", '{"id": "db"'))
-    _, drawn = shell.run(block("docs/reference.md", "kvplace plan --requests vms.json"))
+    (shell.folder / "vms.json").write_text(block("docs/reference/cli.md", '{"id": "db"'))
+    _, drawn = shell.run(block("docs/reference/cli.md", "kvplace plan --requests vms.json"))
     plan = json.loads((shell.folder / "plan.json").read_text())
     assert plan["summary"]["placed"]["vms"] == 21
     assert "21 owned" in drawn or "48 owned" in drawn
 
 
 def test_the_schema_is_written_where_the_page_says(shell: Shell) -> None:
-    shell.run(block("docs/reference.md", "kvplace schema scenario"))
+    shell.run(block("docs/reference/cli.md", "kvplace schema scenario"))
     assert json.loads((shell.folder / "scenario.schema.json").read_text())["$schema"]

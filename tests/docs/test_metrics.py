@@ -1,4 +1,4 @@
-"""The metrics that docs/reference.md lists are those that each process exposes, with the same labels."""
+"""docs/reference/metrics.md lists the metrics that each process exposes, with the same labels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def exposed(process: str) -> set[tuple[str, str, tuple[str, ...]]]:
 def documented(process: str) -> set[tuple[str, str, tuple[str, ...]]]:
     """List those of the table; each label may be followed by a colon and its values, up to a semicolon."""
     found = set()
-    for line in section(page("reference.md"), "Metrics").splitlines():
+    for line in section(page("reference/metrics.md"), "Metrics").splitlines():
         if line.startswith("| `kvplace_"):
             name, processes, kind, labels, _ = (cell.strip() for cell in line.strip("| ").split("|"))
             if process in processes.split(", "):

@@ -1,4 +1,4 @@
-"""Names that kvplace puts on objects and reads from its environment: docs/reference.md lists these alone."""
+"""Names that kvplace puts on objects and reads from its environment: docs/reference/ lists these alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from kvplace.core import annotations as keys
 from tests.docs.reading import PROJECT, SOURCES, first_cells, in_code_marks, page, section
 
-REFERENCE = page("reference.md")
+OBJECTS, CONFIGURATION = page("reference/objects.md"), page("reference/configuration.md")
 EXPLAINED_ON_ANNOTATIONS = {*keys.ASKING, *keys.RESULTS, keys.EXPLAIN, keys.EXPLANATION}
 ON_NO_OBJECT = {
     "kvplace.io/map": "the audience of tokens for the web map",
@@ -51,7 +51,7 @@ def variables_read(source: Path) -> Iterator[str]:
 
 
 def test_labels_annotations_conditions_and_resources_are_listed_and_no_others() -> None:
-    rows = [line.split("|") for line in section(REFERENCE, "Objects in the cluster").splitlines()]
+    rows = [line.split("|") for line in section(OBJECTS, "Objects in the cluster").splitlines()]
     listed = {
         name for row in rows if len(row) == 6 for name in in_code_marks(row[2]) if _NAME.fullmatch(name)
     }
@@ -60,7 +60,9 @@ def test_labels_annotations_conditions_and_resources_are_listed_and_no_others() 
 
 def test_variables_of_the_environment_are_listed_and_no_others() -> None:
     of_the_hook = {
-        name for name in first_cells(section(REFERENCE, "`kvplace-hook`")) if re.fullmatch(r"[A-Z_]+", name)
+        name
+        for name in first_cells(section(CONFIGURATION, "`kvplace-hook`"))
+        if re.fullmatch(r"[A-Z_]+", name)
     }
-    listed = of_the_hook | first_cells(section(REFERENCE, "Environment variables"))
+    listed = of_the_hook | first_cells(section(CONFIGURATION, "Environment variables"))
     assert listed == {name for source in SOURCES for name in variables_read(source)}

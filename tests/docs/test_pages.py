@@ -65,18 +65,20 @@ def test_words_that_exclude_each_other_are_listed_and_no_others() -> None:
 def test_every_reason_of_a_refusal_is_explained() -> None:
     reasons = {reason.value for reason in Reason}
     assert first_cells(section(page("troubleshoot.md"), "The reasons, one by one")) == reasons
-    assert in_code_marks(section(page("reference.md"), "Reasons of a refusal")) == reasons
+    assert in_code_marks(section(page("reference/objects.md"), "Reasons of a refusal")) == reasons
 
 
 def test_every_exit_code_is_explained() -> None:
-    rows = re.findall(r"^\| (\d+) \| ([a-z ]+) \|", section(page("reference.md"), "Exit codes"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) \| ([a-z ]+) \|", section(page("reference/cli.md"), "Exit codes"), re.MULTILINE
+    )
     assert {int(code): name for code, name in rows} == {
         code.value: code.name.lower().replace("_", " ") for code in ExitCode
     }
 
 
 def test_every_command_is_listed() -> None:
-    named = section(page("reference.md"), "Commands").partition("\n### ")[0]
+    named = section(page("reference/cli.md"), "Commands").partition("\n### ")[0]
     listed = first_cells(named)
     assert {f"kvplace {name}" for name in COMMANDS} == listed
 
@@ -89,7 +91,7 @@ def test_every_command_is_listed() -> None:
 def test_every_flag_of_a_process_is_listed_with_its_default(command: Command) -> None:
     rows = [
         [cell.strip() for cell in line.split("|")[1:3]]
-        for line in section(page("reference.md"), f"`kvplace {command.name}`").splitlines()
+        for line in section(page("reference/configuration.md"), f"`kvplace {command.name}`").splitlines()
         if line.startswith("| `--")
     ]
     listed = {flag: default for flags, default in rows for flag in in_code_marks(flags)}
@@ -104,7 +106,7 @@ def test_every_flag_of_a_process_is_listed_with_its_default(command: Command) ->
 
 
 def test_the_schedulers_default_name_is_in_the_reference() -> None:
-    assert AdmissionSettings("").scheduler_name in page("reference.md")
+    assert AdmissionSettings("").scheduler_name in page("reference/configuration.md")
 
 
 def test_every_reason_of_a_condition_of_the_nodetopology_is_listed() -> None:
@@ -124,7 +126,7 @@ def test_every_reason_of_a_condition_of_the_nodetopology_is_listed() -> None:
 def test_every_event_is_listed() -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in section(page("reference.md"), "Events").splitlines()
+        for line in section(page("reference/objects.md"), "Events").splitlines()
         if line.startswith("| `")
     ]
     assert [(row[0], row[1], row[3]) for row in rows] == [
@@ -134,7 +136,7 @@ def test_every_event_is_listed() -> None:
 
 def test_every_metric_is_listed() -> None:
     named = {name for source in SOURCES for name in re.findall(r'"(kvplace_[a-z_]+)"', source.read_text())}
-    assert first_cells(section(page("reference.md"), "Metrics")) == named
+    assert first_cells(section(page("reference/metrics.md"), "Metrics")) == named
 
 
 def test_the_folders_that_are_drawn_are_those_that_exist() -> None:
@@ -165,11 +167,13 @@ def test_the_oldest_releases_are_those_of_which_doctor_warns() -> None:
 
 def test_folders_of_the_manifests_are_all_explained() -> None:
     folders = {path.name for path in (PROJECT / "manifests").iterdir() if path.is_dir()}
-    assert first_cells(section(page("reference.md"), "The folders of `manifests/`")) == folders
+    assert first_cells(section(page("reference/configuration.md"), "The folders of `manifests/`")) == folders
 
 
 def test_every_admission_policy_is_listed_and_all_but_the_last_fail_closed() -> None:
-    listed = first_cells(page("reference.md").partition("| admission policy |")[2].partition("\n## ")[0])
+    listed = first_cells(
+        page("reference/objects.md").partition("| admission policy |")[2].partition("\n## ")[0]
+    )
     fails = {
         one["metadata"]["name"]: one["spec"]["failurePolicy"]
         for path in (PROJECT / "manifests").rglob("*.yaml")
@@ -194,7 +198,7 @@ def test_the_rights_of_serve_are_listed_as_its_role_grants_them() -> None:
     role = next(one for one in yaml.safe_load_all(text) if one["kind"] == "ClusterRole")
     granted = {resource: ", ".join(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
     rows = re.findall(
-        r"^\| ([a-z/]+) \| ([a-z, ]+) \|", section(page("reference.md"), "Rights"), re.MULTILINE
+        r"^\| ([a-z/]+) \| ([a-z, ]+) \|", section(page("reference/objects.md"), "Rights"), re.MULTILINE
     )
     listed = {resource: verbs for resource, verbs in rows if resource != "resource"}
     assert listed == granted

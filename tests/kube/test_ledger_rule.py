@@ -239,7 +239,7 @@ def test_policy_crd_and_page_know_every_field_of_a_claim() -> None:
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     described = re.findall(r"^(\w+(?:, \w+)*): ", spec["claims"]["description"], flags=re.MULTILINE)
     assert {name for names in described for name in names.split(", ")} == known
-    page = (MANIFESTS.parent / "docs" / "reference.md").read_text()
+    page = (MANIFESTS.parent / "docs" / "reference" / "objects.md").read_text()
     rows = re.findall(
         r"^\| (`.*?) \|", page.partition("### Fields of a claim")[2].partition("\nAll but")[0], re.MULTILINE
     )

@@ -31,7 +31,7 @@ EXPRESSIONS = dict(expressions())
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_the_metrics_of_an_expression_exist(name: str) -> None:
-    known = first_cells(section(page("reference.md"), "Metrics"))
+    known = first_cells(section(page("reference/metrics.md"), "Metrics"))
     asked = set(re.findall(r"kvplace_[a-z_]+", EXPRESSIONS[name]))
     assert asked
     for metric in asked:

@@ -52,7 +52,7 @@ def test_a_request_of_the_reference_goes_to_the_zone_whose_taint_it_tolerates(
     taint = {"key": "dedicated", "value": "db", "effect": "NoSchedule"}
     marked = {"metadata": {"labels": {"zone": "a"}}, "spec": {"taints": [taint]}}
     plane.request("PATCH", path, marked, content_type=MERGE_PATCH)
-    request = block("docs/reference.md", '{"id": "cache"')
+    request = block("docs/reference/cli.md", '{"id": "cache"')
     try:
         called = on_cluster("plan", "--live", "--requests", "-", "-o", "json", stdin=request)
     finally:
