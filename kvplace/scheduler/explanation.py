@@ -12,7 +12,6 @@ from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NodeName
 
-ARRANGED = "arranged together with other waiting pods, so that more of them fit"
 TAKEN = "no other room in the cluster, so pods planned for this node later give way"
 
 

@@ -108,8 +108,6 @@ class Extender:
         search_room: Search = in_a_thread,
     ) -> None:
         """`now` dates claims, `clock` times holds."""
-        self.calls = 0
-        """How often kube-scheduler has asked about a pod or for a bind, ever."""
         self._cache = cache
         self._events = events
         self._settings = settings or ExtenderSettings()
@@ -155,7 +153,6 @@ class Extender:
 
     async def filter(self, args: ExtenderArgs) -> FilterResult:
         """Answer which of the given nodes can hold the pod, or why none can."""
-        self.calls += 1
         started = time.perf_counter()
         attempt = self._attempts.begin(args.pod.uid)
         held_on = self.holds.node_of(args.pod.uid)
@@ -325,7 +322,6 @@ class Extender:
 
         The work goes on when the caller gives up, so that a late success is still complete.
         """
-        self.calls += 1
         started = time.perf_counter()
         outcome, result = "bound", BindingResult()
         try:

@@ -11,25 +11,20 @@ nowhere else, it takes the cores of pods of its own or lower priority, which are
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import dropwhile, groupby, islice, takewhile
+from collections.abc import Collection, Iterable
+from itertools import dropwhile, islice, takewhile
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
-from kvplace.core.cluster.rearranging import Arrangement, better_arrangements
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.free import Free
 from kvplace.core.ledger import Claim, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
-from kvplace.scheduler.explanation import ARRANGED, TAKEN, explain_choice, explain_placement
+from kvplace.scheduler.explanation import TAKEN, explain_choice, explain_placement
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.gathering import Gathering
 from kvplace.scheduler.holds import Holds
@@ -45,24 +40,8 @@ TOGETHER = 64
 kube-scheduler is through with nominated pods in no time and binds all of them at once: with 256, a busy API
 server did not bind the last ones before their binds timed out.
 """
-_NODES_REARRANGED = 12
-_PODS_REARRANGED = 64
-"""Nodes and pods of a plan that are considered when some of its pods find no place."""
 _AT_ONCE = 3
 """Pods or machines that are looked at before others get their turn on the event loop."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A pod of a plan, and where it goes; None if it fits nowhere."""
-
-    pod: PodRecord
-    asking: AskingPod
-    choice: Candidate | None
-
-    @property
-    def request(self) -> Request:
-        return self.asking.pod_request.request
 
 
 class JointPlan:
@@ -114,7 +93,6 @@ class JointPlan:
         1. Those of higher priority come before it, as they do with kube-scheduler.
         2. The pod itself; where it fits nowhere, it takes the cores of pods that are only planned.
         3. The others, in kube-scheduler's order.
-        4. Pods of one priority of which some find no place are arranged in another way, if that helps.
 
         Where nodes are nominated, it waits for some more pods before, and for the nominations afterwards:
         kube-scheduler, which tries one pod after the other, would otherwise look at all nodes for the next.
@@ -132,7 +110,7 @@ class JointPlan:
         if best is not None:
             self.hold(pod, asking, best.node, best.placement)
         rest = dropwhile(lambda one: one.priority > pod.priority, beside)
-        await self._plan(rest, names, _Planned(pod, asking, best))
+        await self._plan(rest, names)
         await self._nominations.written()
         return self._holds.node_of(pod.uid)
 
@@ -205,134 +183,24 @@ class JointPlan:
     def _is_undecided(self, pod: PodRecord) -> bool:
         return not self._holds.has(pod.uid) and not self._cache.ledgers.nodes_claimed_by(pod.uid)
 
-    async def _plan(
-        self, pods: Iterable[PodRecord], names: frozenset[NodeName], first: _Planned | None = None
-    ) -> None:
-        """Plan pods, priority by priority; `first` is planned already and belongs to the first of them."""
-        for priority, group in groupby(pods, lambda pod: pod.priority):
-            planned = [first] if first is not None and first.pod.priority == priority else []
-            await self._plan_in_turn(group, names, planned)
-            if any(one.choice is None for one in planned):
-                await self._rearrange(planned, names, first)
-            for one in planned:
-                node = self._holds.planned_node(one.pod.uid)
-                if node is not None:
-                    PLANNED.inc()
-                    self._nominations.add(one.pod.uid, node)
-
-    async def _plan_in_turn(
-        self, pods: Iterable[PodRecord], names: frozenset[NodeName], planned: list[_Planned]
-    ) -> None:
-        """Hold cores for pods, each where it fits best, and append them to `planned`."""
+    async def _plan(self, pods: Iterable[PodRecord], names: frozenset[NodeName]) -> None:
+        """Hold cores for pods in their order, each where it fits best, and nominate its node."""
         full: set[tuple[object, ...]] = set()
         for number, pod in enumerate(pods):
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
             asking = self._asking(pod)
-            if asking is None:
+            if asking is None or asking.pod_request.request.key in full:
                 continue
-            request = asking.pod_request.request
-            best = await self._best(pod, asking, names) if request.key not in full else None
+            best = await self._best(pod, asking, names)
             if best is None:
-                full.add(request.key)
+                full.add(asking.pod_request.request.key)
+                continue
             known = self._cache.pods.get(pod.uid)
             if known is not None and waits(known) and self._is_undecided(known):
-                planned.append(_Planned(pod, asking, best))
-                if best is not None:
-                    self.hold(pod, asking, best.node, best.placement, planned=True)
-
-    async def _rearrange(
-        self, planned: Sequence[_Planned], names: frozenset[NodeName], first: _Planned | None
-    ) -> None:
-        """Look for a way in which more of the pods find a place; the pod asked about keeps one.
-
-        Nothing is changed if anything about the nodes or the pods has changed before the way is found.
-        """
-        pods = [one for one in planned if one.request.owns_cpus]
-        nodes = await self._nodes_to_rearrange(pods, names)
-        if not nodes:
-            return
-        left = [one for one in pods if one.choice is None][:_PODS_REARRANGED]
-        pods = left + [one for one in pods if one.choice is not None and one.choice.node in nodes]
-        known = {
-            number: (one.choice.node, one.choice.placement)
-            for number, one in enumerate(pods)
-            if one.choice is not None
-        }
-        without = {pods[number].pod.uid for number in known}
-        before = self._free_without(nodes, without)
-        number_of_first = next((number for number, one in enumerate(pods) if one is first), None)
-        found: Arrangement | None = None
-        for better in better_arrangements(
-            before, [one.request for one in pods], known, first=number_of_first
-        ):
-            found = better or found
-            await asyncio.sleep(0)
-        is_current = all(self._is_as_planned(one, is_first=one is first) for one in pods)
-        if found is None or not is_current or self._free_without(nodes, without) != before:
-            return
-        for uid in without:
-            self._holds.drop(uid)
-        for number, (node, placement) in found.items():
-            one = pods[number]
-            self.hold(one.pod, one.asking, node, placement, planned=one is not first)
-            if one.asking.pod_request.explain:
-                self._requests.explain(one.pod.uid, explain_placement(node, placement, ARRANGED))
-
-    def _is_as_planned(self, one: _Planned, *, is_first: bool) -> bool:
-        """Whether a pod still waits, only planned for its node, or for none; the first one is asked about."""
-        uid = one.pod.uid
-        known = self._cache.pods.get(uid)
-        if known is None or not waits(known) or self._cache.ledgers.nodes_claimed_by(uid):
-            return False
-        if one.choice is None:
-            return not self._holds.has(uid)
-        return one.choice.node == (self._holds.node_of(uid) if is_first else self._holds.planned_node(uid))
-
-    async def _nodes_to_rearrange(
-        self, pods: Sequence[_Planned], names: frozenset[NodeName]
-    ) -> list[NodeName]:
-        """Return the nodes on which pods without a place would fit alone, and some where others could go."""
-        chosen = {one.choice.node for one in pods if one.choice is not None}
-        uids = {one.pod.uid for one in pods}
-        left = {one.request.key: one.request for one in pods if one.choice is None}
-        contested: list[NodeName] = []
-        for number, node in enumerate(sorted(chosen)):
-            if number % _AT_ONCE == _AT_ONCE - 1:
-                await asyncio.sleep(0)
-            for topology, free in self._free_without([node], uids).values():
-                if any(try_place(topology, free, request) is not None for request in left.values()):
-                    contested.append(node)
-        if not contested:
-            return []
-        others: list[NodeName] = []
-        for request in {one.request.key: one.request for one in pods if one.choice is not None}.values():
-            spare = await self._fits.best(names, request)
-            if spare is not None:
-                others.append(spare.node)
-        return self._a_few([*contested, *others, *sorted(chosen)], pods)
-
-    def _a_few(self, nodes: Iterable[NodeName], pods: Sequence[_Planned]) -> list[NodeName]:
-        """Return the first nodes of some, as many as are rearranged at once."""
-        planned = Counter(one.choice.node for one in pods if one.choice is not None)
-        few: list[NodeName] = []
-        for node in dict.fromkeys(nodes):
-            within = sum(planned[one] for one in [*few, node]) <= _PODS_REARRANGED
-            if len(few) < _NODES_REARRANGED and within:
-                few.append(node)
-        return few
-
-    def _free_without(
-        self, nodes: Iterable[NodeName], uids: Collection[PodUid]
-    ) -> dict[NodeName, tuple[Topology, Free]]:
-        """Return what is free on nodes without the holds of some pods."""
-        found: dict[NodeName, tuple[Topology, Free]] = {}
-        for node in nodes:
-            kept = [claim for claim in self._holds.on_node(node) if claim.uid not in uids]
-            snapshot = self._cache.snapshot(node, kept)
-            if isinstance(snapshot, NodeSnapshot):
-                found[node] = (snapshot.machine.topology, snapshot.free)
-        return found
+                self.hold(pod, asking, best.node, best.placement, planned=True)
+                self._nominations.add(pod.uid, best.node)
+                PLANNED.inc()
 
     def _asking(self, pod: PodRecord) -> AskingPod | None:
         """Return what a pod asks for, if it can be planned."""

@@ -25,7 +25,6 @@ from kvplace.nodes.node_cache import NodeCache, NodeClient, running_node_cache
 from kvplace.scheduler.extender import Extender, ExtenderClient
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
-from kvplace.serve.full_collections import collect_while_quiet
 from kvplace.serve.metrics import ClusterGauges
 from kvplace.serve.readiness import ServeReadiness, hang_up_while_unready
 from kvplace.serve.settings import ServeSettings
@@ -122,7 +121,6 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         )
         await extender.describe_nodes()
         gc.freeze()  # the synced caches stay: full collections need not walk them again
-        await enter(in_background(collect_while_quiet(lambda: extender.calls)))
         readiness.obstacle = ""
         try:
             yield addresses
