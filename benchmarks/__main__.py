@@ -1,10 +1,11 @@
-"""Run the benchmarks, show what they print, and write docs/benchmarks.md from it.
+"""Run the benchmarks, and print and keep what each of them found.
 
     python -m benchmarks [NAME ...]
 
-A benchmark is a module here without an underscore; what it prints is its result, and its docstring says how
-that was measured. A printed line that shows a picture stands in the page as one. Naming some runs only those
-and leaves the page's other sections as they are.
+A benchmark is a module here without an underscore. Its docstring states how it measures, and its output is
+its result. Both are kept in `benchmarks/results/NAME.md`, with the machine, the date and the load. A printed
+line that shows a plot is left out there: docs/benchmarks.md has the plots, with a question and its answer for
+each benchmark. Naming some benchmarks runs only those.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -21,40 +21,35 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
+RESULTS = HERE / "results"
 TITLES: Mapping[str, str] = {
     "fragmentation": "Fragmentation after long use",
-    "across_nodes": "How full a cluster gets",
+    "across_nodes": "Cluster utilisation",
     "planning": "Many VMs at once",
+    "batches": "A rollout in a nearly full cluster",
+    "preemption": "Preemption",
     "placement": "One placement",
     "decision": "One decision over many nodes",
     "joint_plan": "The first plan of a rollout",
-    "start_up": "How long serve takes to start",
-    "batches": "A rollout in a nearly full cluster",
-    "rollout": "A rollout of 500 VMs",
-    "preemption": "Whose eviction makes a VM fit",
-    "live_commands": "Commands on a live cluster",
-    "soak": "A long life of serve",
-    "bound_per_second": "Pods bound per second",
-    "cost_per_vm": "What a VM costs",
-    "cost_of_parts": "What each part costs a VM",
-    "two_schedulers": "Two schedulers on the same nodes",
-    "faults": "Going on after faults",
     "first_bind": "From a VM to its bound pod",
+    "bound_per_second": "Pods bound per second",
+    "cost_per_vm": "Cost of a VM in the control plane",
+    "cost_of_parts": "Cost of each part for a VM",
+    "rollout": "A rollout of 500 VMs",
+    "two_schedulers": "Two schedulers on the same nodes",
     "ledger_write": "One write to a ledger",
-    "hook_footprint": "The hook sidecar",
-    "container_creation": "What the agent adds to a container's creation",
-    "agent_footprint": "An idle agent",
-    "foreign_threads": "Other containers on a VM's cores",
-    "node_agent": "The node agent",
+    "start_up": "Start of serve",
+    "soak": "Memory of serve",
+    "faults": "Recovery from faults",
+    "live_commands": "Commands on a live cluster",
     "web_map": "The web map of a large cluster",
+    "hook_footprint": "The hook sidecar",
+    "container_creation": "Container creation with the agent",
+    "agent_footprint": "An idle agent",
+    "node_agent": "An agent with 100 VMs",
+    "foreign_threads": "Other containers on a VM's cores",
 }
-INTRODUCTION = """# Benchmarks
-
-What kvplace costs and how fast it is. All figures are measured by `./make bench`, and none is a promise. Use
-the ratios: they compare with the same thing without kvplace, in the same run on the same machine. Measure
-again on your machines. All servers, kvplace and the measuring program share the machine's cores, so CPU that
-any of them uses costs throughput.
-"""
+"""The headings of the benchmarks on the page, in its order."""
 
 
 def main(names: list[str]) -> int:
@@ -81,32 +76,21 @@ def main(names: list[str]) -> int:
 
 
 def _keep(name: str, printed: str, load: float, took: float) -> None:
-    """Put a section into the page, in the place of its older one."""
-    sections = page_sections()
-    sections[name] = (
+    """Put a result into its file, in the place of the older one."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.md").write_text(
+        f"# {TITLES.get(name, name)}\n\n"
+        f"Printed by `python -m benchmarks {name}`. All answers: "
+        f"[docs/benchmarks.md](../../docs/benchmarks.md).\n\n"
         f"{printed_block(printed)}\n{method_of(name)}\n\n"
         f"Measured on {_machine()}; load before it began {load:.1f}, duration {took / 60:.1f} minutes.\n"
     )
-    text = INTRODUCTION
-    for one in sorted(sections, key=lambda name: (list(TITLES).index(name) if name in TITLES else 99, name)):
-        text += f"\n## {TITLES.get(one, one)}\n<!-- {one} -->\n\n{sections[one]}"
-    PAGE.write_text(text)
-
-
-def page_sections() -> dict[str, str]:
-    """Read the sections that the page has already, by benchmark."""
-    if not PAGE.exists():
-        return {}
-    parts = re.split(r"\n## [^\n]*\n<!-- (\w+) -->\n\n", PAGE.read_text())
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def printed_block(printed: str) -> str:
-    """Quote what a benchmark printed, with its pictures after that."""
-    lines = printed.splitlines()
-    text = "\n".join(line for line in lines if not line.startswith("![")).strip("\n")
-    pictures = "".join(f"\n{line}\n" for line in lines if line.startswith("!["))
-    return f"```\n{text}\n```\n{pictures}"
+    """Quote the output of a benchmark, without the lines that show its plots."""
+    text = "\n".join(line for line in printed.splitlines() if not line.startswith("![")).strip("\n")
+    return f"```\n{text}\n```\n"
 
 
 def method_of(name: str) -> str:

@@ -75,7 +75,7 @@ def lint(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """Measures what kvplace costs and writes docs/benchmarks.md; names run only those benchmarks."""
+    """Runs the benchmarks, or those that are named, and writes benchmarks/results/."""
     _prepare_tests()
     _build_servers("control-plane")
     return show([VENV.python, "-m", "benchmarks", *arguments], cwd=PROJECT, environment=_environment())

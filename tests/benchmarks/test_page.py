@@ -1,18 +1,23 @@
-"""The page that the benchmarks write."""
+"""The page of the benchmarks agrees with the results that they have written."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks import _plots
-from benchmarks.__main__ import INTRODUCTION, PAGE, method_of, page_sections, printed_block
+from benchmarks.__main__ import HERE, PAGE, RESULTS, TITLES, method_of, printed_block
+from tests.docs.reading import section
+
+PAGE_TEXT = PAGE.read_text(encoding="utf-8")
+MEASURED = sorted(path.stem for path in RESULTS.iterdir())
 
 
-def test_tables_are_quoted_and_pictures_are_shown() -> None:
+def test_tables_are_quoted_without_the_lines_that_show_plots() -> None:
     printed = "a  1\nb  2\n![Two letters](plots/letters.svg)"
-    assert printed_block(printed) == "```\na  1\nb  2\n```\n\n![Two letters](plots/letters.svg)\n"
+    assert printed_block(printed) == "```\na  1\nb  2\n```\n"
     assert printed_block("a  1") == "```\na  1\n```\n"
 
 
@@ -37,10 +42,27 @@ def test_equal_numbers_make_equal_pictures(tmp_path: Path, monkeypatch: pytest.M
     assert b"<dc:date>" not in first
 
 
-@pytest.mark.parametrize("name", sorted(page_sections()))
-def test_the_page_describes_each_method_in_the_words_of_the_benchmark(name: str) -> None:
-    assert method_of(name) in page_sections()[name]
+def test_the_page_names_every_benchmark() -> None:
+    known = {path.stem for path in HERE.glob("[!_]*.py")}
+    assert known == TITLES.keys()
+    assert {name for name in known if not re.search(rf"\b{name}\b", PAGE_TEXT)} == set()
 
 
-def test_the_page_begins_with_the_introduction_of_the_program_that_writes_it() -> None:
-    assert PAGE.read_text().startswith(INTRODUCTION)
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_result_describes_its_method_in_the_words_of_the_benchmark(name: str) -> None:
+    """After a change of the docstring, change the file in benchmarks/results/ too."""
+    assert method_of(name) in (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_an_answer_gives_only_figures_that_its_result_contains(name: str) -> None:
+    answer = section(PAGE_TEXT, TITLES[name])
+    assert f"[Results](../benchmarks/results/{name}.md)" in answer
+    given = _figures(re.sub(r"\]\([^)]*\)|`[^`]*`", " ", answer))
+    assert given
+    assert given - _figures((RESULTS / f"{name}.md").read_text(encoding="utf-8")) == set()
+
+
+def _figures(text: str) -> set[str]:
+    """Find all numbers, without the commas between their thousands."""
+    return {found.replace(",", "") for found in re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?", text)}

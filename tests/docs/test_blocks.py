@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tests.docs.blocks import PAGES, Newcomer, Taker, blocks, takers
-from tests.docs.not_run import FIGURES, NOT_RUN
+from tests.docs.not_run import NOT_RUN
 from tests.docs.reading import PROJECT
 
 TAKERS = [*takers(), Newcomer()]
 EXCUSED = [Taker("tests/docs/not_run.py", page, beginning) for page, beginning in NOT_RUN]
-EXAMPLES = [one for page in PAGES if page not in FIGURES for one in blocks(page)]
+EXAMPLES = [one for page in PAGES for one in blocks(page)]
 
 
 def test_every_block_is_taken_by_a_test_or_has_a_reason() -> None:
