@@ -128,7 +128,7 @@ def test_no_file_names_a_package_index_or_a_folder_of_the_machine_it_was_written
 def test_the_top_level_has_nothing_but_folders_and_the_files_that_belong_there() -> None:
     files = {path.name for path in files_of_the_project() if path.parent == PROJECT}
     hidden = {".ci", ".dockerignore", ".gitignore"}
-    documents = {"README.md", "CHANGELOG.md", "LICENSE"}
+    documents = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"}
     assert files - hidden - documents == {"pyproject.toml", "constraints.txt", "Makefile", "make"}
 
 

@@ -20,6 +20,8 @@ from tests.docs.reading import DOCS, PROJECT
 
 PAGES = (
     "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
     *(str(path.relative_to(PROJECT)) for path in DOCS),
     "manifests/README.md",
     "vm-templates/README.md",

@@ -20,6 +20,12 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path)
 
 
+def test_the_first_command_prints_what_the_first_page_shows(shell: Shell) -> None:
+    command, *shown = block("README.md", "$ kvplace place").splitlines()
+    (printed,) = shell.run(command.removeprefix("$ "))
+    assert printed.splitlines() == shown
+
+
 def test_the_commands_of_the_first_page_that_need_no_cluster_run(shell: Shell) -> None:
     commands = block("README.md", "kvplace topology").splitlines()
     place, topology, draw, plan, simulate = commands
