@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import _plots
 from benchmarks.__main__ import HERE, PAGE, RESULTS, TITLES, method_of, printed_block
-from tests.docs.reading import section
+from tests.docs.reading import PAGES, section
 
 PAGE_TEXT = PAGE.read_text(encoding="utf-8")
 MEASURED = sorted(path.stem for path in RESULTS.iterdir())
@@ -61,6 +61,19 @@ def test_an_answer_gives_only_figures_that_its_result_contains(name: str) -> Non
     given = _figures(re.sub(r"\]\([^)]*\)|`[^`]*`", " ", answer))
     assert given
     assert given - _figures((RESULTS / f"{name}.md").read_text(encoding="utf-8")) == set()
+
+
+def test_figures_that_link_to_a_benchmark_are_printed_by_it() -> None:
+    name_of = {re.sub(r"[^\w\- ]", "", TITLES[name].lower()).replace(" ", "-"): name for name in MEASURED}
+    checked, wrong = 0, []
+    for path in PAGES:
+        for text, heading in re.findall(r"\[([^]]+)\]\([\w/.]*benchmarks\.md#([\w-]+)\)", path.read_text()):
+            figures = _figures(text)
+            checked += len(figures)
+            if figures and figures - _figures((RESULTS / f"{name_of[heading]}.md").read_text()):
+                wrong.append(f"{path.name}: {text}")
+    assert wrong == []
+    assert checked > 20
 
 
 def _figures(text: str) -> set[str]:
