@@ -26,7 +26,6 @@ TITLES: Mapping[str, str] = {
     "fragmentation": "Fragmentation after long use",
     "across_nodes": "Cluster utilisation",
     "planning": "Many VMs at once",
-    "batches": "A rollout in a nearly full cluster",
     "preemption": "Preemption",
     "placement": "One placement",
     "decision": "One decision over many nodes",

@@ -31,7 +31,7 @@ from multiprocessing import get_context
 from typing import TypeAlias
 
 from benchmarks._tables import table
-from benchmarks.batches import SHAPE, longest_stretch
+from benchmarks._filled_cluster import longest_stretch
 from benchmarks.decision import filled
 from kvplace.core.ledger import Claim, LedgerChange
 from kvplace.core.request import PinningOptions, Request, Scope
@@ -47,6 +47,7 @@ from kvplace.scheduler.extender_protocol import ExtenderArgs
 from kvplace.scheduler.joint_plan import TOGETHER
 
 SIZES = {"8 CPUs": (8,), "2 to 16 CPUs": (2, 4, 8, 16)}
+SHAPE = b"one rollout"
 NEARLY_FULL = (0.85, 0.95)
 """Shares of the CPUs that are owned on nearly full nodes."""
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from benchmarks._tables import table
-from benchmarks.batches import filled_cluster, longest_stretch
+from benchmarks._filled_cluster import filled_cluster, longest_stretch
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of

@@ -166,7 +166,8 @@ class JointPlan:
     def _beside(self, pod: PodRecord) -> list[PodRecord]:
         """Return the pods to be planned along with one, in kube-scheduler's order."""
         known = self._cache.pods.get(pod.uid)
-        return self._others_of(known) if known is not None and waits(known) else []
+        joins = self._nominations.pay and known is not None and waits(known)
+        return self._others_of(known) if joins else []
 
     def _others_of(self, pod: PodRecord) -> list[PodRecord]:
         """Return pods of a pod's shape that wait and have no node yet, in kube-scheduler's order."""

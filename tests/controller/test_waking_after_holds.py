@@ -10,9 +10,12 @@ import pytest
 
 from kvplace.core.marks import RELEASED_AT
 from kvplace.kube.records import PodRecord
+from kvplace.scheduler.extender import ExtenderSettings
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
+
+PLANNING = ExtenderSettings(nominate_from_nodes=1)
 
 
 async def held_for_the_first(one: Replica) -> tuple[PodRecord, PodRecord]:
@@ -119,7 +122,7 @@ async def test_plans_for_a_node_that_kube_scheduler_rejects_wake_who_was_refused
     cluster: FaultyCluster,
 ) -> None:
     cluster.create_node("n2", topology=EIGHT)
-    async with replica(cluster) as one:
+    async with replica(cluster, extending=PLANNING) as one:
         alike = [asking_pod(cluster, f"alike-{number}", vcpus=8, shape=b"alike") for number in range(2)]
         other = asking_pod(cluster, "other", vcpus=4, priority=-1)
         await one.until(lambda: len(one.cache.pods.records) == 3)
@@ -138,7 +141,7 @@ async def test_plans_for_a_node_that_kube_scheduler_rejects_wake_who_was_refused
 async def test_who_was_refused_is_woken_for_what_another_pod_leaves_of_the_cores_of_a_plan(
     cluster: FaultyCluster, takes: int, is_left: bool
 ) -> None:
-    async with replica(cluster) as one:
+    async with replica(cluster, extending=PLANNING) as one:
         asked, planned = (asking_pod(cluster, f"{n}-vcpus", vcpus=n, shape=b"alike") for n in (2, 6))
         refused = asking_pod(cluster, "refused", vcpus=3, priority=-1)
         await one.until(lambda: len(one.cache.pods.records) == 3)
