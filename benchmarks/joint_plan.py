@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import TypeAlias
 
-from benchmarks._tables import table
 from benchmarks._filled_cluster import longest_stretch
+from benchmarks._tables import table
 from benchmarks.decision import filled
 from kvplace.core.ledger import Claim, LedgerChange
 from kvplace.core.request import PinningOptions, Request, Scope

@@ -29,8 +29,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks._tables import table
 from benchmarks._filled_cluster import filled_cluster, longest_stretch
+from benchmarks._tables import table
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of

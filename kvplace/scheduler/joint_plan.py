@@ -166,8 +166,9 @@ class JointPlan:
     def _beside(self, pod: PodRecord) -> list[PodRecord]:
         """Return the pods to be planned along with one, in kube-scheduler's order."""
         known = self._cache.pods.get(pod.uid)
-        joins = self._nominations.pay and known is not None and waits(known)
-        return self._others_of(known) if joins else []
+        if known is None or not waits(known) or not self._nominations.pay:
+            return []
+        return self._others_of(known)
 
     def _others_of(self, pod: PodRecord) -> list[PodRecord]:
         """Return pods of a pod's shape that wait and have no node yet, in kube-scheduler's order."""
