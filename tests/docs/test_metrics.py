@@ -37,15 +37,21 @@ def exposed(process: str) -> set[tuple[str, str, tuple[str, ...]]]:
     return {(name, kind, tuple(filter(None, labels.split(",")))) for name, kind, labels in lines}
 
 
+TABLES = {
+    "serve": ("Exposed by `serve`", "Exposed by both"),
+    "agent": ("Exposed by the agent", "Exposed by both"),
+}
+
+
 def documented(process: str) -> set[tuple[str, str, tuple[str, ...]]]:
-    """List those of the table; each label may be followed by a colon and its values, up to a semicolon."""
+    """List those of its tables; each label may be followed by a colon and its values, up to a semicolon."""
     found = set()
-    for line in section(page("reference/metrics.md"), "Metrics").splitlines():
+    listed = page("reference/metrics.md")
+    for line in "".join(section(listed, heading) for heading in TABLES[process]).splitlines():
         if line.startswith("| `kvplace_"):
-            name, processes, kind, labels, _ = (cell.strip() for cell in line.strip("| ").split("|"))
-            if process in processes.split(", "):
-                words = [re.match(r"`(\w+)`", label.strip()) for label in labels.split(";")]
-                found.add((name.strip("`"), kind, tuple(word[1] for word in words if word)))
+            name, kind, labels, _ = (cell.strip() for cell in line.strip("| ").split("|"))
+            words = [re.match(r"`(\w+)`", label.strip()) for label in labels.split(";")]
+            found.add((name.strip("`"), kind, tuple(word[1] for word in words if word)))
     return found
 
 
