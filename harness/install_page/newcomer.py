@@ -22,12 +22,7 @@ from harness.install_page.page import Block, read_blocks
 
 ELSEWHERE: Mapping[str, str] = {
     "for image in serve hook agent; do\n    skopeo": "a registry; tests/release runs one",
-    "podman build": "a container engine",
-    "./make release": "a registry; tests/release runs it",
-    "openssl base64 -d": "a release; tests/release runs it",
-    "cosign ": "cosign, and a release",
     "helm ": "the chart of a release; tests/release runs Helm",
-    "kubectl krew": "the plugin of a release; tests/release installs it with krew",
     "kubectl kvplace describe-node": "a node without an agent; tests/real_node/test_describe_node.py runs it",
     "kubectl annotate node worker-1": "a node without an agent; tests/real_node/test_migration.py has one",
     "kubectl delete noderesourcetopologies": "the community's kind; tests/manifests installs it",

@@ -160,7 +160,7 @@ def test_files_and_folders_that_the_architecture_names_exist() -> None:
 
 
 def test_the_oldest_releases_are_those_of_which_doctor_warns() -> None:
-    needed = section(page("install.md"), "1 What is needed")
+    needed = section(page("install.md"), "Requirements")
     for program, oldest in {"Kubernetes": OLDEST_KUBERNETES, "KubeVirt": OLDEST_KUBEVIRT}.items():
         assert f"| {program} {'.'.join(map(str, oldest))} or newer" in needed
 
@@ -186,8 +186,8 @@ def test_every_admission_policy_is_listed_and_all_but_the_last_fail_closed() -> 
 
 @pytest.mark.parametrize(("process", "told"), [("serve", "of `serve`"), ("agent", "of the agent")])
 def test_every_setting_of_the_manifests_is_listed_with_its_default_first(process: str, told: str) -> None:
-    rows = section(page("install.md"), "8 Settings").partition(f"The settings {told} are in")[2]
-    table = rows.partition("\n| ")[2].partition("\n\n")[0]
+    rows = section(page("reference/configuration.md"), "Settings")
+    table = rows.partition(f"| setting {told} |")[2].partition("\n\n")[0]
     listed = dict(re.findall(r"^\| `([A-Z_]+)` \| (?:`([^`]+)`|nothing)", table, re.MULTILINE))
     lines = (PROJECT / "manifests" / process / "settings.env").read_text().splitlines()
     assert listed == dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))

@@ -169,14 +169,14 @@ def test_a_vm_gets_its_cores_and_gives_them_back_with_the_objects_of_a_folder(
 def test_a_vm_gets_its_cores_from_the_main_scheduler_with_the_configuration_of_the_page(
     plane: ControlPlane, kubevirt: KubeVirt, manifests: Path, namespace: str
 ) -> None:
-    folder = yaml.safe_load(block("docs/install.md", "- ../manifests/main-scheduler"))
+    folder = yaml.safe_load(block("docs/scheduler.md", "- ../manifests/main-scheduler"))
     installation = Installation(
         plane,
         manifests=manifests,
         resources=[Path(part).name for part in folder["resources"]],
         components=[Path(part).name for part in folder["components"]],
     )
-    configuration = yaml.safe_load(block("docs/install.md", "kind: KubeSchedulerConfiguration"))
+    configuration = yaml.safe_load(block("docs/scheduler.md", "kind: KubeSchedulerConfiguration"))
     del configuration["clientConnection"], configuration["leaderElection"]
     (extender,) = configuration["extenders"]
     address = installation.replicas[0].extender_url

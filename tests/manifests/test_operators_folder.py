@@ -1,4 +1,4 @@
-"""The folders that docs/install.md tells operators to write do what it says."""
+"""The folders that docs/install.md and docs/scheduler.md describe do what they describe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.manifests.objects import NAMESPACE, Json, of_kind, settings_of, templ
 
 WITHOUT_REGISTRY = block("docs/install.md", "images:\n- {name: registry.k8s.io/kube-scheduler")
 WITH_REGISTRY = block("docs/install.md", "- {name: kvplace/serve, newName:")
-MAIN_SCHEDULER = block("docs/install.md", "- ../manifests/main-scheduler")
+MAIN_SCHEDULER = block("docs/scheduler.md", "- ../manifests/main-scheduler")
 
 
 def rendered(cluster: ControlPlane, folder: Path, kustomization: str) -> list[Json]:
@@ -109,7 +109,7 @@ def test_reserved_cpus_are_a_setting_of_the_operators_folder(
 
 def test_the_main_scheduler_is_to_do_what_ours_does() -> None:
     ours = yaml.safe_load((PROJECT / "manifests" / "scheduler" / "configuration.yaml").read_text())
-    told = yaml.safe_load(block("docs/install.md", "kind: KubeSchedulerConfiguration"))
+    told = yaml.safe_load(block("docs/scheduler.md", "kind: KubeSchedulerConfiguration"))
     of_the_place = {"schedulerName", "urlPrefix", "tlsConfig"}
     for part in ("profiles", "extenders"):
         (mine,), (yours,) = ours[part], told[part]

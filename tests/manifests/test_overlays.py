@@ -143,7 +143,7 @@ def test_the_commands_of_the_page_write_the_certificates_for_the_main_scheduler(
 ) -> None:
     look(installed)
     shell = Shell(tmp_path, installed)
-    shell.run(block("docs/install.md", "kubectl -n kvplace-system get secret kvplace-scheduler-client"))
+    shell.run(block("docs/scheduler.md", "kubectl -n kvplace-system get secret kvplace-scheduler-client"))
     stored = installed.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{CLIENT_SECRET}")["data"]
     for name, content in stored.items():
         assert (shell.folder / name).read_bytes() == base64.b64decode(content), name

@@ -30,6 +30,7 @@ from kvplace import __version__
 THE_VM = "-l vm.kubevirt.io/name=web-server"
 COUNTS = "kubectl get nodeledgers --no-headers -o custom-columns=:.spec.summary"
 SIDECAR = f"kubectl get pods {THE_VM} -o jsonpath='{{.items[*].spec.initContainers[*].image}}'"
+INSTALLING = ("Requirements", "Images", "Your folder", "Apply", "Nodes", "First VM")
 FEWEST_STEPS = 8
 IMAGES = "kubectl get pods -A -l app.kubernetes.io/part-of=kvplace -o jsonpath='{..containers[*].image}'"
 RESTARTED = """
@@ -64,7 +65,7 @@ def test_a_newcomer_gets_from_a_checkout_to_a_pinned_vm_that_outlives_upgrade_an
         def ask(command: str) -> list[str]:
             return newcomer.run(current, command).split()
 
-        assert len(list(newcomer.follow(previous, "1 ", "2 ", "3 ", "4 ", "5 "))) >= FEWEST_STEPS
+        assert len(list(newcomer.follow(previous, *INSTALLING))) >= FEWEST_STEPS
         qemu = _qemu(groups)
         pins = Affinities.of_process(qemu).vcpus()
         assert [cpus.bit_count() for cpus in pins.values()] == [1]
@@ -73,8 +74,8 @@ def test_a_newcomer_gets_from_a_checkout_to_a_pinned_vm_that_outlives_upgrade_an
 
         for name in (FOLDER, COMPONENT):
             shutil.copytree(previous / name, current / name)
-        list(newcomer.follow(current, "2 "))
-        upgrade = newcomer.follow(current, "9 ")
+        list(newcomer.follow(current, "Images"))
+        upgrade = newcomer.follow(current, "Upgrade")
         next(upgrade)
         ask(PINNED)
         assert (_qemu(groups), Affinities.of_process(qemu).vcpus()) == (qemu, pins)
@@ -90,7 +91,7 @@ def test_a_newcomer_gets_from_a_checkout_to_a_pinned_vm_that_outlives_upgrade_an
         qemu = _qemu(groups)
         assert Affinities.of_process(qemu).vcpus() == pins
 
-        list(newcomer.follow(current, "10 "))
+        list(newcomer.follow(current, "Uninstall"))
         assert ask("kubectl get crd,ns,clusterrole -o name | grep kvplace || echo nothing") == ["nothing"]
         assert ask("kubectl get vmi web-server -o jsonpath='{.status.phase}'") == ["Running"]
         assert (_qemu(groups), Affinities.of_process(qemu).vcpus()) == (qemu, pins)

@@ -79,6 +79,6 @@ def test_krew_accepts_the_manifest_and_installs_the_plugin_by_the_command_of_the
     root = tmp_path / "krew"
     path = f"{root}/bin:{programs}:/usr/bin:/bin"
     environment = {"KREW_ROOT": str(root), "PATH": path, "HOME": str(tmp_path)}
-    (command,) = command_lines(block("docs/install.md", "kubectl krew install"))
+    (command,) = command_lines(block("docs/releasing.md", "kubectl krew install"))
     run(*shlex.split(command), folder=released, environment=environment)
     assert run("kubectl", "kvplace", "--version", environment=environment) == f"kvplace {__version__}\n"

@@ -38,7 +38,7 @@ def test_every_file_has_its_digest_and_the_list_of_them_is_signed(
         (tmp_path / path.name).symlink_to(path)
     public = tmp_path / "release.pub"
     subprocess.run(["openssl", "ec", "-in", signing_key, "-pubout", "-out", public], check=True)
-    check = ["sh", "-ec", block("docs/install.md", "openssl dgst -sha256 -verify")]
+    check = ["sh", "-ec", block("docs/releasing.md", "openssl dgst -sha256 -verify")]
     subprocess.run(check, cwd=tmp_path, check=True)
     (tmp_path / "SHA256SUMS").unlink()
     (tmp_path / "SHA256SUMS").write_text("another list\n")
