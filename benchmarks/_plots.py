@@ -6,7 +6,8 @@ bar begins at zero, so its axis is never logarithmic; what spans powers of ten i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,27 @@ def write_plot(
         draw(figure)
         figure.savefig(PLOTS / f"{name}.svg", metadata={"Date": None, "Creator": None})
     return f"![{title}](plots/{name}.svg)"
+
+
+def print_plot(name: str, draw: Callable[[Figure], None], *, title: str, height: float = 4.5) -> None:
+    """Print the line of `write_plot`; ends the benchmark with the reason when matplotlib is not there."""
+    try:
+        print(write_plot(name, draw, title=title, height=height))
+    except NotInstalled as error:
+        sys.exit(str(error))
+
+
+def pairs_of_bars(
+    panel: Any, names: Sequence[str], pairs: Sequence[tuple[float, float]], labels: tuple[str, str]
+) -> None:
+    """Draw two bars for each name, without kvplace above the one with it; the first name is at the top."""
+    for of_pair, color in ((0, "#b0b7bf"), (1, "#2a6f97")):
+        heights = [place + 0.2 - 0.4 * of_pair for place in reversed(range(len(names)))]
+        panel.barh(
+            heights, [pair[of_pair] for pair in pairs], height=0.38, color=color, label=labels[of_pair]
+        )
+    panel.set_yticks(list(reversed(range(len(names)))), names)
+    panel.grid(visible=False, axis="y")
 
 
 def legend_beside(figure: Figure, panel: Any, *, columns: int) -> None:

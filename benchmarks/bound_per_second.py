@@ -37,13 +37,15 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks._api_requests import Call, ask_all, counted_requests, requests_since
 from benchmarks._bindings import Bindings
 from benchmarks._fillers import fill
+from benchmarks._plots import Figure, legend_beside, pairs_of_bars, print_plot
 from benchmarks._processes import cpu_of_all, used_since
 from benchmarks._tables import table
 from harness.control_plane.cluster import ControlPlane, Scheduler
@@ -58,6 +60,7 @@ from kvplace.machines.shipped import read_machine
 SERVER_TYPES = ("2x-epyc-9354-nps2", "2x-xeon-6338", "epyc-9654p", "2x-xeon-8480plus-snc4")
 VCPUS = (2, 2, 2, 4, 4, 4, 8, 8, 16)
 AFTERWARDS_S = 4.0
+WITHOUT, WITH = "unbatched", "with kvplace"
 UNBATCHED = ("--feature-gates=OpportunisticBatching=false",)
 ALL_NODES = {"profiles": [{"schedulerName": "default-scheduler", "percentageOfNodesToScore": 100}]}
 _WITHOUT_RECORD: dict[str, Any] = {"metadata": {"managedFields": [{}]}}
@@ -311,6 +314,37 @@ def report(results: dict[str, dict[str, list[Round]]], count: int) -> None:
         print()
 
 
+def compared(results: Mapping[str, Mapping[str, Sequence[Round]]]) -> dict[str, list[tuple[float, float]]]:
+    """Pair the medians without kvplace and with it, one pair for each cluster."""
+    sides = [[found[name] for name in (WITHOUT, WITH)] for found in results.values()]
+    return {
+        "pods bound per second": [
+            (_median(plain, lambda one: one.pods_per_second), _median(ours, lambda one: one.pods_per_second))
+            for plain, ours in sides
+        ],
+        "CPU seconds per 1,000 pods": [
+            (
+                _median(plain, lambda one: sum(one.cpu.values())),
+                _median(ours, lambda one: sum(one.cpu.values())),
+            )
+            for plain, ours in sides
+        ],
+    }
+
+
+def draw(clusters: Sequence[str], shown: Mapping[str, Sequence[tuple[float, float]]], figure: Figure) -> None:
+    """Draw each kind of figure in a panel, two bars for each cluster."""
+    panels = figure.subplots(1, len(shown), sharey=True)
+    for panel, (kind, pairs) in zip(panels, shown.items(), strict=True):
+        pairs_of_bars(panel, clusters, pairs, ("kube-scheduler without kvplace", "with kvplace"))
+        panel.set_xlabel(kind)
+    legend_beside(figure, panels[0], columns=2)
+
+
+def _median(rounds: Sequence[Round], of: Callable[[Round], float]) -> float:
+    return statistics.median(map(of, rounds))
+
+
 def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
     names = {name for row in rows for name in row}
     return {name: statistics.median(row.get(name, 0.0) for row in rows) for name in names}
@@ -341,6 +375,9 @@ def main() -> None:
             name = f"{present} nodes, {given.filled:.0%} full"
             results[name] = measure(present, sides, given.pods, given.rounds, given.schedulers)
     report(results, given.pods)
+    if not given.schedulers:
+        shown = partial(draw, list(results), compared(results))
+        print_plot("bound_per_second", shown, title="Pods bound by one scheduler", height=3.0)
 
 
 if __name__ == "__main__":

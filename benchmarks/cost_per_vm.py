@@ -21,7 +21,9 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from benchmarks._plots import Figure, legend_beside, print_plot
 from benchmarks._tables import table
 from benchmarks._vm_rounds import Round, VmRounds
 from benchmarks.bound_per_second import machines
@@ -40,6 +42,7 @@ PROCESSES = (
     "kube-scheduler",
     "kvplace",
 )
+COLORS = ("#b0b7bf", "#7d8790", "#c9b68c", "#e3d7b8", "#8fb8a8", "#2a6f97")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,20 @@ def _compared(
     return table([what, *found, ""], rows)
 
 
+def draw(costs: Mapping[str, Mapping[str, float]], figure: Figure) -> None:
+    """Draw the CPU time of a VM, a bar for each cluster with a part for each process."""
+    panel = figure.subplots()
+    names, lefts = list(costs)[::-1], [0.0] * len(costs)
+    for process, color in zip(PROCESSES, COLORS, strict=True):
+        widths = [costs[name][process] for name in names]
+        panel.barh(range(len(names)), widths, left=lefts, color=color, label=process)
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    panel.set_yticks(range(len(names)), names)
+    panel.grid(visible=False, axis="y")
+    panel.set_xlabel("CPU-ms per VM")
+    legend_beside(figure, panel, columns=3)
+
+
 def main() -> None:
     """Measure and print tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -141,6 +158,7 @@ def main() -> None:
     parser.add_argument("--vms", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
+    costs: dict[str, dict[str, float]] = {}
     with running_clusters() as clusters:
         present = 0
         for nodes in sorted(given.nodes):
@@ -157,6 +175,12 @@ def main() -> None:
                     spent = found[name][-1].sum_ms
                     print(f"{nodes} nodes, {name}: {spent:.1f} CPU-ms per VM", file=sys.stderr, flush=True)
             report(nodes, given.vms, found)
+            for name, rounds in found.items():
+                cpu = [one.cpu_ms for one in rounds]
+                costs[f"{nodes} nodes, {name}"] = {
+                    process: statistics.median(one.get(process, 0.0) for one in cpu) for process in PROCESSES
+                }
+    print_plot("cost_per_vm", partial(draw, costs), title="CPU time until a VM is bound", height=3.5)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from benchmarks._filled_cluster import filled_cluster, longest_stretch
+from benchmarks._plots import Figure, legend_beside, pairs_of_bars, print_plot
 from benchmarks._tables import table
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free import free_of
@@ -207,7 +208,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[20, 100, 500])
     given = parser.parse_args()
     logging.disable(logging.WARNING)
-    rows = []
+    rows, shares = [], dict[str, tuple[float, float]]()
     for count in given.nodes:
         outcomes = {name: Outcome() for name in ASKED}
         for run in range(given.runs):
@@ -215,7 +216,22 @@ def main() -> None:
             for name, request in ASKED.items():
                 asyncio.run(play(states, request, given.vms, random.Random(run), outcomes[name]))
         rows += [[f"{count} nodes, {name}", *_cells(outcome)] for name, outcome in outcomes.items()]
+        shares |= {
+            f"{count} nodes, {name}": (100 * one.useful / one.asked, 100 * len(one.by_cores) / one.asked)
+            for name, one in outcomes.items()
+            if one.asked
+        }
     print(table(["VM", "asked", "by count", "by cores", "ms per call", "stretch"], rows))
+    print_plot("preemption", partial(draw, shares), title="Evictions that make a VM fit")
+
+
+def draw(shares: Mapping[str, tuple[float, float]], figure: Figure) -> None:
+    """Draw for how many VMs the victims make room, two bars for each kind of VM."""
+    panel = figure.subplots()
+    labels = ("victims by the number of CPUs", "victims by kvplace")
+    pairs_of_bars(panel, list(shares), list(shares.values()), labels)
+    panel.set_xlabel("VMs that fit after the evictions, %")
+    legend_beside(figure, panel, columns=2)
 
 
 def _cells(outcome: Outcome) -> list[str]:

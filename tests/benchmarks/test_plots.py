@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _plots, across_nodes, fragmentation, placement
+from benchmarks import (
+    _plots,
+    across_nodes,
+    bound_per_second,
+    cost_per_vm,
+    fragmentation,
+    placement,
+    preemption,
+)
 from benchmarks._load import MIXES
 from kvplace.simulate.cluster_state import ClusterState
 
@@ -16,7 +24,13 @@ SHARES = {mix.name: dict.fromkeys(fragmentation.WAYS, (7.5, 0.5)) for mix in MIX
 STATE = ClusterState(cpus_used=0.83, memory_used=0.8, cpus_stranded=0.17, memory_stranded=0.2)
 ENDS = [across_nodes.End(STATE, vms=100, split=0, far=0)]
 MEDIANS = {kind: [1e-5 * (number + 1) for number in range(len(placement.ASKED))] for kind in ("a", "b", "c")}
+CLUSTERS = ("50 nodes", "5000 nodes, 90% full")
+RATES = {"pods bound per second": [(540.0, 222.0)] * 2, "CPU seconds per 1,000 pods": [(3.8, 8.5)] * 2}
+COSTS = {name: dict.fromkeys(cost_per_vm.PROCESSES, 10.0) for name in CLUSTERS}
 PLOTS = {
+    "bound_per_second": partial(bound_per_second.draw, CLUSTERS, RATES),
+    "cost_per_vm": partial(cost_per_vm.draw, COSTS),
+    "preemption": partial(preemption.draw, dict.fromkeys(preemption.ASKED, (33.0, 100.0))),
     "across_nodes": partial(across_nodes.draw, dict.fromkeys(across_nodes.FILLINGS, ENDS)),
     "fragmentation": partial(fragmentation.draw, SHARES),
     "placement": partial(placement.draw, MEDIANS),
