@@ -39,7 +39,7 @@ def first_cells(text: str) -> set[str]:
 
 
 WORDS = {
-    keys.KVPLACE_CPU_SET: "scope",
+    keys.CPU_SET: "scope",
     keys.CPU_POLICY: "policy",
     keys.SMT: "smt",
     keys.EMULATOR_THREADS: "emulator_threads",

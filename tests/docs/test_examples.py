@@ -55,7 +55,7 @@ def elements(root: etree._Element) -> set[str]:
 
 def examples() -> Iterator[tuple[str, str, str]]:
     """Key, value and example of every value that has one."""
-    below = section(page("annotations.md"), "What you can ask for")
+    below = section(page("annotations.md"), "Values of each annotation")
     for key in WORDS:
         for line in section(below, f"`{key}`").splitlines():
             cells = line.split("|")
@@ -64,6 +64,22 @@ def examples() -> Iterator[tuple[str, str, str]]:
 
 
 EXAMPLES = list(examples())
+RECIPES = [
+    dict(mark.split(": ") for mark in re.findall(r"`([^`]+)`", line.split("|")[2]))
+    for line in section(page("annotations.md"), "Recipes").splitlines()
+    if line.startswith("| ") and "`" in line
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: " ".join(recipe.values()))
+def test_a_recipe_opts_in_and_its_vm_is_pinned(recipe: dict[str, str]) -> None:
+    assert keys.read_options(recipe) is not None
+    vcpus, gibibytes = (40, 96) if recipe["cpu-set"].startswith("spread") else (4, 8)
+    assert domain_of(recipe, vcpus, gibibytes).findall(".//vcpupin")
+
+
+def test_there_are_eight_recipes() -> None:
+    assert len(RECIPES) == 8
 
 
 def test_every_word_that_shows_in_the_domain_has_an_example() -> None:
@@ -81,11 +97,7 @@ def test_an_example_is_what_comes_out(key: str, value: str, example: str) -> Non
     parts = re.split(r"; (?=3 vCPUs)", example)
     for part in parts:
         vcpus, gibibytes = (40, 96) if "large" in part else (3, 8) if "3 vCPUs" in part else (4, 8)
-        wish = (
-            {key: value}
-            if vcpus < 40 or key == keys.KVPLACE_CPU_SET
-            else {key: value, "cpu-set": "spread-numa"}
-        )
+        wish = {key: value} if vcpus < 40 or key == keys.CPU_SET else {key: value, "cpu-set": "spread-numa"}
         if value == "none":
             continue
         found = elements(domain_of(wish, vcpus, gibibytes))

@@ -38,7 +38,7 @@ def test_every_annotation_is_explained(key: str) -> None:
 @pytest.mark.parametrize("key", WORDS)
 def test_every_value_is_explained_and_the_first_is_what_one_gets_without_the_key(key: str) -> None:
     default = getattr(PinningOptions(), WORDS[key])
-    below = section(section(page("annotations.md"), "What you can ask for"), f"`{key}`")
+    below = section(section(page("annotations.md"), "Values of each annotation"), f"`{key}`")
     assert first_cells(below) == {member.value for member in type(default)}
     first = re.search(r"^\| `([^`]+)`", below, re.MULTILINE)
     assert first is not None
@@ -51,7 +51,7 @@ def test_words_that_exclude_each_other_are_listed_and_no_others() -> None:
         tuple(f"{key_of[type(word)]}: {word.value}" for word in (found.word, found.other))
         for found in CONTRADICTIONS
     }
-    rows = section(page("annotations.md"), "Words that exclude each other").splitlines()
+    rows = section(page("annotations.md"), "Values that exclude each other").splitlines()
     listed = {
         (one, other)
         for line in rows
