@@ -1,11 +1,11 @@
-"""How full a cluster gets before the first VM is refused, and what is left unusable.
+"""CPUs and memory of a cluster in use when the first VM is refused, and CPUs and memory that no VM can use.
 
 VMs of 4 to 32 CPUs, with 1 to 8 GiB for each CPU, fill clusters of ten server types, equally many of each,
 one after the other until one is refused. The table shows the state at that moment; means over 5 seeds, with
 the standard deviation of the CPUs in use.
 
 * *stranded*: CPUs that are free on a node without memory for them, or memory without CPUs, in the proportion
-  in which all VMs together ask for both.
+  of all requests together.
 * *split VMs*: VMs on more NUMA nodes than this machine needs when it is empty.
 * *far memory*: VMs with memory on a NUMA node where they have no CPU.
 

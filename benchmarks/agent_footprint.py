@@ -1,4 +1,4 @@
-"""What an agent costs a node on which nothing happens: memory, import by import, and CPU.
+"""Cost of an agent on an idle node: memory, import by import, and CPU.
 
     python -m benchmarks.agent_footprint [--pods 110] [--seconds 60]
 

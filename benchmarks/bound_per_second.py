@@ -4,21 +4,21 @@
         [--nominate-from-nodes 1000] [--schedulers "with kvplace" ...]
 
 etcd, kube-apiserver and kube-scheduler are real and share one machine. Nodes are Node objects of four server
-types. The pods ask for 2 to 16 CPUs inside one NUMA node. They are created before the scheduler starts, and
+types. The pods request 2 to 16 CPUs inside one NUMA node. They are created before the scheduler starts, and
 are as pod admission would make and store them, without a call of admission: those for kvplace have no
-`managedFields`. The rate is the number of pods after the first, divided by the seconds from the first binding
-to the last, as one watch sees them. The schedulers take turns, and the tables have medians.
+`managedFields`. The rate is the number of pods after the first, divided by the seconds from the first
+binding to the last, as one watch sees them. The schedulers take turns, and the tables have medians.
 
 * *with kvplace*: kvplace is installed from its manifests (one replica, TLS both ways, rights and policies in
   force), with the configuration of its own scheduler.
-* *one by one*: the same, but each pod has a toleration of its own, which no node asks for. So no two pods are
-  alike, and `serve` plans and claims each of them alone.
+* *one by one*: the same, but each pod has a toleration of its own, for a taint that no node has. So no two
+  pods are alike, and `serve` plans and claims each of them alone.
 * *kube-scheduler*: the same pods without the resource that calls kvplace, in a cluster of its own in which
   nothing of kvplace is installed.
 * *unbatched*: the same with the feature gate OpportunisticBatching off. kube-scheduler itself switches
   batching off for every profile with an extender. Ratios are to this row.
-* *unbatched, all nodes*: in a cluster of more than 100 nodes kube-scheduler looks at a sample of them. With
-  kvplace it looks at all, since a sample may miss the one node with the right cores; here it does so, too.
+* *unbatched, all nodes*: in a cluster of more than 100 nodes kube-scheduler checks a sample of them. With
+  kvplace it checks all, since a sample may miss the one node with the right cores. Here it does so too.
 
 Finally the largest cluster is measured again, nearly full: every node has a bound pod that owns the given
 share (`--filled`, 0 leaves this out) of its CPUs.

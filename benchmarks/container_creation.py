@@ -1,4 +1,4 @@
-"""What the agent, an NRI plugin of a real containerd, adds to the creation and start of a container.
+"""Time that the agent, an NRI plugin of a real containerd, adds to the creation and start of a container.
 
     ./make bench container_creation, or .venv/bin/python -m benchmarks.container_creation [--rounds N]
 

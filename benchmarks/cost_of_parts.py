@@ -1,22 +1,23 @@
-"""What each part of kvplace's way costs a VM, added one after the other, by process.
+"""CPU time of a VM by process, while the parts of kvplace are added one after the other.
 
     python -m benchmarks.cost_of_parts [--nodes 50] [--vms 250] [--rounds 1]
 
-One cluster as for `cost_per_vm`: a real kube-apiserver with KubeVirt's own admission and virt-controller, and
-nodes that are Node objects. The same VMIs are created again and again, each time with one part more of
-kvplace's way. All parts but the last are those of any solution with this design. There a server stands in for
-kvplace that answers at once and decides nothing (`benchmarks/_answers_at_once.py`): what it costs is what
-HTTP and TLS in Python cost.
+One cluster as for `cost_per_vm`: a real kube-apiserver with KubeVirt's own admission and virt-controller,
+and nodes that are Node objects. The same VMIs are created again and again, each time with one part more of
+kvplace's way. All parts but the last are those of any solution with this design. For these, a server takes
+the place of kvplace that answers at once and decides nothing (`benchmarks/_answers_at_once.py`). Its cost is
+the cost of HTTP and TLS in Python.
 
-* sidecar and options: the VMI asks, and its client has written the hook sidecar into it, as admission would
+* sidecar and options: the VMI has a request, and its client has written the hook sidecar into it, as
+  admission would
 * webhooks: the API server sends VMI and pod to two webhooks, which change nothing
 * kvplace's patches: both webhooks answer what kvplace answers, but leave `metadata.managedFields`; the pod
   goes to the cluster's own scheduler
 * no managedFields: the patches remove that record, too
 * second scheduler: a kube-scheduler beside the first one binds the pods
-* extender: it asks an extender, whose filter answers with the first node, and which writes the binding with
-  the results of a VM
-* policies: the admission policies are in force
+* extender: it calls an extender. Its filter answers with the first node, and its bind writes the results of
+  a VM
+* policies: the admission policies are active
 * watches: the server watches what `kvplace serve` watches
 * kvplace: `kvplace serve` itself takes its place; it chooses nodes and cores, and writes ledgers
 

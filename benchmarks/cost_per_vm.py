@@ -6,7 +6,7 @@ Two clusters take turns. The first has a real kube-apiserver with KubeVirt's own
 virt-controller, and kube-scheduler. The second has in addition kvplace, installed from its manifests (one
 replica, webhooks and policies included, and its kube-scheduler beside the cluster's own). Nodes are Node
 objects of four server types. Sixteen clients send all VirtualMachineInstances at once; in the second cluster
-they ask for cores (`cpu-set: one-numa`). Time starts with the first one sent and ends when a watch shows the
+they request cores (`cpu-set: one-numa`). Time starts with the first one sent and ends when a watch shows the
 last pod bound. CPU is what the kernel counts for each process from then until four seconds after the last
 binding, so that late work such as events is part of it. Where `perf` is installed, the instructions of the
 same time are counted, too: they do not depend on how fast the machine happens to be. The clusters take turns

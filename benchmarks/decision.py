@@ -1,12 +1,12 @@
-"""How long one decision over all nodes takes, from the pod's request to its node.
+"""Time of one decision over all nodes, from the pod's request to its node.
 
 The call is read, the best of all nodes is chosen (or the reason why none can hold the VM, as with the last
 four requests), and the answer is written. TLS and HTTP are not part of it. Nodes are of mixed machine types
-and were filled with VMs of 2 to 16 CPUs: each to another degree (*different*), until hardly another one fits
+and were filled with VMs of 2 to 16 CPUs: each to another degree (*different*), until almost no other VM fits
 (*nearly full*), or all equally (*alike*). The strategy is pack.
 
 * *new*: the first VM of its kind; the nodes are known.
-* *stretch*: the longest time for which nothing else could run.
+* *stretch*: the longest time without other work.
 * *warm*: nothing has changed since the last VM.
 * *one changed*: one node has changed, as after every bound pod.
 

@@ -1,15 +1,15 @@
-"""Seconds from a VM's creation to its bound pod, for VMs that ask for cores and VMs that do not.
+"""Seconds from a VM's creation to its bound pod, for VMs that request cores (*asks*) and VMs that do not.
 
     python -m benchmarks.first_bind [--singles 10] [--many 50] [--rounds 3]
 
 kube-apiserver, KubeVirt's own admission and virt-controller are real, and kvplace is installed from its
-manifests (one replica, webhooks included). There are ten nodes of 128 CPUs, which are Node objects. A VM
-that asks goes through kvplace's webhooks and scheduler. One that does not ask goes through default-scheduler
-in the same cluster, where kvplace's webhooks do not see it. Time starts when the VirtualMachineInstance is
-sent and ends when a watch shows its pod bound. The two kinds take turns: first one VM at a time, each a
-second after the one before, then many sent at once by eight clients, where time starts with the first one
-sent. A VM that comes within 0.3 s after another change of a ledger may wait so long for others: their claims
-go in one write.
+manifests (one replica, webhooks included). There are ten nodes of 128 CPUs, which are Node objects. An
+opted-in VM goes through kvplace's webhooks and scheduler. Another VM goes through default-scheduler in the
+same cluster, and the API server does not send it to kvplace's webhooks. Time starts when the
+VirtualMachineInstance is sent and ends when a watch shows its pod bound. The two kinds take turns: first one
+VM at a time, each a second after the one before, then many sent at once by eight clients, where time starts
+with the first one sent. A VM that comes within 0.3 s after another change of a ledger may wait so long,
+because claims are gathered into one write.
 """
 
 from __future__ import annotations

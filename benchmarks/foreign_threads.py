@@ -1,4 +1,4 @@
-"""How long another container may use a core that a VM owns, on a node without NRI.
+"""Time for which another container may use a core that a VM owns, on a node without NRI.
 
     ./make bench foreign_threads, or .venv/bin/python -m benchmarks.foreign_threads [--rounds N]
 

@@ -1,9 +1,9 @@
-"""How large the hook sidecar is and how soon it answers, compared with a bare Python process.
+"""Memory and time of the hook sidecar, compared with a bare Python process.
 
     ./make bench hook_footprint, or .venv/bin/python -m benchmarks.hook_footprint [--rounds N] [--calls N]
 
 The hook is laid out as in its image: only its own modules and packages, bytecode compiled, page cache warm.
-Memory is what /proc/PID/smaps_rollup says of the server. *private* is what each further VM on a node costs,
+Memory is that of the server in /proc/PID/smaps_rollup. *private* is the cost of each further VM on a node,
 since sidecars of one image share the pages of files. *ready* is the time from the start of the process to
 its answer to Info, without a limit and at 200m CPU (20 ms of every 100 ms, KubeVirt's default for sidecars);
 the limit needs root and a cgroup. Times depend on the machine: compare the ratios to a bare Python.

@@ -1,11 +1,11 @@
-"""How long the first plan of 64 pods over 5,000 nodes takes, and how long it holds up everything else.
+"""Time of the first plan of 64 pods over 5,000 nodes, and the longest time without other work.
 
     python -m benchmarks.joint_plan [--nodes 5000] [--runs 5]
 
-All 64 wait when kube-scheduler asks about the first of them. `serve` has just begun: it has read the cluster
-and has been asked about no pod. Filter is the real one, on a cluster in memory that takes the nominations of
-the other pods. Hardly two nodes are alike: they are of all machine types and were filled with VMs of 2 to 16
-CPUs, each to another degree (*mixed*) or until about a tenth of its CPUs is left (*nearly full*).
+All 64 wait when kube-scheduler calls Filter for the first of them. `serve` has just begun: it has read the
+cluster and answered no call. Filter is the real one, on a cluster in memory that takes the nominations of
+the other pods. Almost no two nodes are alike: they are of all machine types and were filled with VMs of 2 to
+16 CPUs, each to another degree (*mixed*) or until about a tenth of its CPUs is left (*nearly full*).
 
 * *whole*: from the call to its answer.
 * *stretch*: the longest time without a turn of the event loop.

@@ -4,14 +4,14 @@
         [--against FOLDER]
 
 etcd and kube-apiserver are real, with the CRD of the manifests and the policy for claims. Every ledger is
-full: each claim owns four CPUs and has memory of one NUMA node. A write is the request that kvplace sends: in
-turn one that releases a claim and one that claims the same CPUs, one after the other over one connection. The
-floor is the same for a custom resource that has a single short text and no rules. The CPU is that of the
+full: each claim owns four CPUs and has memory of one NUMA node. A write is the request that kvplace sends:
+in turn one that releases a claim and one that claims the same CPUs, one after the other over one connection.
+The floor is the same for a custom resource that has a single short text and no rules. The CPU is that of the
 kube-apiserver process, garbage collection included. The same ledgers *without rules*, as a kind that the API
-server stores as it comes, show what the size alone costs. The ledgers of different sizes and the floor take
-turns; each figure is the median of the rounds. `--against` names the manifests of another version of kvplace,
-whose ledgers are then measured in the same turns; `--patched` also measures ledgers that are patched, as
-those are which hold more than kvplace reads.
+server does not check, show the cost of the size alone. The ledgers of different sizes and the floor take
+turns; each figure is the median of the rounds. `--against` names the manifests of another version of
+kvplace; its ledgers are measured in the same turns. `--patched` also measures ledgers that are patched, as
+ledgers with unknown fields are.
 """
 
 from __future__ import annotations

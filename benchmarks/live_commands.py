@@ -1,4 +1,4 @@
-"""How long commands on a live cluster take, from the shell's prompt to the whole answer.
+"""Time of commands on a live cluster, from the shell's prompt to the whole answer.
 
     python -m benchmarks.live_commands [--nodes 1000] [--vms 5000] [--rounds 3]
 

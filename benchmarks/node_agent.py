@@ -1,4 +1,4 @@
-"""What the agent costs on a node with 100 VMs of 8 vCPUs, and how soon it repairs drift.
+"""Cost of the agent on a node with 100 VMs of 8 vCPUs, and its time to repair drift.
 
     ./make bench node_agent, or .venv/bin/python -m benchmarks.node_agent [--vms N] [--vcpus N] [--seconds N]
 

@@ -1,12 +1,12 @@
-"""How long one placement takes, by what is asked and what is free.
+"""Time of one placement, by request and by free CPUs.
 
     python -m benchmarks.placement [--quick] [--odd]
 
 The server has 256 CPUs, 8 NUMA nodes and 32 L3 groups (two sockets, 64 cores of two threads each). The time
 is that of the whole decision from the free CPUs to the answer. Nothing is remembered from an equal question;
-what each L3 group and NUMA node has to give is already counted, as it is when one VM came or went since the
+the free CPUs of each L3 group and NUMA node are already counted, as after one VM that came or went since the
 last question. The kubelet's packed algorithm, written without optimisations in the same language
-(benchmarks/peers), is asked for as many CPUs of the same sets in the same run. It knows no scope, caches or
+(benchmarks/peers), chooses as many CPUs from the same sets in the same run. It knows no scope, caches or
 memory, and chooses CPUs only.
 
 * *fresh*: all CPUs are free.
@@ -255,7 +255,7 @@ def main(quick: bool, with_odd_machines: bool) -> int:
     try:
         print(
             write_plot(
-                "placement", partial(draw, medians), title="One placement by what is asked and what is free"
+                "placement", partial(draw, medians), title="One placement, by request and by free CPUs"
             )
         )
     except NotInstalled as error:

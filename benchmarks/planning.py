@@ -3,8 +3,8 @@
     python -m benchmarks.planning [--quick] [--seeds 10] [--seconds 3]
 
 Nodes have two sockets of two NUMA nodes with 30 allocatable CPUs each. Two VMs run on each node, each in a
-NUMA node of its own; `make room` may move them. The VMs to place ask for `one-numa`, and together for as
-many CPUs as are free. There are four mixes of sizes: `mixed` has 2 to 24 vCPUs; `chunky` 6, 10, 14 or 18;
+NUMA node of its own; `make room` may move them. The VMs to place request `one-numa`, and together as many
+CPUs as are free. There are four mixes of sizes: `mixed` has 2 to 24 vCPUs; `chunky` 6, 10, 14 or 18;
 `memory` 2 to 12 with 1 to 6 GiB for each vCPU, so that memory runs out on some nodes and CPUs on others;
 `large` 8, 16, 24 or 28.
 
@@ -13,7 +13,7 @@ many CPUs as are free. There are four mixes of sizes: `mixed` has 2 to 24 vCPUs;
 * *plan with bound*: a plan that also starts from the solver's assignment. *reached* counts the seeds in
   which it reaches the bound, and is therefore proven to be optimal.
 
-Percentages are means over the seeds, of all VMs and all vCPUs that were asked for; seconds are medians.
+Percentages are means over the seeds, of all requested VMs and vCPUs; seconds are medians.
 """
 
 from __future__ import annotations

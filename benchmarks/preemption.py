@@ -1,4 +1,4 @@
-"""A VM of high priority finds no cores: whose eviction gives it some, and how long the search takes.
+"""Victims for a VM of high priority that fits nowhere, and the time of the search for them.
 
     python -m benchmarks.preemption [--runs 6] [--vms 3] [--nodes 20 100 500]
 
@@ -9,11 +9,11 @@ without which the count of CPUs is sufficient, the most important first.
 
 * *by count*: for how many VMs the victims on the best node by this count would have left cores that fit the
   VM's scope, and how many victims there are. For the other VMs the evictions would have been useless.
-* *by cores*: for how many VMs kvplace names victims, whose cores always suffice. For the other VMs nobody is
-  evicted.
+* *by cores*: for how many VMs kvplace names victims; their cores always suffice. For the other VMs nothing
+  is evicted.
 
-Milliseconds of CPU per call: the median, and the longest in brackets. *stretch* is the longest time for
-which nothing else could run.
+Milliseconds of CPU per call: the median, and the longest in brackets. *stretch* is the longest time without
+other work.
 """
 
 from __future__ import annotations

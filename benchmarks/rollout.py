@@ -1,4 +1,4 @@
-"""How long a rollout of 500 VMs takes, from the command to the last VM that is pinned.
+"""Time of a rollout of 500 VMs, from the command to the last VM that is pinned.
 
     python -m benchmarks.rollout [--vms 500] [--nodes 50]
 
@@ -11,8 +11,8 @@ answer at once, so the figures do not contain the time that a guest needs to boo
 VMs are created, followed and deleted three times:
 
 * as VirtualMachines;
-* as VirtualMachineInstances, for which KubeVirt and the API server have less work;
-* *without kvplace*: as VirtualMachines that ask kvplace for nothing, sixteen requests at a time, placed by
+* as VirtualMachineInstances, which need less work of KubeVirt and the API server;
+* *without kvplace*: as VirtualMachines without a request for cores, sixteen requests at a time, placed by
   kube-scheduler alone, until the last one runs. This is what KubeVirt itself needs on this machine.
 
 Times to a stage count from the moment at which the VM was sent. CPU seconds are those of `create`, from its

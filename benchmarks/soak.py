@@ -1,4 +1,4 @@
-"""What `serve` keeps in memory after 75,000 pods have come and gone, and more than 50,000 of them were bound.
+"""Memory of `serve` after 75,000 pods have come and gone, and more than 50,000 of them were bound.
 
 Two replicas of extender and controller run on a cluster in memory, in virtual time. Pods are bound, refused,
 and deleted at every step, some of them together with their nodes. Each row is measured when all pods are

@@ -4,8 +4,8 @@
 
 etcd and kube-apiserver are real. Nodes are of four server types, with 50 images each, their NodeTopologies,
 and four bound pods on each with their claims in its NodeLedger. Pods are padded to the size of
-virt-launcher's (18 KB). Rights and policies of the manifests are in force. The CPU time is that of serve,
-and of the API server while serve starts. Memory is what serve keeps resident when it is ready.
+virt-launcher's (18 KB). Rights and policies of the manifests are active. The CPU time is that of serve, and
+of the API server while serve starts. Memory is what serve keeps resident when it is ready.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
     python -m benchmarks.two_schedulers [--nodes 50] [--pods 300] [--rounds 3]
 
 One is the cluster's own kube-scheduler, with kvplace's extender in its configuration; the other is
-kvplace's. The pods that ask for cores name one or the other in turn, and half as many plain pods go to the
+kvplace's. The pods that request cores name one or the other in turn, and half as many plain pods go to the
 first. Both are stopped (SIGSTOP) while the pods are created, and begin together. Neither knows what the
 other one is about to bind: no core gets two owners, but a decision can lose against the other scheduler's
-and is then made again. For comparison, the same pods with one scheduler for all that ask; plain pods then
-have a scheduler of their own, which calls no extender. Nodes are of four server types.
+and is then made again. For comparison, the same pods with one scheduler for all that request cores; plain
+pods then have a scheduler of their own, which calls no extender. Nodes are of four server types.
 
-Conflicts are counted by kvplace and by the API server, per pod that asks. CPU counts from the moment at
-which both begin until four seconds after the last binding, of all processes and per pod of either kind.
-*oversold* are nodes whose pods request more CPUs than the node has; the kubelet would reject pods there.
-Medians of the rounds.
+Conflicts are counted by kvplace and by the API server, per pod that requests cores. CPU counts from the
+moment at which both begin until four seconds after the last binding, of all processes and per pod of either
+kind. *oversold* nodes have pods that request more CPUs than the node has; the kubelet would reject pods
+there. Medians of the rounds.
 """
 
 from __future__ import annotations

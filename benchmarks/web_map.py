@@ -1,11 +1,11 @@
-"""What the web map costs `serve`, and how quickly its pages load, with 1,000 nodes.
+"""Cost of the web map for `serve`, and load times of its pages, with 1,000 nodes.
 
 Nodes are two-socket servers with 128 CPUs, in memory, so that the map alone is measured. The browser is
-Chromium without a window, and shares the machine's cores with `serve`. *first* includes computing what
-nobody had asked for before, such as the rows of all nodes. While readers follow, up to 50 times a second a
-VM ends or starts on some node. The CPU time is that of one process that contains the simulated cluster,
-`serve` and all readers. So the cost of a reader is the difference to no reader, and contains both ends of
-the reader's TLS connection.
+Chromium without a window, and shares the machine's cores with `serve`. *first* includes computing what no
+earlier request needed, such as the rows of all nodes. While readers follow, up to 50 times a second a VM
+ends or starts on some node. The CPU time is that of one process that contains the simulated cluster, `serve`
+and all readers. So the cost of a reader is the difference to no reader, and contains both ends of the
+reader's TLS connection.
 """
 
 from __future__ import annotations
