@@ -34,7 +34,7 @@ from kvplace.nodes.node_machine import NodeMachine, Unusable
 from kvplace.scheduler.claims import is_bound_with, placement_of_claim, rfc3339
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.holds import Holds
-from kvplace.scheduler.pod_requests import AskingPod, PodReader, PodRequests
+from kvplace.scheduler.pending_pods import AskingPod, PendingPods, PodReader
 
 log = logging.getLogger(__name__)
 
@@ -78,19 +78,17 @@ class Binder:
         cluster: PodClient,
         cache: NodeCache,
         holds: Holds,
-        requests: PodRequests,
+        pending: PendingPods,
         events: EventRecorder,
         *,
         seconds: float,
         now: Callable[[], datetime],
-        attempt_of: Callable[[PodUid], int] = lambda _: 0,
     ) -> None:
-        """A bind may take `seconds`; `now` dates claims; `attempt_of` numbers attempts in the log."""
-        self._attempt_of = attempt_of
+        """A bind may take `seconds`; `now` dates claims."""
         self._cluster = cluster
         self._cache = cache
         self._holds = holds
-        self._requests = requests
+        self._pending = pending
         self._events = events
         self._seconds = seconds
         self._now = now
@@ -122,7 +120,7 @@ class Binder:
 
     async def _bind_and_log(self, args: BindingArgs) -> None:
         about = about_pod(
-            args.uid, args.namespace, args.name, node=args.node, attempt=self._attempt_of(args.uid)
+            args.uid, args.namespace, args.name, node=args.node, attempt=self._pending.get(args.uid).attempts
         )
         try:
             await self._bind(args)
@@ -144,7 +142,8 @@ class Binder:
         deadline = asyncio.get_running_loop().time() + self._seconds
         if await self._is_bound(args):
             return
-        asking = await self._requests.of_binding(args)
+        explanation = self._pending.get(args.uid).explanation
+        asking = await self._pending.of_binding(args)
         pod_request = asking.pod_request
         try:
             decision = await self._claim_cores(args, pod_request)
@@ -166,9 +165,7 @@ class Binder:
             placement,
             enforced=self._cache.enforces(args.node),
         )
-        annotations = result_annotations(
-            decision.topology, bound, pod_request, explanation=asking.explanation
-        )
+        annotations = result_annotations(decision.topology, bound, pod_request, explanation=explanation)
         await self._bind_pod(args, decision, annotations, deadline)
 
     # Step 1.
@@ -239,7 +236,8 @@ class Binder:
         decision = await self._cache.ledgers.change(args.node, decide)
         self._along.pop(args.uid, None)  # the next attempt cannot tell whether this one's binding arrives
         stored = self._cache.ledger(args.node).claims
-        for uid in [args.uid, *(held.uid for held in self._holds.of_node(args.node) if held.uid in stored)]:
+        held_and_stored = [held.uid for held in self._holds.on_node(args.node) if held.uid in stored]
+        for uid in [args.uid, *held_and_stored]:
             self._holds.drop(uid)
         return decision
 
@@ -256,7 +254,7 @@ class Binder:
         """Return the claims of the other pods that hold cores of the node; their own binds find them."""
         self._forget_old()
         along: list[Claim] = []
-        for held in self._holds.of_node(args.node):
+        for held in list(self._holds.on_node(args.node)):
             if self._awaits_bind(held.uid, args.node, ledger) and machine.free(ledger, along).can_give(held):
                 claim = replace(held, since=rfc3339(self._now()))
                 self._along.pop(claim.uid, None)  # the oldest come first
@@ -285,10 +283,9 @@ class Binder:
                 return placement
             ledger = ledger.after(LedgerChange(releases=(args.uid,)))
         held = self._holds.of_pod(args.uid, args.node)
-        if held is not None and machine.free(ledger).can_give(held):
-            placement = placement_of_claim(machine.topology, request, held)
-            if placement is not None:
-                return placement
+        is_as_held = held is not None and held.fingerprint == machine.topology.fingerprint
+        if held is not None and is_as_held and machine.free(ledger).can_give(held.claim):
+            return held.placement
         message = ""
         for holds in (self._holds.on_node(args.node, but=args.uid), ()):
             answer = place(machine.topology, machine.free(ledger, holds), request)

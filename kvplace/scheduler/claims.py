@@ -33,7 +33,7 @@ class _Question:
     request: Request = field(compare=False)
 
 
-@lru_cache(maxsize=1024)  # Filter and Bind ask the same, and so do VMs of one size on equal machines
+@lru_cache(maxsize=1024)  # VMs of one size on equal machines have equal claims
 def _placed_inside(question: _Question) -> Placement | None:
     return try_place(question.topology, question.inside, question.request)
 

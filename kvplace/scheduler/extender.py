@@ -31,7 +31,6 @@ from kvplace.kube.events import EventRecorder, does_not_fit
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.scheduler.attempts import Attempts
 from kvplace.scheduler.binder import Binder, PodClient
 from kvplace.scheduler.claims import placement_of_claim
 from kvplace.scheduler.explanation import explain_choice
@@ -57,7 +56,7 @@ from kvplace.scheduler.metrics import (
     REFUSALS,
 )
 from kvplace.scheduler.nominations import NominationClient, Nominations
-from kvplace.scheduler.pod_requests import AskingPod, PodRequests
+from kvplace.scheduler.pending_pods import AskingPod, PendingPods
 from kvplace.scheduler.preemptor import BudgetReader, Preemptor
 from kvplace.scheduler.room_maker import MakeRoom, RoomMaker, Search, in_a_thread
 
@@ -111,8 +110,7 @@ class Extender:
         self._cache = cache
         self._events = events
         self._settings = settings or ExtenderSettings()
-        self._requests = PodRequests(cluster, cache.pods)
-        self._attempts = Attempts(cache.pods, clock)
+        self._pending = PendingPods(cluster, cache.pods, clock)
         self._fits = FitTable(
             lambda node: cache.snapshot(node, self.holds.on_node(node)), self._settings.strategy
         )
@@ -121,9 +119,9 @@ class Extender:
             cluster, cache, self.holds, from_nodes=self._settings.nominate_from_nodes
         )
         self._plan = JointPlan(
-            cache, self._requests, self._fits, self.holds, self.nominations, self._settings.strategy
+            cache, self._pending, self._fits, self.holds, self.nominations, self._settings.strategy
         )
-        self._preemptor = Preemptor(cluster, cache, self._requests, self.holds, now=now, clock=clock)
+        self._preemptor = Preemptor(cluster, cache, self._pending, self.holds, now=now, clock=clock)
         self.room = RoomMaker(
             cluster,
             cache,
@@ -139,11 +137,10 @@ class Extender:
             cluster,
             cache,
             self.holds,
-            self._requests,
+            self._pending,
             events,
             seconds=self._settings.bind_seconds,
             now=now,
-            attempt_of=self._attempts.number,
         )
         cache.pods.subscribe(self._pod_seen)
 
@@ -154,14 +151,15 @@ class Extender:
     async def filter(self, args: ExtenderArgs) -> FilterResult:
         """Answer which of the given nodes can hold the pod, or why none can."""
         started = time.perf_counter()
-        attempt = self._attempts.begin(args.pod.uid)
+        pending = self._pending.begin(args.pod.uid)
         held_on = self.holds.node_of(args.pod.uid)
         try:
             result = await self._filter(args)
         finally:
             FILTERS.observe(time.perf_counter() - started)
             self._leave_unless_needed(args.pod.uid, held_on)
-        self._log_refusal(args.pod, attempt, result)
+        if pending.is_news(result.refusal) and result.refusal:
+            _log_refusal(args.pod, pending.attempts, result)
         return result
 
     def _leave_unless_needed(self, uid: PodUid, node: NodeName | None) -> None:
@@ -170,14 +168,6 @@ class Extender:
             return
         if node not in self._cache.ledgers.nodes_claimed_by(uid):
             self.holds.left(node)
-
-    def _log_refusal(self, pod: PodRecord, attempt: int, result: FilterResult) -> None:
-        """Log why a pod has no node, once for each reason: kube-scheduler asks again and again."""
-        if not result.refusal:
-            self._attempts.is_news(pod.uid, "")
-        elif self._attempts.is_news(pod.uid, result.refusal):
-            about = about_pod(pod.uid, pod.namespace, pod.name, vmi=pod.vmi, attempt=attempt)
-            log.info("does not fit: %s", result.refusal, extra=about)
 
     async def _filter(self, args: ExtenderArgs) -> FilterResult:
         """Answer a filter call.
@@ -191,7 +181,7 @@ class Extender:
         if not self._cache.has_synced:
             return FilterResult(error="kvplace has not read the cluster yet; it will in a moment")
         try:
-            asking = self._requests.read(args.pod)
+            asking = self._pending.request_of(args.pod)
         except BadAnnotation as error:
             return FilterResult.rejecting(args, dict.fromkeys(args.names, str(error)))
         if asking is None:
@@ -233,9 +223,9 @@ class Extender:
                 others = (candidate for candidate in candidates if candidate is not best)
                 next_best = best_candidate(others, self._settings.strategy)
                 ranked = explain_choice(best, next_best, self._settings.strategy)
-                self._requests.explain(uid, f"kube-scheduler chose; kvplace ranks first {ranked}")
+                self._pending.get(uid).explanation = f"kube-scheduler chose; kvplace ranks first {ranked}"
             return FilterResult.passing(args, [candidate.node for candidate in candidates])
-        self._plan.hold(args.pod, asking, best.node, best.placement)
+        self._plan.hold(args.pod, asking, best)
         return FilterResult.passing(args, [best.node])
 
     async def _none_fits(
@@ -247,7 +237,7 @@ class Extender:
             if claimed:
                 return FilterResult.passing(args, [min(claimed)])
         may_be_offered_more = is_about_nominated_node(args.pod, args.names)
-        if may_be_offered_more and not self._attempts.nominated_refused_twice(args.pod.uid):
+        if may_be_offered_more and not self._pending.nominated_refused_twice(args.pod.uid):
             return FilterResult.rejecting(args, groups.texts)
         for reason in {group.refusal.reason for group in groups.groups}:
             REFUSALS.labels(reason.value).inc()
@@ -292,7 +282,7 @@ class Extender:
 
     async def _prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
         try:
-            asking = self._requests.read(args.pod)
+            asking = self._pending.request_of(args.pod)
         except BadAnnotation:
             asking = None
         if asking is None:
@@ -324,21 +314,17 @@ class Extender:
         """
         started = time.perf_counter()
         outcome, result = "bound", BindingResult()
+        pending = self._pending.get(args.uid)
         try:
             await asyncio.shield(self.binder.begin(args))
         except KvplaceError as error:
             outcome, result = _outcome(error), BindingResult(str(error))
         BINDS.labels(outcome).observe(time.perf_counter() - started)
         if not result.error:
-            self._count_placement(args.uid)
+            seconds = self._pending.placed_in(pending)
+            if seconds is not None:
+                PLACEMENTS.observe(seconds)
         return result
-
-    def _count_placement(self, uid: PodUid) -> None:
-        """Count the time that placing a pod took, once."""
-        seconds = self._attempts.seconds(uid)
-        if seconds is not None:
-            PLACEMENTS.observe(seconds)
-            self._attempts.forget(uid)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         pod = after or before
@@ -347,8 +333,11 @@ class Extender:
                 self.holds.drop(pod.uid)
             else:
                 self.holds.leave(pod.uid)
-            if pod.uid not in self.binder.under_way:  # else its bind counts it when it has its answer
-                self._attempts.forget(pod.uid)
+
+
+def _log_refusal(pod: PodRecord, attempt: int, result: FilterResult) -> None:
+    about = about_pod(pod.uid, pod.namespace, pod.name, vmi=pod.vmi, attempt=attempt)
+    log.info("does not fit: %s", result.refusal, extra=about)
 
 
 def _outcome(error: KvplaceError) -> str:

@@ -1,8 +1,9 @@
-"""Tentative holds: cores that filter has chosen for pods whose bind has not come yet.
+"""Holds: cores that Filter has chosen for pods that are not bound yet.
 
 They exist in this process only: they keep pods that are being scheduled from choosing the same cores. What
-counts is the claim in the ledger. A hold ends with its pod's bind, with the pod, or after a while. Where that
-leaves its cores to nobody, subscribers hear of it: somebody may have been refused because of them.
+counts is the claim in the ledger. A hold ends with the bind of its pod, with the pod, or after a while. Where
+the end leaves the cores without an owner, subscribers are called: another pod may have been refused because
+of them.
 
 Some pods are planned: they got their hold together with another pod, before kube-scheduler asked about them.
 A planned hold becomes an ordinary one when kube-scheduler asks.
@@ -12,16 +13,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplace.core.ledger import Claim
+from kvplace.core.placement import Placement
 from kvplace.core.scalars import NodeName, PodUid
 
 
 @dataclass(frozen=True, slots=True)
-class _Hold:
+class Hold:
+    """What a pod would get on a node."""
+
     node: NodeName
-    until: float
+    claim: Claim
+    """What its bind would store."""
+    placement: Placement
+    """What the claim stands for on the node's machine, which is the one with `fingerprint`."""
+    fingerprint: str
+    planned: bool = False
+    """Whether kube-scheduler has not asked about the pod yet."""
+    until: float = 0.0
 
 
 class Holds:
@@ -34,9 +45,9 @@ class Holds:
         self._seconds = seconds
         self._clock = clock
         self._changed = changed
-        self._holds: dict[PodUid, _Hold] = {}
+        self._holds: dict[PodUid, Hold] = {}
+        """The oldest first."""
         self._on_node: dict[NodeName, dict[PodUid, Claim]] = {}
-        self._planned: set[PodUid] = set()
         self._subscribers: list[Callable[[NodeName], None]] = []
 
     def __len__(self) -> int:
@@ -44,7 +55,7 @@ class Holds:
         return len(self._holds)
 
     def subscribe(self, left: Callable[[NodeName], None]) -> None:
-        """Call `left` with the node whenever cores are no longer held for a pod, and are nobody else's."""
+        """Call `left` with the node whenever cores are no longer held and no claim has taken them."""
         self._subscribers.append(left)
 
     async def run(self) -> None:
@@ -55,15 +66,13 @@ class Holds:
             await asyncio.sleep(self._seconds if oldest is None else oldest.until - self._clock())
             self.drop_expired()
 
-    def hold(self, node: NodeName, claim: Claim, *, planned: bool = False) -> None:
-        """Hold what a pod would claim on a node; replaces its earlier hold."""
-        uid = claim.uid
+    def add(self, hold: Hold) -> None:
+        """Begin a hold; it replaces an earlier hold of the pod."""
+        uid = hold.claim.uid
         self.drop(uid)
-        self._holds[uid] = _Hold(node, self._clock() + self._seconds)
-        self._on_node.setdefault(node, {})[uid] = claim
-        if planned:
-            self._planned.add(uid)
-        self._changed(node)
+        self._holds[uid] = replace(hold, until=self._clock() + self._seconds)
+        self._on_node.setdefault(hold.node, {})[uid] = hold.claim
+        self._changed(hold.node)
 
     def drop(self, uid: PodUid) -> None:
         """End the hold of a pod, if it has one, since its cores are taken: by its claim, or other holds."""
@@ -73,18 +82,17 @@ class Holds:
             del held[uid]
             if not held:
                 del self._on_node[hold.node]
-            self._planned.discard(uid)
             self._changed(hold.node)
 
     def leave(self, uid: PodUid) -> None:
-        """End the hold of a pod, if it has one, and leave its cores to whoever wants them."""
-        node = self.node_of(uid)
+        """End the hold of a pod, if it has one, and leave its cores to other pods."""
+        hold = self._holds.get(uid)
         self.drop(uid)
-        if node is not None:
-            self.left(node)
+        if hold is not None:
+            self.left(hold.node)
 
     def left(self, node: NodeName) -> None:
-        """Tell subscribers that cores of a node are held for nobody any more."""
+        """Call the subscribers: cores of a node are no longer held."""
         for left in self._subscribers:
             left(node)
 
@@ -96,22 +104,15 @@ class Holds:
                 break
             self.leave(uid)
 
-    def of_pod(self, uid: PodUid, node: NodeName) -> Claim | None:
-        """Return what a pod holds on a node."""
-        return self._on_node.get(node, {}).get(uid)
-
-    def has(self, uid: PodUid) -> bool:
-        """Return whether a pod has a hold."""
-        return uid in self._holds
+    def of_pod(self, uid: PodUid, node: NodeName | None = None) -> Hold | None:
+        """Return the hold of a pod; with a node only a hold there."""
+        hold = self._holds.get(uid)
+        return hold if hold is not None and node in (None, hold.node) else None
 
     def node_of(self, uid: PodUid) -> NodeName | None:
         """Return the node on which a pod has a hold."""
         hold = self._holds.get(uid)
         return hold.node if hold is not None else None
-
-    def of_node(self, node: NodeName) -> list[Claim]:
-        """Return what pods hold on a node."""
-        return list(self._on_node.get(node, {}).values())
 
     def on_node(self, node: NodeName, *, but: PodUid | None = None) -> Iterator[Claim]:
         """Return what pods hold on a node, except for the pod `but`."""
@@ -119,19 +120,19 @@ class Holds:
 
     def planned_node(self, uid: PodUid) -> NodeName | None:
         """Return the node for which a pod is planned; None once kube-scheduler has asked about it."""
-        return self._holds[uid].node if uid in self._planned else None
+        hold = self._holds.get(uid)
+        return hold.node if hold is not None and hold.planned else None
 
     def planned_on(self, node: NodeName) -> list[PodUid]:
         """Return the pods that are planned for a node."""
-        return [uid for uid in self._on_node.get(node, ()) if uid in self._planned]
+        return [uid for uid in self._on_node.get(node, ()) if self._holds[uid].planned]
 
     @property
     def planned_nodes(self) -> set[NodeName]:
         """The nodes for which pods are planned."""
-        return {self._holds[uid].node for uid in self._planned}
+        return {hold.node for hold in self._holds.values() if hold.planned}
 
     def asked(self, uid: PodUid) -> None:
         """Make the planned hold of a pod an ordinary one, which begins now."""
-        node = self._holds.pop(uid).node
-        self._holds[uid] = _Hold(node, self._clock() + self._seconds)
-        self._planned.discard(uid)
+        hold = self._holds.pop(uid)
+        self._holds[uid] = replace(hold, planned=False, until=self._clock() + self._seconds)

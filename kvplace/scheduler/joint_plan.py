@@ -18,7 +18,6 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, claim_of
-from kvplace.core.placement import Placement
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import PodRecord
@@ -27,11 +26,11 @@ from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.explanation import TAKEN, explain_choice, explain_placement
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.gathering import Gathering
-from kvplace.scheduler.holds import Holds
+from kvplace.scheduler.holds import Hold, Holds
 from kvplace.scheduler.metrics import PLANNED
 from kvplace.scheduler.nominations import Nominations
 from kvplace.scheduler.offered_nodes import OfferedNodes
-from kvplace.scheduler.pod_requests import AskingPod, PodRequests
+from kvplace.scheduler.pending_pods import AskingPod, PendingPods
 from kvplace.scheduler.waiting_pods import WaitingPods, waits
 
 TOGETHER = 64
@@ -50,14 +49,14 @@ class JointPlan:
     def __init__(
         self,
         cache: NodeCache,
-        requests: PodRequests,
+        pending: PendingPods,
         fits: FitTable,
         holds: Holds,
         nominations: Nominations,
         strategy: Strategy,
     ) -> None:
         self._cache = cache
-        self._requests = requests
+        self._pending = pending
         self._fits = fits
         self._holds = holds
         self._nominations = nominations
@@ -75,14 +74,14 @@ class JointPlan:
         node = self._holds.planned_node(pod.uid)
         if node is None:
             return None
-        claim = self._holds.of_pod(pod.uid, node)
+        hold = self._holds.of_pod(pod.uid)
         if node not in names:
             if not is_about_nominated_node(pod, names):
                 for planned in self._holds.planned_on(node):
                     self._holds.leave(planned)
             return None
         snapshot = self._cache.snapshot(node, self._holds.on_node(node, but=pod.uid))
-        if claim is None or isinstance(snapshot, Unusable) or not snapshot.free.can_give(claim):
+        if hold is None or isinstance(snapshot, Unusable) or not snapshot.free.can_give(hold.claim):
             return None
         self._holds.asked(pod.uid)
         return node
@@ -106,9 +105,9 @@ class JointPlan:
         if best is None:
             best = await self._take_over(pod, asking.pod_request.request, names)
             if best is not None and asking.pod_request.explain:
-                self._requests.explain(pod.uid, explain_placement(best.node, best.placement, TAKEN))
+                self._pending.get(pod.uid).explanation = explain_placement(best.node, best.placement, TAKEN)
         if best is not None:
-            self.hold(pod, asking, best.node, best.placement)
+            self.hold(pod, asking, best)
         rest = dropwhile(lambda one: one.priority > pod.priority, beside)
         await self._plan(rest, names)
         await self._nominations.written()
@@ -130,24 +129,17 @@ class JointPlan:
             await self._plan(self._others_of(known), offered)
         await self._nominations.written()
 
-    def hold(
-        self,
-        pod: PodRecord,
-        asking: AskingPod,
-        node: NodeName,
-        placement: Placement,
-        *,
-        planned: bool = False,
-    ) -> None:
+    def hold(self, pod: PodRecord, asking: AskingPod, chosen: Candidate, *, planned: bool = False) -> None:
         """Hold what a pod would claim on the node that was chosen for it."""
         claim = claim_of(
             pod.uid,
-            placement,
+            chosen.placement,
             namespace=pod.namespace,
             pod=pod.name,
             vmi=asking.pod_request.vmi_name,
         )
-        self._holds.hold(node, claim, planned=planned)
+        fingerprint = chosen.fit.topology.fingerprint
+        self._holds.add(Hold(chosen.node, claim, chosen.placement, fingerprint, planned))
 
     async def _best(self, pod: PodRecord, asking: AskingPod, names: frozenset[NodeName]) -> Candidate | None:
         request = asking.pod_request.request
@@ -155,7 +147,7 @@ class JointPlan:
             return await self._fits.best(names, request)
         best, next_best = await self._fits.two_best(names, request)
         if best is not None:
-            self._requests.explain(pod.uid, explain_choice(best, next_best, self._strategy))
+            self._pending.get(pod.uid).explanation = explain_choice(best, next_best, self._strategy)
         return best
 
     async def _gather(self, pod: PodRecord, names: Collection[NodeName]) -> None:
@@ -183,7 +175,7 @@ class JointPlan:
             self._offered.remember(known.shape, names)
 
     def _is_undecided(self, pod: PodRecord) -> bool:
-        return not self._holds.has(pod.uid) and not self._cache.ledgers.nodes_claimed_by(pod.uid)
+        return self._holds.of_pod(pod.uid) is None and not self._cache.ledgers.nodes_claimed_by(pod.uid)
 
     async def _plan(self, pods: Iterable[PodRecord], names: frozenset[NodeName]) -> None:
         """Hold cores for pods in their order, each where it fits best, and nominate its node."""
@@ -200,14 +192,14 @@ class JointPlan:
                 continue
             known = self._cache.pods.get(pod.uid)
             if known is not None and waits(known) and self._is_undecided(known):
-                self.hold(pod, asking, best.node, best.placement, planned=True)
+                self.hold(pod, asking, best, planned=True)
                 self._nominations.add(pod.uid, best.node)
                 PLANNED.inc()
 
     def _asking(self, pod: PodRecord) -> AskingPod | None:
         """Return what a pod asks for, if it can be planned."""
         try:
-            return self._requests.read(pod)
+            return self._pending.request_of(pod)
         except BadAnnotation:  # its own filter call says what is wrong
             return None
 

@@ -46,7 +46,7 @@ from kvplace.scheduler.claims import rfc3339
 from kvplace.scheduler.extender_protocol import PreemptionArgs, PreemptionResult, SentVictims
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import PREEMPTIONS
-from kvplace.scheduler.pod_requests import PodRequests
+from kvplace.scheduler.pending_pods import PendingPods
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Preemptor:
         self,
         cluster: BudgetReader,
         cache: NodeCache,
-        requests: PodRequests,
+        pending: PendingPods,
         holds: Holds,
         *,
         now: Callable[[], datetime],
@@ -110,7 +110,7 @@ class Preemptor:
         """`now` dates reservations, `clock` times how long others are waited for."""
         self._cluster = cluster
         self._cache = cache
-        self._requests = requests
+        self._pending = pending
         self._holds = holds
         self._now = now
         self._clock = clock
@@ -193,7 +193,7 @@ class Preemptor:
         """Answer which pods of which node have to go for a pod; an empty answer lets it wait."""
         if not self._cache.has_synced:
             raise Unavailable("kvplace has not read the cluster yet; it will in a moment")
-        asking = self._requests.read(args.pod)
+        asking = self._pending.request_of(args.pod)
         if asking is None or asking.pod_request.request.options.on_failure is OnFailure.FLOAT:
             PREEMPTIONS.labels("unchanged").inc()
             return PreemptionResult.unchanged(args)

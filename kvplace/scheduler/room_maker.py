@@ -44,7 +44,7 @@ from kvplace.scheduler.claims import rfc3339
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import ROOM_MOVES, ROOMS
 from kvplace.scheduler.movable_vms import MovableVm, MovableVms
-from kvplace.scheduler.pod_requests import AskingPod, PodReader
+from kvplace.scheduler.pending_pods import AskingPod, PodReader
 
 log = logging.getLogger(__name__)
 
@@ -403,7 +403,12 @@ class RoomMaker:
 
     def _waits(self, pod: PodRecord) -> bool:
         known = self._cache.pods.get(pod.uid)
-        return known is not None and not known.node and not known.deleting and not self._holds.has(pod.uid)
+        return (
+            known is not None
+            and not known.node
+            and not known.deleting
+            and self._holds.of_pod(pod.uid) is None
+        )
 
     def _leave_alone(self, uid: PodUid, seconds: float) -> None:
         self._not_before.pop(uid, None)

@@ -151,6 +151,6 @@ async def test_who_was_refused_is_woken_for_what_another_pod_leaves_of_the_cores
         cluster.change_pod("default", "refused", was_tried=True)
         await one.until(lambda: one.cache.pods.records[refused.uid].was_tried)
         assert (await one.filter(asking_pod(cluster, "taker", vcpus=takes))).names == ["n1"]
-        assert not one.extender.holds.has(planned.uid)
+        assert one.extender.holds.of_pod(planned.uid) is None
         await asyncio.sleep(1.0)
         assert (woken(cluster) is not None) is is_left

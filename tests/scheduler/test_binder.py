@@ -24,12 +24,12 @@ from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.holds import Holds
-from kvplace.scheduler.pod_requests import PodRequests
+from kvplace.scheduler.pending_pods import PendingPods
 from tests.controller.replicas import asking_pod
-from tests.kube.claims import claim
 from tests.kube.faults import Moment, Operation
 from tests.nodes.machines import EIGHT
 from tests.scheduler.counting import Counting
+from tests.scheduler.holding import hold
 
 LIMIT_S = 8.0
 START = datetime(2026, 1, 2, tzinfo=UTC)
@@ -58,7 +58,7 @@ class Bench:
             cluster,
             cache,
             self.holds,
-            PodRequests(cluster, cache.pods),
+            PendingPods(cluster, cache.pods, lambda: 0.0),
             self.events,
             seconds=LIMIT_S,
             now=lambda: START + timedelta(seconds=asyncio.get_running_loop().time()),
@@ -108,9 +108,9 @@ async def test_when_the_claim_cannot_be_stored_nothing_is_bound(cluster: Countin
 async def test_a_stored_claim_ends_the_hold_and_a_refused_one_does_not(cluster: Counting) -> None:
     async with binding(cluster) as bench:
         fits, huge = asking_pod(cluster, "vm"), asking_pod(cluster, "huge", 9)
-        bench.holds.hold(NodeName("a"), claim(fits.uid, 0))
+        bench.holds.add(hold("a", fits.uid, 0))
         await bench.begin(fits)
-        bench.holds.hold(NodeName("a"), claim(huge.uid, 0))
+        bench.holds.add(hold("a", huge.uid, 0))
         with pytest.raises(Refused):
             await bench.begin(huge)
         assert [held.uid for held in bench.holds.on_node(NodeName("a"))] == [huge.uid]

@@ -186,7 +186,8 @@ async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: F
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 3)
         assert (await one.filter(pod)).names == ["n"]
-        assert one.extender.holds.of_pod(pod.uid, NodeName("n")).owned == mask_of([2, 3, 4])  # type: ignore[union-attr]
+        (held,) = one.extender.holds.on_node(NodeName("n"))
+        assert (held.uid, held.owned) == (pod.uid, mask_of([2, 3, 4]))
         assert (await one.filter(asking_pod(cluster, "wide", 4))).names == []
 
 
@@ -405,11 +406,11 @@ async def test_cpus_that_the_kubelet_holds_are_given_to_nobody_until_it_frees_th
 async def test_of_many_pods_between_filter_and_bind_the_oldest_are_read_again(
     cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvplace.scheduler.pod_requests._REMEMBERED", 2)
+    monkeypatch.setattr("kvplace.scheduler.pending_pods._MOST", 2)
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         pods = [asking_pod(cluster, f"vm-{number}") for number in range(3)]
         for pod in pods:
             assert (await one.filter(pod)).names == ["a"]
-        assert list(one.extender._requests._asking) == [pod.uid for pod in pods[1:]]
+        assert list(one.extender._pending._records) == [pod.uid for pod in pods[1:]]
         assert await one.bind(pods[0], "a") == ""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.scheduler.holds import Holds
 from tests.kube.claims import claim
+from tests.scheduler.holding import hold
 
 steps = st.lists(
     st.tuples(st.sampled_from(["hold", "drop", "wait"]), st.sampled_from("abc"), st.sampled_from(["n", "m"])),
@@ -25,7 +26,7 @@ def test_a_pod_holds_at_most_once_and_no_longer_than_its_time(walk: list[tuple[s
     expected: dict[str, tuple[str, float]] = {}
     for what, uid, node in walk:
         if what == "hold":
-            holds.hold(NodeName(node), claim(uid, 0))
+            holds.add(hold(node, uid, 0))
             expected[uid] = (node, moment[0] + 3.0)
             assert changed[-1] == node
         elif what == "drop":
@@ -40,15 +41,17 @@ def test_a_pod_holds_at_most_once_and_no_longer_than_its_time(walk: list[tuple[s
             assert held == {uid for uid, (at, _) in expected.items() if at == name}
             assert {claim.uid for claim in holds.on_node(name, but=PodUid("a"))} == held - {"a"}
         for uid, (at, _) in expected.items():
-            assert holds.of_pod(PodUid(uid), NodeName(at)) == claim(uid, 0)
+            found = holds.of_pod(PodUid(uid), NodeName(at))
+            assert found is not None
+            assert found.claim == claim(uid, 0)
             assert holds.of_pod(PodUid(uid), NodeName("elsewhere")) is None
 
 
 def test_a_new_hold_of_a_pod_replaces_its_old_one_and_both_nodes_hear_of_it() -> None:
     changed: list[str] = []
     holds = Holds(seconds=3.0, clock=lambda: 0.0, changed=changed.append)
-    holds.hold(NodeName("n"), claim("a", 0))
-    holds.hold(NodeName("m"), claim("a", 1))
+    holds.add(hold("n", "a", 0))
+    holds.add(hold("m", "a", 1))
     assert changed == ["n", "n", "m"]
     assert list(holds.on_node(NodeName("n"))) == []
     assert list(holds.on_node(NodeName("m"))) == [claim("a", 1)]
@@ -61,7 +64,7 @@ def test_that_cores_are_left_is_told_only_where_nobody_takes_them() -> None:
     holds = Holds(seconds=3.0, clock=lambda: moment[0], changed=lambda _node: None)
     holds.subscribe(left.append)
     for number, uid in enumerate("abc"):
-        holds.hold(NodeName(f"n{number}"), claim(uid, number))
+        holds.add(hold(f"n{number}", uid, number))
     holds.drop(PodUid("a"))
     assert left == []
     holds.leave(PodUid("b"))
@@ -79,9 +82,9 @@ async def test_holds_end_on_time_although_nobody_asks() -> None:
     holds.subscribe(lambda node: ended.append((node, loop.time())))
     running = loop.create_task(holds.run())
     await asyncio.sleep(1.0)
-    holds.hold(NodeName("n"), claim("a", 0))
+    holds.add(hold("n", "a", 0))
     await asyncio.sleep(1.0)
-    holds.hold(NodeName("m"), claim("b", 0))
+    holds.add(hold("m", "b", 0))
     await asyncio.sleep(10.0)
     running.cancel()
     assert ended == [("n", 4.0), ("m", 5.0)]

@@ -260,7 +260,7 @@ async def test_a_reservation_ends_when_nobody_is_evicted(one: Replica) -> None:
     held = one.extender.holds.of_pod(small.uid, NodeName("two"))
     assert first.names == ["two"]
     assert held is not None
-    assert held.cpus & TWO.numa_nodes[1].cpus  # not beside the victim
+    assert held.claim.cpus & TWO.numa_nodes[1].cpus  # not beside the victim
     await asyncio.sleep(31)
     assert (await one.filter(important(one.cluster, "none", vcpus=16))).names == []
     assert pod.uid not in one.claims("two")
