@@ -75,7 +75,7 @@ def lint(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """Runs the benchmarks, or those that are named, and writes benchmarks/results/."""
+    """Runs the named benchmarks, or all, and writes their results to benchmarks/results/."""
     _prepare_tests()
     _build_servers("control-plane")
     return show([VENV.python, "-m", "benchmarks", *arguments], cwd=PROJECT, environment=_environment())
