@@ -1,1 +1,1 @@
-"""docs/install.md as a newcomer follows it: its own commands, in its order, on real nodes of this machine."""
+"""docs/install.md and docs/quickstart.md as a newcomer follows them, on real nodes of this machine."""

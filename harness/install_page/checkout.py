@@ -72,7 +72,7 @@ def become_the_previous_release(checkout: Path) -> None:
     """
     this = re.escape(__version__)
     for path in (
-        *(checkout / name for name in ("kvplace/__init__.py", "docs/install.md")),
+        *(checkout / name for name in ("kvplace/__init__.py", "docs/install.md", "docs/quickstart.md")),
         *_files_below(checkout / "manifests"),
     ):
         _edit(path, rf"(?<![\d.]){this}(?!\.?\d)", EARLIER, needed=path.suffix == ".py")

@@ -41,6 +41,8 @@ class Step:
     section: str
     command: str
     """Its first line."""
+    text: str
+    """The whole block, as it stands on the page."""
     seconds: float
     said: str
 
@@ -102,7 +104,8 @@ class Newcomer:
             said = self._on_the_node(checkout, script)
         else:
             said = self.run(checkout, script)
-        return Step(block.section, script.strip().partition("\n")[0], time.monotonic() - began, said)
+        command = script.strip().partition("\n")[0]
+        return Step(block.section, command, block.text, time.monotonic() - began, said)
 
     def _write_folder(self, checkout: Path, kustomization: str) -> None:
         (checkout / FOLDER).mkdir()

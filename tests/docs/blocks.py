@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from harness.install_page import quickstart
 from harness.install_page.newcomer import ELSEWHERE
 from harness.install_page.page import Block, read_blocks
 from tests.docs.reading import DOCS, PROJECT
@@ -51,6 +52,16 @@ class Newcomer(Taker):
 
     def takes(self, one: Block) -> bool:
         return one.page == self.page and not one.language and not one.text.startswith(tuple(ELSEWHERE))
+
+
+@dataclass(frozen=True)
+class QuickStart(Newcomer):
+    """The same newcomer, who compares what the quick start shows with what its commands print."""
+
+    page: str = quickstart.PAGE
+
+    def takes(self, one: Block) -> bool:
+        return one.page == self.page and one.language == quickstart.CONSOLE
 
 
 def blocks(page: str) -> list[Block]:

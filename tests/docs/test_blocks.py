@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.docs.blocks import PAGES, Newcomer, Taker, blocks, takers
+from tests.docs.blocks import PAGES, Newcomer, QuickStart, Taker, blocks, takers
 from tests.docs.not_run import NOT_RUN
 from tests.docs.reading import PROJECT
 
-TAKERS = [*takers(), Newcomer()]
+TAKERS = [*takers(), Newcomer(), QuickStart()]
 EXCUSED = [Taker("tests/docs/not_run.py", page, beginning) for page, beginning in NOT_RUN]
 EXAMPLES = [one for page in PAGES for one in blocks(page)]
 

@@ -1,4 +1,4 @@
-"""docs/install.md from its first command to its last, on a real node that a person starts by hand."""
+"""docs/install.md and docs/quickstart.md from first to last, on a real node that a person starts by hand."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from harness.install_page.checkout import (
     use_this_environment,
 )
 from harness.install_page.newcomer import FOLDER, Newcomer, fit_this_machine
+from harness.install_page.quickstart import lines_not_printed
 from harness.libvirt_session.threads import Affinities
 from harness.real_node.control_groups import PREFIX
 from harness.real_node.kvplace_pods import COMPONENT
@@ -65,7 +66,9 @@ def test_a_newcomer_gets_from_a_checkout_to_a_pinned_vm_that_outlives_upgrade_an
         def ask(command: str) -> list[str]:
             return newcomer.run(current, command).split()
 
-        assert len(list(newcomer.follow(previous, *INSTALLING))) >= FEWEST_STEPS
+        installed = list(newcomer.follow(previous, *INSTALLING))
+        assert len(installed) >= FEWEST_STEPS
+        assert lines_not_printed(newcomer, previous, installed) == []
         qemu = _qemu(groups)
         pins = Affinities.of_process(qemu).vcpus()
         assert [cpus.bit_count() for cpus in pins.values()] == [1]
