@@ -170,6 +170,11 @@ def _put_values(entry: Json, put: _Placeholders) -> None:
             "[{{ range $i, $port := .Values.apiServerPorts }}{{ if $i }}, {{ end }}"
             "{port: {{ int $port }}}{{ end }}]"
         )
+    elif kind == "PrometheusRule":
+        for rule in (rule for group in entry["spec"]["groups"] for rule in group["rules"]):
+            _, _, section = rule["annotations"]["runbook_url"].partition("#")
+            link = f'printf "%s#{section}" .Values.monitoring.runbookUrl'
+            rule["annotations"]["runbook_url"] = put.json(link)
     elif kind.endswith("WebhookConfiguration"):
         by_cert_manager = 'dict "cert-manager.io/inject-ca-from" "kvplace-system/kvplace-serve"'
         entry["metadata"]["annotations"] = put.json(f"ternary dict ({by_cert_manager}) ({_OWN})")

@@ -113,6 +113,9 @@ VALUES: Group = {
         "enabled": Value(
             False, _FLAG, "alerts and scrape targets for the Prometheus Operator, and a Grafana dashboard"
         ),
+        "runbookUrl": Value(
+            "docs/alerts.md", _TEXT, "URL of your copy of docs/alerts.md: the alerts link to its sections"
+        ),
     },
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Summary
 
+from kvplace.service.metrics import Series
+
 DRIFTS = Counter(
     "kvplace_agent_drifts_total",
     "Threads of a pod found where they had not been left; outcome is repaired, left (its CPUs cannot be had) "
@@ -12,6 +14,20 @@ DRIFTS = Counter(
 )
 PODS = Gauge(
     "kvplace_agent_pods", "Pods with a placement that run here, by whether they are pinned.", ["pinned"]
+)
+NOT_PINNED = Series(
+    Gauge(
+        "kvplace_agent_not_pinned",
+        "1 for each pod of this node whose condition kvplace.io/Pinned is False, with its reason.",
+        ["vm_namespace", "vm", "reason"],
+    )
+)
+FAILED_CONDITIONS = Series(
+    Gauge(
+        "kvplace_agent_failed_condition",
+        "1 for each condition of the NodeTopology, other than Ready, that is not True.",
+        ["condition", "reason"],
+    )
 )
 ENFORCES = Gauge(
     "kvplace_agent_enforces",

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,6 +98,8 @@ class _Progress:
     finding: Finding | None = None
     seen: tuple[object, ...] = ()
     """All else that decided what was said last."""
+    verdict: Verdict | None = None
+    """What its condition states; None before the first statement, and while QEMU does not run."""
     waits_for: int = 0
     """The revision that its threads do not follow yet."""
     since: float = 0.0
@@ -184,6 +186,15 @@ class PinningGuard:
         pinned = sum(report.pinned for report in self._report.pods.values())
         metrics.PODS.labels("true").set(pinned)
         metrics.PODS.labels("false").set(len(self._report.pods) - pinned)
+        metrics.NOT_PINNED.update(dict.fromkeys(self._not_pinned(), 1))
+
+    def _not_pinned(self) -> Iterator[tuple[str, str, str]]:
+        """Name each VM whose condition is False, with its namespace and the reason."""
+        for uid, progress in self._pods.items():
+            claim, verdict = progress.claim, progress.verdict
+            if claim is not None and verdict is not None and not verdict.condition.status:
+                pod = self._own.pods.get(uid)
+                yield claim.namespace, claim.pod if pod is None else pod.vm, verdict.condition.reason
 
     async def _look_again_and_again(self) -> None:
         await self._own.wait_until_known()  # what a sandbox was made with may be an older revision
@@ -215,12 +226,14 @@ class PinningGuard:
         if finding is not None and verdict is not None and failure is None:
             self._follow(claim, progress, finding, verdict)
         if verdict is None or finding is None:
+            progress.verdict = None
             self._report.put_pod(_report(claim, None, failure))
             self._take_back(claim)
         elif _may_pass(finding, before) or _is_early(claim, verdict, failure):
             if claim.uid not in self._report.pods:
                 self._report.put_pod(_report(claim, None, failure))
         else:
+            progress.verdict = verdict
             self._report.put_pod(_report(claim, verdict, failure))
             self._say(claim, verdict.condition)
 

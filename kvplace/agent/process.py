@@ -107,7 +107,9 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
     )
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        address = await enter(listening("health", health_application(readiness), settings.health_address))
+        address = await enter(
+            listening("health", health_application("agent", readiness), settings.health_address)
+        )
         await enter(only_instance(settings.on_host(LOCK), another_runs))
         readiness.obstacle = _NOT_READ
         # One line for each component, in the order in which they should begin.

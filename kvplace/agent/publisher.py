@@ -204,6 +204,9 @@ class Publisher:
             *own_conditions(machine, description, cpu_map_by, self._resources.by),
             *self._report.conditions.values(),
         )
+        metrics.FAILED_CONDITIONS.update(
+            {(one.type, one.reason): 1 for one in conditions if one.status is not True}
+        )
         conditions = (ready(conditions, enforcement, machine), *conditions)
         before = None if stored is None else self._written.status
         status = TopologyStatus(

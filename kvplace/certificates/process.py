@@ -52,7 +52,7 @@ async def keeping(settings: CertificatesSettings, store: CertificateStore) -> As
     readiness = Readiness("no certificate has been looked at yet")
     names = Names.of(settings.namespace, settings.own_namespace, settings.client_name)
     async with (
-        listening("health", health_application(readiness), settings.health_address) as health,
+        listening("health", health_application("certificates", readiness), settings.health_address) as health,
         in_background(Keeper(store, names, readiness).run()),
     ):
         yield health

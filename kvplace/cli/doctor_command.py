@@ -1,4 +1,4 @@
-"""`kvplace doctor`: what of the installation is missing or wrong, and what to do about it."""
+"""`kvplace doctor`: the faults of an installation, each with its fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _WIDTH = 20
 
 
-@click.command("doctor", short_help="Say what of the installation is missing or wrong.")
+@click.command("doctor", short_help="Check the installation and name the fixes.")
 @click.option(
     "-n",
     "--namespace",
@@ -33,11 +33,11 @@ _WIDTH = 20
 @cluster_flags(namespaced=False, selector=False)
 @output_option(Answer.REPORT)
 def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
-    """Look at the installation in a cluster, and say what is missing or wrong, each with its mend.
+    """Check the installation in a cluster, and print each fault with its fix.
 
-    The API server, our kinds, `serve`, the scheduler and its configuration, webhooks and whether they answer,
-    certificates, policies, rights, images, releases, KubeVirt, agents, nodes, ledgers and VMs. Nothing is
-    changed. What you may not read is said and not checked.
+    Checked are the API server, the CRDs, `serve`, the scheduler and its configuration, webhooks and their
+    answers, certificates, policies, rights, images, releases, KubeVirt, agents, nodes, ledgers and VMs.
+    Nothing is changed. Missing permissions are listed once.
 
     Exit code 0 when nothing is wrong, also with warnings; 1 when something is wrong; 4 when something could
     not be checked.
@@ -78,10 +78,10 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
 
 
 def report_lines(found: Examination, *, wide: bool) -> Iterator[str]:
-    """Write what is not well, and the checks that are in one line; `wide` writes a line for each of them.
+    """Write the faults, then the checks without faults in one line; `wide` writes a line for each of them.
 
-    What could not be read comes behind it, once for all checks that need it: for somebody without rights it
-    is nearly everything, and must not hide what was found.
+    Missing permissions come after the faults, each once for all checks that need it: a user without rights
+    lacks nearly all of them, and they must not hide a fault.
     """
     from kvplace.doctor.finding import Finding, Level
 
@@ -91,15 +91,15 @@ def report_lines(found: Examination, *, wide: bool) -> Iterator[str]:
             yield f"{one.check.name:<{_WIDTH}}ok"
         for finding in one.findings:
             if finding.level is Level.UNCHECKED and not wide:
-                unread.setdefault(finding.mend, []).append((one.check.name, finding))
+                unread.setdefault(finding.fix, []).append((one.check.name, finding))
                 continue
             yield f"{one.check.name:<{_WIDTH}}{finding.level.value}: {finding.about}: {finding.problem}"
-            yield f"{'':<{_WIDTH}}mend: {finding.mend}"
-    for mend, findings in unread.items():
+            yield f"{'':<{_WIDTH}}fix: {finding.fix}"
+    for fix, findings in unread.items():
         for problem in dict.fromkeys(finding.problem for _, finding in findings):
             checks = dict.fromkeys(check for check, finding in findings if finding.problem == problem)
             yield f"{Level.UNCHECKED.value:<{_WIDTH}}{problem}: {', '.join(checks)}"
-        yield f"{'':<{_WIDTH}}mend: {mend}"
+        yield f"{'':<{_WIDTH}}fix: {fix}"
     well = [one.check.name for one in found.results if one.level is None]
     if well and not wide:
         yield f"{'ok':<{_WIDTH}}{', '.join(well)}"

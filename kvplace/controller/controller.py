@@ -117,9 +117,14 @@ class Controller:
         return self._index.waiting
 
     @property
-    def waiting_since(self) -> str:
-        """When the oldest of them was created, RFC 3339; empty where none waits."""
-        return self._index.waiting_since
+    def oldest_waiting_pod(self) -> PodRecord | None:
+        """The oldest of them; None where none waits."""
+        return self._index.oldest_waiting
+
+    @property
+    def overlapping_pods(self) -> list[PodRecord]:
+        """The running pods on CPUs that another pod owns or that the kubelet has allocated."""
+        return self.reconciler.overlapping_pods
 
     @property
     def queue_length(self) -> int:

@@ -38,9 +38,9 @@ class PodIndex:
         return len(self._by_node.get(NO_NODE, ()))
 
     @property
-    def waiting_since(self) -> str:
-        """When the oldest pod without a node was created, RFC 3339; empty where none waits."""
-        return min((pod.created for pod in self.on_node(NO_NODE)), default="")
+    def oldest_waiting(self) -> PodRecord | None:
+        """The pod that has been without a node for the longest time; None where none waits."""
+        return min(self.on_node(NO_NODE), key=lambda pod: (pod.created, pod.uid), default=None)
 
     def on_node(self, node: NodeName) -> list[PodRecord]:
         """Return the pods that are bound to a node; of `NO_NODE` those that wait."""

@@ -403,6 +403,12 @@ class Reconciler:
             OVERLAPS.inc()
             log.error("%s", conflict, extra=_about(node, claim))
 
+    @property
+    def overlapping_pods(self) -> list[PodRecord]:
+        """The running pods on CPUs that another pod owns or that the kubelet has allocated."""
+        found = (self._pods.get(uid) for uid in self._overlaps)
+        return [pod for pod in found if pod is not None]
+
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if before is not None and after is None:
             self._overlaps.pop(before.uid, None)

@@ -1,1 +1,1 @@
-"""What of an installation in a cluster is missing or wrong, each with its mend: `kvplace doctor`."""
+"""What of an installation in a cluster is missing or wrong, each with its fix: `kvplace doctor`."""

@@ -56,7 +56,10 @@ _KINDS = {
 }
 _SOON = timedelta(days=14)
 _APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
-_CERTIFICATES = "see docs/install.md section 3: cert-manager writes it, or make-certificates and apply again"
+_CERTIFICATES = (
+    'see "Certificates" in Install kvplace: cert-manager or kvplace-certificates writes it, or you with '
+    "make-certificates; then apply your folder again"
+)
 
 
 def check_webhooks(found: Installation) -> Iterator[Finding]:
@@ -189,15 +192,15 @@ def check_secrets(found: Installation) -> Iterator[Finding]:
             continue
         if keepers := found.component("deployments", CERTIFICATES):
             keeper = at(keepers[0], "metadata", "namespace")
-            mend = f"the Deployment kvplace-certificates makes it: see `kubectl -n {keeper} logs "
-            mend += "deployment/kvplace-certificates`"
+            fix = f"the Deployment kvplace-certificates makes it: see `kubectl -n {keeper} logs "
+            fix += "deployment/kvplace-certificates`"
         elif any(at(one, "spec", "secretName") == name for one in found.of("certificates")):
-            mend = f"cert-manager makes it: see `kubectl -n {namespace} describe certificates`"
+            fix = f"cert-manager makes it: see `kubectl -n {namespace} describe certificates`"
         else:
-            mend = (
-                "nothing in the cluster makes it: build your folder on manifests/default, cert-manager or "
-                "own-certificates, not on manifests/base (docs/install.md section 3)"
+            fix = (
+                "nothing in the cluster makes it: build your folder on default, cert-manager or "
+                'own-certificates, not on base ("Certificates" in Install kvplace)'
             )
         yield wrong(
-            f"Secret {namespace}/{name}", f"it is missing, and pods of {some(users)} wait for it", mend
+            f"Secret {namespace}/{name}", f"it is missing, and pods of {some(users)} wait for it", fix
         )

@@ -45,7 +45,7 @@ def check_kinds(found: Installation) -> Iterator[Finding]:
         about = f"CustomResourceDefinition {name}"
         crd = found.named("customresourcedefinitions", name)
         if crd is None:
-            yield wrong(about, "it is not installed", f"apply manifests/crd, or {_APPLY}")
+            yield wrong(about, "it is not installed", _APPLY)
             continue
         served = {one.get("name"): one for one in items_at(crd, "spec", "versions") if one.get("served")}
         if VERSION not in served:

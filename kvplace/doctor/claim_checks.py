@@ -19,10 +19,7 @@ VMIS = "virtualmachineinstances"
 _SHOWN = 5
 _SETTLING = timedelta(minutes=2)
 """A claim without a pod, or a VM that was not measured, for so short may be under way."""
-_EDIT = (
-    "take it out with `kubectl edit nodeledger {}`; "
-    "docs/troubleshoot.md, cores do not come free, says what is safe"
-)
+_EDIT = 'take it out with `kubectl edit nodeledger {}`; see first "Cores are not released" in Troubleshooting'
 
 
 def suspects(found: Installation) -> frozenset[str]:
@@ -61,23 +58,23 @@ def check_ledgers(found: Installation) -> Iterator[Finding]:
             yield wrong(
                 about,
                 f"{some(lost, _SHOWN)} hold CPUs there and have no pod on the node that still runs",
-                "serve releases such claims in seconds: is it running? See docs/troubleshoot.md, cores do "
-                "not come free",
+                "serve releases such claims in seconds: check that it runs, then see "
+                '"Cores are not released" in Troubleshooting',
             )
 
 
 def _contradictions(about: str, node: NodeView) -> Iterator[Finding]:
-    ledger, mend = node.ledger, _EDIT.format(node.name)
+    ledger, fix = node.ledger, _EDIT.format(node.name)
     held: dict[str, CpuMask] = {}
     for cpu, owner in ledger.owners.items():
         held[owner] = CpuMask(held.get(owner, NO_CPUS) | mask_of([cpu]))
     for uid, cpus in held.items():
         claim = ledger.claims.get(uid)  # type: ignore[call-overload]
         if claim is None:
-            yield wrong(about, f"CPUs {format_cpu_list(cpus)} belong to {uid}, which has no claim", mend)
+            yield wrong(about, f"CPUs {format_cpu_list(cpus)} belong to {uid}, which has no claim", fix)
         elif cpus & ~claim.owned:
             over = format_cpu_list(cpus & ~claim.owned)
-            yield wrong(about, f"{_name(claim)} is owner of CPUs {over}, which its claim does not name", mend)
+            yield wrong(about, f"{_name(claim)} is owner of CPUs {over}, which its claim does not name", fix)
     for uid, claim in ledger.claims.items():
         if missing := claim.owned & ~held.get(uid, NO_CPUS):
             others = {ledger.owners[cpu] for cpu in cpus_of(CpuMask(missing)) if cpu in ledger.owners}
@@ -85,7 +82,7 @@ def _contradictions(about: str, node: NodeView) -> Iterator[Finding]:
             yield wrong(
                 about,
                 f"{_name(claim)} claims CPUs {format_cpu_list(missing)} for itself, which {whose}",
-                mend,
+                fix,
             )
         if not isinstance(node.machine, Unusable):
             absent = (claim.cpus | claim.owned) & ~node.machine.topology.cpus

@@ -96,7 +96,7 @@ class Examination:
                             "level": finding.level.value,
                             "about": finding.about,
                             "problem": finding.problem,
-                            "mend": finding.mend,
+                            "fix": finding.fix,
                         }
                         for finding in one.findings
                     ],

@@ -29,7 +29,7 @@ class Finding:
     """The object, `Kind name`."""
     problem: str
     """One sentence."""
-    mend: str
+    fix: str
     """What to do, as an order."""
 
 
@@ -48,14 +48,14 @@ class Check:
     """Whether it says something about a cluster without kvplace, too."""
 
 
-def wrong(about: str, problem: str, mend: str) -> Finding:
+def wrong(about: str, problem: str, fix: str) -> Finding:
     """Report what does not work."""
-    return Finding(Level.WRONG, about, problem, mend)
+    return Finding(Level.WRONG, about, problem, fix)
 
 
-def warning(about: str, problem: str, mend: str) -> Finding:
+def warning(about: str, problem: str, fix: str) -> Finding:
     """Report what somebody should look at."""
-    return Finding(Level.WARNING, about, problem, mend)
+    return Finding(Level.WARNING, about, problem, fix)
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

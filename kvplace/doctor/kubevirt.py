@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
 from kvplace.doctor.finding import Finding, warning, wrong
 from kvplace.doctor.installation import Installation, at, condition, title
+from kvplace.kube.object_reader import Document
 
 _GATE = "Sidecar"
+_GATES = "/spec/configuration/developerConfiguration/featureGates"
 OLDEST = (1, 6)
 """The oldest release whose hooks were read."""
 
@@ -26,12 +29,12 @@ def check_kubevirt(found: Installation) -> Iterator[Finding]:
         about = title(one, "KubeVirt")
         developer = at(one, "spec", "configuration", "developerConfiguration") or {}
         gates = developer.get("featureGates") or ()
-        if _GATE not in gates or _GATE in (developer.get("disabledFeatureGates") or ()):
+        is_disabled = _GATE in (developer.get("disabledFeatureGates") or ())
+        if _GATE not in gates or is_disabled:
             yield wrong(
                 about,
-                f"the feature gate {_GATE} is off: KubeVirt refuses VMs that ask for cores",
-                f"add {_GATE} to spec.configuration.developerConfiguration.featureGates: docs/install.md "
-                "section 1 has the command",
+                f"the feature gate {_GATE} is off: KubeVirt refuses VMs that opted in",
+                _switch_on(one, has_gates=bool(gates), is_disabled=is_disabled),
             )
         version = at(one, "status", "observedKubeVirtVersion") or ""
         match = re.match(r"v(\d+)\.(\d+)", version)
@@ -41,3 +44,16 @@ def check_kubevirt(found: Installation) -> Iterator[Finding]:
         available = condition(one, "Available")
         if available.get("status") == "False":
             yield wrong(about, f"it is not available: {available.get('message')}", "see virt-operator's log")
+
+
+def _switch_on(kubevirt: Document, *, has_gates: bool, is_disabled: bool) -> str:
+    """Name the command that switches the feature gate on."""
+    metadata = kubevirt["metadata"]
+    target = f"kubectl -n {metadata.get('namespace')} {{}} kubevirt {metadata['name']}"
+    if is_disabled:
+        return f"remove {_GATE} from disabledFeatureGates: `{target.format('edit')}`"
+    if has_gates:
+        added = [{"op": "add", "path": f"{_GATES}/-", "value": _GATE}]
+        return f"`{target.format('patch')} --type=json -p '{json.dumps(added)}'`"
+    patch = {"spec": {"configuration": {"developerConfiguration": {"featureGates": [_GATE]}}}}
+    return f"`{target.format('patch')} --type=merge -p '{json.dumps(patch)}'`"

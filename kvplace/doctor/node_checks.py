@@ -19,6 +19,10 @@ from kvplace.nodes.cluster_view import NodeView
 from kvplace.nodes.node_machine import NOT_DESCRIBED, Unusable
 
 _SHOWN = 5
+_RELEASE = (
+    "kubectl patch nodetopology NODE --subresource status --type merge -p "
+    """'{"status":{"enforcement":"none"}}'"""
+)
 _RUNS_VMS = "kubevirt.io/schedulable"
 
 
@@ -62,7 +66,8 @@ def check_agents(found: Installation) -> Iterator[Finding]:
             "DaemonSet of the agent",
             "it is missing: nodes are not described, nothing keeps other containers off the cores of VMs, "
             "and Pinned is never reported",
-            "apply manifests/agent, unless the nodes are described by hand on purpose",
+            "take the component without-agent out of your folder and apply it again, unless the nodes are "
+            "described by hand on purpose",
         )
     if len(daemonsets) > 1:
         names = some(title(one, "DaemonSet") for one in daemonsets)
@@ -157,8 +162,9 @@ def _said(topology: TopologyRecord) -> Iterator[Finding]:
     if ready is not None and ready.status is False:
         yield wrong(
             f"NodeTopology {topology.node}",
-            f"its agent says {ready.reason}: {ready.message}",
-            "see docs/agent.md, conditions",
+            f"its agent reports {ready.reason}: {ready.message}",
+            f"see `kubectl get nodetopology {topology.node} -o yaml` and "
+            '"Conditions of the NodeTopology" in The node agent',
         )
     if topology.observed_generation is not None and topology.observed_generation < topology.generation:
         yield warning(
@@ -186,7 +192,7 @@ def _stale(found: Installation, *, has_agent: bool) -> Iterator[Finding]:
         yield warning(
             counted(len(orphans), "node"),
             f"{some(orphans, _SHOWN)}: an agent that is gone has described them; changes are not seen",
-            "apply manifests/agent again, or see docs/troubleshoot.md, the agent of a node is down",
+            f'run the agent again; "A node goes on without its agent" in Troubleshooting: `{_RELEASE}`',
         )
 
 

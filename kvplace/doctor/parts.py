@@ -58,7 +58,11 @@ def check_parts(found: Installation) -> Iterator[Finding]:
             "apply your folder again and read what kubectl says: kubectl apply --server-side -k FOLDER",
         )
     else:
-        yield wrong("kvplace", "it is not installed in this cluster", "install it: docs/install.md")
+        yield wrong(
+            "kvplace",
+            "it is not installed in this cluster",
+            'see "Apply" in Install kvplace: kubectl apply --server-side -k FOLDER',
+        )
     if found.own_denials:
         yield wrong(
             "your rights",

@@ -48,7 +48,7 @@ def check_scheduler(found: Installation) -> Iterator[Finding]:
             yield wrong(
                 "Deployment kvplace-scheduler",
                 f"it is missing, and pods get the schedulerName {named}: nobody schedules them",
-                f"{_APPLY}, or use manifests/main-scheduler",
+                f"{_APPLY}, with the component main-scheduler if the main scheduler is to call kvplace",
             )
         return  # the configuration of the cluster's own scheduler is not in the API
     yield from _deployment(found, SCHEDULER, "pods of VMs stay Pending")
@@ -80,8 +80,8 @@ def check_images(found: Installation) -> Iterator[Finding]:
                 yield wrong(
                     about,
                     f"its image {status.get('image')} cannot be pulled ({reason}: {message[:200]})",
-                    "set the image in your folder's kustomization (docs/install.md section 2), or give the "
-                    "node access to the registry",
+                    "set newName and newTag under images in your folder's kustomization and apply it again, "
+                    "or give the node access to the registry",
                 )
             elif reason in _CRASH:
                 yield wrong(

@@ -55,5 +55,5 @@ def check_rights(found: Installation) -> Iterator[Finding]:
             yield wrong(
                 identity,
                 f"it lacks the rights to {some(missing, 6)}",
-                "apply manifests/rbac and manifests/agent again",
+                "apply the folder of your installation again: kubectl apply --server-side -k FOLDER",
             )

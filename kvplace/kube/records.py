@@ -70,6 +70,11 @@ class PodRecord:
     """When it was created, RFC 3339."""
 
     @property
+    def vm(self) -> str:
+        """The name of its VM; its own name for a plain pod."""
+        return self.vmi or self.name
+
+    @property
     def is_terminal(self) -> bool:
         """Whether all its containers have ended, and none of them starts again."""
         return self.phase in ("Succeeded", "Failed")

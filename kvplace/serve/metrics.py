@@ -1,7 +1,7 @@
 """Gauges of `serve` about the cluster, brought up to date when they are read.
 
-Their number does not grow with the cluster. What they take from every node and claim is done in slices: see
-`ClusterHoles`.
+One series exists for each node with an agent. All other series with the name of a node or pod exist only for
+those that need attention. What they take from every node and claim is done in slices: see `ClusterHoles`.
 """
 
 from __future__ import annotations
@@ -16,52 +16,74 @@ from prometheus_client import Gauge
 from kvplace.controller.controller import Controller
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.holes import Domain
+from kvplace.core.ledger import Claim
+from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventRecorder
 from kvplace.nodes.cluster_holes import SLICE_S, ClusterHoles
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender
+from kvplace.service.metrics import Series
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Sizes of holes by which nodes are counted, in CPUs."""
+"""Sizes of free blocks by which nodes are counted, in CPUs."""
 
 NODES = Gauge(
     "kvplace_cluster_nodes", "Nodes by whether VMs can be placed on them: usable, unusable.", ["state"]
 )
-ENFORCED = Gauge(
-    "kvplace_cluster_enforced_nodes",
-    "Nodes on which an agent keeps other containers off the CPUs that pods own, as it has said last.",
+UNUSABLE = Series(
+    Gauge("kvplace_cluster_unusable_node", "1 for each node on which no VM can be placed.", ["node"])
+)
+ENFORCED = Series(
+    Gauge(
+        "kvplace_cluster_enforced_node",
+        "1 for each node whose NodeTopology states that an agent keeps other containers off owned CPUs.",
+        ["node"],
+    )
+)
+OVERLAPPING = Series(
+    Gauge(
+        "kvplace_cluster_overlapping_pod",
+        "1 for each running pod on CPUs that another pod owns or that the kubelet has allocated.",
+        ["node", "vm_namespace", "vm"],
+    )
 )
 ALLOCATABLE = Gauge("kvplace_cluster_allocatable_cpus", "CPUs of usable nodes that VMs may get.")
 FREE = Gauge("kvplace_cluster_free_cpus", "CPUs that an exclusive VM could get.")
 CLAIMS = Gauge("kvplace_cluster_claims", "Claims in all ledgers.")
 PODS = Gauge("kvplace_cluster_pods", "Pods that ask for cores: waiting, bound.", ["state"])
-OLDEST_WAITING = Gauge(
-    "kvplace_cluster_oldest_waiting_pod_seconds",
-    "Age of the oldest pod that requests cores and has no node; 0 without one.",
+OLDEST_WAITING = Series(
+    Gauge(
+        "kvplace_cluster_oldest_waiting_pod_seconds",
+        "Age of the oldest pod that requests cores and has no node; no series without one.",
+        ["vm_namespace", "vm"],
+    )
 )
 LARGEST_CPUS = Gauge(
-    "kvplace_cluster_largest_hole_cpus",
+    "kvplace_cluster_largest_free_block_cpus",
     "Most free CPUs inside one socket, NUMA node or L3 group of any node.",
     ["scope"],
 )
 LARGEST_CORES = Gauge(
-    "kvplace_cluster_largest_hole_cores",
+    "kvplace_cluster_largest_free_block_cores",
     "Most whole free cores inside one socket, NUMA node or L3 group of any node.",
     ["scope"],
 )
 NODES_WITH_HOLE = Gauge(
-    "kvplace_cluster_nodes_with_hole",
+    "kvplace_cluster_nodes_with_free_block",
     "Nodes with that many free CPUs or more inside one socket, NUMA node or L3 group.",
     ["scope", "cpus"],
 )
 FRAGMENTATION = Gauge(
     "kvplace_cluster_fragmentation_ratio",
-    "How much smaller the largest holes of the nodes are than their free CPUs could form: 0 to 1.",
+    "How much smaller the largest free blocks are than those that the free CPUs could form: 0 to 1.",
     ["scope"],
 )
-OLDEST_UNBOUND = Gauge(
-    "kvplace_ledger_oldest_unbound_claim_seconds",
-    "Age of the oldest claim whose pod is not bound; 0 without one.",
+OLDEST_UNBOUND = Series(
+    Gauge(
+        "kvplace_ledger_oldest_unbound_claim_seconds",
+        "Age of the oldest claim whose pod is not bound; no series without one.",
+        ["node", "vm_namespace", "vm"],
+    )
 )
 WATCH_AGE = Gauge(
     "kvplace_watch_age_seconds",
@@ -106,7 +128,13 @@ class ClusterGauges:
         waiting = self._controller.waiting_pods
         PODS.labels("waiting").set(waiting)
         PODS.labels("bound").set(len(cache.pods.records) - waiting)
-        OLDEST_WAITING.set(self._age(self._controller.waiting_since))
+        oldest = self._controller.oldest_waiting_pod
+        OLDEST_WAITING.update(
+            {} if oldest is None else {(oldest.namespace, oldest.vm): self._age(oldest.created)}
+        )
+        OVERLAPPING.update(
+            {(pod.node, pod.namespace, pod.vm): 1 for pod in self._controller.overlapping_pods}
+        )
         HOLDS.set(len(self._extender.holds))
         BINDS_UNDER_WAY.set(len(self._extender.binder.under_way))
         CONTROLLER_QUEUE.set(self._controller.queue_length)
@@ -115,12 +143,15 @@ class ClusterGauges:
     def _fill_from_holes(self) -> None:
         holes = self._holes.totals
         NODES.labels("usable").set(holes.nodes)
-        NODES.labels("unusable").set(max(0, len(self._cache.nodes.records) - holes.nodes))
-        ENFORCED.set(
-            sum(
-                record.enforcement is not Enforcement.NONE and node in self._cache.nodes.records
+        nodes = self._cache.nodes.records
+        NODES.labels("unusable").set(max(0, len(nodes) - holes.nodes))
+        UNUSABLE.update({(node,): 1 for node in nodes if self._holes.of(node) is None})
+        ENFORCED.update(
+            {
+                (node,): 1
                 for node, record in self._cache.topologies.records.items()
-            )
+                if record.enforcement is not Enforcement.NONE and node in nodes
+            }
         )
         ALLOCATABLE.set(holes.allocatable)
         FREE.set(holes.free)
@@ -134,19 +165,26 @@ class ClusterGauges:
 
     async def _look_at_claims(self) -> None:
         """Count the claims and find the oldest one whose pod is not bound."""
-        pods, count, oldest = self._cache.pods, 0, ""
+        pods, count = self._cache.pods, 0
+        oldest: tuple[str, NodeName, Claim] | None = None
         ends = time.perf_counter() + SLICE_S
         for record in self._cache.ledgers.all():
             for uid, claim in record.ledger.claims.items():
                 count += 1
                 pod = pods.get(uid)
-                if claim.reserved is None and (pod is None or not pod.node):
-                    oldest = min(oldest or claim.since, claim.since)
+                if claim.reserved is not None or (pod is not None and pod.node):
+                    continue
+                if oldest is None or claim.since < oldest[0]:
+                    oldest = (claim.since, record.node, claim)
             if time.perf_counter() >= ends:
                 await asyncio.sleep(0)
                 ends = time.perf_counter() + SLICE_S
         CLAIMS.set(count)
-        OLDEST_UNBOUND.set(self._age(oldest))
+        if oldest is None:
+            OLDEST_UNBOUND.update({})
+        else:
+            since, node, claim = oldest
+            OLDEST_UNBOUND.update({(node, claim.namespace, claim.vmi or claim.pod): self._age(since)})
 
     def _age(self, since: str) -> float:
         """Return an age; 0 without a date, and for one of a foreign client that cannot be read."""

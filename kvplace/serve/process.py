@@ -79,7 +79,7 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
             if gauges is not None:
                 await gauges.refresh()
 
-        health = health_application(readiness, before_scrape)
+        health = health_application("serve", readiness, before_scrape)
         health_address = await enter(
             listening("health", health, settings.health_address, limits=settings.limits)
         )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from kvplace.service.metrics import READY
+
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -37,9 +39,9 @@ async def _nothing() -> None:
 
 
 def health_application(
-    readiness: Readiness, before_scrape: Callable[[], Awaitable[None]] = _nothing
+    process: str, readiness: Readiness, before_scrape: Callable[[], Awaitable[None]] = _nothing
 ) -> web.Application:
-    """Serve /healthz, /readyz and /metrics; `before_scrape` brings gauges up to date."""
+    """Serve /healthz, /readyz and /metrics of a process; `before_scrape` brings gauges up to date."""
 
     async def alive(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -50,6 +52,7 @@ def health_application(
 
     async def metrics(_: web.Request) -> web.Response:
         await before_scrape()
+        READY.labels(process).set(readiness.health().is_ready)
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     application = web.Application()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -10,6 +11,11 @@ LOOP_DELAYS = Histogram(
     "kvplace_process_loop_delay_seconds",
     "How much later than due the event loop came to a timer, four times a second.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0),
+)
+READY = Gauge(
+    "kvplace_process_ready",
+    "1 while /readyz of this process answers 200, else 0; process: serve, agent or certificates.",
+    ["process"],
 )
 CERTIFICATE_END = Gauge(
     "kvplace_process_certificate_end_timestamp_seconds",
@@ -23,6 +29,24 @@ CUT_CONNECTIONS = Counter(
 )
 
 _EVERY_S = 0.25
+
+
+class Series:
+    """The series of a gauge whose label values name nodes or pods: it has those of the last update only."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def update(self, values: Mapping[tuple[str, ...], float]) -> None:
+        """Set the series with these label values, and remove all others."""
+        for labels in self._values.keys() - values.keys():
+            self._gauge.remove(*labels)
+            del self._values[labels]
+        for labels, value in values.items():
+            if self._values.get(labels) != value:
+                self._gauge.labels(*labels).set(value)
+                self._values[labels] = value
 
 
 async def watch_loop() -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from kvplace.agent import pinning_guard
 from kvplace.agent.containers import Container
@@ -19,7 +21,7 @@ from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_guard import MEMORY_AGAIN_S, PinningGuard
 from kvplace.agent.pinning_sweep import Finding, Target
 from kvplace.agent.relocation import Relocations
-from kvplace.agent.verification import Measurement, Thread
+from kvplace.agent.verification import Measurement, Thread, ThreadDifference
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.placement import PodPlacement
@@ -39,14 +41,25 @@ FOUND = Finding(Measurement((Thread(Tid(7), classify("CPU 0/KVM"), parse_cpu_lis
 class Sweep:
     """Finds what a test says."""
 
+    found = FOUND
+
     def __init__(self, *_: object, **_others: object) -> None:
         pass
 
     def look(self, targets: Iterable[Target]) -> dict[PodUid, Finding]:
-        return {target.uid: FOUND for target in targets}
+        return {target.uid: self.found for target in targets}
 
     def close(self) -> None:
         pass
+
+
+def not_pinned() -> dict[str, str]:
+    """Read the reason by VM from what Prometheus scrapes."""
+    (family,) = (one for one in REGISTRY.collect() if one.name == "kvplace_agent_not_pinned")
+    return {
+        f"{sample.labels['vm_namespace']}/{sample.labels['vm']}": sample.labels["reason"]
+        for sample in family.samples
+    }
 
 
 class Enforced:
@@ -163,3 +176,25 @@ async def test_a_vm_whose_pod_was_deleted_by_force_is_reported_until_its_contain
     vm.enforced.known.clear()
     await vm.looks()
     assert (dict(vm.report.pods), vm.own.state.placements) == ({}, {})
+
+
+async def test_a_vm_that_is_not_pinned_is_named_with_the_reason_until_it_is_or_has_ended(
+    vm: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = ThreadDifference(FOUND.measured.threads[0], parse_cpu_list("3"))
+    drifted = replace(FOUND, differences=(elsewhere,))
+    given_up = replace(drifted, given_up=True)
+    vm.place(revision=1, node=0)
+    for found, named in (
+        (FOUND, {}),
+        (drifted, {"vms/a": "ThreadsElsewhere"}),
+        (given_up, {"vms/a": "RepairsUndone"}),
+        (FOUND, {}),
+        (drifted, {"vms/a": "ThreadsElsewhere"}),
+    ):
+        monkeypatch.setattr(Sweep, "found", found)
+        await vm.looks(1)
+        assert not_pinned() == named
+    vm.enforced.known.clear()
+    await vm.looks(1)
+    assert not_pinned() == {}

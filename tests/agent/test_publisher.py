@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,9 +12,6 @@ import pytest
 
 from kvplace.agent import publisher
 from kvplace.agent.machine_watch import MachineWatch
-from kvplace.agent.node_report import NodeReport
-from kvplace.agent.own_node import OwnNode
-from kvplace.agent.publisher import Publisher
 from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Misconfigured, Unavailable
@@ -26,76 +21,17 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
-from kvplace.kube.records import PodReport, TopologyRecord
+from kvplace.kube.records import PodReport
 from kvplace.kube.resource_versions import is_newer
 from kvplace.kube.topology_status import TopologyStatus
-from kvplace.service.process import in_background
 from tests.agent.hosts import NODE, Host
+from tests.agent.publishing_agent import PERIOD_S, Agent, publishing
 from tests.kube.claims import claim, taking
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
 
-PERIOD_S = 0.01
 CPU_MAP = '{"socket0":["1","5"],"socket1":["2","3","6","7"]}'
 GIB = 1 << 30
-
-
-@dataclass
-class Agent:
-    """The parts around a publisher."""
-
-    cluster: FaultyCluster
-    own: OwnNode
-    machine: MachineWatch
-    report: NodeReport
-
-    @property
-    def topology(self) -> TopologyRecord:
-        found = self.own.topology_record()
-        assert found is not None
-        return found
-
-    @property
-    def status(self) -> TopologyStatus:
-        return self.cluster.topology_statuses[NODE]
-
-    def condition(self, kind: str) -> Condition:
-        return next(found for found in self.status.conditions if found.type == kind)
-
-    def zones(self) -> Mapping[str, Mapping[str, tuple[str, str, str]]]:
-        document = self.cluster.resource_topology(NODE)
-        assert document is not None
-        return {
-            zone["name"]: {
-                found["name"]: (found["capacity"], found["allocatable"], found["available"])
-                for found in zone["resources"]
-            }
-            for zone in document["zones"]
-        }
-
-    async def until(self, what: Callable[[], Any]) -> None:
-        """Wait until something is so; what is not there yet counts as no."""
-        async with asyncio.timeout(10):
-            while True:
-                with contextlib.suppress(KeyError, StopIteration, AssertionError):
-                    if what():
-                        return
-                await asyncio.sleep(PERIOD_S)  # as often as the publisher looks
-
-
-@contextlib.asynccontextmanager
-async def publishing(host: Host, cluster: FaultyCluster, *, complete: bool = True) -> AsyncIterator[Agent]:
-    """Publish what is reported; unless `complete`, nothing is known of containers and pods yet."""
-    machine = MachineWatch(host.settings())
-    own = OwnNode(NODE, machine.machine.topology)
-    report = NodeReport()
-    if complete:
-        report.enforce(Enforcement.NONE)
-        report.complete()
-    publisher = Publisher(cluster, own, machine, report, period_s=PERIOD_S)
-    work = (*(store.run(cluster) for store in own.stores), machine.run(), publisher.run())
-    async with in_background(*work):
-        yield Agent(cluster, own, machine, report)
 
 
 @pytest.fixture

@@ -221,6 +221,7 @@ FOREIGN = (
     "MountVolume.",
     "failed ",
     "cannot set CPU affinity",
+    "echo 1 > ",
     "timed out waiting for domain to be defined",
     "sidecar feature gate",
     "VMI ",

@@ -1,4 +1,4 @@
-"""An installation on a real API server that is well; tests break it and mend it again."""
+"""An installation on a real API server that is well; tests break it and repair it again."""
 
 from __future__ import annotations
 

@@ -62,5 +62,5 @@ def installation(**fields: Any) -> Installation:
 
 def problems(check: Checking, **fields: Any) -> list[str]:
     found = list(check(installation(**fields)))
-    assert all(one.mend and one.about for one in found)
+    assert all(one.fix and one.about for one in found)
     return [f"{one.level.value}: {one.about}: {one.problem}" for one in found]

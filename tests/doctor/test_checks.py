@@ -76,7 +76,7 @@ def test_on_a_cluster_that_is_too_old_nobody_is_told_to_apply_kinds_that_it_does
     found = examine(installation(server_version="v1.28.2", objects=there))
     assert [one.check.name for one in found.results] == ["API server", "parts", "KubeVirt"]
     (old,) = found.results[0].findings
-    assert old.mend == "upgrade the cluster to 1.31 or newer"
+    assert old.fix == "upgrade the cluster to 1.31 or newer"
 
 
 def crd(name: str, version: str = "v1alpha1", established: str = "True", schema: str = "") -> dict[str, Any]:
@@ -367,7 +367,7 @@ def test_of_nodes_without_a_ready_agent_those_are_named_for_which_one_is_meant()
 def test_what_the_agent_says_about_its_node_is_passed_on() -> None:
     said = Condition("Ready", False, "StateUnreadable", "damaged")
     (found,) = problems(check_conditions, **view(conditions=(said,)))
-    assert found == "wrong: NodeTopology worker: its agent says StateUnreadable: damaged"
+    assert found == "wrong: NodeTopology worker: its agent reports StateUnreadable: damaged"
     (found,) = problems(check_conditions, **view(generation=2, observed_generation=1))
     assert "has not seen the newest description" in found
 
@@ -409,18 +409,18 @@ def test_a_secret_that_pods_wait_for_is_named_with_who_makes_it() -> None:
     assert problems(check_secrets, objects={"deployments": (serve,), "secrets": (secret,)}) == []
     assert problems(check_secrets, objects={"deployments": (mounting("serve", "tls", optional=True),)}) == []
 
-    def mend(**objects: tuple[Any, ...]) -> str:
+    def fix(**objects: tuple[Any, ...]) -> str:
         keeper = objects.pop("keeper", ())
         (found,) = check_secrets(installation(objects={"deployments": (serve, *keeper), **objects}))
         assert found.about == "Secret kvplace-system/tls"
         assert (
             found.problem == "it is missing, and pods of Deployment kvplace-system/kvplace-serve wait for it"
         )
-        return found.mend
+        return found.fix
 
-    assert "not on manifests/base" in mend()
-    assert "logs deployment/kvplace-certificates" in mend(keeper=(deployment("certificates"),))
-    assert "describe certificates" in mend(certificates=(named("tls", spec={"secretName": "tls"}),))
+    assert "not on base" in fix()
+    assert "logs deployment/kvplace-certificates" in fix(keeper=(deployment("certificates"),))
+    assert "describe certificates" in fix(certificates=(named("tls", spec={"secretName": "tls"}),))
 
 
 def test_the_policies_of_the_agent_are_looked_for_where_there_is_one() -> None:

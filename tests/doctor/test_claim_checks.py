@@ -22,7 +22,7 @@ def test_vms_without_claims_without_measurements_and_beside_their_cores_are_name
     ledger = Ledger().after(taking(claim("db", 0, 8)))
     (strayed,) = check_vms(installation(**view(pod("db", pinned=False), ledger=ledger)))
     assert "threads run where they should not" in strayed.problem
-    assert "vm/NAME -n NAMESPACE" in strayed.mend
+    assert "vm/NAME -n NAMESPACE" in strayed.fix
     assert "never measured" in problems(check_vms, **view(pod("db"), ledger=ledger))[0]
     assert "no ledger holds" in problems(check_vms, **view(pod("db", pinned=True)))[0]
 
@@ -35,7 +35,7 @@ def test_a_pod_that_outlives_its_qemu_is_named_once_and_with_what_ends_it() -> N
         "its QEMU has ended and another container keeps it running, so that KubeVirt starts no migration "
         "of VM db"
     )
-    assert found.mend == "`kubectl -n default delete pod pod-db`"
+    assert found.fix == "`kubectl -n default delete pod pod-db`"
     assert problems(check_ledgers, **view(held)) == []
     # It may end in a moment; a deleted one the kubelet ends anyway.
     assert suspects(installation(**view(held))) == {"db"}

@@ -27,13 +27,13 @@ def seen(view: ClusterView) -> Installation:
         ("", TopologyRecord(WORKER, topology=None, problem="no cores"), "get nodetopology worker -o yaml"),
     ],
 )
-def test_of_a_node_that_is_badly_described_the_mend_names_what_describes_it(
+def test_of_a_node_that_is_badly_described_the_fix_names_what_describes_it(
     cpu_map: str, topology: TopologyRecord | None, look_at: str
 ) -> None:
     described = [] if topology is None else [topology]
     nodes = cluster_view([NodeRecord(WORKER, "uid", cpu_map=cpu_map)], described, [], [])
     (found,) = check_descriptions(seen(nodes))
-    assert look_at in found.mend
+    assert look_at in found.fix
 
 
 def test_a_ledger_that_cannot_be_read_is_named_once() -> None:

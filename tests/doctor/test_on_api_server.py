@@ -1,4 +1,4 @@
-"""A healthy installation is well; each fault that is put into it is named with its mend."""
+"""A healthy installation is well; each fault that is put into it is named with its fix."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from kvplace.kube.object_reader import ObjectReader
 from kvplace.kube.object_writer import ObjectWriter
 from kvplace.kube.session import open_session
 from tests.cli.calls import call_process
+from tests.docs.blocks import block
 from tests.doctor.conftest import Installed
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -286,7 +287,7 @@ FAULTS: dict[str, tuple[Callable[[Installed], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_with_its_mend(installed: Installed, name: str) -> None:
+def test_a_fault_is_named_with_its_fix(installed: Installed, name: str) -> None:
     inject, about, problem = FAULTS[name]
 
     def is_named(found: Examination) -> bool:
@@ -295,7 +296,16 @@ def test_a_fault_is_named_with_its_mend(installed: Installed, name: str) -> None
     with inject(installed):
         found = examined_when(installed, is_named)
     assert is_named(found), [(one.about, one.problem) for one in findings_of(found)]
-    assert all(one.mend for one in findings_of(found))
+    assert all(one.fix for one in findings_of(found))
+
+
+def test_the_page_shows_the_report_about_a_missing_agent_and_a_feature_gate(installed: Installed) -> None:
+    shown = block("docs/inspect.md", "agents ")
+    with _agent_away(installed), _no_gate(installed):
+        examined_when(installed, lambda found: len(findings_of(found)) > 1)
+        called = call_process("doctor", "--kubeconfig", str(installed.plane.kubeconfig))
+    assert called.out == shown
+    assert called.code == ExitCode.FAILED
 
 
 def test_after_all_that_it_is_well_again(installed: Installed) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 import pytest
 from click.testing import CliRunner
 
@@ -10,7 +13,18 @@ from kvplace.core.errors import ExitCode
 from kvplace.doctor.admission import LEFT_ALONE
 from kvplace.doctor.examination import Examination, Examined
 from kvplace.doctor.finding import Check, Finding, Level, wrong
+from tests.docs.reading import PROJECT
 
+SECTION = re.compile(r'"([^"]+)" in (Troubleshooting|Install kvplace|The node agent)')
+SOURCES = sorted((PROJECT / "kvplace" / "doctor").glob("*.py"))
+TEXTS = [
+    node.value
+    for source in SOURCES
+    for parent in ast.walk(ast.parse(source.read_text()))
+    if not isinstance(parent, ast.Expr)  # a docstring
+    for node in ast.iter_child_nodes(parent)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str)
+]
 DENIED = Finding(Level.UNCHECKED, "deployments", "you may not list deployments", "ask an administrator")
 
 
@@ -29,9 +43,9 @@ def test_what_may_not_be_read_is_said_once_and_last() -> None:
     )
     assert list(report_lines(found, wide=False)) == [
         "ledgers             wrong: NodeLedger a: it cannot be read",
-        "                    mend: correct it",
+        "                    fix: correct it",
         "unchecked           you may not list deployments: serve, releases",
-        "                    mend: ask an administrator",
+        "                    fix: ask an administrator",
         "ok                  kinds",
         "2 unchecked, 1 wrong",
     ]
@@ -43,3 +57,14 @@ def test_a_trial_pod_where_the_webhooks_see_none_would_say_nothing(namespace: st
     answer = CliRunner().invoke(command, ["-n", namespace])
     assert answer.exit_code == ExitCode.USAGE
     assert f"the webhooks do not see pods of {namespace}: name another namespace with -n" in answer.output
+
+
+def test_a_fix_names_a_section_of_the_documentation_by_its_title_and_no_path() -> None:
+    pages = {
+        text.partition("\n")[0].removeprefix("# "): set(re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+        for text in (path.read_text() for path in (PROJECT / "docs").glob("*.md"))
+    }
+    named = [found for text in TEXTS for found in SECTION.findall(text)]
+    assert len(named) > 4
+    assert [(section, page) for section, page in named if section not in pages[page]] == []
+    assert [text for text in TEXTS if "docs/" in text or "manifests/" in text] == []

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -26,13 +29,26 @@ VM_NAMES = ("database", "db", "web", "my-vm")
 FOUND_SOMETHING = {"kubectl kvplace doctor": {1, 4}}
 """Without agents and pods of kvplace there is something to find."""
 
+INSPECT = blocks("docs/inspect.md")
+EXEC = "kubectl -n kvplace-system exec deployment/kvplace-serve -- "
+SHOWN = [
+    (command.text, output.text)
+    for command, output in pairwise(INSPECT)
+    if output.language == "text" and "doctor" not in command.text
+]
+"""A command and its output; that of `doctor` is compared in tests/doctor."""
+
 LOOKS = sorted(
     {
-        *(one.text for one in blocks("docs/kubectl.md")),
+        *(one.text for one in INSPECT if not one.language and EXEC not in one.text),
         block("README.md", "kubectl kvplace get vms"),
-        block("docs/diagnose.md", "kubectl kvplace explain vm/database"),
-        block("docs/diagnose.md", "kubectl kvplace doctor"),
-        block("docs/diagnose.md", "kubectl kvplace version"),
+        block("docs/alerts.md", "kubectl -n kvplace-system get pods"),
+        block("docs/alerts.md", "kubectl kvplace map worker-1"),
+        block("docs/alerts.md", "kubectl -n kvplace-agent get pods"),
+        block("docs/alerts.md", "kubectl get nodetopology worker-1"),
+        block("docs/alerts.md", "kubectl kvplace get vm database"),
+        block("docs/alerts.md", "kubectl kvplace explain vm/database"),
+        block("docs/alerts.md", "kubectl kvplace get nodes"),
         block("docs/agent.md", "kubectl wait --for=condition=Ready nodetopology"),
         block("docs/agent.md", "kubectl wait --for=condition=kvplace.io/Pinned"),
         block("docs/install.md", "kubectl wait --for=create --timeout=1m nodetopology/worker-1"),
@@ -119,6 +135,32 @@ def test_commands_that_look_answer(shell: Shell, commands: str) -> None:
     assert any(shell.run(commands, codes=FOUND_SOMETHING))
 
 
+@pytest.mark.parametrize(("command", "output"), SHOWN, ids=[command.strip() for command, _ in SHOWN])
+def test_a_command_prints_what_the_page_shows(shell: Shell, command: str, output: str) -> None:
+    """Apart from numbers, times and random names: which VM is bound first is not decided.
+
+    Events of other tests may be added.
+    """
+    (printed,) = shell.run(command)
+    assert not masked(output) - masked(printed)
+
+
+def masked(text: str) -> Counter[str]:
+    """Count the lines, without what differs between two clusters."""
+    text = re.sub(r"virt-launcher-(\w+)-\w+", r"virt-launcher-\1", text)
+    text = re.sub(r"(?<=\d)[smh]\b|[\dTZ:,-]*\d[\dTZ:,-]*|\b[A-D]\b|[A-D]~", "#", text)
+    return Counter(" ".join(line.split()) for line in text.splitlines() if "│" not in line)
+
+
+def test_without_the_plugin_the_program_in_the_image_of_serve_answers(
+    shell: Shell, cluster: ControlPlane
+) -> None:
+    kubeconfig = cluster.service_account_kubeconfig("kvplace-system", "kvplace-serve")
+    (command,) = (one.text for one in INSPECT if EXEC in one.text)
+    (listed,) = shell.run(command, instead={EXEC: f"KUBECONFIG={kubeconfig} "})
+    assert "database" in listed
+
+
 def test_the_symptoms_begin_with_what_explains_them(
     shell: Shell, cluster: ControlPlane, virt: KubeVirt
 ) -> None:
@@ -176,6 +218,54 @@ def test_a_node_without_its_agent_is_released(shell: Shell, cluster: ControlPlan
     (told,) = shell.run("kubectl get nodetopology worker-1 -o jsonpath='{.status.enforcement}'")
     assert told == "none"
     _play_agent(cluster, WORKER)
+
+
+@contextmanager
+def _kvplace_down(kvplace: Installation) -> Iterator[None]:
+    for replica in kvplace.replicas:
+        replica.process.kill()
+    try:
+        yield
+    finally:
+        for replica in kvplace.replicas:
+            replica.start()
+        for replica in kvplace.replicas:
+            replica.wait_until_ready()
+        kvplace.register_webhooks(kvplace.replicas[0].admission_url)
+
+
+def _starts_unpinned(virt: KubeVirt, name: str, *, other_than: str = "") -> None:
+    """Wait until a VM has a pod that needs none of kvplace's programs to start."""
+    spec = virt.launcher_pod(NAMESPACE, name, other_than)["spec"]
+    assert spec["schedulerName"] == "default-scheduler"
+    assert not any("hook-sidecar" in one["name"] for one in (*spec["initContainers"], *spec["containers"]))
+
+
+def test_a_vm_that_loses_its_annotation_starts_while_kvplace_is_down(
+    shell: Shell, cluster: ControlPlane, virt: KubeVirt, kvplace: Installation
+) -> None:
+    virt.create("virtualmachines", NAMESPACE, vm_manifest("urgent", annotations={"cpu-set": "any"}))
+    _wait_until_pinned(cluster, virt, "urgent")
+    before = virt.launcher_pod(NAMESPACE, "urgent")["metadata"]["uid"]
+    with _kvplace_down(kvplace):
+        with pytest.raises(RequestRefused, match="failed calling webhook"):
+            virt.create("virtualmachines", NAMESPACE, vm_manifest("late", annotations={"cpu-set": "any"}))
+        commands = block("docs/troubleshoot.md", "kubectl patch vm database").replace("database", "urgent")
+        shell.run(commands)
+        _starts_unpinned(virt, "urgent", other_than=before)
+    shell.run("kubectl delete vm urgent --wait=false")
+    virt.gone("virtualmachines", NAMESPACE, "urgent")
+
+
+def test_vms_with_annotations_start_unpinned_without_the_webhooks(
+    shell: Shell, virt: KubeVirt, kvplace: Installation
+) -> None:
+    with _kvplace_down(kvplace):
+        shell.run(block("docs/troubleshoot.md", "kubectl delete mutatingwebhookconfiguration"))
+        virt.create("virtualmachines", NAMESPACE, vm_manifest("urgent", annotations={"cpu-set": "any"}))
+        _starts_unpinned(virt, "urgent")
+    shell.run("kubectl delete vm urgent --wait=false")
+    virt.gone("virtualmachines", NAMESPACE, "urgent")
 
 
 def test_somebody_gets_a_token_for_the_map(shell: Shell, cluster: ControlPlane) -> None:

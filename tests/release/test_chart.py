@@ -145,6 +145,16 @@ def test_a_value_reaches_the_object_that_it_is_for(helm: Path, unpacked: Path) -
     assert egress[-1] == {"ports": [{"port": 8443}]}
 
 
+def test_alerts_link_to_the_page_that_the_operator_names(helm: Path, unpacked: Path) -> None:
+    page = "https://wiki.example/kvplace/alerts.html"
+    values = ("monitoring.enabled=true", f"monitoring.runbookUrl={json.dumps(page)}")
+    made = objects(templated(helm, unpacked / "kvplace", *values))
+    (group,) = made["PrometheusRule", "kvplace-system", "kvplace"]["spec"]["groups"]
+    assert [rule["annotations"]["runbook_url"] for rule in group["rules"]] == [
+        f"{page}#{rule['alert'].lower()}" for rule in group["rules"]
+    ]
+
+
 def test_off_is_a_word_though_yaml_takes_it_for_false(helm: Path, unpacked: Path) -> None:
     made = objects(templated(helm, unpacked / "kvplace", "serve.makeRoom=false"))
     assert made["ConfigMap", "kvplace-system", "kvplace-settings"]["data"]["MAKE_ROOM"] == "off"

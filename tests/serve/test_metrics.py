@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.certificates import Certificates
@@ -48,6 +49,25 @@ async def scraped(address: Address) -> dict[Sample, float]:
     }
 
 
+NAMING = {
+    f"kvplace_{name}"
+    for name in (
+        "cluster_unusable_node",
+        "cluster_enforced_node",
+        "cluster_overlapping_pod",
+        "cluster_oldest_waiting_pod_seconds",
+        "ledger_oldest_unbound_claim_seconds",
+    )
+}
+"""The metrics whose labels name nodes and pods."""
+
+
+def series(samples: dict[Sample, float], name: str) -> tuple[tuple[str, str], ...]:
+    """Return the labels of the only series of a metric."""
+    (labels,) = (labels for found, labels in samples if found == f"kvplace_{name}")
+    return labels
+
+
 def gauge(samples: dict[Sample, float], name: str, **labels: str) -> float:
     return samples[f"kvplace_{name}", tuple(sorted(labels.items()))]
 
@@ -67,10 +87,11 @@ async def test_a_bind_is_seen_in_holes_claims_ledger_writes_and_placement_time(
         before = await scraped(addresses["health"])
         assert gauge(before, "cluster_nodes", state="usable") == 1
         assert gauge(before, "cluster_nodes", state="unusable") == 1
-        assert gauge(before, "cluster_enforced_nodes") == 0
+        assert gauge(before, "cluster_unusable_node", node="without-description") == 1
+        assert gauge(before, "process_ready", process="serve") == 1
         assert gauge(before, "cluster_pods", state="waiting") == 2
         assert gauge(before, "cluster_free_cpus") == 16
-        assert gauge(before, "cluster_nodes_with_hole", scope="numa", cpus="8") == 1
+        assert gauge(before, "cluster_nodes_with_free_block", scope="numa", cpus="8") == 1
 
         async def ask(verb: str, body: Any) -> Any:
             async with session.post(
@@ -98,15 +119,16 @@ async def test_a_bind_is_seen_in_holes_claims_ledger_writes_and_placement_time(
     assert gauge(after, "cluster_claims") == 1
     assert gauge(after, "cluster_free_cpus") == 12
     assert gauge(after, "cluster_pods", state="bound") == 1
-    assert gauge(after, "cluster_largest_hole_cpus", scope="numa") == 8
+    assert gauge(after, "cluster_largest_free_block_cpus", scope="numa") == 8
     assert (
         gauge(after, "process_certificate_end_timestamp_seconds", use="server")
         > datetime.now(UTC).timestamp()
     )
     for counted in ("extender_placement_seconds_count", "ledger_write_seconds_count", "ledger_changes_total"):
         assert gauge(after, counted) == gauge(before, counted) + 1
-    told = {value for _, labels in after for _, value in labels}
+    told = {value for name, labels in after if name not in NAMING for _, value in labels}
     assert not told & {"vm", "default", "default/vm", pod.uid, waiting.uid, "a", "without-description"}
+    assert dict(series(after, "cluster_oldest_waiting_pod_seconds"))["vm"] == "waiting"
     assert waiting.uid in {one.uid for one in cluster._pods.records.values()}
 
 
@@ -119,7 +141,8 @@ async def test_the_oldest_claim_without_a_bound_pod_has_its_age(certificates: Ce
     await cluster.write_ledger(empty, taking(claim(pod.uid, 0, 1, pod="vm", since=since)))
     async with serving(settings_for(certificates), cluster) as addresses:
         found = await scraped(addresses["health"])
-    assert 30 <= gauge(found, "ledger_oldest_unbound_claim_seconds") < 90
+    name = "ledger_oldest_unbound_claim_seconds"
+    assert 30 <= gauge(found, name, node="a", vm_namespace="default", vm="vm") < 90
 
 
 async def test_the_oldest_pod_that_waits_has_its_age_and_a_bound_one_does_not_count(
@@ -133,10 +156,34 @@ async def test_the_oldest_pod_that_waits_has_its_age_and_a_bound_one_does_not_co
         cluster.create_pod(name, request=request, node=node, created=created.replace("+00:00", "Z"))
     async with serving(settings_for(certificates), cluster) as addresses:
         found = await scraped(addresses["health"])
-    assert 2400 <= gauge(found, "cluster_oldest_waiting_pod_seconds") < 2460
+    assert 2400 <= gauge(found, "cluster_oldest_waiting_pod_seconds", vm_namespace="default", vm="old") < 2460
 
 
-async def test_nodes_on_which_an_agent_enforces_are_counted_while_they_are_there(
+async def test_a_pod_on_cpus_that_the_kubelet_has_allocated_is_named_until_it_has_ended() -> None:
+    cluster = FaultyCluster()
+    cluster.create_node("a", topology=EIGHT)
+    labels = {"node": "a", "vm_namespace": "default", "vm": "vm"}
+
+    def named() -> float | None:
+        return REGISTRY.get_sample_value("kvplace_cluster_overlapping_pod", labels)
+
+    async with replica(cluster, controller=False) as one:
+        gauges = ClusterGauges(one.cache, ClusterHoles(one.cache), one.extender, one.controller, one.events)
+        assert await one.bind(asking_pod(cluster, "vm", 8), "a") == ""
+        await gauges.refresh()
+        assert named() is None
+        cluster.put_topology("a", EIGHT, kubelet_cpus=EIGHT.cpus)
+        await one.until(lambda: one.cache.topologies.records[NodeName("a")].kubelet_cpus == EIGHT.cpus)
+        await one.controller.reconciler.reconcile(NodeName("a"))
+        await gauges.refresh()
+        assert named() == 1
+        cluster.delete_pod("default", "vm", force=True)
+        await one.until(lambda: not one.cache.pods.records)
+        await gauges.refresh()
+        assert named() is None
+
+
+async def test_nodes_on_which_an_agent_enforces_are_named_while_they_are_there(
     certificates: Certificates,
 ) -> None:
     cluster = FaultyCluster()
@@ -145,7 +192,9 @@ async def test_nodes_on_which_an_agent_enforces_are_counted_while_they_are_there
         cluster.put_topology(node, TWO, enforcement=how)
     cluster.put_topology("gone", TWO, enforcement=Enforcement.NRI)
     async with serving(settings_for(certificates), cluster) as addresses:
-        assert gauge(await scraped(addresses["health"]), "cluster_enforced_nodes") == 2
+        found = await scraped(addresses["health"])
+    named = {labels for name, labels in found if name == "kvplace_cluster_enforced_node"}
+    assert named == {(("node", "a"),), (("node", "b"),)}
 
 
 async def test_free_cpus_that_lie_apart_are_small_holes_and_fragmentation(certificates: Certificates) -> None:
@@ -163,11 +212,11 @@ async def test_free_cpus_that_lie_apart_are_small_holes_and_fragmentation(certif
     for domain in Domain:
         scope = domain.value
         assert gauge(whole, "cluster_fragmentation_ratio", scope=scope) == 0
-        assert gauge(whole, "cluster_largest_hole_cpus", scope=scope) == 8
-        assert gauge(whole, "cluster_largest_hole_cores", scope=scope) == 4
+        assert gauge(whole, "cluster_largest_free_block_cpus", scope=scope) == 8
+        assert gauge(whole, "cluster_largest_free_block_cores", scope=scope) == 4
         assert gauge(apart, "cluster_fragmentation_ratio", scope=scope) == 0.5
-        assert gauge(apart, "cluster_largest_hole_cpus", scope=scope) == 4
-        assert gauge(apart, "cluster_largest_hole_cores", scope=scope) == 0
+        assert gauge(apart, "cluster_largest_free_block_cpus", scope=scope) == 4
+        assert gauge(apart, "cluster_largest_free_block_cores", scope=scope) == 0
 
 
 async def test_each_kind_says_for_how_long_its_watch_has_been_silent(
