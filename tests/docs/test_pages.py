@@ -163,6 +163,28 @@ def test_the_oldest_releases_are_those_of_which_doctor_warns() -> None:
     needed = section(page("install.md"), "Requirements")
     for program, oldest in {"Kubernetes": OLDEST_KUBERNETES, "KubeVirt": OLDEST_KUBEVIRT}.items():
         assert f"| {program} {'.'.join(map(str, oldest))} or newer" in needed
+        assert f"| {program} | {'.'.join(map(str, oldest))} or newer" in FIRST_PAGE
+
+
+FIRST_PAGE = (PROJECT / "README.md").read_text()
+TESTED = {
+    "Kubernetes": ("control_plane/kubernetes", "k8s.io/kubernetes"),
+    "KubeVirt": ("control_plane/kubevirt", "kubevirt.io/kubevirt"),
+    "container runtime": ("node_programs/containerd", "github.com/containerd/containerd/v2"),
+    "kubelet": ("node_programs/kubelet", "k8s.io/kubernetes"),
+}
+"""Where the tests take a program from, by its row in the README."""
+
+
+@pytest.mark.parametrize("program", TESTED)
+def test_the_releases_of_the_first_page_are_those_that_the_tests_build(program: str) -> None:
+    folder, module = TESTED[program]
+    required = (PROJECT / "harness" / folder / "go.mod").read_text()
+    built = re.search(rf"^\s*(?:require )?{re.escape(module)} v(\d+\.\d+)\.", required, re.MULTILINE)
+    row = re.search(rf"^\| {program} \|[^|]*\|([^|]*)\|", FIRST_PAGE, re.MULTILINE)
+    assert built is not None
+    assert row is not None
+    assert re.search(rf"\b{re.escape(built[1])}\b", row[1])
 
 
 def test_folders_of_the_manifests_are_all_explained() -> None:
