@@ -70,7 +70,7 @@ def test_another_kind_is_refused_with_the_kinds_that_exist() -> None:
     [
         (("spec", "domain", "cpu"), {"cores": 2}, "spec.template.spec.domain.cpu.cores"),
         (("spec", "domain", "memory"), {"guest": "1Gi"}, "spec.template.spec.domain.memory.guest"),
-        (("metadata", "annotations"), {"kvplace.io/cpu-set": "any"}, "annotations.kvplace.io/cpu-set"),
+        (("metadata", "annotations"), {"cpu-set": "any"}, "annotations.cpu-set"),
     ],
 )
 def test_what_kubevirt_refuses_is_refused(path: tuple[str, ...], value: Any, named: str) -> None:

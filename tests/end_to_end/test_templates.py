@@ -187,7 +187,7 @@ def test_a_vm_that_repeats_a_word_of_its_instancetype_with_another_value_is_refu
     cluster: ControlPlane, vm_namespace: str
 ) -> None:
     vm = _vm("database", FOLDER / "instancetypes")
-    vm["spec"]["template"]["metadata"]["annotations"] = {"kvplace.io/cpu-set": "one-socket"}
+    vm["spec"]["template"]["metadata"]["annotations"] = {"cpu-set": "one-socket"}
     path = f"/apis/kubevirt.io/v1/namespaces/{vm_namespace}/{VMS}?dryRun=All"
-    with pytest.raises(RequestRefused, match=r"kvplace\.io/cpu-set"):
+    with pytest.raises(RequestRefused, match=r"annotations\.cpu-set"):
         cluster.request("POST", path, vm)
