@@ -1,9 +1,9 @@
-"""Somebody who runs the blocks of docs/install.md one after the other, and what each took.
+"""Runs the blocks of docs/install.md one after the other, and keeps their output and time.
 
-Every block of commands is run as it stands: in the checkout, or on every node where the page says so. What
-differs here: `ELSEWHERE` needs what this machine has not, the node's name stands for `worker-1`, the
-operator's folder lists one component more, and the template's VM has the size of this machine
-(`fit_this_machine`).
+Every block of commands is run as it is written: in the checkout, or on every node where the page requires it.
+There are four differences. Blocks in `ELSEWHERE` need something that this machine does not have. The node's
+name replaces `worker-1`. The operator's folder lists one more component. The template's VM has the size of
+this machine (`fit_this_machine`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Step:
     text: str
     """The whole block, as it stands on the page."""
     seconds: float
-    said: str
+    printed: str
 
 
 class CommandOfThePageFailed(Exception):
-    """A block ended with an error; the message has the block and what it said."""
+    """A block ended with an error; the message has the block and its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,15 @@ class Newcomer:
 
         Raises `CommandOfThePageFailed`.
         """
-        said = ""
+        printed = ""
         for block in read_blocks(checkout, "docs/install.md"):
             if not block.section.startswith(sections):
                 continue
             if "kind: Kustomization" in block.text and not (checkout / FOLDER).exists():
                 self._write_folder(checkout, block.text)
             if not block.language and not block.text.startswith(tuple(ELSEWHERE)):
-                step = self._follow(checkout, block, said)
-                said = step.said
+                step = self._follow(checkout, block, printed)
+                printed = step.printed
                 yield step
 
     def run(self, checkout: Path, script: str, stdin: Path | None = None) -> str:
@@ -95,17 +95,19 @@ class Newcomer:
             raise CommandOfThePageFailed(f"{script}\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def _follow(self, checkout: Path, block: Block, said_before: str) -> Step:
+    def _follow(self, checkout: Path, block: Block, printed_before: str) -> Step:
         script = block.text.replace("worker-1", self.node)
         if GATE_MADE in script:  # one line for each answer to the question before
-            script = next(line for line in script.splitlines() if (GATE_MADE in line) == (said_before == ""))
+            script = next(
+                line for line in script.splitlines() if (GATE_MADE in line) == (printed_before == "")
+            )
         began = time.monotonic()
         if script.startswith(ON_EVERY_NODE):
-            said = self._on_the_node(checkout, script)
+            printed = self._on_the_node(checkout, script)
         else:
-            said = self.run(checkout, script)
+            printed = self.run(checkout, script)
         command = script.strip().partition("\n")[0]
-        return Step(block.section, command, block.text, time.monotonic() - began, said)
+        return Step(block.section, command, block.text, time.monotonic() - began, printed)
 
     def _write_folder(self, checkout: Path, kustomization: str) -> None:
         (checkout / FOLDER).mkdir()

@@ -1,7 +1,7 @@
-"""docs/quickstart.md beside docs/install.md: its commands are run, and print what the page shows.
+"""Compares the output that docs/quickstart.md shows with the output of its commands.
 
-Most of its commands stand on the installation page, too, so a newcomer who has followed that page has run
-them already. The others are run here. Numbers, ages and names that a cluster makes differ on every machine.
+Most of its commands are on the installation page, too. A newcomer who has followed that page has already run
+them; the others are run here. Numbers, ages and generated names differ on every machine and are not compared.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def lines_not_printed(newcomer: Newcomer, checkout: Path, followed: Iterable[Ste
 
     Raises `CommandOfThePageFailed`.
     """
-    printed = {step.text: step.said for step in followed}
+    printed = {step.text: step.printed for step in followed}
     missing = []
     for block in read_blocks(checkout, PAGE):
         if block.language == CONSOLE:
