@@ -235,6 +235,17 @@ def test_tests_that_guard_promises_exist() -> None:
             assert re.search(rf"def {test}\(", source.read_text()), f"{file} has no {test}"
 
 
+def test_tests_that_guard_against_attacks_exist() -> None:
+    listed = (PROJECT / "tests" / "security" / "__init__.py").read_text()
+    source, found = "", 0
+    for line in map(str.strip, listed.splitlines()):
+        if line.startswith("tests/"):
+            source, found = (PROJECT / line).read_text(), found + 1
+        elif line.startswith("test_"):
+            assert f"def {line}(" in source, line
+    assert found > 15
+
+
 FOREIGN = (
     "customresourcedefinitions.",
     "no matches for kind",
