@@ -11,6 +11,7 @@ nowhere else, it takes the cores of pods of its own or lower priority, which are
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from itertools import dropwhile, islice, takewhile
 
@@ -25,13 +26,11 @@ from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.explanation import TAKEN, explain_choice, explain_placement
 from kvplace.scheduler.fit_table import FitTable
-from kvplace.scheduler.gathering import Gathering
 from kvplace.scheduler.holds import Hold, Holds
 from kvplace.scheduler.metrics import PLANNED
 from kvplace.scheduler.nominations import Nominations
-from kvplace.scheduler.offered_nodes import OfferedNodes
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods
-from kvplace.scheduler.waiting_pods import WaitingPods, waits
+from kvplace.scheduler.waiting_pods import Gathering, WaitingPods, waits
 
 TOGETHER = 64
 """Pods that are planned together at most.
@@ -39,8 +38,35 @@ TOGETHER = 64
 kube-scheduler is through with nominated pods in no time and binds all of them at once: with 256, a busy API
 server did not bind the last ones before their binds timed out.
 """
+OFFER_S = 5.0
+"""How long an offer is used: a node that is new, or free again, is not considered before."""
+_SHAPES = 64
+"""Shapes whose offers are remembered, the last ones."""
 _AT_ONCE = 3
 """Pods or machines that are looked at before others get their turn on the event loop."""
+
+
+class OfferedNodes:
+    """The nodes that kube-scheduler has offered last, by the shape of the pod it asked about.
+
+    Its plugins accept the same nodes for pods of one shape, unless the pods request other amounts or a node
+    has changed. Then kube-scheduler refuses the nominated node, examines all nodes, and so offers new ones.
+    """
+
+    def __init__(self) -> None:
+        self._offers: OrderedDict[bytes, tuple[float, frozenset[NodeName]]] = OrderedDict()
+
+    def remember(self, shape: bytes, names: frozenset[NodeName]) -> None:
+        """Keep what kube-scheduler offers now."""
+        self._offers[shape] = (asyncio.get_running_loop().time(), names)
+        self._offers.move_to_end(shape)
+        while len(self._offers) > _SHAPES:
+            self._offers.popitem(last=False)
+
+    def of_shape(self, shape: bytes) -> frozenset[NodeName] | None:
+        """Return what was offered for a shape, if it was only a moment ago."""
+        offered_at, names = self._offers.get(shape, (float("-inf"), frozenset[NodeName]()))
+        return names if asyncio.get_running_loop().time() - offered_at < OFFER_S else None
 
 
 class JointPlan:

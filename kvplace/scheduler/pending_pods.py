@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import Refused
 from kvplace.core.request_document import PodRequest, read_pod_request
-from kvplace.core.scalars import PodUid
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.events import ObjectReference, vmi_reference
 from kvplace.kube.records import PodRecord
 from kvplace.kube.store import Store
@@ -65,6 +65,11 @@ class PendingPod:
     explanation: str = ""
     """Why its node was chosen, for `kvplace.io/explain`."""
     nominated_refused_at: float = float("-inf")
+    curable: tuple[NodeName, ...] = ()
+    """Nodes where only cores were missing at `curable_at`: preemption may help there."""
+    curable_at: float = float("-inf")
+    leaving: dict[PodUid, float] = field(default_factory=dict)
+    """The pods that end anyway and that it waits for, and since when."""
 
     def is_news(self, refusal: str) -> bool:
         """Keep why the pod does not fit; returns whether its last refusal had another reason."""

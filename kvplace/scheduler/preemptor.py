@@ -20,7 +20,7 @@ import asyncio
 import json
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -58,8 +58,6 @@ MOST_EQUALS = 16
 """Nodes with equally cheap victims among which the one with the best placement is chosen."""
 PATIENCE_SECONDS = 120.0
 """How long a pod waits for another one that ends anyway, before others are evicted for it."""
-_REFUSED = 64
-"""Pods whose refused nodes are remembered."""
 _REFUSED_SECONDS = 2.0
 """How old a refusal may be: kube-scheduler asks Filter and preempt in one attempt."""
 _SEARCHES = 3
@@ -74,12 +72,6 @@ class BudgetReader(Protocol):
     async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
         """Read all PodDisruptionBudgets."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    nodes: tuple[NodeName, ...]
-    moment: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +106,6 @@ class Preemptor:
         self._holds = holds
         self._now = now
         self._clock = clock
-        self._refused: OrderedDict[PodUid, _Refused] = OrderedDict()
-        self._waiting: dict[PodUid, dict[PodUid, float]] = {}
-        """For whom pods wait that end anyway, and since when."""
         self._priorities: Counter[int] = Counter()
         """How many bound pods have each priority."""
         cache.pods.subscribe(self._pod_seen)
@@ -129,10 +118,9 @@ class Preemptor:
 
     def refused(self, pod: PodRecord, nodes: Collection[NodeName]) -> None:
         """Remember where only cores are missing: kube-scheduler has found everything else there."""
-        self._refused.pop(pod.uid, None)
-        self._refused[pod.uid] = _Refused(tuple(nodes), self._clock())
-        if len(self._refused) > _REFUSED:
-            self._refused.popitem(last=False)
+        pending = self._pending.get(pod.uid)
+        pending.curable = tuple(islice(nodes, MOST_NODES))
+        pending.curable_at = self._clock()
 
     async def outranks(self, pod: PodRecord, nodes: Collection[NodeName], request: Request) -> bool:
         """Reserve for a pod what is reserved for pods of lower priority, where it fits on that."""
@@ -268,12 +256,11 @@ class Preemptor:
 
     def _candidates(self, args: PreemptionArgs) -> dict[NodeName, SentVictims]:
         """The nodes that kube-scheduler has sent, and those where it has found only cores missing."""
-        refused = self._refused.pop(args.pod.uid, None)
-        known = refused is not None and self._clock() - refused.moment <= _REFUSED_SECONDS
-        nobody = SentVictims((), 0)
+        pending = self._pending.get(args.pod.uid)
+        curable, pending.curable = pending.curable, ()
         nodes = dict(args.victims)
-        for node in refused.nodes if refused is not None and known else ():
-            nodes.setdefault(node, nobody)
+        for node in curable if self._clock() - pending.curable_at <= _REFUSED_SECONDS else ():
+            nodes.setdefault(node, SentVictims((), 0))
         return dict(islice(nodes.items(), MOST_NODES))
 
     def _questions(
@@ -342,16 +329,13 @@ class Preemptor:
         for node in nodes:
             leaving |= self._leaving(node)
             await asyncio.sleep(0)
-        if uid not in self._cache.pods.records:
-            return  # nobody would forget it
-        known, now = self._waiting.get(uid, {}), self._clock()
-        has_claim = self._cache.ledgers.nodes_claimed_by
-        still = {other: since for other, since in known.items() if has_claim(other)}
-        self._waiting[uid] = dict.fromkeys(leaving, now) | still
+        pending, has_claim = self._pending.get(uid), self._cache.ledgers.nodes_claimed_by
+        still = {other: since for other, since in pending.leaving.items() if has_claim(other)}
+        pending.leaving = dict.fromkeys(leaving, self._clock()) | still
 
     def _awaited_in_vain(self, uid: PodUid, leaving: frozenset[PodUid]) -> frozenset[PodUid]:
         """Return those for whom a pod has waited for so long that they count as staying."""
-        waiting, oldest = self._waiting.get(uid, {}), self._clock() - PATIENCE_SECONDS
+        waiting, oldest = self._pending.get(uid).leaving, self._clock() - PATIENCE_SECONDS
         return frozenset(other for other in leaving if waiting.get(other, oldest) < oldest)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
@@ -361,10 +345,6 @@ class Preemptor:
                 del self._priorities[before.priority]
         if after is not None and after.node:
             self._priorities[after.priority] += 1
-        pod = after or before
-        if pod is not None and (after is None or after.node):
-            self._refused.pop(pod.uid, None)
-            self._waiting.pop(pod.uid, None)
 
 
 def _without(ledger: Ledger, gone: Collection[PodUid]) -> Ledger:

@@ -13,9 +13,8 @@ from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.scheduler.extender import ExtenderSettings
-from kvplace.scheduler.gathering import GATHER_S, STREAM_S
-from kvplace.scheduler.joint_plan import TOGETHER
-from kvplace.scheduler.offered_nodes import OFFER_S
+from kvplace.scheduler.joint_plan import OFFER_S, TOGETHER
+from kvplace.scheduler.waiting_pods import GATHER_S, STREAM_S
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Operation
 from tests.nodes.machines import EIGHT

@@ -196,27 +196,14 @@ async def test_whom_a_pod_waits_for_is_forgotten_with_their_claims_and_with_the_
     for vm, other in (vms, reversed(vms)):
         await leaving(one, vm)
         assert await answer(one, sent(pod, two=[other])) == {}
-        assert one.extender._preemptor._waiting[pod.uid].keys() == {vm.uid}
+        assert one.extender._pending.get(pod.uid).leaving.keys() == {vm.uid}
         one.cluster.delete_pod("default", vm.name, force=True)
         await one.until(lambda vm=vm: vm.uid not in one.claims("two"))
         if vm is vms[0]:
             await running(one, "next", 8)
     one.cluster.delete_pod("default", pod.name, force=True)
     await one.until(lambda: pod.uid not in one.cache.pods.records)
-    assert not one.extender._preemptor._waiting
-
-
-async def test_a_pod_whose_end_was_seen_before_the_question_is_not_remembered_as_one_that_waits(
-    one: Replica,
-) -> None:
-    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
-    one.cluster.delete_pod("default", "vm-0")
-    pod = important(one.cluster)
-    one.cluster.delete_pod("default", pod.name)
-    await one.until(lambda: one.cache.pods.records[vms[0].uid].deleting)
-    await one.until(lambda: pod.uid not in one.cache.pods.records)
-    assert await answer(one, sent(pod, two=[vms[1]])) == {}
-    assert not one.extender._preemptor._waiting
+    assert not one.extender._pending.get(pod.uid).leaving
 
 
 async def test_what_victims_leave_is_kept_for_whom_they_were_evicted(one: Replica) -> None:
