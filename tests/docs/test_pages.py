@@ -10,6 +10,7 @@ import pytest
 import yaml
 from click import Command
 
+from dev.__main__ import TARGETS
 from kvplace import __version__
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.cli.agent_command import command as agent_command
@@ -320,6 +321,11 @@ def _anchors(path: Path) -> set[str]:
     """Make the anchors that GitHub makes of headings."""
     headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_targets_that_pages_name_exist() -> None:
+    named = {target for path in PAGES for target in re.findall(r"\./make ([a-z]+)", path.read_text())}
+    assert {"demo", "test", "images", "node"} <= named <= TARGETS.keys() | {"help"}
 
 
 def test_images_are_named_with_the_version_of_this_release() -> None:
