@@ -34,6 +34,7 @@ SIDECAR = f"kubectl get pods {THE_VM} -o jsonpath='{{.items[*].spec.initContaine
 INSTALLING = ("Requirements", "Images", "Your folder", "Apply", "Nodes", "First VM")
 FEWEST_STEPS = 8
 IMAGES = "kubectl get pods -A -l app.kubernetes.io/part-of=kvplace -o jsonpath='{..containers[*].image}'"
+VMI = "kubectl get vmi web-server -o jsonpath='{.metadata.uid}'"
 RESTARTED = """
 kubectl wait --for=create --timeout=5m vmi/web-server
 kubectl wait --for=jsonpath='{.status.phase}'=Running --timeout=5m vmi/web-server
@@ -85,10 +86,12 @@ def test_a_newcomer_gets_from_a_checkout_to_a_pinned_vm_that_outlives_upgrade_an
         assert f"kvplace/hook:{EARLIER}" in ask(SIDECAR)
         assert not [image for image in ask(IMAGES) if image.endswith(EARLIER)]
 
+        running = ask(VMI)
         list(upgrade)  # the restart of the VM
         ask(RESTARTED)
         ask(PINNED)
-        assert f"kvplace/hook:{__version__}" in ask(SIDECAR)
+        assert ask(VMI) != running
+        assert f"kvplace/hook:{__version__}" in ask(SIDECAR), ask("kubectl get pods -A -o wide")
         assert ask(COUNTS) == ["map[owned:1", "pods:1", "shared:0]"]
         assert _qemu(groups) != qemu
         qemu = _qemu(groups)
