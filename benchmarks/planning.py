@@ -53,7 +53,7 @@ def mixed(chance: Random) -> tuple[int, int]:
 
 
 def chunky(chance: Random) -> tuple[int, int]:
-    """Give vCPUs and GiB of a VM of a size that leaves odd holes."""
+    """Give vCPUs and GiB of a VM of a size that leaves odd numbers of CPUs free."""
     vcpus = chance.choice((6, 10, 14, 18))
     return vcpus, vcpus
 

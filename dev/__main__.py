@@ -63,7 +63,7 @@ def test(arguments: list[str]) -> int:
 
 
 def lint(arguments: list[str]) -> int:
-    """Checks style, types and layers; `./make lint --fix` mends what can be mended."""
+    """Checks style, types and layers; `./make lint --fix` fixes what can be fixed."""
     VENV.ensure(CHECKS)
     if "--fix" in arguments:
         show([VENV.bin / "ruff", "check", "--fix"], cwd=PROJECT)

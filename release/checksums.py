@@ -16,7 +16,7 @@ SIGNATURE = "SHA256SUMS.sig"
 
 
 class UnusableKey(Exception):
-    """The key for the signature cannot be used; the message names it and the mend."""
+    """The key for the signature cannot be used; the message names it and the fix."""
 
 
 def write_checksums(folder: Path) -> Path:

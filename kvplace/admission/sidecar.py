@@ -78,8 +78,8 @@ def with_hook_sidecar(entries: str | None, image: str) -> str | None:
         written = msgspec.json.decode(entries, type=list[msgspec.Raw] | None) or []
         read = [msgspec.json.decode(entry, type=dict[str, Any]) for entry in written]
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        mend = 'must be a JSON list of objects such as [{"image": "..."}]; correct it or remove it'
-        raise BadAnnotation(HOOK_SIDECARS, entries, mend) from None
+        fix = 'must be a JSON list of objects such as [{"image": "..."}]; correct it or remove it'
+        raise BadAnnotation(HOOK_SIDECARS, entries, fix) from None
     present = sum(entry.get("command") == COMMAND for entry in read)
     if present > 1:
         raise BadAnnotation(

@@ -34,7 +34,7 @@ ENFORCES = Gauge(
     "1 while this agent keeps other containers off the CPUs that pods own, else 0.",
 )
 LOOKS = Summary("kvplace_agent_look_seconds", "Time of one look at all threads of all pods.")
-WRITES = Counter("kvplace_agent_writes_total", "Writes about the node to the API server.", ["what"])
+WRITES = Counter("kvplace_agent_writes_total", "Writes about the node to the API server.", ["object"])
 LIBVIRT_FAILURES = Counter(
     "kvplace_agent_libvirt_failures_total",
     "Pins that the libvirt of a pod did not take.",

@@ -361,7 +361,7 @@ def _report(claim: ClaimHere, verdict: Verdict | None, failure: FailedRevision |
         pinned=verdict is not None and verdict.as_placed,
         running=True,
         failed_revision=0 if failure is None else failure.revision,
-        undone_to="" if failure is None else claim.placement.to_json(),
+        restored_placement="" if failure is None else claim.placement.to_json(),
         cpus=NO_CPUS if verdict is None else verdict.measured.cpus,
         drift=failure.why if failure is not None else "" if verdict is None else verdict.drift,
     )

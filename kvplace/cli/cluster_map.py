@@ -9,7 +9,7 @@ from kvplace.cli.output import Output, console, document_text, table_lines
 from kvplace.cli.view_tables import NOTHING
 from kvplace.core.cpuset import union
 from kvplace.core.drawing.core_map_json import KIND, core_map_document
-from kvplace.core.holes import Domain
+from kvplace.core.free_blocks import Domain
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
@@ -52,7 +52,7 @@ def map_row(node: NodeView) -> tuple[str, ...]:
         node.name,
         str(len(node.ledger.claims)),
         str(node.free.bit_count()),
-        NOTHING if node.holes is None else str(node.holes.largest[Domain.NUMA].cpus),
+        NOTHING if node.free_blocks is None else str(node.free_blocks.largest[Domain.NUMA].cpus),
         strip(node.snapshot.machine.topology, node.free),
     )
 

@@ -74,12 +74,16 @@ def fitting_lines(fitting: Fitting, named: int) -> Iterator[str]:
         yield _titled(title, f"{counted(len(group.nodes), 'node')}: {group.text}{never}")
         title = ""
     title = "would fit"
-    for mend in fitting.mends:
-        for suggestion in mend.suggestions.found[:_CHANGES]:
-            needs = f"; {agreement_needed(mend.to_agree)}" if suggestion.moves and mend.to_agree else ""
-            yield _titled(title, f"{mend.node}: {suggestion.sentence}{needs}")
+    for one_node in fitting.suggestions:
+        for suggestion in one_node.suggestions.found[:_CHANGES]:
+            needs = (
+                f"; {agreement_needed(one_node.need_movable)}"
+                if suggestion.moves and one_node.need_movable
+                else ""
+            )
+            yield _titled(title, f"{one_node.node}: {suggestion.sentence}{needs}")
             title = ""
-    if not fitting.candidates and not fitting.mends and not any(o.would_fit for o in fitting.obstacles):
+    if not fitting.candidates and not fitting.suggestions and not any(o.would_fit for o in fitting.obstacles):
         yield _titled(title, "no single change makes it fit")
 
 

@@ -128,12 +128,12 @@ def missing_right(error: Denied) -> str:
     if not error.lacks_right:
         return f"the API server does not let you {error.verb} {error.resource}: {error.said}"
     role = _ROLES.get((error.verb, error.resource))
-    mend = (
+    fix = (
         f"the ClusterRole {role} of manifests/rbac/people.yaml gives this right"
         if role is not None
         else "ask the cluster's administrator for this right"
     )
-    return f"you may not {error.verb} {error.resource} ({error.said}); {mend}"
+    return f"you may not {error.verb} {error.resource} ({error.said}); {fix}"
 
 
 async def _not_installed(error: Missing, session: Session) -> Misconfigured | None:

@@ -106,7 +106,7 @@ class _Reader:
         try:
             return PodPlacement.from_json(text)
         except BadAnnotation as error:
-            raise self._bad(where, f"the placement {error.mend}") from None
+            raise self._bad(where, f"the placement {error.fix}") from None
 
     def _ledger(self, document: Json, where: str) -> None:
         spec, metadata = document["spec"], document.get("metadata")
@@ -140,7 +140,7 @@ class _Reader:
             try:
                 bound = PodPlacement.of_cpu_map(pod.cpu_map)
             except BadAnnotation as error:
-                raise self._bad(where, f"the cpu-map {error.mend}") from None
+                raise self._bad(where, f"the cpu-map {error.fix}") from None
         uid = pod.uid or where
         if bound.pod_uid not in ("", uid):
             name = printable(pod.name or uid)

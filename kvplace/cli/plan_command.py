@@ -122,11 +122,11 @@ def command(
             hint=hint,
             watch=watch,
         )
-    to_agree = () if there is None else there.to_agree(one.move.id for one in found.moves)
+    need_movable = () if there is None else there.need_movable(one.move.id for one in found.moves)
     if output.is_document:
         from kvplace.plan.plan_report import plan_document
 
-        print_document(plan_document(found, nodes, vms, bound, to_agree), output)
+        print_document(plan_document(found, nodes, vms, bound, need_movable), output)
     elif output is Output.NAME:
         from kvplace.core.quantity import counted
 
@@ -137,7 +137,7 @@ def command(
         if found.undecided:
             say(f"not yet placed, though they fit: {len(found.undecided)} of {counted(len(vms), 'VM')}")
     else:
-        _print(found, bound, to_agree, wide=output is Output.WIDE)
+        _print(found, bound, need_movable, wide=output is Output.WIDE)
     if found.stopped:
         return ExitCode.INTERRUPTED
     if not found.refused:
@@ -185,11 +185,11 @@ def _live(flags: ClusterFlags) -> PlanningCluster:
     return found
 
 
-def _print(plan: Plan, bound: MipBound | None, to_agree: Sequence[str], *, wide: bool) -> None:
+def _print(plan: Plan, bound: MipBound | None, need_movable: Sequence[str], *, wide: bool) -> None:
     from kvplace.plan.plan_report import HEADS, WIDE_HEADS, rows, summary
 
     if plan.planned:
         print_table([WIDE_HEADS if wide else HEADS, *rows(plan, wide=wide)])
         print_line()
-    for title, sentence in summary(plan, bound, to_agree):
+    for title, sentence in summary(plan, bound, need_movable):
         print_line(f"{title:<12}{sentence}")

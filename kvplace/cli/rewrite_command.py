@@ -91,7 +91,7 @@ def _placement(path: str) -> PodPlacement:
     try:
         return PodPlacement.from_json(json.dumps(document.get("placement", document)))
     except BadAnnotation as error:
-        raise BadBody(f"{what}: the placement {error.mend}") from None
+        raise BadBody(f"{what}: the placement {error.fix}") from None
 
 
 def _notes_about(path: str) -> tuple[str, ...]:

@@ -35,8 +35,8 @@ _VM_ORDERS = ("cpus", "memory", "name")
 def command(*, what: str, sort_by: str | None, limit: int | None, output: Output, flags: ClusterFlags) -> int:
     """Show how full the nodes are, or which VMs hold most.
 
-    FRAGMENTED says how much smaller the largest hole inside a NUMA node is than the free CPUs of the node
-    could form: 0 % where all that is free lies together. With nodes, a summary of the cluster follows.
+    FRAGMENTED says how much smaller the largest free block inside a NUMA node is than the free CPUs of the
+    node could form: 0 % where all that is free lies together. With nodes, a summary of the cluster follows.
     """
     from kvplace.cli.live_cluster import run_with_cluster
 
@@ -109,19 +109,19 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
 
 
 def _node_keys() -> Mapping[str, Callable[[NodeView], tuple[object, ...]]]:
-    from kvplace.core.holes import Domain
+    from kvplace.core.free_blocks import Domain
 
-    def holes(node: NodeView) -> tuple[int, int, float]:
-        if node.holes is None:
+    def free_blocks(node: NodeView) -> tuple[int, int, float]:
+        if node.free_blocks is None:
             return 0, 0, 0.0
-        numa = node.holes.largest[Domain.NUMA]
-        return node.holes.allocatable, node.holes.free, numa.fragmentation
+        numa = node.free_blocks.largest[Domain.NUMA]
+        return node.free_blocks.allocatable, node.free_blocks.free, numa.fragmentation
 
     return {
         "name": lambda node: (node.name,),
-        "used": lambda node: (holes(node)[1] - holes(node)[0], node.name),
-        "free": lambda node: (-holes(node)[1], node.name),
-        "fragmentation": lambda node: (-holes(node)[2], node.name),
+        "used": lambda node: (free_blocks(node)[1] - free_blocks(node)[0], node.name),
+        "free": lambda node: (-free_blocks(node)[1], node.name),
+        "fragmentation": lambda node: (-free_blocks(node)[2], node.name),
         "vms": lambda node: (-len(node.ledger.claims), node.name),
     }
 

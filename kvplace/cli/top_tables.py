@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvplace.cli.view_tables import NOTHING, cpu_list, free_huge_pages, free_memory
-from kvplace.core.holes import Domain
+from kvplace.core.free_blocks import Domain
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.strict_json import Json
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
-from kvplace.nodes.view_documents import holes_document
+from kvplace.nodes.view_documents import free_blocks_document
 
 NODE_HEADS = ("NODE", "VMS", "CPUS", "USED", "FREE", "SOCKET", "NUMA", "L3", "FRAGMENTED", "MEMORY-FREE")
 WIDE_NODE_HEADS = (*NODE_HEADS, "HUGEPAGES-FREE", "FREE-CPUS", "PROBLEM")
@@ -20,20 +20,20 @@ _WORDS = {Domain.SOCKET: "a socket", Domain.NUMA: "a NUMA node", Domain.L3: "an 
 
 
 def node_row(node: NodeView, *, wide: bool) -> tuple[str, ...]:
-    """Give the cells of a node; SOCKET, NUMA and L3 are the free CPUs of the largest hole in one of them."""
-    holes = node.holes
-    if holes is None:
+    """Give the cells of a node; SOCKET, NUMA and L3 are the free CPUs of the largest block in one of them."""
+    free_blocks = node.free_blocks
+    if free_blocks is None:
         cells = (node.name, str(len(node.ledger.claims)), *[NOTHING] * (len(NODE_HEADS) - 2))
     else:
-        used = holes.allocatable - holes.free
+        used = free_blocks.allocatable - free_blocks.free
         cells = (
             node.name,
             str(len(node.ledger.claims)),
-            str(holes.allocatable),
-            percent(used, holes.allocatable),
-            str(holes.free),
-            *(str(holes.largest[domain].cpus) for domain in Domain),
-            f"{holes.largest[Domain.NUMA].fragmentation:.0%}",
+            str(free_blocks.allocatable),
+            percent(used, free_blocks.allocatable),
+            str(free_blocks.free),
+            *(str(free_blocks.largest[domain].cpus) for domain in Domain),
+            f"{free_blocks.largest[Domain.NUMA].fragmentation:.0%}",
             free_memory(node.snapshot),
         )
     if not wide:
@@ -128,18 +128,18 @@ def percent(part: int, whole: int) -> str:
 
 def _in_use(view: ClusterView) -> tuple[int, int]:
     """CPUs that have an owner, and that are shared, on the nodes that can be used."""
-    usable = [node for node in view.nodes.values() if node.holes is not None]
+    usable = [node for node in view.nodes.values() if node.free_blocks is not None]
     return sum(node.owned.bit_count() for node in usable), sum(node.shared.bit_count() for node in usable)
 
 
 def _node_document(node: NodeView) -> Json:
     document: Json = {"name": node.name, "vms": len(node.ledger.claims), "problem": node.problem}
-    if node.holes is not None:
+    if node.free_blocks is not None:
         document |= {
-            "cpus": node.holes.allocatable,
+            "cpus": node.free_blocks.allocatable,
             "owned": node.owned.bit_count(),
             "shared": node.shared.bit_count(),
-            "free": node.holes.free,
-            "largestFree": holes_document(node.holes),
+            "free": node.free_blocks.free,
+            "largestFree": free_blocks_document(node.free_blocks),
         }
     return document

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.holes import Domain
+from kvplace.core.free_blocks import Domain
 from kvplace.core.quantity import format_bytes
 from kvplace.core.scalars import CpuMask
 from kvplace.nodes.cluster_view import NodeView, VmView
@@ -39,7 +39,7 @@ NOTHING = "-"
 
 def node_row(node: NodeView, *, wide: bool) -> tuple[str, ...]:
     """Give the cells of a node; what cannot be known of one that cannot be used is `-`."""
-    holes = {} if node.holes is None else node.holes.largest
+    free_blocks = {} if node.free_blocks is None else node.free_blocks.largest
     cells = (
         node.name,
         node.status or NOTHING,
@@ -47,7 +47,7 @@ def node_row(node: NodeView, *, wide: bool) -> tuple[str, ...]:
             str(cpus.bit_count()) if node.cpus else NOTHING
             for cpus in (node.cpus, node.reserved, node.owned, node.shared, node.free)
         ),
-        str(holes[Domain.NUMA].cpus) if holes else NOTHING,
+        str(free_blocks[Domain.NUMA].cpus) if free_blocks else NOTHING,
         str(len(node.ledger.claims)),
         node.problem or NOTHING,
     )
@@ -55,8 +55,8 @@ def node_row(node: NodeView, *, wide: bool) -> tuple[str, ...]:
         return cells
     return (
         *cells,
-        str(holes[Domain.SOCKET].cpus) if holes else NOTHING,
-        str(holes[Domain.L3].cpus) if holes else NOTHING,
+        str(free_blocks[Domain.SOCKET].cpus) if free_blocks else NOTHING,
+        str(free_blocks[Domain.L3].cpus) if free_blocks else NOTHING,
         free_memory(node.snapshot),
         free_huge_pages(node.snapshot),
         NOTHING if node.described is None else node.described.enforcement.value,
@@ -98,7 +98,7 @@ def _reserved(vm: VmView) -> str:
     """Write the CPUs that running VMs make free for one that waits, and those of them that are still used."""
     if not vm.reserved_on or vm.claim is None or vm.claim.reserved is None:
         return NOTHING
-    still = f", {format_cpu_list(vm.claim.awaited)} still used" if vm.claim.awaited else ""
+    still = f", {format_cpu_list(vm.claim.still_in_use)} still used" if vm.claim.still_in_use else ""
     return f"{vm.reserved_on}: {cpu_list(vm.claim.reserved.owned)}{still}"
 
 

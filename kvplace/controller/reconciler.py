@@ -128,7 +128,7 @@ class Reconciler:
         record = self._ledgers.current(node)
         if record is not None and record.problem:
             log.error("the ledger cannot be read: %s", record.problem, extra={"node": node})
-            return  # until a person mends it, or the next round says so again
+            return  # until a person fixes it, or the next round says so again
         claims: Mapping[PodUid, Claim] = record.ledger.claims if record is not None else {}
         self._ages.look(node, (claim for claim in claims.values() if not self._is_bound(node, claim)))
         lacking = [pod for pod in self._index.on_node(node) if pod.uid not in claims]
@@ -200,9 +200,11 @@ class Reconciler:
 
     def _reserved_s(self, node: NodeName, claim: Claim) -> float:
         """Return how long a reservation may stay: longer while pods end that still have what is reserved."""
-        claims = self._cache.ledger(node).claims.values() if claim.awaited else ()
-        awaited = (other for other in claims if other.cpus & claim.awaited and other.uid != claim.uid)
-        return LONGEST_S if any(self._cache.is_leaving(other.uid) for other in awaited) else RESERVED_S
+        claims = self._cache.ledger(node).claims.values() if claim.still_in_use else ()
+        still_in_use = (
+            other for other in claims if other.cpus & claim.still_in_use and other.uid != claim.uid
+        )
+        return LONGEST_S if any(self._cache.is_leaving(other.uid) for other in still_in_use) else RESERVED_S
 
     def _agrees(self, claim: Claim, pod: PodRecord) -> bool:
         """Whether a claim needs no change; a placement that was read once is not read again."""
@@ -420,7 +422,7 @@ class Reconciler:
     def _report_lasting_overlap(self, node: NodeName, claim: Claim, conflict: str) -> None:
         """Report an overlap, which each round finds again until it ends; `conflict` is empty without one.
 
-        Nothing can be mended from here: one of the two must be started again.
+        Nothing can be fixed from here: one of the two must be started again.
         """
         if conflict and self._pods.get(claim.uid) is not None:
             self._lasting.add(claim.uid)

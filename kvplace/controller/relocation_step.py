@@ -116,10 +116,10 @@ def next_step(
         return Wait()  # the cache has the pod as it was before the relocation that has just ended
     if claim is not None and claim.relocation is not None:
         return _go_on(claim, placed, report)
-    undone_to = _undone_to(placed, report)
-    if placed is not None and undone_to is not None:
+    restored_placement = _restored_placement(placed, report)
+    if placed is not None and restored_placement is not None:
         is_settled = _holds(claim, placed) or _is_taken(ledger, placed)
-        return Resume(Relocation(placed, undone_to)) if is_settled else Wait()
+        return Resume(Relocation(placed, restored_placement)) if is_settled else Wait()
     if asked is None:
         return Nothing()
     try:
@@ -142,12 +142,12 @@ def next_step(
     return Begin(asking, placed)
 
 
-def _undone_to(placed: PodPlacement | None, report: PodReport | None) -> PodPlacement | None:
+def _restored_placement(placed: PodPlacement | None, report: PodReport | None) -> PodPlacement | None:
     """Return what a pod runs by because its agent has undone the newest revision; None if it has not."""
     if placed is None or report is None or report.failed_revision != placed.revision:
         return None
     try:
-        found = PodPlacement.from_json(report.undone_to)
+        found = PodPlacement.from_json(report.restored_placement)
     except BadAnnotation:
         return None
     is_before = (found.pod_uid, found.node) == (placed.pod_uid, placed.node)

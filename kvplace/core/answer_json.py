@@ -35,15 +35,15 @@ def refusal_document(refusal: Refusal, suggestions: Suggestions = NO_SUGGESTIONS
         "never": refusal.never,
     }
     if suggestions.found:
-        document["mends"] = [suggestion_document(suggestion) for suggestion in suggestions.found]
+        document["suggestions"] = [suggestion_document(suggestion) for suggestion in suggestions.found]
     if suggestions.no_moves is not None and not suggestions.no_moves.exact:
-        document["moveSearch"] = suggestions.no_moves.sentence
+        document["searchStopped"] = suggestions.no_moves.sentence
     return document
 
 
 def suggestion_document(suggestion: Suggestion) -> Json:
     """Write a suggestion: the key that changes and what it would have to say, or the moves."""
-    document: Json = {"change": suggestion.field, "sentence": suggestion.sentence}
+    document: Json = {"change": suggestion.field, "message": suggestion.sentence}
     if suggestion.moves:
         document["moves"] = [move_document(move) for move in suggestion.moves]
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplace.core.holes import Domain, holes_of
+from kvplace.core.free_blocks import Domain, free_blocks_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
@@ -40,12 +40,12 @@ class CpuUsage:
 
 def usage_of(topology: Topology, allocatable: CpuMask, ledger: Ledger, free: CpuMask) -> CpuUsage:
     """Count what a ledger uses of a machine and what it leaves free."""
-    holes = holes_of(topology, allocatable, free)
+    free_blocks = free_blocks_of(topology, allocatable, free)
     return CpuUsage(
         topology.cpus.bit_count(),
         ledger.owned.bit_count(),
         ledger.shared.bit_count(),
-        holes.free,
-        holes.largest[Domain.NUMA].cpus,
+        free_blocks.free,
+        free_blocks.largest[Domain.NUMA].cpus,
         len(ledger.claims),
     )

@@ -49,12 +49,12 @@ class Misconfigured(KvplaceError):
 class BadAnnotation(Misconfigured):
     """An annotation with an impossible, unknown or contradictory value."""
 
-    def __init__(self, key: str, value: str, mend: str) -> None:
+    def __init__(self, key: str, value: str, fix: str) -> None:
         self.key = key
         self.value = value
-        self.mend = mend
+        self.fix = fix
         shown = value if len(value) <= 80 else value[:77] + "..."
-        super().__init__(f"annotation {key}: {shown!r}: {mend}")
+        super().__init__(f"annotation {key}: {shown!r}: {fix}")
 
 
 class BadTopology(Misconfigured):

@@ -66,7 +66,7 @@ def free_of(
     exclusive VMs get them; each pool keeps one core of each of its NUMA nodes. Without an agent exclusive VMs
     get no CPU of such a pool.
     """
-    owned = ledger.owned | ledger.awaited
+    owned = ledger.owned | ledger.still_in_use
     named = ledger.named
     pools = list(ledger.numa_pools)
     uses = dict(ledger.shared_use)

@@ -80,7 +80,7 @@ class Claim:
     """Set while the pod waits for what others leave; its bind makes an ordinary claim of it."""
 
     @property
-    def awaited(self) -> CpuMask:
+    def still_in_use(self) -> CpuMask:
         """CPUs that are reserved for the pod and that it does not own yet."""
         return NO_CPUS if self.reserved is None else CpuMask(self.reserved.owned & ~self.owned)
 
@@ -144,9 +144,9 @@ class Ledger:
         return mask_of(self.owners)
 
     @cached_property
-    def awaited(self) -> CpuMask:
+    def still_in_use(self) -> CpuMask:
         """CPUs that are reserved for waiting pods and that they do not own yet."""
-        return union(claim.awaited for claim in self.claims.values())
+        return union(claim.still_in_use for claim in self.claims.values())
 
     @cached_property
     def shared_use(self) -> Mapping[CpuId, int]:

@@ -28,12 +28,12 @@ class Occupant:
 
 def occupant_of_claim(name: str, claim: Claim, topology: Topology | None) -> Occupant:
     """Make a VM of which only its claim is known: it holds what the claim says and stays there."""
-    cpus = CpuMask(claim.cpus | claim.awaited)
+    cpus = CpuMask(claim.cpus | claim.still_in_use)
     held = Placement(
         claim.policy,
         (),
         cpus,
-        CpuMask(claim.owned | claim.awaited),
+        CpuMask(claim.owned | claim.still_in_use),
         numa_nodes=tuple(topology.nodes_of(cpus)) if topology is not None else (),
         memory=claim.memory,
         huge_pages=claim.huge_pages,

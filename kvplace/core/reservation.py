@@ -57,7 +57,7 @@ def grown(ledger: Ledger) -> Iterator[Claim]:
     """
     given = NO_CPUS
     for claim in ledger.claims.values():
-        if not claim.awaited or _is_contested(ledger, claim):
+        if not claim.still_in_use or _is_contested(ledger, claim):
             continue
         if (more := grown_claim(ledger, claim, but=given)) != claim:
             given = CpuMask(given | more.owned)
@@ -71,5 +71,5 @@ def _is_contested(ledger: Ledger, claim: Claim) -> bool:
 
 def grown_claim(ledger: Ledger, claim: Claim, *, but: CpuMask = NO_CPUS) -> Claim:
     """Let a claim own what is reserved for its pod and has no owner, except for the CPUs `but`."""
-    free = CpuMask(claim.awaited & ~ledger.owned & ~ledger.named & ~but)
+    free = CpuMask(claim.still_in_use & ~ledger.owned & ~ledger.named & ~but)
     return replace(claim, cpus=CpuMask(claim.cpus | free), owned=CpuMask(claim.owned | free))

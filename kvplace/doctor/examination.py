@@ -86,7 +86,7 @@ class Examination:
     def document(self) -> Json:
         """Write it as JSON: a stable interface for programs."""
         return {
-            "well": self.level is None,
+            "ok": self.level is None,
             "checks": [
                 {
                     "name": one.check.name,

@@ -61,8 +61,8 @@ def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
         return content.decode("utf-8-sig")
     except ValueError:
         utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        mend = "it is UTF-16, as some shells write it" if utf_16 else "it is no text, or in another encoding"
-        raise BadBody(f"{what} is not valid UTF-8: {mend}; save it as UTF-8") from None
+        fix = "it is UTF-16, as some shells write it" if utf_16 else "it is no text, or in another encoding"
+        raise BadBody(f"{what} is not valid UTF-8: {fix}; save it as UTF-8") from None
 
 
 def read_document(text: str, what: str) -> Json:

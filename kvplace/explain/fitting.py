@@ -48,13 +48,13 @@ class Obstacle:
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
+class NodeSuggestions:
     """Changes after which the VM fits on one node."""
 
     node: NodeName
     refusal: Refusal
     suggestions: Suggestions
-    to_agree: tuple[str, ...] = ()
+    need_movable: tuple[str, ...] = ()
     """The VMs that would move, and whose owners had not agreed when their pods were made."""
 
 
@@ -67,7 +67,7 @@ class Fitting:
     obstacles: tuple[Obstacle, ...]
     """The largest group first."""
     refusals: GroupedRefusals
-    mends: tuple[Mend, ...] = ()
+    suggestions: tuple[NodeSuggestions, ...] = ()
     """Searched for only where no node can hold the VM."""
 
     @property
@@ -96,7 +96,7 @@ def fit(nodes: Iterable[AskedNode], request: Request, strategy: Strategy = Strat
             candidates.append(Candidate(node.name, answer))
         else:
             refusals[node.name] = answer
-    mends = () if candidates else _mends(by_name, refusals, request)
+    suggestions = () if candidates else _suggestions(by_name, refusals, request)
     return Fitting(
         tuple(sorted(candidates, key=lambda candidate: candidate.rank(strategy))),
         tuple(
@@ -108,7 +108,7 @@ def fit(nodes: Iterable[AskedNode], request: Request, strategy: Strategy = Strat
             for sentence, found in sorted(obstacles.items(), key=lambda entry: (-len(entry[1]), entry[0]))
         ),
         grouped(refusals),
-        mends,
+        suggestions,
     )
 
 
@@ -129,10 +129,10 @@ class _Answers:
         return self._known[key]
 
 
-def _mends(
+def _suggestions(
     nodes: Mapping[NodeName, AskedNode], refusals: Mapping[NodeName, Refusal], request: Request
-) -> tuple[Mend, ...]:
-    """Look into the nodes where least is missing; those that an empty machine would not mend come last."""
+) -> tuple[NodeSuggestions, ...]:
+    """Search the nodes where least is missing; nodes that are too small even when empty come last."""
     found = []
     for name in _nearest(refusals)[:_LOOKED_INTO]:
         node = nodes[name]
@@ -144,7 +144,9 @@ def _mends(
         )
         if suggestions.found:
             moved = {move.id for one in suggestions.found for move in one.moves}
-            found.append(Mend(name, refusals[name], suggestions, tuple(sorted(moved - node.movable))))
+            found.append(
+                NodeSuggestions(name, refusals[name], suggestions, tuple(sorted(moved - node.movable)))
+            )
     return tuple(found)
 
 

@@ -188,5 +188,7 @@ def _statuses(status: Document, key: str) -> Iterable[dict[str, Any]]:
 def note_on_reservation(node: NodeName, claim: Claim, reserved: Reserved) -> str:
     """Say what is reserved for a VM while other VMs make room for it, and what of it they still have."""
     text = f"room is made for it on {node}: CPUs {format_cpu_list(reserved.owned)} are reserved for it"
-    awaited = f"; CPUs {format_cpu_list(claim.awaited)} of them are still in use" if claim.awaited else ""
-    return f"{text} until {reserved.until} unless that is renewed{awaited}"
+    still_in_use = (
+        f"; CPUs {format_cpu_list(claim.still_in_use)} of them are still in use" if claim.still_in_use else ""
+    )
+    return f"{text} until {reserved.until} unless that is renewed{still_in_use}"

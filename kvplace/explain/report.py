@@ -62,14 +62,14 @@ def _fitting(fitting: Fitting, found: Explanation) -> Json:
             }
             for group in fitting.refusals.groups
         ],
-        "mends": [
+        "suggestions": [
             {
-                "node": mend.node,
-                "missing": mend.refusal.message,
-                "changes": [suggestion_document(one) for one in mend.suggestions.found],
-                "toAgree": list(mend.to_agree),
+                "node": one_node.node,
+                "missing": one_node.refusal.message,
+                "changes": [suggestion_document(one) for one in one_node.suggestions.found],
+                "needMovable": list(one_node.need_movable),
             }
-            for mend in fitting.mends
+            for one_node in fitting.suggestions
         ],
     }
 

@@ -82,8 +82,8 @@ class Denied(Forbidden):
 
     def __init__(self, verb: str, resource: str, said: str) -> None:
         self.lacks_right = "cannot" in said  # the word of RBAC
-        mend = "; check the role in manifests/" if self.lacks_right else ""
-        super().__init__(f"the API server denies {verb} on {resource} ({said}){mend}")
+        fix = "; check the role in manifests/" if self.lacks_right else ""
+        super().__init__(f"the API server denies {verb} on {resource} ({said}){fix}")
         self.verb = verb
         self.resource = resource
         self.said = said

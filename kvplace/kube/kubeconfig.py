@@ -55,8 +55,8 @@ def read_context(files: str, wanted: str | None) -> KubeContext:
         )
     if name not in contexts:
         near = difflib.get_close_matches(name, contexts, n=1)
-        mend = f"; did you mean {near[0]!r}?" if near else f": choose another one{_listed(contexts)}"
-        raise Misconfigured(f"kubeconfig {files} has no context {name!r}{mend}")
+        fix = f"; did you mean {near[0]!r}?" if near else f": choose another one{_listed(contexts)}"
+        raise Misconfigured(f"kubeconfig {files} has no context {name!r}{fix}")
     context = contexts[name]
     parts: dict[str, Mapping[str, Any]] = {}
     for kind in ("cluster", "user"):

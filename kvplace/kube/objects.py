@@ -238,7 +238,7 @@ class PodReportObject(_ApiObject, frozen=True):
     pinned: bool = False
     running: bool = False
     failed_revision: int = 0
-    undone_to: str = ""
+    restored_placement: str = ""
     cpus: str = ""
     drift: str = ""
 
@@ -444,7 +444,7 @@ def _pod_report(pod: PodReportObject) -> PodReport:
         pinned=pod.pinned,
         running=pod.running,
         failed_revision=pod.failed_revision,
-        undone_to=pod.undone_to,
+        restored_placement=pod.restored_placement,
         cpus=parse_cpu_list(pod.cpus, what="status.pods.cpus"),
         drift=pod.drift,
     )

@@ -129,7 +129,7 @@ class PodReport:
     """Whether a container of the pod that uses its CPUs exists on the node."""
     failed_revision: int = 0
     """The newest revision that the agent could not carry out and has undone; 0: none."""
-    undone_to: str = ""
+    restored_placement: str = ""
     """The placement that is in force instead, as JSON; empty unless a revision failed."""
     cpus: CpuMask = NO_CPUS
     """The CPUs that the threads of its QEMU, or of a plain pod, may actually run on."""

@@ -78,5 +78,9 @@ def _pod_document(pod: PodReport) -> dict[str, Any]:
         "drift": pod.drift[:1024],
     }
     # Revisions begin at 1; 0 means none, which is no field.
-    optional = {"revision": pod.revision, "failedRevision": pod.failed_revision, "undoneTo": pod.undone_to}
+    optional = {
+        "revision": pod.revision,
+        "failedRevision": pod.failed_revision,
+        "restoredPlacement": pod.restored_placement,
+    }
     return {**document, **{key: value for key, value in optional.items() if value}}

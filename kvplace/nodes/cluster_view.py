@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cached_property
 
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.holes import Holes, holes_of
+from kvplace.core.free_blocks import FreeBlocks, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
@@ -23,7 +23,7 @@ from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import NO_NODE, LedgerRecord, NodeRecord, PodRecord, PodReport, TopologyRecord
 from kvplace.kube.vm_statuses import VmStatus
-from kvplace.nodes.hole_totals import HoleTotals
+from kvplace.nodes.free_block_totals import FreeBlockTotals
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
 
 
@@ -70,12 +70,12 @@ class NodeView:
         return {} if self.described is None else self.described.pods
 
     @cached_property
-    def holes(self) -> Holes | None:
-        """What is free, and its largest holes; None where nothing can be placed."""
+    def free_blocks(self) -> FreeBlocks | None:
+        """What is free, and its largest free blocks; None where nothing can be placed."""
         if isinstance(self.snapshot, Unusable):
             return None
         machine = self.snapshot.machine
-        return holes_of(machine.topology, machine.allocatable, self.snapshot.free.cpus)
+        return free_blocks_of(machine.topology, machine.allocatable, self.snapshot.free.cpus)
 
     @property
     def cpus(self) -> CpuMask:
@@ -247,9 +247,11 @@ class ClusterView:
     vms: Mapping[PodUid, VmView]
 
     @cached_property
-    def totals(self) -> HoleTotals:
+    def totals(self) -> FreeBlockTotals:
         """What is free in all nodes together."""
-        return HoleTotals(node.holes for node in self.nodes.values() if node.holes is not None)
+        return FreeBlockTotals(
+            node.free_blocks for node in self.nodes.values() if node.free_blocks is not None
+        )
 
     @cached_property
     def by_node(self) -> Mapping[NodeName, tuple[VmView, ...]]:

@@ -79,7 +79,7 @@ class PlanningCluster:
                 closed[name] = Refusal(Reason.NODE_FILTERED, sentence, {}, never=True)
         return closed
 
-    def to_agree(self, moved: Iterable[str]) -> tuple[str, ...]:
+    def need_movable(self, moved: Iterable[str]) -> tuple[str, ...]:
         """Name those of some VMs that `serve` would not move: their owners have not agreed to it."""
         return tuple(sorted(set(moved) - self.agreed))
 

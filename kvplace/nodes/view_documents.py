@@ -7,7 +7,7 @@ from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free import Free
-from kvplace.core.holes import Holes
+from kvplace.core.free_blocks import FreeBlocks
 from kvplace.core.huge_pages import write_page_counts
 from kvplace.core.ledger import Claim, Reserved
 from kvplace.core.node_topology import API_VERSION
@@ -23,7 +23,7 @@ NODE_KIND, VM_KIND = "NodeView", "VmView"
 
 
 def node_document(node: NodeView) -> Json:
-    """Write a node: its CPUs by use, its largest holes, its memory and the VMs on it."""
+    """Write a node: its CPUs by use, its largest free blocks, its memory and the VMs on it."""
     document: Json = {
         "apiVersion": API_VERSION,
         "kind": NODE_KIND,
@@ -46,22 +46,22 @@ def node_document(node: NodeView) -> Json:
         document["topology"] = node.machine.topology.fingerprint
     if node.described is not None:
         document["enforcement"] = node.described.enforcement.value
-    if node.holes is not None:
-        document["largestFree"] = holes_document(node.holes)
+    if node.free_blocks is not None:
+        document["largestFree"] = free_blocks_document(node.free_blocks)
     if isinstance(node.snapshot, NodeSnapshot):
         document["memory"] = list(_memory(node.snapshot.machine.topology, node.snapshot.free))
     return document
 
 
-def holes_document(holes: Holes) -> Json:
-    """Write the largest holes by what they lie inside of."""
+def free_blocks_document(free_blocks: FreeBlocks) -> Json:
+    """Write the largest free blocks by what they lie inside of."""
     return {
         domain.value: {
-            "cpus": hole.cpus,
-            "cores": hole.cores,
-            "fragmentation": round(hole.fragmentation, 4),
+            "cpus": block.cpus,
+            "cores": block.cores,
+            "fragmentation": round(block.fragmentation, 4),
         }
-        for domain, hole in holes.largest.items()
+        for domain, block in free_blocks.largest.items()
     }
 
 
@@ -119,7 +119,7 @@ def reserved_document(claim: Claim, reserved: Reserved) -> Json:
     """Write what is reserved for a VM that waits, what of it others still own, and when it ends."""
     return {
         "owned": format_cpu_list(reserved.owned),
-        "awaited": format_cpu_list(claim.awaited),
+        "stillInUse": format_cpu_list(claim.still_in_use),
         "until": reserved.until,
     }
 

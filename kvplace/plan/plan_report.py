@@ -52,8 +52,8 @@ def rows(plan: Plan, *, wide: bool) -> list[tuple[str, ...]]:
     return [(vm.id, vm.node, *_cells(vm.placement))[:columns] for vm in plan.planned]
 
 
-def summary(plan: Plan, bound: MipBound | None, to_agree: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Give titled sentences about the whole plan; `to_agree` are VMs whose owners must agree to its moves."""
+def summary(plan: Plan, bound: MipBound | None, need_movable: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Give titled sentences about the plan; `need_movable`: VMs that must opt in to its moves."""
     total = requested(plan)
     nodes = len({vm.node for vm in plan.planned})
     lines = [
@@ -70,8 +70,8 @@ def summary(plan: Plan, bound: MipBound | None, to_agree: Sequence[str] = ()) ->
             ("", f"{one.node}: {one.move.id} from {_cpus(one.move.before)} to {_cpus(one.move.after)}")
             for one in plan.moves
         ]
-        if to_agree:
-            lines.append(("", agreement_needed(to_agree)))
+        if need_movable:
+            lines.append(("", agreement_needed(need_movable)))
     if not plan.moves_complete:
         lines.append(("" if plan.moves else "moves", MOVE_SEARCH_STOPPED))
     if plan.stopped:
@@ -108,9 +108,9 @@ def plan_document(
     nodes: Sequence[ClusterNode],
     requests: Sequence[VmRequest],
     bound: MipBound | None,
-    to_agree: Sequence[str] = (),
+    need_movable: Sequence[str] = (),
 ) -> Json:
-    """Write a plan as JSON; `running` are the running VMs before the moves, `to_agree` as in `summary`."""
+    """Write a plan as JSON; `running`: the VMs before the moves; `need_movable` as in `summary`."""
     machines = {node.name: node.topology for node in nodes}
     request_of = {vm.id: vm.request for vm in requests}
     request_of |= {vm.id: vm.request for node in nodes for vm in node.running}
@@ -133,10 +133,10 @@ def plan_document(
             "oneByOne": _tally(plan.one_by_one),
         },
     }
-    if to_agree:
-        document["toAgree"] = list(to_agree)
+    if need_movable:
+        document["needMovable"] = list(need_movable)
     if not plan.moves_complete:
-        document["moveSearch"] = MOVE_SEARCH_STOPPED
+        document["searchStopped"] = MOVE_SEARCH_STOPPED
     if plan.stopped:
         document["interrupted"] = INTERRUPTED
         document["undecided"] = [vm.id for vm in plan.undecided]

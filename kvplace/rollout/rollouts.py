@@ -119,8 +119,8 @@ class Rollouts:
         found = await self._cluster.read_documents(self.namespace, name)
         if name not in found:
             near = did_you_mean(name, await self.names())
-            mend = near or f"; `kvplace rollout list -n {self.namespace}` names them"
-            raise Absent(f"namespace {self.namespace} has no rollout {shown(name)}{mend}")
+            fix = near or f"; `kvplace rollout list -n {self.namespace}` names them"
+            raise Absent(f"namespace {self.namespace} has no rollout {shown(name)}{fix}")
         return stored_rollout(found[name], self.namespace, name)
 
     async def names(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Gauges of `serve` about the cluster, brought up to date when they are read.
 
 One series exists for each node with an agent. All other series with the name of a node or pod exist only for
-those that need attention. What they take from every node and claim is done in slices: see `ClusterHoles`.
+those that need attention. The work over all nodes and claims is done in slices: see `ClusterFreeBlocks`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from prometheus_client import Gauge
 
 from kvplace.controller.controller import Controller
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.holes import Domain
+from kvplace.core.free_blocks import Domain
 from kvplace.core.ledger import Claim
 from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventRecorder
-from kvplace.nodes.cluster_holes import SLICE_S, ClusterHoles
+from kvplace.nodes.cluster_free_blocks import SLICE_S, ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender
 from kvplace.service.metrics import Series
@@ -68,7 +68,7 @@ LARGEST_CORES = Gauge(
     "Most whole free cores inside one socket, NUMA node or L3 group of any node.",
     ["scope"],
 )
-NODES_WITH_HOLE = Gauge(
+NODES_WITH_FREE_BLOCK = Gauge(
     "kvplace_cluster_nodes_with_free_block",
     "Nodes with that many free CPUs or more inside one socket, NUMA node or L3 group.",
     ["scope", "cpus"],
@@ -102,7 +102,7 @@ class ClusterGauges:
     def __init__(
         self,
         cache: NodeCache,
-        holes: ClusterHoles,
+        free_blocks: ClusterFreeBlocks,
         extender: Extender,
         controller: Controller,
         events: EventRecorder,
@@ -115,12 +115,12 @@ class ClusterGauges:
         self._controller = controller
         self._events = events
         self._now = now
-        self._holes = holes
+        self._free_blocks = free_blocks
 
     async def refresh(self) -> None:
         """Bring every gauge up to date."""
-        await self._holes.refresh()
-        self._fill_from_holes()
+        await self._free_blocks.refresh()
+        self._fill_from_free_blocks()
         await self._look_at_claims()
         cache = self._cache
         for store in cache.watched:
@@ -140,12 +140,12 @@ class ClusterGauges:
         CONTROLLER_QUEUE.set(self._controller.queue_length)
         EVENT_QUEUE.set(self._events.unwritten)
 
-    def _fill_from_holes(self) -> None:
-        holes = self._holes.totals
-        NODES.labels("usable").set(holes.nodes)
+    def _fill_from_free_blocks(self) -> None:
+        free_blocks = self._free_blocks.totals
+        NODES.labels("usable").set(free_blocks.nodes)
         nodes = self._cache.nodes.records
-        NODES.labels("unusable").set(max(0, len(nodes) - holes.nodes))
-        UNUSABLE.update({(node,): 1 for node in nodes if self._holes.of(node) is None})
+        NODES.labels("unusable").set(max(0, len(nodes) - free_blocks.nodes))
+        UNUSABLE.update({(node,): 1 for node in nodes if self._free_blocks.of(node) is None})
         ENFORCED.update(
             {
                 (node,): 1
@@ -153,15 +153,15 @@ class ClusterGauges:
                 if record.enforcement is not Enforcement.NONE and node in nodes
             }
         )
-        ALLOCATABLE.set(holes.allocatable)
-        FREE.set(holes.free)
+        ALLOCATABLE.set(free_blocks.allocatable)
+        FREE.set(free_blocks.free)
         for domain in Domain:
             scope = domain.value
-            LARGEST_CPUS.labels(scope).set(holes.largest_cpus(domain))
-            LARGEST_CORES.labels(scope).set(holes.largest_cores(domain))
-            FRAGMENTATION.labels(scope).set(holes.fragmentation(domain))
+            LARGEST_CPUS.labels(scope).set(free_blocks.largest_cpus(domain))
+            LARGEST_CORES.labels(scope).set(free_blocks.largest_cores(domain))
+            FRAGMENTATION.labels(scope).set(free_blocks.fragmentation(domain))
             for size in _SIZES:
-                NODES_WITH_HOLE.labels(scope, str(size)).set(holes.nodes_with(domain, size))
+                NODES_WITH_FREE_BLOCK.labels(scope, str(size)).set(free_blocks.nodes_with(domain, size))
 
     async def _look_at_claims(self) -> None:
         """Count the claims and find the oldest one whose pod is not bound."""

@@ -20,7 +20,7 @@ from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
-from kvplace.nodes.cluster_holes import ClusterHoles
+from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache, NodeClient, running_node_cache
 from kvplace.scheduler.extender import Extender, ExtenderClient
 from kvplace.scheduler.http import Routes
@@ -89,8 +89,8 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         extender = Extender(cluster, cache, events, settings.extender)
         controller = Controller(cluster, cache, events, settings.controller)
         extender.holds.subscribe(controller.hold_ended)
-        holes = ClusterHoles(cache)
-        gauges = ClusterGauges(cache, holes, extender, controller, events)
+        free_blocks = ClusterFreeBlocks(cache)
+        gauges = ClusterGauges(cache, free_blocks, extender, controller, events)
         extender_address, schedulers = await enter(
             extender_listening(
                 Routes(extender),
@@ -106,7 +106,7 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
             "admission": await enter(_admission_listening(settings, cluster, cache, admission_tls)),
         }
         if settings.web is not None:
-            addresses["web"] = await enter(_web_listening(settings.web, cluster, cache, holes))
+            addresses["web"] = await enter(_web_listening(settings.web, cluster, cache, free_blocks))
         await enter(
             in_background(
                 controller.run(),
@@ -144,11 +144,11 @@ def _admission_listening(
 
 @contextlib.asynccontextmanager
 async def _web_listening(
-    settings: WebSettings, cluster: ServeClient, cache: NodeCache, holes: ClusterHoles
+    settings: WebSettings, cluster: ServeClient, cache: NodeCache, free_blocks: ClusterFreeBlocks
 ) -> AsyncIterator[Address]:
     tls = RenewedTls(settings.tls)
     async with (
-        web_map(cluster, cache, holes, settings) as application,
+        web_map(cluster, cache, free_blocks, settings) as application,
         listening(
             "web",
             application,

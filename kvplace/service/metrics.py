@@ -25,7 +25,7 @@ CERTIFICATE_END = Gauge(
 CUT_CONNECTIONS = Counter(
     "kvplace_process_cut_connections_total",
     "Connections that were not served, by listener and reason: full, handshake, client, slow, bytes.",
-    ["listener", "why"],
+    ["listener", "reason"],
 )
 
 _EVERY_S = 0.25

@@ -23,7 +23,7 @@ from kvplace.core.errors import BadBody, KvplaceError, Refused, http_status_of
 from kvplace.core.scalars import NodeName
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS, WatchClient
-from kvplace.nodes.cluster_holes import ClusterHoles
+from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.service.listening import while_connected
 from kvplace.service.process import in_background
@@ -231,14 +231,14 @@ class WebMap:
 
 @contextlib.asynccontextmanager
 async def web_map(
-    cluster: MapClient, cache: NodeCache, holes: ClusterHoles, settings: WebSettings
+    cluster: MapClient, cache: NodeCache, free_blocks: ClusterFreeBlocks, settings: WebSettings
 ) -> AsyncIterator[web.Application]:
     """Make the application, and look for changes while the block runs."""
     sessions = None if settings.behind_proxy else Sessions(settings.tls.key)
     visitors = Visitors(Gate(cluster, settings.holds_s), sessions)
     agent_pods = Store(AGENT_PODS, AGENTS)
     agents = Agents(agent_pods)
-    rows = NodeRows(cache, holes, agents)
+    rows = NodeRows(cache, free_blocks, agents)
     feed = Feed(rows, streams=settings.streams, heartbeat_s=settings.heartbeat_s)
     watching = (agent_pods.run(cluster), agents.announce(cache.nodes.records.keys()), feed.run())
     async with in_background(*watching):

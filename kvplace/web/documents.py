@@ -14,7 +14,7 @@ from kvplace.core.neighbours import neighbours_of
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.records import NO_NODE, PodRecord
-from kvplace.nodes.cluster_holes import SLICE_S
+from kvplace.nodes.cluster_free_blocks import SLICE_S
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_cache import NodeCache
@@ -132,7 +132,7 @@ def _vm(cache: NodeCache, claim: Claim) -> VmView | None:
 
 
 def _state_document(node: NodeView | None, uid: PodUid, vm: VmView | None) -> Json:
-    """Say how a VM is doing, in a word, and what is wrong or awaited, in a sentence."""
+    """Say how a VM is doing, in a word, and what is wrong or waited for, in a sentence."""
     if vm is None:
         return {"state": VmState.ENDED.value, "sentence": "its pod is gone; its cores are being released"}
     report = node.reports.get(uid) if node is not None else None
@@ -198,7 +198,7 @@ def _pod_document(cache: NodeCache, agents: Agents, pod: PodRecord) -> Json:
     if drawing is None or isinstance(node.machine, Unusable):
         return document
     topology = node.machine.topology
-    cpus = CpuMask(claim.cpus | claim.owned | claim.awaited)
+    cpus = CpuMask(claim.cpus | claim.owned | claim.still_in_use)
     labels = {entry.claim.uid: entry.label for entry in drawing.legend}
     return document | {
         "label": labels[pod.uid],
@@ -213,7 +213,7 @@ def _pod_document(cache: NodeCache, agents: Agents, pod: PodRecord) -> Json:
                 "policy": one.claim.policy.value,
                 "cpus": format_cpu_list(one.claim.cpus),
             }
-            for one in neighbours_of(pod.uid, CpuMask(cpus & ~claim.awaited), topology, node.ledger)
+            for one in neighbours_of(pod.uid, CpuMask(cpus & ~claim.still_in_use), topology, node.ledger)
         ],
     }
 

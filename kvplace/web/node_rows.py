@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from kvplace.core.holes import Domain
+from kvplace.core.free_blocks import Domain
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import NodeRecord, PodRecord, TopologyRecord
-from kvplace.nodes.cluster_holes import SLICE_S, ClusterHoles
+from kvplace.nodes.cluster_free_blocks import SLICE_S, ClusterFreeBlocks
 from kvplace.nodes.cluster_view import VmState
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
@@ -51,9 +51,9 @@ class Changes:
 class NodeRows:
     """The rows, as of the last `refresh`."""
 
-    def __init__(self, cache: NodeCache, holes: ClusterHoles, agents: Agents) -> None:
+    def __init__(self, cache: NodeCache, free_blocks: ClusterFreeBlocks, agents: Agents) -> None:
         self._cache = cache
-        self._holes = holes
+        self._free_blocks = free_blocks
         self._agents = agents
         self._rows: OrderedDict[NodeName, _Row] = OrderedDict()
         """The one that changed last at the end."""
@@ -75,7 +75,7 @@ class NodeRows:
     async def refresh(self) -> None:
         """Look again at every node that has changed."""
         self.stale.clear()
-        await self._holes.refresh()
+        await self._free_blocks.refresh()
         ends = time.perf_counter() + SLICE_S
         if self._totals_changed:
             self._totals_changed = False
@@ -105,13 +105,13 @@ class NodeRows:
 
     def totals(self) -> dict[str, Any]:
         """Sum up the cluster: what is free, in what pieces, and how its VMs are doing."""
-        holes = self._holes.totals
+        free_blocks = self._free_blocks.totals
         rows = self._rows.values()
         return {
             "nodes": len(rows),
-            "usable": holes.nodes,
-            "allocatable": holes.allocatable,
-            "free": holes.free,
+            "usable": free_blocks.nodes,
+            "allocatable": free_blocks.allocatable,
+            "free": free_blocks.free,
             "vms": sum(row.vms for row in rows),
             "waiting": len(self._waiting),
             "firstWaiting": sorted({(pod.namespace, pod.vmi or pod.name) for pod in self._waiting.values()})[
@@ -120,12 +120,12 @@ class NodeRows:
             "notPinned": sum(row.states[0] for row in rows),
             "moving": sum(row.states[1] for row in rows),
             "sizes": list(SIZES),
-            "holes": {
+            "freeBlocks": {
                 domain.value: {
-                    "cpus": holes.largest_cpus(domain),
-                    "cores": holes.largest_cores(domain),
-                    "fragmentation": round(holes.fragmentation(domain), 4),
-                    "nodesWith": [holes.nodes_with(domain, size) for size in SIZES],
+                    "cpus": free_blocks.largest_cpus(domain),
+                    "cores": free_blocks.largest_cores(domain),
+                    "fragmentation": round(free_blocks.fragmentation(domain), 4),
+                    "nodesWith": [free_blocks.nodes_with(domain, size) for size in SIZES],
                 }
                 for domain in Domain
             },
@@ -201,10 +201,10 @@ class NodeRows:
                 for one in node.machine.topology.numa_nodes
                 if one.cpus
             ]
-            found = self._holes.of(name)
+            found = self._free_blocks.of(name)
             if found is not None:
-                document["holes"] = {
-                    domain.value: [hole.cpus, hole.cores, hole.possible]
-                    for domain, hole in found.largest.items()
+                document["freeBlocks"] = {
+                    domain.value: [block.cpus, block.cores, block.possible]
+                    for domain, block in found.largest.items()
                 }
         return _Row(self.revision, msgspec.Raw(msgspec.json.encode(document)), len(claims), states)

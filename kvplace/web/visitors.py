@@ -108,7 +108,7 @@ class Visitors:
 
     async def _check(self, person: Person) -> None:
         if not await self._gate.may_look(person):
-            REFUSED.labels("no-right").inc()
+            REFUSED.labels("forbidden").inc()
             raise TurnedAway(
                 403,
                 f"{person.name} may not {LOOK.verb} {LOOK.resource} in this cluster, which the map needs; "
@@ -138,5 +138,5 @@ def _of_proxy(request: web.Request) -> Person:
 
 
 def _nobody(sentence: str) -> TurnedAway:
-    REFUSED.labels("nobody").inc()
+    REFUSED.labels("unauthenticated").inc()
     return TurnedAway(401, sentence)

@@ -1,4 +1,4 @@
-"""Certificates are made, renewed in time, mended, and otherwise left alone."""
+"""Certificates are made, renewed in time, fixed, and otherwise left alone."""
 
 from __future__ import annotations
 

@@ -53,17 +53,17 @@ def test_a_refusal_names_the_reason_and_the_numbers(kvplace: Caller) -> None:
     )
     assert called.code == 3
     refusal = json.loads(called.out)["refusal"]
-    mended = refusal.pop("mends")
+    suggestions = refusal.pop("suggestions")
     assert refusal == {
         "reason": "NoNumaNodeFits",
         "message": "no NUMA node with 61 free CPUs, best 60 on numa 0",
         "shortfall": {"needed": 61, "best": 60, "missing": 1, "where": "numa 0"},
         "never": True,
     }
-    assert mended[-1] == {
+    assert suggestions[-1] == {
         "change": "vcpus",
         "value": 60,
-        "sentence": "with 60 vCPUs it fits on NUMA node 0",
+        "message": "with 60 vCPUs it fits on NUMA node 0",
     }
 
 

@@ -60,10 +60,10 @@ def test_a_refusal_after_a_search_that_stopped_at_its_bound_says_so() -> None:
     with patch("kvplace.cli.place_session.MAX_STEPS", 10):
         answer = session.answer(line)
     stopped = "no moves found within 10 search steps; there may be some"
-    assert answer.document["refusal"]["moveSearch"] == stopped
+    assert answer.document["refusal"]["searchStopped"] == stopped
     assert answer.sentence.endswith(stopped)
     never = _ask(session, vcpus=70, cpuSet="one-numa")["refusal"]
-    assert "moveSearch" not in never
+    assert "searchStopped" not in never
     assert session.answer(line).kind is AnswerKind.PLACED
 
 
@@ -114,19 +114,19 @@ def test_moves_are_searched_once() -> None:
     _crowd(session)
     with patch("kvplace.core.moves.suggestions.make_room", side_effect=AssertionError("searched again")):
         refusal = _ask(session, vcpus=70, cpuSet="one-numa")["refusal"]
-    assert [suggestion["change"] for suggestion in refusal["mends"]] == ["vcpus"]
+    assert [suggestion["change"] for suggestion in refusal["suggestions"]] == ["vcpus"]
 
 
 def test_without_make_room_nothing_moves_and_the_refusal_suggests_the_move() -> None:
     session = PlaceSession("node", MACHINE, keep=True)
     _crowd(session)
     refusal = _ask(session, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi")["refusal"]
-    first = refusal["mends"][0]
+    first = refusal["suggestions"][0]
     assert first["change"] == "moves"
     assert [(move["id"], move["from"]) for move in first["moves"]] == [("small-0", "24-27,88-91")]
-    assert first["sentence"].startswith("move small-0 from 24-27,88-91 to ")
-    assert "with 8Gi of memory, and it fits on NUMA node 0" in first["sentence"]
-    assert [mend["change"] for mend in refusal["mends"]] == ["moves", "cpuSet", "vcpus"]
+    assert first["message"].startswith("move small-0 from 24-27,88-91 to ")
+    assert "with 8Gi of memory, and it fits on NUMA node 0" in first["message"]
+    assert [fix["change"] for fix in refusal["suggestions"]] == ["moves", "cpuSet", "vcpus"]
 
 
 def test_a_vm_that_fits_well_moves_nobody() -> None:

@@ -163,7 +163,7 @@ def test_a_plan_whose_search_for_moves_stopped_at_its_bound_says_so(
     cluster.write_text(STREWN)
     asked = '{"id":"new","vcpus":8,"cpuSet":"one-l3"}'
     stopped = "the search for moves stopped at its bound; more VMs might fit"
-    assert planned(kvplace, asked, "--cluster", str(cluster), "--make-room")["moveSearch"] == stopped
+    assert planned(kvplace, asked, "--cluster", str(cluster), "--make-room")["searchStopped"] == stopped
     called = kvplace("plan", "--cluster", str(cluster), "--requests", "-", "--make-room", stdin=asked)
     assert f"moves       {stopped}\n" in called.out
 

@@ -52,7 +52,7 @@ class NodeAgent:
                     pinned=True,
                     running=True,
                     failed_revision=self.failed.get(uid, 0),
-                    undone_to=bound.to_json() if uid in self.failed else "",
+                    restored_placement=bound.to_json() if uid in self.failed else "",
                     drift="no free huge pages" if uid in self.failed else "",
                 )
                 for uid, bound in self.in_force.items()

@@ -105,7 +105,7 @@ async def test_the_cores_of_a_pod_deleted_by_force_come_free_when_the_agent_no_l
 async def test_the_cores_of_a_pod_deleted_by_force_stay_while_it_runs_on_a_machine_that_cannot_be_read(
     cluster: FaultyCluster,
 ) -> None:
-    """A person has written its NodeTopology; after it is mended its cores must not be another VM's."""
+    """A person has written its NodeTopology; after it is fixed its cores must not be another VM's."""
     async with bound_vm(cluster) as (one, pod):
         report_running(cluster, pod)
         cluster.put_topology_document("n1", {"cores": "x"})

@@ -77,14 +77,14 @@ async def test_a_bind_that_takes_over_an_old_claim_while_it_is_being_released_ke
         await asyncio.sleep(61)
         cluster.pause_watches(LEDGERS)
         looking = cluster.faults.hold(Operation.READ_POD, moment=Moment.AFTER)
-        mending = asyncio.create_task(other.controller.reconciler.reconcile(NodeName("n1")))
+        fixing = asyncio.create_task(other.controller.reconciler.reconcile(NodeName("n1")))
         await looking.reached.wait()  # it has seen the pod unbound
         binding = cluster.faults.hold(Operation.BIND)
         bound = asyncio.create_task(one.bind(pod, "n1"))
         await binding.reached.wait()
         looking.release()
         released = RELEASES._value.get()
-        await mending
+        await fixing
         assert pod.uid in one.claims()
         assert RELEASES._value.get() == released
         binding.release()
@@ -183,14 +183,14 @@ async def test_a_claim_that_was_released_after_its_pod_was_read_is_not_restored(
         assert await one.bind(pod, "n1") == ""
         await late.until(lambda: late.cache.pods.records[pod.uid].node)
         reading = cluster.faults.hold(Operation.READ_POD, moment=Moment.AFTER)
-        mending = asyncio.create_task(late.controller.reconciler.reconcile(NodeName("n1")))
+        fixing = asyncio.create_task(late.controller.reconciler.reconcile(NodeName("n1")))
         await reading.reached.wait()  # it knows no claim of the pod, and has read that it runs
         cluster.change_pod("default", "vm", phase="Succeeded")
         await one.until(lambda: one.cache.pods.records[pod.uid].phase == "Succeeded")
         await one.controller.reconciler.reconcile(NodeName("n1"))
         assert one.claims() == {}
         reading.release()
-        await mending
+        await fixing
         assert one.claims() == {}
 
 

@@ -43,7 +43,7 @@ def test_a_hand_written_map_is_a_machine_of_one_node_per_socket_without_smt() ->
 
 
 @pytest.mark.parametrize(
-    ("text", "mend"),
+    ("text", "fix"),
     [
         ("", 'is not JSON; write {"socket0": ["2", "3"]}'),
         ("0-3", 'is not JSON; write {"socket0": ["2", "3"]}'),
@@ -64,10 +64,10 @@ def test_a_hand_written_map_is_a_machine_of_one_node_per_socket_without_smt() ->
         ('{"socket0": []}', "names no CPU"),
     ],
 )
-def test_a_map_that_cannot_be_meant_is_refused_with_the_mend(text: str, mend: str) -> None:
+def test_a_map_that_cannot_be_meant_is_refused_with_the_fix(text: str, fix: str) -> None:
     with pytest.raises(BadAnnotation) as caught:
         read_cpu_map(text)
-    assert str(caught.value) == f"annotation cpu-map: {text!r}: {mend}"
+    assert str(caught.value) == f"annotation cpu-map: {text!r}: {fix}"
 
 
 def test_a_map_of_megabytes_is_not_read() -> None:

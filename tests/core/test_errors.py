@@ -33,7 +33,7 @@ MEANINGS: list[tuple[KvplaceError, ExitCode, int, GrpcStatus]] = [
     (Absent("nothing"), ExitCode.FAILED, 404, GrpcStatus.INTERNAL),
     (Unavailable("away"), ExitCode.FAILED, 503, GrpcStatus.UNAVAILABLE),
     (Misconfigured("wrong"), ExitCode.USAGE, 422, GrpcStatus.FAILED_PRECONDITION),
-    (BadAnnotation("cpu-set", "x", "mend"), ExitCode.USAGE, 422, GrpcStatus.FAILED_PRECONDITION),
+    (BadAnnotation("cpu-set", "x", "fix"), ExitCode.USAGE, 422, GrpcStatus.FAILED_PRECONDITION),
     (BadTopology("wrong"), ExitCode.USAGE, 422, GrpcStatus.FAILED_PRECONDITION),
     (BadDomainXml("wrong"), ExitCode.USAGE, 422, GrpcStatus.INVALID_ARGUMENT),
     (BadBody("wrong"), ExitCode.USAGE, 400, GrpcStatus.FAILED_PRECONDITION),

@@ -184,7 +184,7 @@ def test_a_bare_cpu_map_gives_each_vcpu_its_cpu_in_order_and_leaves_memory_alone
 
 
 @pytest.mark.parametrize(
-    ("change", "mend"),
+    ("change", "fix"),
     [
         ({"version": 2}, "has version 2; this program reads version 1, use matching releases"),
         ({"version": None}, "has version null; this program reads version 1, use matching releases"),
@@ -214,10 +214,10 @@ def test_a_bare_cpu_map_gives_each_vcpu_its_cpu_in_order_and_leaves_memory_alone
     ],
     ids=str,
 )
-def test_a_field_that_cannot_be_meant_is_named(change: dict[str, Any], mend: str) -> None:
+def test_a_field_that_cannot_be_meant_is_named(change: dict[str, Any], fix: str) -> None:
     with pytest.raises(BadAnnotation) as caught:
         PodPlacement.from_json(json.dumps(DOCUMENT | change))
-    assert caught.value.mend.startswith(mend)
+    assert caught.value.fix.startswith(fix)
     assert str(caught.value).startswith("annotation kvplace.io/placement: ")
 
 

@@ -95,7 +95,7 @@ def test_keys_of_later_versions_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "mend"),
+    ("change", "fix"),
     [
         ({"version": 2}, "must be an object of version 1; only pod admission writes it"),
         ({"version": True}, "must be an object of version 1; only pod admission writes it"),
@@ -116,10 +116,10 @@ def test_keys_of_later_versions_are_ignored() -> None:
     ],
     ids=str,
 )
-def test_a_field_that_cannot_be_meant_is_named(change: dict[str, Any], mend: str) -> None:
+def test_a_field_that_cannot_be_meant_is_named(change: dict[str, Any], fix: str) -> None:
     with pytest.raises(BadAnnotation) as caught:
         read_pod_request(json.dumps(DOCUMENT | change))
-    assert caught.value.mend.startswith(mend)
+    assert caught.value.fix.startswith(fix)
     assert str(caught.value).startswith("annotation kvplace.io/request: ")
 
 

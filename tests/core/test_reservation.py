@@ -48,7 +48,7 @@ def test_what_is_free_is_owned_at_once_and_the_rest_is_nobody_elses(
     ledger = reserved(ledger_of(claim("a", owned)), wanted, but=but)
     kept = ledger.claims[C]
     assert kept.owned == wanted & ~but & ~owned
-    assert kept.awaited == wanted & ~but & owned
+    assert kept.still_in_use == wanted & ~but & owned
     left = ledger.after(LedgerChange(releases=(A,)))
     for stored in (ledger, left):
         free = free_of(TWO, stored)
@@ -61,7 +61,7 @@ def test_what_others_leave_becomes_its_own_and_what_they_name_does_not() -> None
     ledger = reserved(ledger_of(claim("a", 0b0110), sharer), 0b1111)
     assert list(grown(ledger)) == []
     (kept,) = grown(ledger.after(LedgerChange(releases=(A,))))
-    assert (kept.owned, kept.cpus, kept.awaited) == (0b0111, 0b0111, 0b1000)
+    assert (kept.owned, kept.cpus, kept.still_in_use) == (0b0111, 0b0111, 0b1000)
     (kept,) = grown(ledger.after(LedgerChange(releases=(A, B))))
     assert kept.owned == 0b1111
     assert kept.reserved == ledger.claims[C].reserved
@@ -72,13 +72,13 @@ def test_a_later_call_reserves_what_others_passed_before_and_keeps_what_is_owned
     assert ledger.claims[C].owned == 0b1000
     assert free_of(TWO, ledger).cpus & 0b0100
     ledger = reserved(ledger, 0b1111)
-    assert (ledger.claims[C].owned, ledger.claims[C].awaited) == (0b1100, 0b0011)
+    assert (ledger.claims[C].owned, ledger.claims[C].still_in_use) == (0b1100, 0b0011)
 
 
 def test_what_is_reserved_and_shared_is_named_from_the_beginning() -> None:
     whole = claim("c", 0b11, 0, Policy.SHARE)
     kept = reserve(ledger_of(claim("a", 0b10)), whole, but=NO_CPUS, until=UNTIL)
-    assert (kept.cpus, kept.owned, kept.awaited) == (0b11, 0, 0)
+    assert (kept.cpus, kept.owned, kept.still_in_use) == (0b11, 0, 0)
 
 
 @given(owned=masks, wanted=masks, left=masks)

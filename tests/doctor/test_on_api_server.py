@@ -78,7 +78,7 @@ def test_the_document_names_every_check(installed: Installed) -> None:
     examined_when(installed, lambda found: found.level is None)
     called = call_process("doctor", "--kubeconfig", str(installed.plane.kubeconfig), "-o", "json")
     document = json.loads(called.out)
-    assert document["well"] is True
+    assert document["ok"] is True
     assert {one["result"] for one in document["checks"]} == {"ok"}
 
 

@@ -112,14 +112,14 @@ def test_the_nodes_that_fit_come_in_the_order_of_the_strategy() -> None:
 def test_changes_are_searched_on_the_nodes_where_least_is_missing() -> None:
     nodes = [asked("far", taken="0-6,8-15"), asked("near", taken="0,4"), asked("none", EIGHT, taken="0-7")]
     found = fit(nodes, request_with(8, scope=Scope.ONE_SOCKET))
-    assert found.mends[0].node == "near"
-    assert {one.field for one in found.mends[0].suggestions.found} >= {"cpuSet", "vcpus"}
+    assert found.suggestions[0].node == "near"
+    assert {one.field for one in found.suggestions[0].suggestions.found} >= {"cpuSet", "vcpus"}
 
 
 def test_a_move_of_a_running_vm_is_suggested_where_all_of_them_are_known() -> None:
     running = (occupant("team/db", "0,8"), occupant("team/web", "4,12"))
     found = fit([asked("n", occupants=running)], request_with(8, scope=Scope.ONE_SOCKET))
-    (move,) = [one for mend in found.mends for one in mend.suggestions.found if one.moves]
+    (move,) = [one for one_node in found.suggestions for one in one_node.suggestions.found if one.moves]
     assert "move team/" in move.sentence
 
 
@@ -130,14 +130,14 @@ def test_what_a_suggested_move_needs_is_said_unless_the_owner_has_agreed() -> No
         (line,) = [line for line in fitting_lines(found, 3) if "move team/" in line]
         moved = next(name for name in ("team/db", "team/web") if f"move {name}" in line)
         assert line.endswith(f'; for that {moved} needs kvplace.io/movable: "true"') is needs
-        assert found.mends[0].to_agree == ((moved,) if needs else ())
+        assert found.suggestions[0].need_movable == ((moved,) if needs else ())
 
 
 def test_nothing_is_searched_where_the_vm_fits_and_on_nodes_that_nobody_describes() -> None:
     unknown = AskedNode(NodeName("u"), Unusable("nothing describes it"))
-    assert fit([asked("a"), asked("b", taken="0-15")], request_with(2)).mends == ()
+    assert fit([asked("a"), asked("b", taken="0-15")], request_with(2)).suggestions == ()
     found = fit([unknown], request_with(2))
-    assert found.mends == ()
+    assert found.suggestions == ()
     assert found.refusals.summary == "1 node: nothing describes it"
 
 
@@ -157,8 +157,8 @@ def test_every_node_gets_exactly_one_answer_and_every_suggestion_fits(
         name for group in found.refusals.groups for name in group.nodes
     ]
     assert sorted(named) == sorted(node.name for node in nodes)
-    for mend in found.mends:
-        state = next(node.state for node in nodes if node.name == mend.node)
+    for one_node in found.suggestions:
+        state = next(node.state for node in nodes if node.name == one_node.node)
         assert isinstance(state, NodeSnapshot)
-        for suggestion in mend.suggestions.found:
+        for suggestion in one_node.suggestions.found:
             assert try_place(state.machine.topology, state.free, suggestion.request) is not None

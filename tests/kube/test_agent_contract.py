@@ -37,7 +37,7 @@ REPORT = PodReport(
     pinned=True,
     running=True,
     failed_revision=3,
-    undone_to='{"version": 1}',
+    restored_placement='{"version": 1}',
     cpus=parse_cpu_list("1,3"),
     drift="revision 3: no memory",
 )

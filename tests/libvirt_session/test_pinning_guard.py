@@ -266,7 +266,7 @@ async def test_a_revision_that_the_threads_cannot_follow_is_undone(libvirt_sessi
         assert set(vm.cpus().values()) == {ON_SECOND}
         report = vm.report.pods[UID]
         assert (report.failed_revision, report.revision, report.pinned) == (2, 1, True)
-        assert PodPlacement.from_json(report.undone_to) == placed(SECOND, SECOND)
+        assert PodPlacement.from_json(report.restored_placement) == placed(SECOND, SECOND)
         assert f"instead of {FIRST}" in report.drift
 
 

@@ -64,13 +64,13 @@ def test_a_plan_names_the_vms_whose_owners_must_agree_to_its_moves() -> None:
         ]
         found = plan(there.nodes, wanted, Strategy.PACK, make_room=True)
         (moved,) = (one.move.id for one in found.moves)
-        to_agree = there.to_agree([moved])
-        sentences = [sentence for _, sentence in summary(found, None, to_agree)]
-        document = plan_document(found, there.nodes, wanted, None, to_agree)
+        need_movable = there.need_movable([moved])
+        sentences = [sentence for _, sentence in summary(found, None, need_movable)]
+        document = plan_document(found, there.nodes, wanted, None, need_movable)
         if movable:
-            assert (to_agree, "toAgree" in document) == ((), False)
+            assert (need_movable, "needMovable" in document) == ((), False)
         else:
-            assert document["toAgree"] == [moved]
+            assert document["needMovable"] == [moved]
             assert f'for that {moved} needs kvplace.io/movable: "true"' in sentences
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Forbidden, Unavailable
-from kvplace.core.holes import Domain
+from kvplace.core.free_blocks import Domain
 from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
@@ -49,8 +49,8 @@ async def test_a_node_says_who_has_its_cpus(cluster: FaultyCluster) -> None:
     node = (await read_cluster(cluster)).nodes[NODE]
     assert (node.owned, node.shared) == (parse_cpu_list("0-1,8-9"), parse_cpu_list("4,12"))
     assert (node.free, node.reserved) == (parse_cpu_list("2-3,5-7,10-11,13-15"), 0)
-    assert node.holes is not None
-    assert node.holes.largest[Domain.NUMA].cpus == 6
+    assert node.free_blocks is not None
+    assert node.free_blocks.largest[Domain.NUMA].cpus == 6
     assert node.problem == ""
 
 
@@ -74,7 +74,7 @@ async def test_a_node_of_which_only_a_ledger_is_left_is_shown_as_gone(cluster: F
     gone = view.nodes[NodeName("gone")]
     assert not gone.exists
     assert gone.problem == "the node is not known to the API server"
-    assert (gone.cpus, gone.holes) == (0, None)
+    assert (gone.cpus, gone.free_blocks) == (0, None)
 
 
 async def test_one_node_can_be_read_alone(cluster: FaultyCluster) -> None:

@@ -88,7 +88,7 @@ def test_what_is_reserved_for_a_vm_that_waits_is_listed_with_what_others_still_u
     )
     assert row["RESERVED"] == "worker: 2-3, 3 still used"
     assert vm_document(vm)["reserved"] == {
-        "node": "worker", "owned": "2-3", "awaited": "3", "until": "2026-01-02T03:05:00Z"
+        "node": "worker", "owned": "2-3", "stillInUse": "3", "until": "2026-01-02T03:05:00Z"
     }  # fmt: skip
     (bound,) = listed_vms([POD], [], EVERYTHING, [ledger])
     assert (bound.reserved_on, "reserved" in vm_document(bound)) == ("", False)

@@ -1,7 +1,7 @@
 """An event loop in virtual time that runs what is ready in an order that a seed decides.
 
 It has no selector, no threads and no signals, so a step costs a tenth of what it costs on a real loop. After
-each step it calls back, so that nothing a step breaks can be mended by the next one unseen.
+each step it calls back, so that nothing a step breaks can be fixed by the next one unseen.
 """
 
 from __future__ import annotations

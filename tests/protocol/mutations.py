@@ -272,7 +272,7 @@ def move_a_vm_to_cores_without_keeping_its_present_ones() -> None:
 
 @_mutation
 def reserve_only_what_is_free_already() -> None:
-    _put(Claim, "awaited", property(lambda _self: NO_CPUS))
+    _put(Claim, "still_in_use", property(lambda _self: NO_CPUS))
 
 
 # Relocating.

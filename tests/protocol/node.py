@@ -230,7 +230,7 @@ class SimulatedNode:
                 running=True,
                 pinned=running.moving_to is None,
                 failed_revision=running.failed,
-                undone_to=running.in_force.to_json() if running.failed and running.in_force else "",
+                restored_placement=running.in_force.to_json() if running.failed and running.in_force else "",
                 drift="it could not be moved" if running.failed else "",
             )
             for uid, running in self.containers.items()

@@ -187,7 +187,7 @@ class Promises:
         ledger = self.ledger(node)
         for uid in [uid for uid, where in self.robbed.items() if where == node]:
             claim = ledger.claims.get(uid)
-            if claim is None or held_by_others(ledger, claim):  # which only a person can mend
+            if claim is None or held_by_others(ledger, claim):  # which only a person can fix
                 continue
             if self._holds_all(node, claim) and not self.may_part(uid):
                 del self.robbed[uid]
@@ -239,9 +239,9 @@ class Promises:
         """Whether a claim is a reservation for a pod that waits, and has not outlived its end for long."""
         if claim.reserved is None or pod is None or pod.node or pod.deleting:
             return False
-        others = self.ledger(node).claims.values() if claim.awaited else ()
-        awaited = [self._pods.get(other.uid) for other in others if other.cpus & claim.awaited]
-        if any(other is None or other.deleting or other.has_ended for other in awaited):
+        others = self.ledger(node).claims.values() if claim.still_in_use else ()
+        still_in_use = [self._pods.get(other.uid) for other in others if other.cpus & claim.still_in_use]
+        if any(other is None or other.deleting or other.has_ended for other in still_in_use):
             return True  # victims still end
         return self._diary.clock() - self._reserved[node, claim.uid][1] <= RESERVED_S + _LOOK_S
 
@@ -408,7 +408,7 @@ class Promises:
                 self.agreeing += 1
 
     def _given_away(self, ledger: Ledger, uid: PodUid, running: Running) -> bool:
-        """Whether CPUs on which a robbed pod runs are others' by now, which only a person can mend."""
+        """Whether CPUs on which a robbed pod runs are others' by now, which only a person can fix."""
         if running.in_force is None:
             return False
         placement = running.in_force.placement

@@ -33,7 +33,7 @@ the CPUs that the pod's agent had gone back to. In 8849819 the watch of a replic
 yet that reported a pod which was deleted by force. In 41002691 others had the next cores of such a VM by
 then, and it waited for them for ever; in 42092099 it gave up what it had before it had gone back. In
 8610002 a write of an agent that was under way counted as its report. Another mistake of the simulation, in
-1001999: a VM counted as mended although others own CPUs that its claim names, too."""
+1001999: a VM counted as fixed although others own CPUs that its claim names, too."""
 
 FOUND_EVICTING = (
     "1009", "1098", "3589", "3058", "3189", "21000264", "8400298", "8402768", "8405869", "8406897",

@@ -355,8 +355,8 @@ async def test_the_same_rollout_again_goes_on_and_another_one_of_its_name_is_ref
         again = await created(cluster)
     assert cluster.applied == NAMES
     assert again.exit_code is ExitCode.DONE
-    mends = "`kvplace rollout resume web -n default` .* `kvplace rollout delete web -n default` removes it"
-    with pytest.raises(Refused, match=f"there is a rollout 'web' of other VMs .*{mends}"):
+    fixes = "`kvplace rollout resume web -n default` .* `kvplace rollout delete web -n default` removes it"
+    with pytest.raises(Refused, match=f"there is a rollout 'web' of other VMs .*{fixes}"):
         await created(cluster, count=7)
     with pytest.raises(Refused, match=r"there is a rollout 'web' of these VMs with another timeout in"):
         await created(cluster, timeout="2h")

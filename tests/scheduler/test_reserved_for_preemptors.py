@@ -97,9 +97,9 @@ async def test_it_stays_while_a_victim_ends_and_is_over_soon_after_that(cluster:
         assert await victims(one, high, low) == ["low-0"]
         cluster.delete_pod("default", "low-0")
         await asyncio.sleep(600)
-        assert one.claims()[high.uid].awaited != 0
+        assert one.claims()[high.uid].still_in_use != 0
         await end(one, "low-0")
-        await one.until(lambda: not one.claims()[high.uid].awaited)
+        await one.until(lambda: not one.claims()[high.uid].still_in_use)
         await asyncio.sleep(29)
         assert high.uid in one.claims()
         await asyncio.sleep(5)
@@ -124,7 +124,7 @@ async def test_a_vm_that_shares_cpus_finds_those_that_were_freed_for_it(cluster:
         sharing = asking_pod(cluster, "sharing", 4, priority=HIGH, policy=Policy.SHARE)
         assert await victims(one, sharing, low) == ["low-0"]
         await end(one, "low-0")
-        await one.until(lambda: not one.claims()[sharing.uid].awaited)
+        await one.until(lambda: not one.claims()[sharing.uid].still_in_use)
         assert (await one.filter(asking_pod(cluster, "low-0-again", 4))).names == []
         assert (await one.filter(sharing)).names == [N1]
         assert await one.bind(sharing, N1) == ""

@@ -52,10 +52,10 @@ async def test_what_is_free_is_its_own_at_once_and_the_rest_when_the_moved_vm_ha
         assert claim is not None
         assert claim.reserved is not None
         assert claim.reserved.owned in SOCKETS
-        assert (claim.owned, claim.awaited) == (claim.reserved.owned & ~before, before)
+        assert (claim.owned, claim.still_in_use) == (claim.reserved.owned & ~before, before)
 
         agent.carry_out(mover)
-        await one.until(lambda: (found := reservation(agent, big)) is None or not found.awaited)
+        await one.until(lambda: (found := reservation(agent, big)) is None or not found.still_in_use)
         assert agent.ledger.claims[big.uid].owned == claim.reserved.owned
         agent.ledger.check()
 

@@ -15,14 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from harness.certificates import Certificates
 from kvplace.core.annotations import REQUEST
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.holes import Domain
+from kvplace.core.free_blocks import Domain
 from kvplace.core.ledger import Ledger
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.request import Request
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName
 from kvplace.kube.store import Store
-from kvplace.nodes.cluster_holes import ClusterHoles
+from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.serve import metrics
 from kvplace.serve.metrics import ClusterGauges
 from kvplace.serve.process import serving
@@ -72,7 +72,7 @@ def gauge(samples: dict[Sample, float], name: str, **labels: str) -> float:
     return samples[f"kvplace_{name}", tuple(sorted(labels.items()))]
 
 
-async def test_a_bind_is_seen_in_holes_claims_ledger_writes_and_placement_time(
+async def test_a_bind_is_seen_in_free_blocks_claims_ledger_writes_and_placement_time(
     certificates: Certificates,
 ) -> None:
     cluster = FaultyCluster()
@@ -168,7 +168,9 @@ async def test_a_pod_on_cpus_that_the_kubelet_has_allocated_is_named_until_it_ha
         return REGISTRY.get_sample_value("kvplace_cluster_overlapping_pod", labels)
 
     async with replica(cluster, controller=False) as one:
-        gauges = ClusterGauges(one.cache, ClusterHoles(one.cache), one.extender, one.controller, one.events)
+        gauges = ClusterGauges(
+            one.cache, ClusterFreeBlocks(one.cache), one.extender, one.controller, one.events
+        )
         assert await one.bind(asking_pod(cluster, "vm", 8), "a") == ""
         await gauges.refresh()
         assert named() is None
@@ -197,7 +199,9 @@ async def test_nodes_on_which_an_agent_enforces_are_named_while_they_are_there(
     assert named == {(("node", "a"),), (("node", "b"),)}
 
 
-async def test_free_cpus_that_lie_apart_are_small_holes_and_fragmentation(certificates: Certificates) -> None:
+async def test_free_cpus_that_lie_apart_are_small_free_blocks_and_fragmentation(
+    certificates: Certificates,
+) -> None:
     cluster = FaultyCluster()
     cluster.create_node("a", topology=TWO)
     pod = asking_pod(cluster, "vm")
@@ -237,6 +241,8 @@ async def test_others_have_their_turn_while_the_claims_of_many_ledgers_are_count
     for number in range(50):
         cluster.put_ledger(f"n{number}", Ledger())
     async with replica(cluster, controller=False) as one:
-        gauges = ClusterGauges(one.cache, ClusterHoles(one.cache), one.extender, one.controller, one.events)
+        gauges = ClusterGauges(
+            one.cache, ClusterFreeBlocks(one.cache), one.extender, one.controller, one.events
+        )
         _, turns = await with_turns(gauges.refresh())
     assert turns >= 49

@@ -27,7 +27,7 @@ from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodReport
 from kvplace.kube.reviews import Person
-from kvplace.nodes.cluster_holes import ClusterHoles
+from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.service.listening import listening
 from kvplace.service.settings import Address, TlsFiles
@@ -206,7 +206,7 @@ async def mapped(
     settings = WebSettings(Address("127.0.0.1", 0), tls, **changed)
     async with (
         running_node_cache(stage.cluster) as cache,
-        web_map(stage.cluster, cache, ClusterHoles(cache), settings) as application,
+        web_map(stage.cluster, cache, ClusterFreeBlocks(cache), settings) as application,
         listening(
             "web",
             application,

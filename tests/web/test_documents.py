@@ -56,7 +56,7 @@ async def test_a_vm_for_which_room_is_made_shows_what_is_reserved_for_it(certifi
         _, node = await anna.json("/api/nodes/worker")
         found = next(one for one in node["vms"] if one["name"] == "waits")
         cpus = format_cpu_list(vm.claim.cpus)
-        assert found["reserved"] == {"owned": cpus, "awaited": cpus, "until": "2026-01-02T03:05:00Z"}
+        assert found["reserved"] == {"owned": cpus, "stillInUse": cpus, "until": "2026-01-02T03:05:00Z"}
         assert found["sentence"].startswith("other VMs make room for it")
         _, document = await anna.json("/api/vms/shop/waits")
         (page,) = document["pods"]

@@ -16,7 +16,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.kube.conditions import Condition
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS
-from kvplace.nodes.cluster_holes import ClusterHoles
+from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.service.process import in_background
 from kvplace.web.agents import GONE, Agents
@@ -33,7 +33,7 @@ async def rows_of(stage: Stage) -> AsyncIterator[tuple[NodeRows, NodeCache]]:
     pods = Store(AGENT_PODS, AGENTS)
     async with running_node_cache(stage.cluster) as cache, in_background(pods.run(stage.cluster)):
         agents = Agents(pods)
-        rows = NodeRows(cache, ClusterHoles(cache), agents)
+        rows = NodeRows(cache, ClusterFreeBlocks(cache), agents)
         await agents.announce(cache.nodes.records.keys())
         await rows.refresh()
         yield rows, cache
@@ -69,7 +69,7 @@ async def test_a_row_says_what_is_free_and_in_what_pieces() -> None:
             "allocatable": 16,
             "free": 16,
             "numa": [[8, 8], [8, 8]],
-            "holes": {"socket": [8, 4, 8], "numa": [8, 4, 8], "l3": [8, 4, 8]},
+            "freeBlocks": {"socket": [8, 4, 8], "numa": [8, 4, 8], "l3": [8, 4, 8]},
         }
         await stage.run_vm("worker", 4)
         await refreshed(rows)
@@ -77,7 +77,7 @@ async def test_a_row_says_what_is_free_and_in_what_pieces() -> None:
         assert (after["vms"], after["free"], sorted(after["numa"])) == (1, 12, [[4, 8], [8, 8]])
         totals = rows.totals()
         assert (totals["nodes"], totals["usable"], totals["free"], totals["vms"]) == (1, 1, 12, 1)
-        assert totals["holes"]["numa"]["nodesWith"] == [1, 1, 1, 1, 0, 0, 0, 0]
+        assert totals["freeBlocks"]["numa"]["nodesWith"] == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
 async def test_a_node_without_a_description_says_why_nothing_is_placed_there() -> None:

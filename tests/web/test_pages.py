@@ -42,7 +42,9 @@ async def test_the_overview_shows_every_node_to_eyes_and_screen_readers(
         assert "Search nodes and VMs" in await page.accessible("combobox")
 
 
-async def test_a_hole_shows_the_nodes_that_have_it(certificates: Certificates, browser: Browser) -> None:
+async def test_a_free_block_shows_the_nodes_that_have_it(
+    certificates: Certificates, browser: Browser
+) -> None:
     stage = Stage()
     for name in ("empty", "busy"):
         stage.add_node(name, TWO)
@@ -101,19 +103,19 @@ async def test_a_link_to_a_node_leads_there_through_the_sign_in(
         assert "distance 12 to NUMA 1; 32 to NUMA 2, 3" in await page.text(".map h4")
 
 
-async def test_the_holes_are_one_stop_of_the_tab_key_among_which_arrows_move(
+async def test_the_free_blocks_are_one_stop_of_the_tab_key_among_which_arrows_move(
     certificates: Certificates, browser: Browser
 ) -> None:
     stage = await cluster_of(TWO, 2)
     async with reading(stage, certificates, browser) as page:
-        assert await page.evaluate("document.querySelectorAll('.holes [tabindex=\"0\"]').length") == 1
-        await page.evaluate("document.querySelector('.holes button').focus()")
+        assert await page.evaluate("document.querySelectorAll('.blocks [tabindex=\"0\"]').length") == 1
+        await page.evaluate("document.querySelector('.blocks button').focus()")
         await page.press("ArrowRight", "ArrowDown")
         assert await page.evaluate("document.activeElement.dataset.key") == "numa-2"
         await page.press("Enter")
         assert await page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
         await page.press("Tab")
-        assert await page.evaluate("!document.activeElement.closest('.holes')")
+        assert await page.evaluate("!document.activeElement.closest('.blocks')")
 
 
 async def test_the_keyboard_alone_leads_from_the_overview_to_a_vm_and_back(
@@ -310,7 +312,7 @@ async def test_the_overview_names_what_needs_a_look_and_each_nodes_fragmentation
         await page.until("document.querySelector('.trouble').innerText.includes('shop/late waiting')")
         free = [numa.cpus & ~vm.claim.owned & TWO.allocatable for numa in TWO.numa_nodes]
         largest = max(cpus.bit_count() for cpus in free)
-        assert f"hole {largest}" in await page.text('.tile[href$="busy"]')
+        assert f"free block {largest}" in await page.text('.tile[href$="busy"]')
         assert any("% fragmented" in link for link in await page.accessible("link"))
 
 

@@ -1,7 +1,7 @@
 """Bin packing by minimum bin slack: scope domain after scope domain gets the VMs that leave least over.
 
-Where VMs are assigned one by one (best fit), the last scope domains end with holes of odd sizes. The set of
-VMs that fills a scope domain best is a subset-sum problem, small enough here to be solved exactly.
+Where VMs are assigned one by one (best fit), the last scope domains end with odd numbers of free CPUs. The
+set of VMs that fills a scope domain best is a subset-sum problem, small enough here to be solved exactly.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ const SCOPES = { l3: "L3 cache", numa: "NUMA node", socket: "socket" };
 const ORDERS = {
   name: ["name", () => 0],
   free: ["most free CPUs", (row) => -(row.free ?? -1)],
-  hole: ["largest hole in a NUMA node", (row) => -(row.holes?.numa[0] ?? -1)],
+  block: ["largest free block in a NUMA node", (row) => -(row.freeBlocks?.numa[0] ?? -1)],
   scattered: ["most fragmented", (row) => -fragmentation(row)],
   trouble: ["trouble first", (row) => -((row.problem ? 1e6 : 0) + (row.agent ? 1e3 : 0) + row.notPinned + row.moving / 1000)],
 };
 const NAMED = 6; // nodes with trouble, and waiting VMs, that are named
 
-const fragmentation = (row) => (row.holes?.numa[2] ? 1 - row.holes.numa[0] / row.holes.numa[2] : 0);
+const fragmentation = (row) => (row.freeBlocks?.numa[2] ? 1 - row.freeBlocks.numa[0] / row.freeBlocks.numa[2] : 0);
 const troubles = (row) => [row.notPinned && `${plural(row.notPinned, "VM")} not where placed`, row.agent].filter(Boolean);
 const percent = (share) => `${Math.round(share * 100)} %`;
 
@@ -83,7 +83,7 @@ export class Overview {
         number(totals.waiting, "waiting", totals.waiting ? "notice" : ""),
         number(totals.moving, "getting other cores"),
         number(totals.notPinned, "not where placed", totals.notPinned ? "alarm" : "")),
-      h("div", { class: "panels" }, this.#holes(totals), this.#trouble(totals)));
+      h("div", { class: "panels" }, this.#freeBlocks(totals), this.#trouble(totals)));
   }
 
   // What somebody should look at: nodes with trouble, and VMs that wait.
@@ -110,7 +110,7 @@ export class Overview {
       totals.waiting > waiting.length ? h("p", { class: "words" }, `${plural(totals.waiting - waiting.length, "more VM")} waiting`) : null);
   }
 
-  #holes(totals) {
+  #freeBlocks(totals) {
     const cell = (scope, size, count) => {
       const pressed = this.#wanted?.scope === scope && this.#wanted.size === size;
       return h("td", {},
@@ -124,20 +124,20 @@ export class Overview {
           on: { click: () => { this.#wanted = pressed ? null : { scope, size }; this.#summarise(); this.#arrange(); } },
         }, count.toLocaleString("en")));
     };
-    const numbers = h("table", { class: "holes", "aria-labelledby": "holes-title" },
+    const numbers = h("table", { class: "blocks", "aria-labelledby": "blocks-title" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "CPUs in one"),
         totals.sizes.map((size) => h("th", { scope: "col" }, size)),
         h("th", { scope: "col" }, "largest"), h("th", { scope: "col" }, "fragmented"))),
       h("tbody", {}, Object.entries(SCOPES).map(([scope, words]) => {
-        const hole = totals.holes[scope];
+        const block = totals.freeBlocks[scope];
         return h("tr", {}, h("th", { scope: "row" }, words),
-          totals.sizes.map((size, index) => cell(scope, size, hole.nodesWith[index])),
-          h("td", {}, `${plural(hole.cpus, "CPU")}, ${plural(hole.cores, "core")}`),
-          h("td", {}, percent(hole.fragmentation)));
+          totals.sizes.map((size, index) => cell(scope, size, block.nodesWith[index])),
+          h("td", {}, `${plural(block.cpus, "CPU")}, ${plural(block.cores, "core")}`),
+          h("td", {}, percent(block.fragmentation)));
       })));
     roving(numbers, "button"); // a stop of the Tab key each would be two dozen before the nodes
-    return h("section", { class: "panel", "aria-labelledby": "holes-title" },
-      h("h2", { id: "holes-title" }, "Free holes"),
+    return h("section", { class: "panel", "aria-labelledby": "blocks-title" },
+      h("h2", { id: "blocks-title" }, "Free blocks"),
       h("p", { class: "words" }, "Nodes that still hold a VM of so many CPUs inside one L3 cache, NUMA node or socket. Press a number to see which."),
       numbers);
   }
@@ -149,12 +149,12 @@ export class Overview {
       this.#tiles.set(row.name, item);
     }
     const link = item.firstChild;
-    const largest = row.holes?.numa[0] ?? 0;
+    const largest = row.freeBlocks?.numa[0] ?? 0;
     const scattered = percent(fragmentation(row));
     const trouble = [row.notPinned && `${row.notPinned} not where placed`, row.moving && `${row.moving} moving`, row.agent].filter(Boolean);
     const words = row.problem
       ? `unusable: ${row.problem}`
-      : [`${row.free} of ${plural(row.allocatable, "CPU")} free`, `largest hole in a NUMA node ${largest}`, `${scattered} fragmented`, plural(row.vms, "VM"), ...trouble].join(", ");
+      : [`${row.free} of ${plural(row.allocatable, "CPU")} free`, `largest free block in a NUMA node ${largest}`, `${scattered} fragmented`, plural(row.vms, "VM"), ...trouble].join(", ");
     link.setAttribute("aria-label", `${row.name}: ${words}`);
     link.title = `${row.name}: ${words}`;
     link.classList.toggle("unusable", Boolean(row.problem));
@@ -166,7 +166,7 @@ export class Overview {
         ? [h("small", { class: "problem" }, `unusable: ${row.problem}`)]
         : [
             h("span", { class: "line" }, h("span", {}, h("b", {}, row.free), ` of ${row.allocatable} free`), h("span", {}, plural(row.vms, "VM"))),
-            h("small", { class: "line" }, h("span", {}, `hole ${largest}`), h("span", {}, `${scattered} fragmented`)),
+            h("small", { class: "line" }, h("span", {}, `free block ${largest}`), h("span", {}, `${scattered} fragmented`)),
           ]));
     return item;
   }
@@ -174,7 +174,7 @@ export class Overview {
   #arrange() {
     const [, rank] = ORDERS[this.#order];
     const rows = [...this.#cluster.nodes.values()]
-      .filter((row) => !this.#wanted || (row.holes?.[this.#wanted.scope][0] ?? 0) >= this.#wanted.size)
+      .filter((row) => !this.#wanted || (row.freeBlocks?.[this.#wanted.scope][0] ?? 0) >= this.#wanted.size)
       .sort((one, other) => rank(one) - rank(other) || byName(one.name, other.name));
     const focused = this.#list.contains(document.activeElement) ? document.activeElement : null;
     this.#list.replaceChildren(...rows.map((row) => this.#tiles.get(row.name)));

@@ -76,8 +76,8 @@ export class VmPage {
       ].join(" · ")]);
     }
     if (claim?.reserved) {
-      const { owned, awaited, until } = claim.reserved;
-      facts.push(["reserved", ["CPU ", cpuList(owned), awaited ? ["; still in use: ", cpuList(awaited)] : null, `; until ${moment(until)}`]]);
+      const { owned, stillInUse, until } = claim.reserved;
+      facts.push(["reserved", ["CPU ", cpuList(owned), stillInUse ? ["; still in use: ", cpuList(stillInUse)] : null, `; until ${moment(until)}`]]);
     } else if (claim) {
       facts.push(["CPUs", [cpuList(claim.cpus), claim.owned ? ["; owns ", cpuList(claim.owned)] : null]]);
       facts.push(["policy", claim.policy]);

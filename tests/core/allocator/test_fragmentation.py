@@ -31,7 +31,7 @@ def test_two_steps_cost_as_much_as_one(first: int, second: int, third: int) -> N
 
 
 @given(st.sampled_from(LARGE), FREE)
-def test_no_group_is_cheaper_for_a_usual_vm_than_a_hole_of_its_size(size: int, more: int) -> None:
+def test_no_group_is_cheaper_for_a_usual_vm_than_a_free_block_of_its_size(size: int, more: int) -> None:
     assert fragmentation_cost(size, 0) <= fragmentation_cost(size + more, more)
 
 

@@ -7,7 +7,7 @@ import pytest
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.free import free_of
-from kvplace.core.holes import Domain, holes_of
+from kvplace.core.free_blocks import Domain, free_blocks_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import locality_of
 from kvplace.core.placement import Placement
@@ -64,6 +64,6 @@ def test_a_refusal_names_numa_nodes() -> None:
     )
 
 
-def test_the_largest_hole_of_a_socket_is_that_of_a_numa_node() -> None:
-    holes = holes_of(EACH_A_SOCKET, EACH_A_SOCKET.cpus, parse_cpu_list("0-3,6-15"))
-    assert holes.largest[Domain.SOCKET].cpus == 8
+def test_the_largest_free_block_of_a_socket_is_that_of_a_numa_node() -> None:
+    free_blocks = free_blocks_of(EACH_A_SOCKET, EACH_A_SOCKET.cpus, parse_cpu_list("0-3,6-15"))
+    assert free_blocks.largest[Domain.SOCKET].cpus == 8

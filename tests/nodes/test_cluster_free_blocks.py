@@ -1,4 +1,4 @@
-"""The holes of the whole cluster: kept in step with every node, and never long at a time."""
+"""The free blocks of the whole cluster: kept in step with every node, and never long at a time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from random import Random
 import pytest
 
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.holes import Domain, holes_of
+from kvplace.core.free_blocks import Domain, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.kube.watches import Apply, Delete
-from kvplace.nodes import cluster_holes
-from kvplace.nodes.cluster_holes import ClusterHoles
+from kvplace.nodes import cluster_free_blocks
+from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
@@ -40,7 +40,7 @@ def give_out(cache: NodeCache, node: NodeName, cpus: CpuMask, version: int) -> N
 
 async def test_after_any_changes_the_totals_are_those_of_a_fresh_count() -> None:
     random, cache = Random(7), NodeCache(FaultyCluster())
-    holes = ClusterHoles(cache)
+    free_blocks = ClusterFreeBlocks(cache)
     for step in range(400):
         number = random.randrange(12)
         name = NodeName(f"n{number}")
@@ -52,19 +52,19 @@ async def test_after_any_changes_the_totals_are_those_of_a_fresh_count() -> None
             case "delete" if name in cache.nodes.records:
                 cache.nodes.apply(Delete(cache.nodes.records[name]))
             case _:
-                await holes.refresh()
-                expect_fresh_count(cache, holes)
-    await holes.refresh()
-    expect_fresh_count(cache, holes)
+                await free_blocks.refresh()
+                expect_fresh_count(cache, free_blocks)
+    await free_blocks.refresh()
+    expect_fresh_count(cache, free_blocks)
 
 
-def expect_fresh_count(cache: NodeCache, holes: ClusterHoles) -> None:
-    totals = holes.totals
+def expect_fresh_count(cache: NodeCache, free_blocks: ClusterFreeBlocks) -> None:
+    totals = free_blocks.totals
     fresh = []
     for node in cache.nodes.records:
         topology = MACHINES[int(node[1:]) % 2]
         free = topology.allocatable & ~mask_of(cache.ledger(node).owners)
-        fresh.append(holes_of(topology, topology.allocatable, free))
+        fresh.append(free_blocks_of(topology, topology.allocatable, free))
     assert totals.nodes == len(fresh)
     assert totals.free == sum(one.free for one in fresh)
     assert totals.allocatable == sum(one.allocatable for one in fresh)
@@ -79,35 +79,35 @@ def expect_fresh_count(cache: NodeCache, holes: ClusterHoles) -> None:
 
 async def test_only_nodes_that_changed_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = NodeCache(FaultyCluster())
-    holes = ClusterHoles(cache)
+    free_blocks = ClusterFreeBlocks(cache)
     for number in range(100):
         add_node(cache, number)
-    await holes.refresh()
+    await free_blocks.refresh()
     looked: list[int] = []
 
     def counted(*args: object) -> object:
         looked.append(1)
-        return holes_of(*args)  # type: ignore[arg-type]
+        return free_blocks_of(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cluster_holes, "holes_of", counted)
+    monkeypatch.setattr(cluster_free_blocks, "free_blocks_of", counted)
     give_out(cache, NodeName("n3"), CpuMask(0b1111), 1)
-    await holes.refresh()
+    await free_blocks.refresh()
     assert len(looked) == 1
 
 
 async def test_others_have_their_turn_while_many_nodes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_holes, "SLICE_S", 0.0)
+    monkeypatch.setattr(cluster_free_blocks, "SLICE_S", 0.0)
     cache = NodeCache(FaultyCluster())
-    holes = ClusterHoles(cache)
+    free_blocks = ClusterFreeBlocks(cache)
     for number in range(50):
         add_node(cache, number)
-    _, turns = await with_turns(holes.refresh())
+    _, turns = await with_turns(free_blocks.refresh())
     assert turns >= 49
 
 
 async def test_a_node_that_came_and_went_unseen_is_not_kept() -> None:
     cache = NodeCache(FaultyCluster())
-    holes = ClusterHoles(cache)
+    free_blocks = ClusterFreeBlocks(cache)
     name = add_node(cache, 1)
     cache.nodes.apply(Delete(cache.nodes.records[name]))
-    assert not holes._changed
+    assert not free_blocks._changed

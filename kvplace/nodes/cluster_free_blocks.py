@@ -1,4 +1,4 @@
-"""What is free in the whole cluster, for metrics: totals over the holes of every node.
+"""What is free in the whole cluster, for metrics: totals over the free blocks of every node.
 
 A node is looked at again when it has changed, in slices, so that thousands of changed nodes never hold the
 event loop for long.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from kvplace.core.holes import Holes, holes_of
+from kvplace.core.free_blocks import FreeBlocks, free_blocks_of
 from kvplace.core.scalars import NodeName
-from kvplace.nodes.hole_totals import HoleTotals
+from kvplace.nodes.free_block_totals import FreeBlockTotals
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 
@@ -19,13 +19,13 @@ SLICE_S = 0.004
 """Longest stretch of the event loop that one refresh takes before others have their turn."""
 
 
-class ClusterHoles:
+class ClusterFreeBlocks:
     """Totals over the nodes, as of the last `refresh`."""
 
     def __init__(self, cache: NodeCache) -> None:
-        self.totals = HoleTotals()
+        self.totals = FreeBlockTotals()
         self._cache = cache
-        self._by_node: dict[NodeName, Holes] = {}
+        self._by_node: dict[NodeName, FreeBlocks] = {}
         self._changed: dict[NodeName, None] = dict.fromkeys(cache.nodes.records)
         cache.subscribe(self._node_changed)
 
@@ -39,8 +39,8 @@ class ClusterHoles:
                 await asyncio.sleep(0)
                 ends = time.perf_counter() + SLICE_S
 
-    def of(self, node: NodeName) -> Holes | None:
-        """Return the holes of one node; None where nothing can be placed, or for a node not looked at yet."""
+    def of(self, node: NodeName) -> FreeBlocks | None:
+        """Return the free blocks of one node; None where nothing can be placed, or before the first count."""
         return self._by_node.get(node)
 
     def _node_changed(self, node: NodeName) -> None:
@@ -57,6 +57,6 @@ class ClusterHoles:
         if isinstance(snapshot, Unusable):
             return
         machine = snapshot.machine
-        found = holes_of(machine.topology, machine.allocatable, snapshot.free.cpus)
+        found = free_blocks_of(machine.topology, machine.allocatable, snapshot.free.cpus)
         self._by_node[node] = found
         self.totals.add(found)

@@ -1,7 +1,7 @@
-"""How large a VM a machine could still take: its largest hole in each scope, and how scattered they are.
+"""The largest free block of a machine in each scope, and how scattered its free CPUs are.
 
-A hole is what is free inside one socket, NUMA node or L3 group. Only counted: whether a certain VM fits, with
-its memory and its threads, is the allocator's answer.
+A free block is what is free inside one socket, NUMA node or L3 group. Only counted: whether a certain VM
+fits, with its memory and its threads, is the allocator's answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvplace.core.topology import Topology
 
 
 class Domain(Enum):
-    """What a hole lies inside of; the values are labels of metrics."""
+    """What a free block lies inside of; the values are labels of metrics."""
 
     SOCKET = "socket"
     NUMA = "numa"
@@ -23,14 +23,14 @@ class Domain(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class FreeBlock:
     """The most that is free inside one domain of a kind."""
 
     cpus: int
     cores: int
     """Whole free cores of the domain that has most of them; perhaps not the one with most CPUs."""
     possible: int
-    """CPUs of the largest hole that as many free CPUs could form on this machine."""
+    """CPUs of the largest free block that as many free CPUs could form on this machine."""
 
     @property
     def fragmentation(self) -> float:
@@ -39,22 +39,22 @@ class Hole:
 
 
 @dataclass(frozen=True, slots=True)
-class Holes:
-    """What is free on one machine, and its largest holes."""
+class FreeBlocks:
+    """What is free on one machine, and its largest free blocks."""
 
     allocatable: int
     free: int
-    largest: Mapping[Domain, Hole]
+    largest: Mapping[Domain, FreeBlock]
 
 
-def holes_of(topology: Topology, allocatable: CpuMask, free: CpuMask) -> Holes:
-    """Count what is free, and the largest hole of every kind of domain."""
+def free_blocks_of(topology: Topology, allocatable: CpuMask, free: CpuMask) -> FreeBlocks:
+    """Count what is free, and the largest free block of every kind of domain."""
     whole_cores = NO_CPUS  # each by one of its CPUs
     for core in topology.cores:
         if core & free == core:
             whole_cores |= CpuMask(core & -core)
     count = free.bit_count()
-    return Holes(
+    return FreeBlocks(
         allocatable.bit_count(),
         count,
         {
@@ -70,10 +70,10 @@ def holes_of(topology: Topology, allocatable: CpuMask, free: CpuMask) -> Holes:
 
 def _largest(
     sets: Iterable[CpuMask], allocatable: CpuMask, free: CpuMask, whole_cores: CpuMask, count: int
-) -> Hole:
+) -> FreeBlock:
     cpus = cores = size = 0
     for of_domain in sets:
         cpus = max(cpus, (of_domain & free).bit_count())
         cores = max(cores, (of_domain & whole_cores).bit_count())
         size = max(size, (of_domain & allocatable).bit_count())
-    return Hole(cpus, cores, min(count, size))
+    return FreeBlock(cpus, cores, min(count, size))
