@@ -20,7 +20,7 @@ from coarse to fine:
  6. The cheapest choice becomes a `Placement`: `assignment` orders the vCPUs and splits the memory.
  7. If there is none, `refusing` names the first constraint that fails and what is missing.
 
-Every search has a bound in steps (`effort`); docs/limits.md lists them with what each may cost.
+Every search has a bound in steps (`effort`); docs/reference/configuration.md lists them with their cost.
 """
 
 from __future__ import annotations

@@ -1,0 +1,156 @@
+"""The bounds that docs/reference/configuration.md lists are those of the code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from importlib import import_module
+
+import pytest
+
+from tests.docs.reading import page, section
+
+SEARCH, ROOM, OFFLINE = "the search for cores", "making room", "offline searches"
+PREEMPTION, SERVE, AGENT, OTHERS = "preemption", "`serve`", "the agent", "hook, commands and documents"
+
+CODE: dict[tuple[str, str], list[str]] = {
+    (SEARCH, "sets of NUMA nodes"): [
+        "core.allocator.supply:_NUMA_STEPS",
+        "core.allocator.feasibility:_BUILD_STEPS",
+    ],
+    (SEARCH, "equally near sets"): [
+        "core.allocator.nearest_nodes:_MOST_EQUALS",
+        "core.allocator.numa_sets:_MOST_PACKAGES_OF_NODES",
+    ],
+    (SEARCH, "lower bounds of sets"): [
+        "core.allocator.allocate:_BOUND_STEPS",
+        "core.allocator.serving:_CORE_STEPS",
+    ],
+    (SEARCH, "combinations of equal shares"): ["core.allocator.serving:_MOST_COMBINATIONS"],
+    (SEARCH, "sets in which cores"): [
+        "core.allocator.allocate:_MOST_EQUALS",
+        "core.allocator.allocate:_MOST_SHARED",
+    ],
+    (SEARCH, "equally good sets"): ["core.allocator.core_choice:_MOST_TIES"],
+    (ROOM, "nodes for one VM"): ["core.cluster.room_on_nodes:MOST_NODES"],
+    (ROOM, "search"): [
+        "core.cluster.room_on_nodes:STEPS_PER_NODE",
+        "core.cluster.room_on_nodes:MOST_STEPS",
+    ],
+    (ROOM, "moves for one VM"): ["core.moves.make_room:MAX_MOVES"],
+    (ROOM, "VMs for which"): ["scheduler.room_maker:AT_ONCE"],
+    (ROOM, "all moves for one VM"): ["scheduler.room_maker:PATIENCE_S", "scheduler.room_maker:_BOUND_S"],
+    (ROOM, "reservation of a replica"): ["core.reservation:RESERVED_S"],
+    (ROOM, "another attempt"): ["scheduler.room_maker:PAUSE_S"],
+    (ROOM, "a VM that has moved"): ["nodes.relocation_times:PEACE_S"],
+    (ROOM, "edits of one VM"): ["nodes.relocation_times:PAUSE_AFTER_EDIT_S"],
+    (OFFLINE, "`place --make-room`"): ["core.moves.budget:MAX_STEPS", "core.moves.make_room:MAX_MOVES"],
+    (OFFLINE, "the same with `--thorough`"): ["core.moves.budget:MAX_STEPS_THOROUGH"],
+    (OFFLINE, "targets of a moving VM"): [
+        "core.moves.targets:_MAX_NODE_SETS",
+        "core.moves.move_search:_MAX_EQUALS",
+    ],
+    (OFFLINE, "suggestions"): ["core.moves.suggestions:_MAX_VCPU_TRIALS"],
+    (OFFLINE, "`plan`"): ["core.cluster.local_search:_MAX_EXCHANGES"],
+    (OFFLINE, "`plan --make-room`"): [
+        "core.cluster.planned_moves:_MAX_NODES",
+        "core.cluster.planned_moves:_MAX_TOTAL_STEPS",
+    ],
+    (OFFLINE, "`simulate` with moves"): ["simulate.simulated_cluster:_MOST_NODES_SEARCHED_FOR_MOVES"],
+    (PREEMPTION, "one call"): ["scheduler.preemptor:MOST_NODES", "scheduler.preemptor:MOST_SECONDS"],
+    (PREEMPTION, "one node"): [
+        "core.preemption.victim_search:MAX_PLACEMENTS",
+        "core.preemption.victim_search:MAX_STEPS",
+    ],
+    (PREEMPTION, "equally cheap victims"): [
+        "core.preemption.victim_search:MAX_EQUALS",
+        "scheduler.preemptor:MOST_EQUALS",
+    ],
+    (PREEMPTION, "wait for VMs"): ["scheduler.preemptor:PATIENCE_SECONDS"],
+    (PREEMPTION, "reservation of what victims"): ["core.reservation:RESERVED_S"],
+    (SERVE, "hold between"): ["scheduler.extender:ExtenderSettings.hold_seconds"],
+    (SERVE, "pods planned together"): ["scheduler.joint_plan:TOGETHER"],
+    (SERVE, "wait of Filter"): ["scheduler.waiting_pods:GATHER_S", "scheduler.nominations:_PATIENCE_S"],
+    (SERVE, "ledger changes in a burst"): ["kube.ledgers:ENOUGH"],
+    (SERVE, "queued events"): ["kube.events:_UNWRITTEN"],
+    (SERVE, "object, page"): [
+        "kube.session:ANSWER_LIMIT",
+        "kube.session:PAGE_LIMIT",
+        "kube.session:LINE_LIMIT",
+    ],
+    (SERVE, "AdmissionReview"): ["admission.review:MAX_BODY_BYTES", "admission.pod:MAX_CONTAINERS"],
+    (SERVE, "extender call"): [
+        "scheduler.extender_protocol:MAX_BODY",
+        "scheduler.extender_protocol:MAX_NODES",
+    ],
+    (SERVE, "HTTP/2 calls"): ["scheduler.http2:MAX_STREAMS", "scheduler.http2:MAX_IDLE_FRAMES"],
+    (SERVE, "connections of a listener"): ["service.connections:ConnectionLimits.connections"],
+    (AGENT, "pods and containers"): ["nri.plugin:MAX_SYNCHRONIZED"],
+    (AGENT, "repairs of one VM"): ["agent.repair_history:MOST_REPAIRS"],
+    (AGENT, "cpuset that the kernel"): [
+        "agent.nri_enforcement:SET_AGAIN_S",
+        "agent.cgroup_enforcement:SWEEP_S",
+    ],
+    (AGENT, "threads that do not follow"): ["agent.pinning_guard:REVISION_WITHIN_S"],
+    (AGENT, "threads of one QEMU"): [
+        "agent.verification:THREADS_BESIDE_VCPUS",
+        "agent.watched_pod:MOST_PROCESSES",
+    ],
+    (AGENT, "answer of a pod's libvirt"): [
+        "agent.libvirt_pins:ANSWER_WITHIN_S",
+        "libvirt.pinning_process:MOST_MEMORY",
+    ],
+    (AGENT, "status writes"): ["kube.topology_status:MAX_PODS"],
+    (AGENT, "pod that is gone"): ["controller.reconciler:SILENCE_S"],
+    (OTHERS, "domain XML"): ["hook.protobuf:MAX_MESSAGE_BYTES"],
+    (OTHERS, "hook: clients"): [
+        "hook.server:MAX_CLIENTS",
+        "hook.server:MAX_CHILDREN",
+        "hook.child_process:TIME_LIMIT_S",
+    ],
+    (OTHERS, "rollout: VM without"): ["rollout.run:_PATIENCE_S", "rollout.run:_AT_ONCE"],
+    (OTHERS, "nodes; requests"): [
+        "documents.cluster:MOST_NODES",
+        "documents.requests:MOST_VMS",
+        "documents.scenario:MOST_REQUESTS",
+    ],
+    (OTHERS, "`place`: one line"): [
+        "cli.place_session:MAX_LINE_BYTES",
+        "cli.placement_formats:_MAX_BYTES",
+    ],
+}
+"""By the section and the beginning of the row: the constants that its second cell states, in their order."""
+
+
+def number(constant: str) -> str:
+    """Write a constant as the page does: with commas, and bytes in MiB."""
+    module, _, name = constant.partition(":")
+    owner, _, field = name.partition(".")
+    value = getattr(import_module(f"kvplace.{module}"), owner)
+    if field:
+        (value,) = (one.default for one in fields(value) if one.name == field)
+    mebibytes, rest = divmod(value, 1 << 20)
+    return f"{int(mebibytes if mebibytes and not rest else value):,}"
+
+
+def rows() -> dict[tuple[str, str], str]:
+    """The second cell of each row, by the section and the first cell."""
+    found = {}
+    for name in (SEARCH, ROOM, OFFLINE, PREEMPTION, SERVE, AGENT, OTHERS):
+        for line in section(page("reference/configuration.md"), f"Bounds of {name}").splitlines():
+            if line.startswith("| ") and not line.startswith("| bound |"):
+                first, second, _ = (cell.strip() for cell in line.strip().strip("|").split("|"))
+                found[name, first] = second
+    return found
+
+
+ROWS = rows()
+
+
+@pytest.mark.parametrize("row", CODE, ids=": ".join)
+def test_a_bound_is_that_of_the_code(row: tuple[str, str]) -> None:
+    where, beginning = row
+    (size,) = (size for (name, first), size in ROWS.items() if name == where and first.startswith(beginning))
+    numbers = iter(re.findall(r"\d+(?:,\d{3})*", size))
+    missing = [constant for constant in CODE[row] if number(constant) not in numbers]
+    assert missing == [], size
