@@ -1,4 +1,4 @@
-"""The webhooks and policies: without them VMs get no cores, or somebody could forge them."""
+"""The webhooks and policies: without them VMs get no cores, or a client could forge results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WEBHOOKS = {
     "validatingwebhookconfigurations": ("vm.kvplace.io",),
 }
 LEFT_ALONE = ("kvplace-system", "kvplace-agent", "kvplace-certificates", "kube-system")
-"""The namespaces of which the API server sends nothing to the webhooks."""
+"""The namespaces whose objects the API server does not send to the webhooks."""
 POLICIES = (
     "agent-events.kvplace.io",
     "agent-nodes.kvplace.io",
@@ -45,11 +45,11 @@ POLICIES = (
     "node-annotation.kvplace.io",
     "other-pods.kvplace.io",
 )
-"""Those that all installations have; tests compare all of these with the manifests."""
+"""The policies of every installation; tests compare them with the manifests."""
 _WARNS = "misspelt-annotations.kvplace.io"
-"""The one that refuses nothing."""
+"""The policy that only warns."""
 _OF_AGENTS = "agent-"
-"""How those begin that are left out together with the agent."""
+"""The prefix of the policies that an installation without an agent lacks."""
 _KINDS = {
     "mutatingwebhookconfigurations": "MutatingWebhookConfiguration",
     "validatingwebhookconfigurations": "ValidatingWebhookConfiguration",
@@ -73,12 +73,16 @@ def check_webhooks(found: Installation) -> Iterator[Finding]:
                 if webhook.get("name") == name
             ]
             if not registered:
-                yield wrong(f"webhook {name}", "it is not registered: objects that ask are not seen", _APPLY)
+                yield wrong(
+                    f"webhook {name}",
+                    "it is not registered: objects that opt in are not admitted by kvplace",
+                    _APPLY,
+                )
             elif len(registered) > 1:
                 where = ", ".join(about for about, _ in registered)
                 yield wrong(
                     f"webhook {name}",
-                    f"it is registered {len(registered)} times ({where}): two installations see every object",
+                    f"it is registered {len(registered)} times ({where}): by two installations",
                     "delete the configurations of the one that is not used",
                 )
             for about, webhook in registered:
@@ -108,7 +112,7 @@ def _of_bundle(about: str, bundle: object, now: datetime) -> Iterator[Finding]:
         pem = b""
     end = max(certificate_ends(pem), default=None)  # an old CA may stay beside the present one
     if end is None:
-        yield wrong(about, "its caBundle holds no certificate: the API server cannot call it", _CERTIFICATES)
+        yield wrong(about, "its caBundle has no certificate: the API server cannot call it", _CERTIFICATES)
     elif end <= now:
         yield wrong(about, f"the CA in its caBundle ended on {end:%Y-%m-%d %H:%M} UTC", _CERTIFICATES)
     elif end - now < _SOON:
@@ -116,13 +120,13 @@ def _of_bundle(about: str, bundle: object, now: datetime) -> Iterator[Finding]:
 
 
 def check_admission_answers(found: Installation) -> Iterator[Finding]:
-    """Check that the webhook for pods really answers: the API server was given a pod, on trial, to refuse."""
+    """Check that the webhook for pods answers: it must have refused the trial pod."""
     answer = found.admission_answer
     about = "webhook pod.kvplace.io"
     if answer == ADMITTED:
         yield wrong(
             about,
-            "a pod with an unknown annotation of kvplace was let through: admission does not see pods",
+            "the API server accepted a trial pod with an unknown annotation: it does not call the webhook",
             _APPLY,
         )
     elif "failed calling webhook" in answer:
@@ -134,7 +138,7 @@ def check_admission_answers(found: Installation) -> Iterator[Finding]:
 
 
 def check_policies(found: Installation) -> Iterator[Finding]:
-    """Check that what the API server refuses to everybody is in force."""
+    """Check that the admission policies are active."""
     has_agent = bool(found.component("daemonsets", AGENT))
     for name in POLICIES:
         if name.startswith(_OF_AGENTS) and not has_agent:
@@ -148,11 +152,13 @@ def check_policies(found: Installation) -> Iterator[Finding]:
         ]
         if name == _WARNS:
             if policy is None or not bindings:
-                yield warning(about, "it is not in force: a misspelt annotation is silently ignored", _APPLY)
+                yield warning(
+                    about, "it is not active: a misspelt annotation is ignored without a warning", _APPLY
+                )
         elif policy is None:
-            yield wrong(about, "it is missing: what it protects can be written by others", _APPLY)
+            yield wrong(about, "it is missing: other clients can write what it protects", _APPLY)
         elif not any("Deny" in (at(one, "spec", "validationActions") or ()) for one in bindings):
-            yield wrong(about, "no binding puts it in force with Deny", _APPLY)
+            yield wrong(about, "no binding activates it with Deny", _APPLY)
         else:
             for found_warning in items_at(policy, "status", "typeChecking", "expressionWarnings"):
                 text = str(found_warning.get("warning", "")).splitlines()
@@ -167,11 +173,11 @@ def check_certificates(found: Installation) -> Iterator[Finding]:
         if ready.get("status") == "False":
             yield wrong(about, f"cert-manager cannot issue it: {ready.get('message')}", "see its events")
         elif end and datetime.fromisoformat(str(end)) <= found.now:
-            yield wrong(about, f"it ended on {end}", "see the log of cert-manager")
+            yield wrong(about, f"it ended on {end}", "read the log of cert-manager")
 
 
 def secrets_of(deployments: Iterable[Document]) -> dict[tuple[str, str], list[str]]:
-    """Return the Secrets, by namespace and name, without which pods of our programs do not start."""
+    """Return the Secrets, by namespace and name, that the pods of our programs need to start."""
     used: dict[tuple[str, str], list[str]] = {}
     for one in deployments:
         for volume in items_at(one, "spec", "template", "spec", "volumes"):

@@ -57,9 +57,9 @@ def check_kinds(found: Installation) -> Iterator[Finding]:
             )
         elif name == KINDS[0] and OWNERSHIP_RULE not in str(served[VERSION].get("schema")):
             yield wrong(
-                about, "it lacks the rule that no core goes from one owner to another in one write", _APPLY
+                about, "it lacks the rule that a core is released before it gets another owner", _APPLY
             )
         established = condition(crd, "Established")
         if established.get("status") != "True":
-            reason = established.get("message") or "the API server has not taken it up yet"
-            yield wrong(about, f"it is not served: {reason}", "see `kubectl describe crd` of it")
+            reason = established.get("message") or "the API server has not accepted it yet"
+            yield wrong(about, f"it is not served: {reason}", "run `kubectl describe crd` for it")

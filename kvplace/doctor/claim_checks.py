@@ -1,4 +1,4 @@
-"""The ledgers, and the VMs that have, or should have, claims in them."""
+"""Checks of the ledgers, and of the VMs with claims in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvplace.nodes.node_machine import Unusable
 VMIS = "virtualmachineinstances"
 _SHOWN = 5
 _SETTLING = timedelta(minutes=2)
-"""A claim without a pod, or a VM that was not measured, for so short may be under way."""
+"""A claim may have no pod, and a VM no measurement, for this time."""
 _EDIT = 'take it out with `kubectl edit nodeledger {}`; see first "Cores are not released" in Troubleshooting'
 
 
@@ -35,7 +35,7 @@ def suspects(found: Installation) -> frozenset[str]:
 
 
 def check_ledgers(found: Installation) -> Iterator[Finding]:
-    """Check that every ledger can be read, belongs to a node, and says one thing about each core."""
+    """Check that every ledger can be read, belongs to a node, and does not contradict itself."""
     for node in found.view.nodes.values():
         record = node.ledger_record
         if record is None:
@@ -49,7 +49,7 @@ def check_ledgers(found: Installation) -> Iterator[Finding]:
             yield warning(
                 about,
                 f"its node does not exist any more, and it has {claims}",
-                "serve deletes it when the pods are gone; is serve running? If they are, delete the ledger",
+                "serve deletes it when the pods are gone: check that it runs, or delete the ledger then",
             )
             continue
         yield from _contradictions(about, node)
@@ -57,7 +57,7 @@ def check_ledgers(found: Installation) -> Iterator[Finding]:
         if lost:
             yield wrong(
                 about,
-                f"{some(lost, _SHOWN)} hold CPUs there and have no pod on the node that still runs",
+                f"{some(lost, _SHOWN)} hold CPUs there and have no running pod on the node",
                 "serve releases such claims in seconds: check that it runs, then see "
                 '"Cores are not released" in Troubleshooting',
             )
@@ -74,7 +74,7 @@ def _contradictions(about: str, node: NodeView) -> Iterator[Finding]:
             yield wrong(about, f"CPUs {format_cpu_list(cpus)} belong to {uid}, which has no claim", fix)
         elif cpus & ~claim.owned:
             over = format_cpu_list(cpus & ~claim.owned)
-            yield wrong(about, f"{_name(claim)} is owner of CPUs {over}, which its claim does not name", fix)
+            yield wrong(about, f"{_name(claim)} owns CPUs {over}, which its claim does not name", fix)
     for uid, claim in ledger.claims.items():
         if missing := claim.owned & ~held.get(uid, NO_CPUS):
             others = {ledger.owners[cpu] for cpu in cpus_of(CpuMask(missing)) if cpu in ledger.owners}
@@ -118,7 +118,7 @@ def check_vms(found: Installation) -> Iterator[Finding]:
         if _is_held(vm) and vm.pod.uid not in found.cleared:
             yield wrong(
                 f"Pod {vm.namespace}/{vm.pod.name}",
-                "its QEMU has ended and another container keeps it running, so that KubeVirt starts no "
+                "its QEMU has ended and another container still runs, so KubeVirt starts no "
                 f"migration of VM {vm.name}",
                 f"`kubectl -n {vm.namespace} delete pod {vm.pod.name}`",
             )
@@ -129,20 +129,20 @@ def check_vms(found: Installation) -> Iterator[Finding]:
     if unclaimed:
         yield wrong(
             counted(len(unclaimed), "VM"),
-            f"{some(unclaimed, _SHOWN)}: they run on cores that no ledger holds for them",
-            "serve restores claims from pods in seconds: is it running? Restart the VMs if it does not",
+            f"{some(unclaimed, _SHOWN)}: they run on cores that their node's ledger does not give them",
+            "serve restores claims from pods in seconds: check that it runs, or else restart the VMs",
         )
     if drifted := states.get(VmState.NOT_PINNED):
         yield wrong(
             counted(len(drifted), "VM"),
-            f"{some(drifted, _SHOWN)}: threads run where they should not",
+            f"{some(drifted, _SHOWN)}: threads run on other CPUs than placed",
             "see `kubectl kvplace explain vm/NAME -n NAMESPACE` for each",
         )
     if unmeasured:
         yield wrong(
             counted(len(unmeasured), "VM"),
             f"{some(unmeasured, _SHOWN)}: the agent has never measured their threads",
-            "see the log of the agent on their nodes",
+            "read the log of the agent on their nodes",
         )
     if floating := states.get(VmState.FLOATING):
         yield warning(
@@ -154,13 +154,13 @@ def check_vms(found: Installation) -> Iterator[Finding]:
         if unseen := _unseen(found, vmi) - found.cleared:
             yield wrong(
                 title(vmi, "VirtualMachineInstance"),
-                f"it asks for cores and its pod (UID {some(unseen)}) does not: admission has not seen it",
+                f"it opted in, but its pod (UID {some(unseen)}) did not pass admission",
                 "restart the VM once the webhooks answer",
             )
 
 
 def _unseen(found: Installation, vmi: Document) -> set[str]:
-    """Return the UIDs of the pods of a VM that were created while the webhooks were away."""
+    """Return the UIDs of a VM's pods that were created while the webhooks were down."""
     return set(at(vmi, "status", "activePods") or {}) - {str(uid) for uid in found.view.vms}
 
 

@@ -1,4 +1,4 @@
-"""All checks in their order, and what came of them."""
+"""All checks in their order, and their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvplace.doctor.programs import check_images, check_scheduler, check_serve, 
 from kvplace.doctor.rights import check_rights
 
 VIEW, TRIAL, REVIEWS = "nodes, VMs and ledgers", "a trial pod", "rights of others"
-"""What is read that is no list of one kind."""
+"""Readings that are not a list of one kind."""
 
 CHECKS = (
     Check("API server", (), check_version, before=True),
@@ -59,27 +59,27 @@ CHECKS = (
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What one check found; nothing when all is well."""
+    """The findings of one check; none without a fault."""
 
     check: Check
     findings: tuple[Finding, ...]
 
     @property
     def level(self) -> Level | None:
-        """The worst of its findings; None when all is well."""
+        """The worst level of its findings; None without a finding."""
         levels = {one.level for one in self.findings}
         return next((level for level in Level if level in levels), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What all checks found."""
+    """The findings of all checks."""
 
     results: tuple[Examined, ...]
 
     @property
     def level(self) -> Level | None:
-        """The worst of all findings; None when all is well."""
+        """The worst level of all findings; None without a finding."""
         levels = {one.level for one in self.results}
         return next((level for level in Level if level in levels), None)
 
@@ -107,10 +107,9 @@ class Examination:
 
 
 def examine(installation: Installation) -> Examination:
-    """Run all checks; one whose objects could not be read says so instead.
+    """Run all checks; a check without its objects reports the missing permission instead.
 
-    Where nothing of kvplace is installed, or the API server is too old for it, only those that say something
-    before that.
+    Where kvplace is not installed, or the API server is too old, only the checks marked `before` run.
     """
     before = is_absent(installation) or bool(is_too_old(installation))
     return Examination(
@@ -128,7 +127,7 @@ def _examined(check: Check, installation: Installation) -> Examined:
                     Level.UNCHECKED,
                     need,
                     why,
-                    "have a cluster administrator run this: it reads more than kvplace's own roles allow",
+                    "ask a cluster administrator to run this: it needs more rights than kvplace's roles",
                 )
                 for need, why in unread.items()
             ),

@@ -1,4 +1,4 @@
-"""What a check finds, and what it is called."""
+"""Checks and their findings."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from kvplace.doctor.installation import Installation
 
 
 class Level(Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     WRONG = "wrong"
-    """Something does not work, or will not for the next VM."""
+    """Something does not work, or will not work for the next VM."""
     WARNING = "warning"
-    """It works, and somebody should look at it."""
+    """It works, but needs attention."""
     UNCHECKED = "unchecked"
-    """It could not be looked at."""
+    """It could not be checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is missing or wrong."""
+    """One fault."""
 
     level: Level
     about: str
@@ -30,7 +30,7 @@ class Finding:
     problem: str
     """One sentence."""
     fix: str
-    """What to do, as an order."""
+    """The action, in the imperative."""
 
 
 Checking = Callable[[Installation], Iterable[Finding]]
@@ -38,23 +38,23 @@ Checking = Callable[[Installation], Iterable[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One group of things that belong together."""
+    """One group of related checks."""
 
     name: str
     needs: tuple[str, ...]
     """The resources that must have been read for it."""
     run: Checking
     before: bool = False
-    """Whether it says something about a cluster without kvplace, too."""
+    """Whether it also applies to a cluster without kvplace."""
 
 
 def wrong(about: str, problem: str, fix: str) -> Finding:
-    """Report what does not work."""
+    """Make a finding about something that does not work."""
     return Finding(Level.WRONG, about, problem, fix)
 
 
 def warning(about: str, problem: str, fix: str) -> Finding:
-    """Report what somebody should look at."""
+    """Make a finding about something that needs attention."""
     return Finding(Level.WARNING, about, problem, fix)
 
 

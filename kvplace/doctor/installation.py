@@ -1,4 +1,4 @@
-"""Everything that doctor looks at, as it was read at one moment; the checks are pure functions of it."""
+"""The objects of an installation, read at one moment; the checks are pure functions of them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Installation:
     server_version: str = ""
     """`gitVersion` of the API server."""
     denied: Mapping[str, str] = field(default_factory=dict)
-    """What could not be read: resource to reason."""
+    """The reason by resource that could not be read."""
     admission_answer: str = ""
-    """What the API server said to a trial pod that our webhook refuses, `ADMITTED` when it accepted it."""
+    """The API server's answer to a trial pod that our webhook must refuse; `ADMITTED` if it was accepted."""
     rights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The rights that an identity lacks, `verb resource`, by identity; only those that were asked for."""
     own_denials: tuple[str, ...] = ()
     """Resources of an installation that the caller may not create."""
     cleared: frozenset[str] = frozenset()
-    """UIDs of pods and claims that did not match and a moment later did: a change came between two lists."""
+    """UIDs of pods and claims that matched only at the second reading: a change came between two lists."""
 
     def of(self, resource: str) -> tuple[Document, ...]:
         """Return the objects of a resource."""
@@ -61,7 +61,7 @@ def labels_of(document: Document) -> Mapping[str, str]:
 
 
 def title(document: Document, kind: str) -> str:
-    """Name an object as people do."""
+    """Name an object with its kind and namespace."""
     metadata = document["metadata"]
     namespace = metadata.get("namespace")
     return f"{kind} {namespace}/{metadata['name']}" if namespace else f"{kind} {metadata['name']}"

@@ -1,4 +1,4 @@
-"""KubeVirt: there, with hook sidecars allowed, of a version that kvplace knows."""
+"""Checks of KubeVirt: its feature gate for hook sidecars, version and availability."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvplace.kube.object_reader import Document
 _GATE = "Sidecar"
 _GATES = "/spec/configuration/developerConfiguration/featureGates"
 OLDEST = (1, 6)
-"""The oldest release whose hooks were read."""
+"""The oldest supported release."""
 
 
 def check_kubevirt(found: Installation) -> Iterator[Finding]:
@@ -22,7 +22,7 @@ def check_kubevirt(found: Installation) -> Iterator[Finding]:
     if not there:
         yield warning(
             "KubeVirt",
-            "there is no KubeVirt object: only plain pods can ask for cores",
+            "there is no KubeVirt object: only plain pods can request cores",
             "install KubeVirt, unless no VM is to run here",
         )
     for one in there:

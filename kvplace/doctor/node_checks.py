@@ -1,4 +1,4 @@
-"""The nodes: described, watched by an agent, with a kubelet that leaves CPUs to kvplace."""
+"""Checks of the nodes: description, agent, and the kubelet's CPU policy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_descriptions(found: Installation) -> Iterator[Finding]:
     if missing:
         yield warning(
             counted(len(missing), "node"),
-            f"{some(missing, _SHOWN)}: nothing describes them, so they get no VM that asks for cores",
+            f"{some(missing, _SHOWN)}: nothing describes them, so no VM that opted in is placed there",
             "let the agent run there, or `kubectl kvplace describe-node NODE --apply`",
         )
     for view in unreadable[:_SHOWN]:
@@ -104,8 +104,8 @@ def check_conditions(found: Installation) -> Iterator[Finding]:
         cpus = "; ".join(f"{name}: CPUs {format_cpu_list(held[name])}" for name in sorted(held)[:_SHOWN])
         yield warning(
             _nodes(held),
-            f"the static policy of the kubelet holds {cpus}; there kvplace observes and sets no cpusets",
-            "set cpuManagerPolicy: none, or keep VMs that ask for cores away from there",
+            f"the kubelet's static policy holds {cpus}; kvplace sets no cpusets there",
+            "set cpuManagerPolicy: none, or keep VMs that opted in away from there",
         )
     open_nodes = [
         name
@@ -169,8 +169,8 @@ def _said(topology: TopologyRecord) -> Iterator[Finding]:
     if topology.observed_generation is not None and topology.observed_generation < topology.generation:
         yield warning(
             f"NodeTopology {topology.node}",
-            "its agent has not seen the newest description yet",
-            "look again; if it stays so, see the log of the agent there",
+            "its agent has not read the newest description yet",
+            "check again; if it remains, read the log of the agent there",
         )
 
 
@@ -191,7 +191,7 @@ def _stale(found: Installation, *, has_agent: bool) -> Iterator[Finding]:
     if orphans:
         yield warning(
             counted(len(orphans), "node"),
-            f"{some(orphans, _SHOWN)}: an agent that is gone has described them; changes are not seen",
+            f"{some(orphans, _SHOWN)}: their agent is gone; changes of the machine are not noticed",
             f'run the agent again; "A node goes on without its agent" in Troubleshooting: `{_RELEASE}`',
         )
 

@@ -1,4 +1,4 @@
-"""Whether kvplace is there at all, or half of it, and whether the caller may install the rest."""
+"""Checks for a missing or partial installation, and for the rights to complete it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ INSTALLED_RESOURCES: Mapping[str, str] = {
     "validatingadmissionpolicies": "admissionregistration.k8s.io",
     "namespaces": "",
 }
-"""What of an installation only a cluster's administrator may create, with its API group."""
+"""Resources that only a cluster administrator may create, with their API groups."""
 
 
 def parts_of(found: Installation) -> Mapping[str, bool]:
-    """Say of each part that every installation has whether anything of it is there."""
+    """Return for each part of an installation whether it exists."""
     webhooks = {
         webhook.get("name")
         for resource in WEBHOOKS
@@ -36,7 +36,7 @@ def parts_of(found: Installation) -> Mapping[str, bool]:
 
 
 def is_absent(found: Installation) -> bool:
-    """Whether nothing of kvplace is there; what may not be read counts as being there."""
+    """Whether nothing of kvplace exists; resources that may not be read count as existing."""
     return not any(parts_of(found).values()) and not found.denied.keys() & NEEDED
 
 
@@ -55,7 +55,7 @@ def check_parts(found: Installation) -> Iterator[Finding]:
         yield wrong(
             "kvplace",
             f"half of it is installed: {' and '.join(there)}, without {' and '.join(missing)}",
-            "apply your folder again and read what kubectl says: kubectl apply --server-side -k FOLDER",
+            "apply your folder again and read the errors of kubectl: kubectl apply --server-side -k FOLDER",
         )
     else:
         yield wrong(
@@ -66,6 +66,6 @@ def check_parts(found: Installation) -> Iterator[Finding]:
     if found.own_denials:
         yield wrong(
             "your rights",
-            f"you may not create {', '.join(found.own_denials)}, as an installation does",
-            "have it applied by somebody with the role cluster-admin; nothing after it needs these rights",
+            f"you may not create {', '.join(found.own_denials)}, which an installation needs",
+            "ask a person with the role cluster-admin to apply it; only the installation needs these rights",
         )

@@ -1,4 +1,4 @@
-"""The programs of kvplace and its scheduler: there, once, ready, of one release, with images to be pulled."""
+"""Checks of the programs and the scheduler: number, readiness, releases and images."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DEFAULT_SCHEDULER = "default-scheduler"
 
 def check_serve(found: Installation) -> Iterator[Finding]:
     """Check that `serve` is there once, and ready."""
-    yield from _deployment(found, SERVE, "VMs that ask for cores are neither admitted nor placed")
+    yield from _deployment(found, SERVE, "VMs that opted in are neither admitted nor placed")
 
 
 def check_scheduler(found: Installation) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def check_scheduler(found: Installation) -> Iterator[Finding]:
         if named != _DEFAULT_SCHEDULER:
             yield wrong(
                 "Deployment kvplace-scheduler",
-                f"it is missing, and pods get the schedulerName {named}: nobody schedules them",
+                f"it is missing, and pods get the schedulerName {named}: no scheduler uses that name",
                 f"{_APPLY}, with the component main-scheduler if the main scheduler is to call kvplace",
             )
         return  # the configuration of the cluster's own scheduler is not in the API
@@ -132,7 +132,7 @@ def _deployment(found: Installation, component: str, effect: str) -> Iterator[Fi
         names = some(title(one, "Deployment") for one in there)
         yield wrong(
             f"Deployments of {component}",
-            f"there are {len(there)} installations ({names}), which see the same VMs",
+            f"there are {len(there)} installations ({names}), which process the same VMs",
             "delete the one that is not used",
         )
     for one in there:
@@ -163,16 +163,18 @@ def _of_configuration(about: str, configuration: Mapping[str, Any], named: str) 
     ]
     if not extenders:
         yield wrong(
-            about, f"no extender manages {MARKER_RESOURCE}: the scheduler does not ask kvplace", _APPLY
+            about, f"no extender manages {MARKER_RESOURCE}: the scheduler does not call kvplace", _APPLY
         )
     for extender in extenders:
         if extender.get("ignorable"):
-            yield wrong(about, "ignorable is true: VMs are bound without cores while kvplace is away", _APPLY)
+            yield wrong(about, "ignorable is true: VMs are bound without cores while kvplace is down", _APPLY)
         for verb in ("filterVerb", "bindVerb"):
             if not extender.get(verb):
                 yield wrong(about, f"the extender has no {verb}", _APPLY)
         if not extender.get("preemptVerb"):
-            yield warning(about, "the extender has no preemptVerb: pods are evicted in vain", _APPLY)
+            yield warning(
+                about, "the extender has no preemptVerb: evictions may not help the preemptor", _APPLY
+            )
     profiles = items_at(configuration, "profiles")
     if named not in {one.get("schedulerName") for one in profiles}:
         yield wrong(about, f"no profile has the schedulerName {named}, which pods of VMs get", _APPLY)
@@ -181,7 +183,7 @@ def _of_configuration(about: str, configuration: Mapping[str, Any], named: str) 
         for one in profiles
         if one.get("schedulerName") == named
     ):
-        yield warning(about, f"{_SAMPLE} is not 100: a VM may wait although a node has room", _APPLY)
+        yield warning(about, f"{_SAMPLE} is not 100: a VM may wait although it fits on a node", _APPLY)
 
 
 def _elects(configuration: Mapping[str, Any]) -> bool:
@@ -196,7 +198,7 @@ def _lease(found: Installation) -> Iterator[Finding]:
     if renewed is None:
         yield wrong(
             f"Lease {_LEASE}",
-            "no scheduler has taken it: nobody schedules the pods of VMs",
+            "no scheduler holds it: the pods of VMs are not scheduled",
             "see its log",
         )
         return
@@ -204,8 +206,8 @@ def _lease(found: Installation) -> Iterator[Finding]:
     if age.total_seconds() > _LEASE_S:
         yield wrong(
             f"Lease {_LEASE}",
-            f"its holder renewed it {age.total_seconds():.0f} seconds ago: no scheduler is at work",
-            "see the pods and the log of kvplace-scheduler",
+            f"its holder renewed it {age.total_seconds():.0f} seconds ago: no scheduler is active",
+            "read the pods and the log of kvplace-scheduler",
         )
 
 

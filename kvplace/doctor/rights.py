@@ -1,4 +1,4 @@
-"""The rights of the programs: one that lacks some fails only when it needs them."""
+"""Checks of the programs' rights: a program without a right fails only when it needs it."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_a_webhook_needs_its_service_a_valid_ca_and_failure_policy_fail(tmp_path
     assert all("wrong" in text and "ended on" in text for text in ended)
     other = problems(check_webhooks, objects=webhooks("Cg==", policy="Ignore"))
     assert {text.rpartition(": ")[2] for text in other} >= {"there is no Service kvplace-system/kvplace"}
-    assert sum("holds no certificate" in text for text in other) == count
+    assert sum("has no certificate" in text for text in other) == count
     assert sum("failurePolicy is not Fail" in text for text in other) == count
 
 
@@ -209,8 +209,8 @@ def test_the_scheduler_asks_our_extender_rightly_and_is_at_work() -> None:
     assert scheduler(scheduling()) == []
     assert "ignorable is true" in scheduler(scheduling(ignorable=True))[0]
     assert "has no bindVerb" in scheduler(scheduling(bindVerb=""))[0]
-    assert "pods are evicted in vain" in scheduler(scheduling(preemptVerb=""))[0]
-    assert "does not ask kvplace" in scheduler(scheduling(managedResources=[]))[0]
+    assert "evictions may not help the preemptor" in scheduler(scheduling(preemptVerb=""))[0]
+    assert "does not call kvplace" in scheduler(scheduling(managedResources=[]))[0]
     assert "no profile has the schedulerName kvplace-scheduler" in scheduler(scheduling("other"))[0]
     assert "seconds ago" in scheduler(scheduling(), renewed="2026-05-31T23:00:00.000000Z")[0]
     broken = named("configuration", component="scheduler", data={"a": "{"})
@@ -325,12 +325,12 @@ def test_nodes_need_a_description_an_agent_and_its_enforcement() -> None:
     assert problems(check_conditions, **view()) == []
     assert "enforcement none" in problems(check_conditions, **view(enforcement="none"))[0]
     (static,) = problems(check_conditions, **view(kubelet_cpus=4))
-    assert "static policy of the kubelet holds worker: CPUs 2;" in static
+    assert "kubelet's static policy holds worker: CPUs 2;" in static
     unreadable = view(topology=None, problem="no cores")
     assert "its NodeTopology cannot be read: no cores" in problems(check_descriptions, **unreadable)[0]
     missing, orphan = problems(check_agents, **view())
     assert "it is missing" in missing
-    assert "an agent that is gone" in orphan
+    assert "their agent is gone" in orphan
 
 
 def test_each_numa_node_of_several_cores_needs_a_reserved_cpu() -> None:
@@ -369,7 +369,7 @@ def test_what_the_agent_says_about_its_node_is_passed_on() -> None:
     (found,) = problems(check_conditions, **view(conditions=(said,)))
     assert found == "wrong: NodeTopology worker: its agent reports StateUnreadable: damaged"
     (found,) = problems(check_conditions, **view(generation=2, observed_generation=1))
-    assert "has not seen the newest description" in found
+    assert "has not read the newest description" in found
 
 
 def test_a_check_whose_objects_could_not_be_read_says_so_and_nothing_else() -> None:

@@ -21,10 +21,10 @@ def test_a_vm_that_is_measured_on_claimed_cores_is_well() -> None:
 def test_vms_without_claims_without_measurements_and_beside_their_cores_are_named() -> None:
     ledger = Ledger().after(taking(claim("db", 0, 8)))
     (strayed,) = check_vms(installation(**view(pod("db", pinned=False), ledger=ledger)))
-    assert "threads run where they should not" in strayed.problem
+    assert "threads run on other CPUs than placed" in strayed.problem
     assert "vm/NAME -n NAMESPACE" in strayed.fix
     assert "never measured" in problems(check_vms, **view(pod("db"), ledger=ledger))[0]
-    assert "no ledger holds" in problems(check_vms, **view(pod("db", pinned=True)))[0]
+    assert "their node's ledger does not give them" in problems(check_vms, **view(pod("db", pinned=True)))[0]
 
 
 def test_a_pod_that_outlives_its_qemu_is_named_once_and_with_what_ends_it() -> None:
@@ -32,8 +32,7 @@ def test_a_pod_that_outlives_its_qemu_is_named_once_and_with_what_ends_it() -> N
     (found,) = check_vms(installation(**view(held)))
     assert found.about == "Pod default/pod-db"
     assert found.problem == (
-        "its QEMU has ended and another container keeps it running, so that KubeVirt starts no migration "
-        "of VM db"
+        "its QEMU has ended and another container still runs, so KubeVirt starts no migration of VM db"
     )
     assert found.fix == "`kubectl -n default delete pod pod-db`"
     assert problems(check_ledgers, **view(held)) == []
@@ -46,7 +45,9 @@ def test_a_pod_that_outlives_its_qemu_is_named_once_and_with_what_ends_it() -> N
 def test_a_vm_whose_pod_admission_never_saw_is_named() -> None:
     vmi = {"metadata": {"name": "db", "namespace": "default"}, "status": {"activePods": {"u": "worker"}}}
     (found,) = problems(check_vms, objects={"virtualmachineinstances": (vmi,)})
-    assert "VirtualMachineInstance default/db: it asks for cores and its pod (UID u) does not" in found
+    assert (
+        "VirtualMachineInstance default/db: it opted in, but its pod (UID u) did not pass admission" in found
+    )
 
 
 def test_claims_that_contradict_owners_machine_or_pods_are_named() -> None:
@@ -59,7 +60,7 @@ def test_claims_that_contradict_owners_machine_or_pods_are_named() -> None:
     (machine,) = problems(check_ledgers, **view(pod("db"), ledger=beyond))
     assert "claims CPUs 99, which the machine does not have" in machine
     (lost,) = problems(check_ledgers, **view(ledger=Ledger().after(taking(good))))
-    assert "default/pod-db hold CPUs there and have no pod" in lost
+    assert "default/pod-db hold CPUs there and have no running pod" in lost
 
 
 def test_a_claim_that_was_just_made_may_have_no_pod_yet() -> None:

@@ -72,5 +72,5 @@ def test_nothing_half_and_an_overlay_without_certificates_are_told_apart(plane: 
     (secret,) = found["secrets"]
     assert secret["about"] == "Secret kvplace-system/kvplace-serve-tls"
     assert "not on base" in secret["fix"]
-    assert all("caBundle holds no certificate" in one["problem"] for one in found["webhooks"])
+    assert all("caBundle has no certificate" in one["problem"] for one in found["webhooks"])
     assert found["policies"] == [], "those of the agent are missed where there is no agent"

@@ -267,13 +267,13 @@ def _no_pull(installed: Installed) -> Any:
 FAULTS: dict[str, tuple[Callable[[Installed], Any], str, str]] = {
     "no policy": (_no_policy, "ValidatingAdmissionPolicy other-pods.kvplace.io", "it is missing"),
     "no binding": (_no_binding, "ValidatingAdmissionPolicy kvplace-pod-results", "no binding"),
-    "no webhook": (_no_webhook, "webhook pod.kvplace.io", "let through"),
+    "no webhook": (_no_webhook, "webhook pod.kvplace.io", "accepted a trial pod"),
     "webhook gone": (_no_webhook, "webhook vmi.kvplace.io", "not registered"),
     "another CA": (_other_ca, "webhook pod.kvplace.io", "cannot call it"),
     "no right": (_no_right, "system:serviceaccount:kvplace-system:kvplace-serve", "lacks the rights to"),
     "no certificates": (_no_secret, "Secret kvplace-system/kvplace-serve-tls", "it is missing, and pods of"),
     "half of it": (_no_serve, "kvplace", "half of it is installed: kinds and policies and webhooks, without"),
-    "no extender": (_no_extender, "ConfigMap kvplace-system/", "does not ask kvplace"),
+    "no extender": (_no_extender, "ConfigMap kvplace-system/", "does not call kvplace"),
     "serve not ready": (_not_ready, "Deployment kvplace-system/kvplace-serve", "none of its 2 replicas"),
     "agent away": (_agent_away, "DaemonSet kvplace-agent/kvplace-agent", "1 of 2 agents ready"),
     "two installations": (_second, "Deployments of serve", "there are 2 installations"),
@@ -281,7 +281,7 @@ FAULTS: dict[str, tuple[Callable[[Installed], Any], str, str]] = {
     "not described": (_not_described, "1 node", "worker-2: nothing describes them"),
     "static kubelet": (_static_kubelet, "node worker-1", "holds worker-1: CPUs 4-5;"),
     "gone node": (_gone_node, "NodeLedger worker-9", "its node does not exist any more"),
-    "odd ledger": (_odd_ledger, "NodeLedger worker-3", "is owner of CPUs 4, which its claim does not name"),
+    "odd ledger": (_odd_ledger, "NodeLedger worker-3", "owns CPUs 4, which its claim does not name"),
     "no image": (_no_pull, "Pod default/serve-1, container serve", "cannot be pulled (ImagePullBackOff"),
 }
 

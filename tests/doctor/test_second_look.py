@@ -50,10 +50,10 @@ def test_what_changes_between_two_lists_is_no_fault(
 @pytest.mark.parametrize(
     ("ledgers", "pods", "is_vmi", "said"),
     [
-        (UNCLAIMED, RUNS, False, "run on cores that no ledger holds"),
-        (CLAIMED, GONE, False, "have no pod on the node"),
-        (CLAIMED, ENDED, False, "have no pod on the node that still runs"),
-        (UNCLAIMED, GONE, True, "admission has not seen it"),
+        (UNCLAIMED, RUNS, False, "run on cores that their node's ledger does not give them"),
+        (CLAIMED, GONE, False, "have no running pod on the node"),
+        (CLAIMED, ENDED, False, "have no running pod on the node"),
+        (UNCLAIMED, GONE, True, "did not pass admission"),
     ],
 )
 def test_what_stays_half_there_is_a_fault(

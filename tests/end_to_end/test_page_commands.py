@@ -30,7 +30,8 @@ FOUND_SOMETHING = {"kubectl kvplace doctor": {1, 4}}
 """Without agents and pods of kvplace there is something to find."""
 
 INSPECT = blocks("docs/inspect.md")
-EXEC = "kubectl -n kvplace-system exec deployment/kvplace-serve -- "
+IN_SERVE = "deployment/kvplace-serve -- "
+EXEC = f"kubectl -n kvplace-system exec {IN_SERVE}"
 SHOWN = [
     (command.text, output.text)
     for command, output in pairwise(INSPECT)
@@ -40,7 +41,7 @@ SHOWN = [
 
 LOOKS = sorted(
     {
-        *(one.text for one in INSPECT if not one.language and EXEC not in one.text),
+        *(one.text for one in INSPECT if not one.language and IN_SERVE not in one.text),
         block("README.md", "kubectl kvplace get vms"),
         block("docs/alerts.md", "kubectl -n kvplace-system get pods"),
         block("docs/alerts.md", "kubectl kvplace map worker-1"),
@@ -155,10 +156,13 @@ def masked(text: str) -> Counter[str]:
 def test_without_the_plugin_the_program_in_the_image_of_serve_answers(
     shell: Shell, cluster: ControlPlane
 ) -> None:
-    kubeconfig = cluster.service_account_kubeconfig("kvplace-system", "kvplace-serve")
-    (command,) = (one.text for one in INSPECT if EXEC in one.text)
-    (listed,) = shell.run(command, instead={EXEC: f"KUBECONFIG={kubeconfig} "})
+    rights = cluster.service_account_kubeconfig("kvplace-system", "kvplace-serve")
+    with_rights_of_serve, with_own_rights = (one.text for one in INSPECT if IN_SERVE in one.text)
+    listed, usage, drawn = shell.run(with_rights_of_serve, instead={EXEC: f"KUBECONFIG={rights} "})
     assert "database" in listed
+    assert all("worker-1" in one for one in (usage, drawn))
+    (explained,) = shell.run(with_own_rights, instead={EXEC.replace("exec", "exec -i"): ""})
+    assert "worker-1" in explained
 
 
 def test_the_symptoms_begin_with_what_explains_them(
