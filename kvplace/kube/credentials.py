@@ -166,9 +166,12 @@ async def _of_login_program(context: KubeContext) -> Credentials:
     On a terminal the program has stdin and stderr, so that it can ask; else what it says on stderr is in the
     error. It runs in a thread that nothing waits for: a signal ends this process although the program runs.
     """
-    from kubernetes.config import ConfigException
-    from kubernetes.config.exec_provider import ExecProvider
-    from kubernetes.config.kube_config import ConfigNode
+    try:
+        from kubernetes.config import ConfigException
+        from kubernetes.config.exec_provider import ExecProvider
+        from kubernetes.config.kube_config import ConfigNode
+    except ModuleNotFoundError as error:
+        raise _without_client(context, "exec") from error
 
     plugin = context.user["exec"]
     try:
@@ -225,7 +228,10 @@ async def _in_thread(call: Callable[[], _Result]) -> _Result:
 
 async def _of_auth_provider(context: KubeContext) -> Credentials:
     """Let the official client read, and renew, the token of an OIDC provider."""
-    from kubernetes.aio import client, config
+    try:
+        from kubernetes.aio import client, config
+    except ModuleNotFoundError as error:
+        raise _without_client(context, "auth-provider") from error
 
     configuration = client.Configuration()
     try:
@@ -244,6 +250,15 @@ async def _of_auth_provider(context: KubeContext) -> Credentials:
         )
     except (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _unusable(context, error) from error
+
+
+def _without_client(context: KubeContext, entry: str) -> Misconfigured:
+    """Refuse a user that needs Kubernetes' client, which kvplace's images leave out."""
+    return Misconfigured(
+        f"context {context.name!r} of kubeconfig {context.files} cannot be used: its user logs in by "
+        f"`{entry}`, which needs the Python package kubernetes; it is not installed here (kvplace's images "
+        "leave it out). Use a kubeconfig with a token or a client certificate, or install kvplace with pip"
+    )
 
 
 def _document(context: KubeContext) -> dict[str, Any]:
