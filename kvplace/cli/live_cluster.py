@@ -43,7 +43,8 @@ _ROLES = {
     **{(verb, "configmaps"): "kvplace-rollout" for verb in ("get", "list", "create", "delete")},
     **{(verb, "resourcequotas"): "kvplace-rollout" for verb in ("get", "list")},
 }
-"""The role in manifests/rbac/people.yaml that gives a right on a resource."""
+"""The ClusterRole for people that grants a right on a resource."""
+_APPLY = "apply the installation again: kubectl apply --server-side -k FOLDER"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def missing_right(error: Denied) -> str:
         return f"the API server does not let you {error.verb} {error.resource}: {error.said}"
     role = _ROLES.get((error.verb, error.resource))
     fix = (
-        f"the ClusterRole {role} of manifests/rbac/people.yaml gives this right"
+        f"the ClusterRole {role} grants this right"
         if role is not None
         else "ask the cluster's administrator for this right"
     )
@@ -142,7 +143,8 @@ async def _not_installed(error: Missing, session: Session) -> Misconfigured | No
         body = await session.request(Call("get", GROUP, f"/apis/{GROUP}"))
     except Missing:
         return Misconfigured(
-            f"{session.server} has no kvplace: its objects are not installed; see docs/install.md"
+            f"{session.server} has no kvplace: its objects are not installed; "
+            "install it with kubectl apply --server-side -k FOLDER"
         )
     except KvplaceError:
         return None
@@ -152,7 +154,7 @@ async def _not_installed(error: Missing, session: Session) -> Misconfigured | No
             f"{session.server} serves {GROUP} in {', '.join(versions)}, and kvplace {__version__} reads "
             f"{VERSION}: use the kvplace of the cluster's version"
         )
-    return Misconfigured(f"{session.server} does not serve {error.resource}: apply manifests/crd")
+    return Misconfigured(f"{session.server} does not serve {error.resource}: {_APPLY}")
 
 
 class _Version(msgspec.Struct):

@@ -82,7 +82,7 @@ class Denied(Forbidden):
 
     def __init__(self, verb: str, resource: str, said: str) -> None:
         self.lacks_right = "cannot" in said  # the word of RBAC
-        fix = "; check the role in manifests/" if self.lacks_right else ""
+        fix = "; its role lacks this right: apply the installation again" if self.lacks_right else ""
         super().__init__(f"the API server denies {verb} on {resource} ({said}){fix}")
         self.verb = verb
         self.resource = resource

@@ -115,7 +115,7 @@ async def test_a_missing_right_is_named_with_the_role_that_gives_it(
     stub: ApiStub, flags: ClusterFlags
 ) -> None:
     stub.script = [status(403, 'User "eve" cannot list resource "nodeledgers"')]
-    said = r'may not list nodeledgers \(User "eve".*ClusterRole kvplace-viewer of manifests/rbac/people.yaml'
+    said = r'may not list nodeledgers \(User "eve".*ClusterRole kvplace-viewer grants this right'
     with pytest.raises(Forbidden, match=said):
         async with open_cluster(flags) as cluster:
             await cluster.api.read_all(LEDGERS)
@@ -126,7 +126,10 @@ async def test_a_missing_right_is_named_with_the_role_that_gives_it(
     [
         (status(404, "not found"), "has no kvplace: its objects are not installed"),
         (answer({"versions": [{"version": "v2"}]}), "serves kvplace.io in v2, and kvplace .* reads v1alpha1"),
-        (answer({"versions": [{"version": "v1alpha1"}]}), "does not serve nodeledgers: apply manifests/crd"),
+        (
+            answer({"versions": [{"version": "v1alpha1"}]}),
+            "does not serve nodeledgers: apply the installation again",
+        ),
     ],
 )
 async def test_a_cluster_without_kvplace_or_with_another_version_of_it(

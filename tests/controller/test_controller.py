@@ -428,7 +428,7 @@ async def test_a_round_after_the_first_looks_at_one_node_after_the_other(cluster
 async def test_a_reconciliation_that_failed_is_tried_again_after_a_second_and_before_the_next_round(
     cluster: FaultyCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    denied = Forbidden("the API server denies us update on nodeledgers (no); check the role in manifests/")
+    denied = Forbidden("the API server denies us update on nodeledgers (no)")
     async with bound_vm(cluster, settings=ControllerSettings(round_s=3600.0)) as (one, pod):
         await asyncio.sleep(10.0)
         cluster.faults.fail(Operation.WRITE_LEDGER, denied, times=3)

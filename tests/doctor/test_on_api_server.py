@@ -339,7 +339,7 @@ def test_version_prints_what_it_knows_and_names_the_rights_that_are_missing(inst
     assert [line.split()[0] for line in called.out.splitlines()] == ["client", "Kubernetes"]
     ours, kubevirt = called.err.splitlines()
     assert ours.startswith("kvplace: nothing is known of serve and agent: you may not list pods (")
-    assert "the ClusterRole kvplace-viewer of manifests/rbac/people.yaml gives this right" in ours
+    assert "the ClusterRole kvplace-viewer grants this right" in ours
     assert kubevirt.startswith("kvplace: nothing is known of KubeVirt: you may not list kubevirts (")
 
 

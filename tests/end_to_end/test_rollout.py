@@ -214,7 +214,7 @@ def test_the_role_is_enough_and_what_planning_needs_is_named(
 
     refused = called(cluster, "create", *arguments, kubeconfig=kubeconfig)
     assert refused.returncode == 2, refused
-    assert "the ClusterRole kvplace-viewer of manifests/rbac/people.yaml gives this right" in refused.stderr
+    assert "the ClusterRole kvplace-viewer grants this right" in refused.stderr
 
     for command in (["create", *arguments, "--no-plan"], ["status", "mine", "-n", shop], ["list", "-n", shop],
                     ["delete", "mine", "--yes", "-n", shop]):  # fmt: skip

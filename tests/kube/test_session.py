@@ -92,7 +92,10 @@ def test_a_denied_right_names_verb_and_resource() -> None:
         403, {}, b'{"message":"User x cannot"}', verb="create", resource="pods/binding"
     )
     assert isinstance(failure, Forbidden)
-    assert "create on pods/binding (User x cannot); check the role in manifests/" in str(failure)
+    assert (
+        "create on pods/binding (User x cannot); its role lacks this right: apply the installation again"
+        in str(failure)
+    )
 
 
 def test_what_is_denied_for_another_reason_than_a_right_gives_no_advice_about_roles() -> None:

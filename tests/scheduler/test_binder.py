@@ -213,7 +213,7 @@ async def test_a_bind_that_is_denied_keeps_its_claim_if_another_bound_the_pod_wi
 async def test_a_missing_right_is_logged_with_verb_and_resource_and_the_claim_released(
     cluster: Counting, caplog: pytest.LogCaptureFixture
 ) -> None:
-    denied = Forbidden("the API server denies us create on pods/binding (no); check the role in manifests/")
+    denied = Forbidden("the API server denies us create on pods/binding (no)")
     with caplog.at_level(logging.WARNING):
         async with binding(cluster) as bench:
             pod = asking_pod(cluster, "vm")
