@@ -40,7 +40,6 @@ CODE: dict[tuple[str, str], list[str]] = {
     (ROOM, "moves for one VM"): ["core.moves.make_room:MAX_MOVES"],
     (ROOM, "VMs for which"): ["scheduler.room_maker:AT_ONCE"],
     (ROOM, "all moves for one VM"): ["scheduler.room_maker:PATIENCE_S", "scheduler.room_maker:_BOUND_S"],
-    (ROOM, "reservation of a replica"): ["core.reservation:RESERVED_S"],
     (ROOM, "another attempt"): ["scheduler.room_maker:PAUSE_S"],
     (ROOM, "a VM that has moved"): ["nodes.relocation_times:PEACE_S"],
     (ROOM, "edits of one VM"): ["nodes.relocation_times:PAUSE_AFTER_EDIT_S"],
