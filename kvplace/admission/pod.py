@@ -47,11 +47,7 @@ from kvplace.core.annotations import (
     REQUEST,
     RESULTS,
     VM_SIZE,
-    is_movable,
     read_options,
-    wants_crane_result,
-    wants_explanation,
-    wants_room,
     without_effect,
 )
 from kvplace.core.contradictions import check_agreement
@@ -313,14 +309,8 @@ def _request(
         vcpus, io_threads = size.vcpus, size.io_threads
     else:
         vcpus, io_threads, options = size.cpus, 0, options.of_plain_pod()
-    return PodRequest(
-        Request(vcpus, options, memory=size.memory, huge_pages=size.huge_pages, io_threads=io_threads),
-        vmi="" if vm is None else vm.name,
-        explain=wants_explanation(annotations),
-        crane_result=wants_crane_result(annotations),
-        movable=is_movable(annotations),
-        make_room=wants_room(annotations),
-    )
+    request = Request(vcpus, options, size.memory, size.huge_pages, io_threads)
+    return PodRequest.of(request, annotations, vmi="" if vm is None else vm.name)
 
 
 def _without(

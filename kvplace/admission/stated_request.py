@@ -10,11 +10,7 @@ from kvplace.admission.pod_size import size_of_pod
 from kvplace.admission.vm_size import size_of_vm
 from kvplace.admission.vmi import check_vm
 from kvplace.core.annotations import (
-    is_movable,
     read_options,
-    wants_crane_result,
-    wants_explanation,
-    wants_room,
 )
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import BadBody, Misconfigured
@@ -60,14 +56,8 @@ def _of_vm(annotations: Mapping[str, str], spec: VmiSpec, what: str, name: str) 
     if options is None or check_vm(annotations, spec, what, None) is None:
         return None
     size = size_of_vm(spec.domain, what)
-    return PodRequest(
-        Request(size.vcpus, options, size.memory, size.huge_pages, size.io_threads),
-        vmi=name,
-        explain=wants_explanation(annotations),
-        crane_result=wants_crane_result(annotations),
-        movable=is_movable(annotations),
-        make_room=wants_room(annotations),
-    )
+    request = Request(size.vcpus, options, size.memory, size.huge_pages, size.io_threads)
+    return PodRequest.of(request, annotations, vmi=name)
 
 
 def _of_pod(pod: Pod, namespace: str) -> PodRequest | None:
@@ -77,10 +67,5 @@ def _of_pod(pod: Pod, namespace: str) -> PodRequest | None:
         return None
     check_agreement(options, annotations)
     size = size_of_pod(pod.spec.containers, title(Pod, pod.metadata, namespace))
-    return PodRequest(
-        Request(size.cpus, options.of_plain_pod(), size.memory, size.huge_pages),
-        explain=wants_explanation(annotations),
-        crane_result=wants_crane_result(annotations),
-        movable=is_movable(annotations),
-        make_room=wants_room(annotations),
-    )
+    request = Request(size.cpus, options.of_plain_pod(), size.memory, size.huge_pages)
+    return PodRequest.of(request, annotations)

@@ -6,10 +6,17 @@ Only pod admission writes it; the extender reads nothing else of the pod.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kvplace.core.annotations import REQUEST
+from kvplace.core.annotations import (
+    REQUEST,
+    is_movable,
+    wants_crane_result,
+    wants_explanation,
+    wants_room,
+)
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.fields import Fields
 from kvplace.core.request import Request
@@ -33,6 +40,18 @@ class PodRequest:
     """Whether it may get other cores while it runs, to make room for others."""
     make_room: bool = False
     """Whether movable VMs are to make room for it where it does not fit."""
+
+    @classmethod
+    def of(cls, request: Request, annotations: Mapping[str, str], *, vmi: str = "") -> PodRequest:
+        """Complete a request with what the annotations of its object say; raises BadAnnotation."""
+        return cls(
+            request,
+            vmi=vmi,
+            explain=wants_explanation(annotations),
+            crane_result=wants_crane_result(annotations),
+            movable=is_movable(annotations),
+            make_room=wants_room(annotations),
+        )
 
     @property
     def vmi_name(self) -> str:

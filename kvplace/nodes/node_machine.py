@@ -28,6 +28,11 @@ class NodeMachine:
     """The memory that something else than VMs with claims uses."""
 
     @property
+    def key(self) -> tuple[str, CpuMask]:
+        """Equal for machines that give out the same CPUs."""
+        return (self.topology.fingerprint, self.allocatable)
+
+    @property
     def is_narrowed(self) -> bool:
         """Whether the node gives out fewer CPUs than its topology says are allocatable."""
         return self.allocatable != self.topology.allocatable
@@ -44,6 +49,11 @@ class NodeSnapshot:
 
     machine: NodeMachine
     free: Free
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for nodes that answer every request alike."""
+        return (*self.machine.key, self.free)
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class NodeStates:
             if snapshot is NOT_KNOWN:
                 self._gone.add(node)
             return
-        key = _key(snapshot)
+        key = snapshot.key
         before = self._of_node.get(node)
         state = self._states.get(key)
         if state is None:
@@ -146,9 +146,4 @@ class NodeStates:
         if isinstance(state, NodeState):
             del state.nodes[bisect_left(state.nodes, node)]
             if not state.nodes:
-                del self._states[_key(state.snapshot)]
-
-
-def _key(snapshot: NodeSnapshot) -> tuple[object, ...]:
-    machine = snapshot.machine
-    return (machine.topology.fingerprint, machine.allocatable, snapshot.free)
+                del self._states[state.snapshot.key]

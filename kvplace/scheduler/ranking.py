@@ -166,11 +166,10 @@ class Ranking:
         if known is not None:
             return not isinstance(known, Fit)
         node = state.snapshot
-        key = (node.machine.topology.fingerprint, node.machine.allocatable)
-        machine = self._shortages.get(key)
+        machine = self._shortages.get(node.machine.key)
         if machine is None:
             shortage = Shortage(node.machine.topology, self._request)
-            machine = self._shortages[key] = _MachineShortage(shortage)
+            machine = self._shortages[node.machine.key] = _MachineShortage(shortage)
         missing = machine.shortage.missing(node.free)
         if missing is None:
             return False

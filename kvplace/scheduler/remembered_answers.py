@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from kvplace.core.cluster.node_choice import Fit
-from kvplace.core.free import Free
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
-from kvplace.core.scalars import CpuMask
 from kvplace.nodes.node_answer import answer_of
 from kvplace.nodes.node_machine import NodeSnapshot
 
@@ -24,10 +22,8 @@ _REMEMBERED = 4096
 class _Question:
     """A request to a node; equal for equal requests to nodes in equal states."""
 
-    fingerprint: str
-    allocatable: CpuMask
-    free: Free
-    key: tuple[object, ...]
+    state: tuple[object, ...]
+    asked: tuple[object, ...]
     node: NodeSnapshot = field(compare=False)
     request: Request = field(compare=False)
 
@@ -40,11 +36,7 @@ class RememberedAnswers:
 
     def of(self, node: NodeSnapshot, request: Request) -> Fit | Refusal:
         """Say what a node in this state gives to a VM, or why it does not fit."""
-        machine = node.machine
-        question = _Question(
-            machine.topology.fingerprint, machine.allocatable, node.free, request.key, node, request
-        )
-        return self._answer(question)
+        return self._answer(_Question(node.key, request.key, node, request))
 
 
 def _answer(question: _Question) -> Fit | Refusal:
