@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvplace.agent import metrics
+from kvplace.agent.conditions import NodeCondition, NodeReason
 from kvplace.agent.containers import COMPUTE, Container
 from kvplace.agent.cpusets import Cpusets, CpuSetting, decide_cpusets
-from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_container import set_own_threads
 from kvplace.agent.own_node import OwnNode
@@ -325,19 +325,19 @@ class CgroupEnforcement:
 
     def _say(self) -> None:
         if self._report.enforcement is Enforcement.NONE:
-            self._report.drop_condition(CPUSETS_ENFORCED)
+            self._report.drop_condition(NodeCondition.CPUSETS_ENFORCED)
             return
         self._report.put_condition(self._condition())
 
     def _condition(self) -> Condition:
         if problems := [text for known in self._known.values() if (text := known.problem or known.limit)]:
             why = f"{counted(len(problems), 'container')}: {problems[0]}"
-            return Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", why)
+            return Condition(NodeCondition.CPUSETS_ENFORCED, False, NodeReason.CGROUPS_NOT_SET, why)
         if self._obstacle:
             why = f"{self._obstacle}; cgroups are read every {SWEEP_WITHOUT_EVENTS_S:g} s."
-            return Condition(CPUSETS_ENFORCED, False, "ChangesNotReported", why)
+            return Condition(NodeCondition.CPUSETS_ENFORCED, False, NodeReason.CHANGES_NOT_REPORTED, why)
         good = "The cgroup of every container is set as decided."
-        return Condition(CPUSETS_ENFORCED, True, "CgroupsSet", good)
+        return Condition(NodeCondition.CPUSETS_ENFORCED, True, NodeReason.CGROUPS_SET, good)
 
 
 def _in_words(file: CpusetFile, mask: CpuMask) -> str:

@@ -18,10 +18,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType
 
+from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.containers import Container
 from kvplace.agent.node_state import NodeState
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
@@ -43,21 +43,11 @@ class CpuSetting:
     """NUMA nodes that give it memory; None where they are left as they are."""
 
 
-class RefusalReason(Enum):
-    """Why a claim does not get its CPUs; the words are reasons of the pod condition."""
-
-    CPUS_OFFLINE = "CpusOffline"
-    CPUS_IN_USE = "CpusInUse"
-    KUBELET_OWNS_CPUS = "KubeletOwnsCpus"
-    OWNED_BY_ANOTHER_POD = "OwnedByAnotherPod"
-    NO_SHARED_POOL = "NoSharedPool"
-
-
 @dataclass(frozen=True, slots=True)
 class ClaimRefusal:
     """Why the claim of one pod does not get its CPUs."""
 
-    reason: RefusalReason
+    reason: PinnedReason
     message: str
     """One sentence for the owner of the refused pod, who is not told of other tenants."""
     owner: str = ""
@@ -236,32 +226,32 @@ def _refusal(state: NodeState, claim: _Claim, accepted: Mapping[PodUid, _Claim])
     for other in accepted.values():
         if common := exclusive & other.placement.owned:
             return ClaimRefusal(
-                RefusalReason.CPUS_IN_USE,
+                PinnedReason.CPUS_IN_USE,
                 f"CPU {format_cpu_list(common)} is in use by another pod, which owns it.",
                 f"pod {other.name} ({other.uid})",
             )
     last = claim.placement.owned & online
     if not online & ~last & ~_union(other.placement.owned for other in accepted.values()):
         return ClaimRefusal(
-            RefusalReason.NO_SHARED_POOL,
+            PinnedReason.NO_SHARED_POOL,
             f"CPU {format_cpu_list(last)} is the last of the shared pool; reserve a CPU for others.",
         )
     if claim.in_force:
         return None
     if missing := claim.needs & ~online:
         return ClaimRefusal(
-            RefusalReason.CPUS_OFFLINE, f"CPU {format_cpu_list(missing)} is offline or does not exist."
+            PinnedReason.CPUS_OFFLINE, f"CPU {format_cpu_list(missing)} is offline or does not exist."
         )
     if foreign := claim.needs & state.kubelet_cpus:
         return ClaimRefusal(
-            RefusalReason.KUBELET_OWNS_CPUS,
+            PinnedReason.KUBELET_OWNS_CPUS,
             f"CPU {format_cpu_list(foreign)} is allocated by the kubelet's static CPU policy.",
         )
     for cpu in cpus_of(claim.needs):
         owner = state.ledger.owners.get(cpu, claim.uid)
         if owner != claim.uid:
             return ClaimRefusal(
-                RefusalReason.OWNED_BY_ANOTHER_POD,
+                PinnedReason.OWNED_BY_ANOTHER_POD,
                 f"CPU {cpu} belongs to another pod in the ledger.",
                 f"pod {owner}",
             )

@@ -10,9 +10,6 @@ from kvplace.agent.containers import Container
 from kvplace.agent.cpusets import Cpusets
 from kvplace.core.scalars import ContainerId
 
-CPUSETS_ENFORCED = "CpusetsEnforced"
-"""The condition of the NodeTopology that says whether every container has its cpuset."""
-
 
 class EnforcedContainers(Protocol):
     """The containers of this node and the cpusets that were decided for them."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent.cgroup_enforcement import CgroupEnforcement
+from kvplace.agent.conditions import NodeCondition, NodeReason
 from kvplace.agent.containers import Container
 from kvplace.agent.cpusets import Cpusets
-from kvplace.agent.enforced_containers import CPUSETS_ENFORCED, EnforcedContainers
+from kvplace.agent.enforced_containers import EnforcedContainers
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.settings import AgentSettings
@@ -41,7 +42,9 @@ def enforcer_of(settings: AgentSettings, own: OwnNode, report: NodeReport) -> En
         hierarchy = find_cpuset_hierarchy(settings.on_host(_CGROUPS))
     except Misconfigured as error:
         report.enforce(Enforcement.NONE)
-        report.put_condition(Condition(CPUSETS_ENFORCED, False, "NoCpusets", f"{error}."))
+        report.put_condition(
+            Condition(NodeCondition.CPUSETS_ENFORCED, False, NodeReason.NO_CPUSETS, f"{error}.")
+        )
         return _NoCpusets()
     socket = settings.on_host(settings.nri_socket)
     match settings.enforcement or (Enforcement.NRI if socket.exists() else Enforcement.CGROUP):

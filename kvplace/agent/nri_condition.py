@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
+from kvplace.agent.conditions import NodeCondition, NodeReason
 from kvplace.agent.nri_container import KnownContainer
 from kvplace.agent.repair_history import PERIOD_S
 from kvplace.core.quantity import counted
@@ -19,18 +19,18 @@ def enforced_condition(
     `why_away` is why there is no runtime now, `obstacle` why the writes of others are not noticed.
     """
     if why_away:
-        return Condition(CPUSETS_ENFORCED, False, "RuntimeUnavailable", why_away)
+        return Condition(NodeCondition.CPUSETS_ENFORCED, False, NodeReason.RUNTIME_UNAVAILABLE, why_away)
     undone = [known.container for known in containers if known.history.given_up]
     if undone:
         names = ", ".join(sorted(f"{found.namespace}/{found.pod}/{found.name}" for found in undone))
         why = f"Another program keeps setting the cpuset of {names}; repaired once in {PERIOD_S:g} s."
-        return Condition(CPUSETS_ENFORCED, False, "RepairsUndone", why)
+        return Condition(NodeCondition.CPUSETS_ENFORCED, False, NodeReason.REPAIRS_UNDONE, why)
     problems = [text for known in containers if (text := known.problem or known.limit)]
     if problems:
         why = f"{counted(len(problems), 'container')}: {problems[0]}."
-        return Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", why)
+        return Condition(NodeCondition.CPUSETS_ENFORCED, False, NodeReason.CGROUPS_NOT_SET, why)
     if obstacle:
         why = f"{obstacle}; then restart the agent. Until then it does not notice what others write."
-        return Condition(CPUSETS_ENFORCED, False, "ChangesNotReported", why)
+        return Condition(NodeCondition.CPUSETS_ENFORCED, False, NodeReason.CHANGES_NOT_REPORTED, why)
     how = f"{runtime} asks for the CPUs of every container through NRI."
-    return Condition(CPUSETS_ENFORCED, True, "Connected", how)
+    return Condition(NodeCondition.CPUSETS_ENFORCED, True, NodeReason.CONNECTED, how)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.cpusets import ClaimRefusal
 from kvplace.agent.repair_history import MOST_REPAIRS, PERIOD_S
 from kvplace.agent.verification import (
@@ -81,26 +82,26 @@ class Verdict:
         )
 
     @property
-    def _reason(self) -> str:
+    def _reason(self) -> PinnedReason:
         if self.refusal is not None:
-            return self.refusal.reason.value
+            return self.refusal.reason
         if self.problem:
-            return "NotMeasured"
+            return PinnedReason.NOT_MEASURED
         if not self.differences:
-            return "Floats" if self.floats else "AsPlaced"
+            return PinnedReason.FLOATS if self.floats else PinnedReason.AS_PLACED
         if self.given_up:
-            return "RepairsUndone"
+            return PinnedReason.REPAIRS_UNDONE
         match self.differences[0]:
             case ThreadDifference():
-                return "ThreadsElsewhere"
+                return PinnedReason.THREADS_ELSEWHERE
             case OfflineDifference():
-                return "CpusOffline"
+                return PinnedReason.CPUS_OFFLINE
             case MissingThread():
-                return "VcpuMissing"
+                return PinnedReason.VCPU_MISSING
             case CpusetDifference():
-                return "CpusetDiffers"
+                return PinnedReason.CPUSET_DIFFERS
             case MemoryDifference():
-                return "MemoryElsewhere"
+                return PinnedReason.MEMORY_ELSEWHERE
 
 
 def _where(measured: Measurement) -> str:

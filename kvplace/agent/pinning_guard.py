@@ -24,6 +24,7 @@ from typing import Protocol
 
 from kvplace.agent import metrics
 from kvplace.agent.claims_here import ClaimHere, ClaimsHere, PlacementsInForce
+from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.deliveries import AGAIN_S, Deliveries
 from kvplace.agent.enforced_containers import EnforcedContainers
 from kvplace.agent.libvirt_pins import LibvirtFailed, LibvirtPins
@@ -32,7 +33,7 @@ from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinned_report import Verdict, differences_in_words
 from kvplace.agent.pinning_sweep import Finding, PinningSweep
 from kvplace.agent.verification import CpusetDifference
-from kvplace.core.marks import NO_LONGER_RUNNING, PINNED
+from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, PodUid
 from kvplace.kube.conditions import Condition
@@ -296,7 +297,7 @@ class PinningGuard:
         said = None if pod is None else pod.condition(PINNED)
         if said is not None and said.status:
             message = f"revision {claim.placement.revision}: its threads have ended"
-            self._say(claim, Condition(PINNED, False, NO_LONGER_RUNNING, message))
+            self._say(claim, Condition(PINNED, False, PinnedReason.NOT_RUNNING, message))
 
     async def _write_condition(self, uid: PodUid, condition: Condition) -> None:
         pod = self._own.pods.get(uid)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from kvplace.agent.conditions import NodeCondition, NodeReason
 from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpu_map import read_node_cpu_map, write_cpu_map
 from kvplace.core.cpu_usage import CpuUsage, usage_of
@@ -24,10 +25,6 @@ from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import TopologyRecord
-
-READY = "Ready"
-DESCRIBED = "Described"
-KUBELET_STATE = "KubeletState"
 
 
 class WrittenBy(Enum):
@@ -103,12 +100,24 @@ def ready(conditions: Iterable[Condition], enforcement: Enforcement, machine: Th
     bad = [condition for condition in conditions if condition.status is not True]
     if bad:
         sentences = "; ".join(f"{condition.type}: {condition.message}" for condition in bad)
-        return Condition(READY, False, bad[0].reason, sentences)
+        return Condition(NodeCondition.READY, False, bad[0].reason, sentences)
     if machine.kubelet_cpus.observes_only:
-        return Condition(READY, True, "Observing", "the kubelet sets cpusets here by its static policy")
+        return Condition(
+            NodeCondition.READY,
+            True,
+            NodeReason.OBSERVING,
+            "the kubelet sets cpusets here by its static policy",
+        )
     if enforcement is Enforcement.NONE:
-        return Condition(READY, False, "NotEnforced", "containers are not kept off the CPUs that VMs own")
-    return Condition(READY, True, "Enforcing", "containers are kept off the CPUs that VMs own")
+        return Condition(
+            NodeCondition.READY,
+            False,
+            NodeReason.NOT_ENFORCED,
+            "containers are not kept off the CPUs that VMs own",
+        )
+    return Condition(
+        NodeCondition.READY, True, NodeReason.ENFORCING, "containers are kept off the CPUs that VMs own"
+    )
 
 
 def _described(
@@ -125,9 +134,9 @@ def _described(
     ]
     if description.problem:
         return Condition(
-            DESCRIBED,
+            NodeCondition.DESCRIBED,
             False,
-            "ContradictsMachine",
+            NodeReason.CONTRADICTS_MACHINE,
             f"the NodeTopology was written by hand and stays in force, but {description.problem};"
             " delete it to have the agent write it",
         )
@@ -136,22 +145,30 @@ def _described(
     notes = "; ".join((found, *machine.notes))
     if by_hand:
         return Condition(
-            DESCRIBED,
+            NodeCondition.DESCRIBED,
             True,
-            "WrittenByHand",
+            NodeReason.WRITTEN_BY_HAND,
             f"{' and '.join(by_hand)} was written by another than the agent and stays in force;"
             f" delete it to have the agent write it. Found: {notes}",
         )
-    return Condition(DESCRIBED, True, "Discovered", notes)
+    return Condition(NodeCondition.DESCRIBED, True, NodeReason.DISCOVERED, notes)
 
 
 def _kubelet_state(machine: ThisMachine) -> Condition:
     held = machine.kubelet_cpus
     if held.problem:
-        return Condition(KUBELET_STATE, False, "StateUnreadable", held.problem)
+        return Condition(NodeCondition.KUBELET_STATE, False, NodeReason.STATE_UNREADABLE, held.problem)
     if held.observes_only:
         cpus = format_cpu_list(held.held) if held.held != NO_CPUS else "none"
         return Condition(
-            KUBELET_STATE, True, "StaticPolicy", f"the kubelet's static policy is in force; its CPUs: {cpus}"
+            NodeCondition.KUBELET_STATE,
+            True,
+            NodeReason.STATIC_POLICY,
+            f"the kubelet's static policy is in force; its CPUs: {cpus}",
         )
-    return Condition(KUBELET_STATE, True, "NoStaticPolicy", "the kubelet gives no CPUs to containers")
+    return Condition(
+        NodeCondition.KUBELET_STATE,
+        True,
+        NodeReason.NO_STATIC_POLICY,
+        "the kubelet gives no CPUs to containers",
+    )

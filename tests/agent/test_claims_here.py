@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvplace.agent.claims_here import ClaimsHere
+from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.containers import Container
-from kvplace.agent.cpusets import ClaimRefusal, Cpusets, CpuSetting, RefusalReason
+from kvplace.agent.cpusets import ClaimRefusal, Cpusets, CpuSetting
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_sweep import PinningSweep
 from kvplace.agent.relocation import Relocations
@@ -129,7 +130,7 @@ def test_a_vm_that_has_moved_does_not_go_back_when_its_pod_is_deleted_by_force()
 
 
 def test_what_is_refused_or_only_observed_is_said_and_not_set() -> None:
-    refusal = ClaimRefusal(RefusalReason.CPUS_IN_USE, "CPU 2 is in use.")
+    refusal = ClaimRefusal(PinnedReason.CPUS_IN_USE, "CPU 2 is in use.")
     enforced = Enforced((COMPUTE,), Cpusets(CPUS, {}, {VM: refusal}))
     own = node(placed(VM))
     target = ClaimsHere(own, enforced, Relocations(own)).now()[VM].target

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
+from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.containers import Container
-from kvplace.agent.cpusets import Cpusets, RefusalReason, decide_cpusets, placement_of
+from kvplace.agent.cpusets import Cpusets, decide_cpusets, placement_of
 from kvplace.agent.node_state import NodeState
 from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
@@ -195,7 +196,7 @@ class TestTheLastJudge:
     """A claim that contradicts what really runs is not given its CPUs."""
 
     @staticmethod
-    def judged(state: NodeState, *containers: Container) -> dict[PodUid, tuple[RefusalReason, str]]:
+    def judged(state: NodeState, *containers: Container) -> dict[PodUid, tuple[PinnedReason, str]]:
         refused = decide_cpusets(state, containers).refused
         return {uid: (refusal.reason, refusal.message) for uid, refusal in refused.items()}
 
@@ -204,7 +205,7 @@ class TestTheLastJudge:
         state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "3"), ledger=ledger)
         runs, new = container(OTHER_VM, cpus="3"), container(VM)
         assert self.judged(state, runs, new) == {
-            VM: (RefusalReason.CPUS_IN_USE, "CPU 3 is in use by another pod, which owns it.")
+            VM: (PinnedReason.CPUS_IN_USE, "CPU 3 is in use by another pod, which owns it.")
         }
         assert decide_cpusets(state, [runs, new]).refused[VM].owner == "pod vms/pod-of-uid-vm-2 (uid-vm-2)"
         assert lists(decide_cpusets(state, [runs, new])) == {
@@ -246,7 +247,7 @@ class TestTheLastJudge:
     def test_offline_cpus_are_not_given_out(self) -> None:
         state = node_with(placed(VM, "2-3"), topology=machine_of([0, 1, 2, 9]))
         assert self.judged(state, container(VM)) == {
-            VM: (RefusalReason.CPUS_OFFLINE, "CPU 3 is offline or does not exist.")
+            VM: (PinnedReason.CPUS_OFFLINE, "CPU 3 is offline or does not exist.")
         }
 
     def test_a_running_vm_keeps_its_other_cpus_when_one_goes_offline(self) -> None:
@@ -266,7 +267,7 @@ class TestTheLastJudge:
         state = replace(state, kubelet_cpus=mask_of([3, 4]), observes_only=observes_only)
         assert self.judged(state, container(VM)) == {
             VM: (
-                RefusalReason.KUBELET_OWNS_CPUS,
+                PinnedReason.KUBELET_OWNS_CPUS,
                 "CPU 3 is allocated by the kubelet's static CPU policy.",
             )
         }
@@ -275,7 +276,7 @@ class TestTheLastJudge:
         ledger = Ledger().after(LedgerChange((claim_of(NOBODY, placed(NOBODY, "3").placement),)))
         state = node_with(placed(VM, "2-3"), ledger=ledger)
         assert self.judged(state, container(VM)) == {
-            VM: (RefusalReason.OWNED_BY_ANOTHER_POD, "CPU 3 belongs to another pod in the ledger.")
+            VM: (PinnedReason.OWNED_BY_ANOTHER_POD, "CPU 3 belongs to another pod in the ledger.")
         }
         assert decide_cpusets(state, [container(VM)]).refused[VM].owner == "pod uid-nobody"
 
@@ -283,7 +284,7 @@ class TestTheLastJudge:
         state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "0-1"), topology=machine_of([0, 1, 2, 3]))
         assert self.judged(state, container(OTHER_VM, cpus="0-1"), container(VM)) == {
             VM: (
-                RefusalReason.NO_SHARED_POOL,
+                PinnedReason.NO_SHARED_POOL,
                 "CPU 2-3 is the last of the shared pool; reserve a CPU for others.",
             )
         }

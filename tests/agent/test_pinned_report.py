@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvplace.agent.cpusets import ClaimRefusal, RefusalReason
+from kvplace.agent.conditions import PinnedReason
+from kvplace.agent.cpusets import ClaimRefusal
 from kvplace.agent.pinned_report import Verdict
 from kvplace.agent.verification import (
     CpusetDifference,
@@ -92,7 +93,7 @@ def test_repairs_that_were_given_up_are_said_only_while_something_differs() -> N
 
 def test_a_refusal_and_a_problem_come_before_what_differs() -> None:
     refused = replace(
-        GOOD, differences=(MOVED,), refusal=ClaimRefusal(RefusalReason.CPUS_IN_USE, "CPU 2 is in use.")
+        GOOD, differences=(MOVED,), refusal=ClaimRefusal(PinnedReason.CPUS_IN_USE, "CPU 2 is in use.")
     )
     assert (refused.condition.reason, refused.as_placed) == ("CpusInUse", False)
     assert refused.drift == "CPU 2 is in use."

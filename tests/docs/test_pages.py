@@ -13,6 +13,7 @@ from click import Command
 from dev.__main__ import TARGETS
 from kvplace import __version__
 from kvplace.admission.settings import AdmissionSettings
+from kvplace.agent.conditions import NodeCondition, NodeReason, PinnedReason
 from kvplace.cli.agent_command import command as agent_command
 from kvplace.cli.certificates_command import command as certificates_command
 from kvplace.cli.main import COMMANDS
@@ -111,16 +112,14 @@ def test_the_schedulers_default_name_is_in_the_reference() -> None:
 
 
 def test_every_reason_of_a_condition_of_the_nodetopology_is_listed() -> None:
-    given = {
-        str(ast.literal_eval(call.args[2]))
-        for source in (PROJECT / "kvplace" / "agent").glob("*.py")
-        for call in ast.walk(ast.parse(source.read_text()))
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Condition"
-        if len(call.args) > 2 and isinstance(call.args[2], ast.Constant)
-    }
     below = section(page("agent.md"), "Conditions of the NodeTopology")
     named = {word for word in in_code_marks(below) if re.fullmatch(r"[A-Z]\w+", word)}
-    assert named - {"Ready", "Described", "KubeletState", "CpusetsEnforced", "AllowedCPUs"} == given
+    assert named - {"AllowedCPUs"} == {*NodeCondition, *NodeReason}
+
+
+def test_every_reason_of_the_condition_pinned_has_an_action() -> None:
+    listed = first_cells(section(page("troubleshoot.md"), "Reasons of the condition Pinned"))
+    assert listed == set(PinnedReason) - {PinnedReason.AS_PLACED}
 
 
 def test_every_event_is_listed() -> None:
