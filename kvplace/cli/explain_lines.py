@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kvplace.cli.view_tables import measured
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted
@@ -196,7 +197,7 @@ def _pinned(seat: Seat) -> str:
         return "not measured yet"
     word = {True: "yes", False: "no", None: "unknown"}[condition.status]
     since = f", since {seat.measured_since}" if seat.measured_since else ""
-    return f"{word}{since}: {condition.message or condition.reason}"
+    return f"{word}{since}: {measured(condition)}"
 
 
 def _some(names: Sequence[str], most: int) -> str:

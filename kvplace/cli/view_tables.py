@@ -8,6 +8,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free_blocks import Domain
 from kvplace.core.quantity import format_bytes
 from kvplace.core.scalars import CpuMask
+from kvplace.kube.conditions import Condition
 from kvplace.nodes.cluster_view import NodeView, VmView
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 
@@ -90,8 +91,15 @@ def vm_row(vm: VmView, now: datetime, *, wide: bool, with_namespace: bool) -> tu
         str(vm.placement.revision) if vm.placement else NOTHING,
         vm.pod.name or NOTHING,
         _reserved(vm),
-        vm.pinned.message if vm.pinned else NOTHING,
+        measured(vm.pinned) if vm.pinned else NOTHING,
     )
+
+
+def measured(condition: Condition) -> str:
+    """Write what the agent has measured; where a VM is not pinned, its reason first: docs list its action."""
+    if condition.status or not condition.message:
+        return condition.message or condition.reason
+    return f"{condition.reason}: {condition.message}"
 
 
 def _reserved(vm: VmView) -> str:

@@ -136,7 +136,8 @@ def check_vms(found: Installation) -> Iterator[Finding]:
         yield wrong(
             counted(len(drifted), "VM"),
             f"{some(drifted, _SHOWN)}: threads run on other CPUs than placed",
-            "see `kubectl kvplace explain vm/NAME -n NAMESPACE` for each",
+            "read the reason with `kubectl kvplace get vm NAME -n NAMESPACE -o wide`; its action is in "
+            '"Reasons of the condition Pinned" in Troubleshooting',
         )
     if unmeasured:
         yield wrong(

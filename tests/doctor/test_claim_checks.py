@@ -22,7 +22,7 @@ def test_vms_without_claims_without_measurements_and_beside_their_cores_are_name
     ledger = Ledger().after(taking(claim("db", 0, 8)))
     (strayed,) = check_vms(installation(**view(pod("db", pinned=False), ledger=ledger)))
     assert "threads run on other CPUs than placed" in strayed.problem
-    assert "vm/NAME -n NAMESPACE" in strayed.fix
+    assert "get vm NAME -n NAMESPACE -o wide" in strayed.fix
     assert "never measured" in problems(check_vms, **view(pod("db"), ledger=ledger))[0]
     assert "their node's ledger does not give them" in problems(check_vms, **view(pod("db", pinned=True)))[0]
 

@@ -97,7 +97,8 @@ def run_vm(
     status: Json = {"phase": "Running"}
     if pinned is not None:
         message = "revision 1: every thread is in its place" if pinned else "revision 1: vCPU 0 left its CPU"
-        condition = {"type": PINNED, "status": str(pinned), "reason": "Read", "message": message}
+        reason = "AsPlaced" if pinned else "ThreadsElsewhere"
+        condition = {"type": PINNED, "status": str(pinned), "reason": reason, "message": message}
         status["conditions"] = [condition]
     cluster.plane.request("PATCH", f"{path}/status", {"status": status}, content_type=STRATEGIC_MERGE_PATCH)
     return replace(node, running=(*node.running, Occupant(uid, request, placement)))

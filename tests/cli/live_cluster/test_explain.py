@@ -14,6 +14,9 @@ def test_a_running_vm_says_where_it_sits_and_that_it_is_measured(
     assert called.code == ExitCode.DONE, called.err
     assert f"{cluster.first} (pod virt-launcher-db, Pinned)" in called.out
     assert "pinned      yes" in called.out
+    called = on_cluster("explain", "vm/web", "-n", cluster.other)
+    assert "pinned      no" in called.out
+    assert ": ThreadsElsewhere: revision 1: vCPU 0 left its CPU" in called.out
 
 
 def test_a_waiting_pod_is_asked_of_every_node_and_told_of_claims_without_pods(

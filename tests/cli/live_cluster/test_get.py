@@ -37,7 +37,7 @@ def test_all_namespaces_have_a_column_and_labels_select(on_cluster: Call, cluste
     ours = [line for line in lines if line[0] in (cluster.namespace, cluster.other)]
     assert [(line[0], line[1], line[2], line[-1]) for line in ours] == [
         (cluster.namespace, "db", "Pinned", "revision 1: every thread is in its place"),
-        (cluster.other, "web", "NotPinned", "revision 1: vCPU 0 left its CPU"),
+        (cluster.other, "web", "NotPinned", "ThreadsElsewhere: revision 1: vCPU 0 left its CPU"),
     ]
 
 
@@ -176,7 +176,7 @@ def test_the_right_to_list_pods_of_a_namespace_is_all_that_a_tenant_needs(
     called = on_cluster("get", "vms", "-n", cluster.namespace, "--as", user)
     assert called.code == 2
     assert f'you may not list pods (pods is forbidden: User "{user}"' in called.err
-    assert "ClusterRole kvplace-viewer of manifests/rbac/people.yaml" in called.err
+    assert "ClusterRole kvplace-viewer grants this right" in called.err
     path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{cluster.namespace}"
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
     plane.request("POST", f"{path}/roles", {"metadata": {"name": "lists-pods"}, "rules": rules})
