@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,13 +11,19 @@ from dev import mutants as mutation_testing
 from dev import requirements, system_packages
 from dev.environment import Environment
 from dev.requirements import Section
-from dev.step import StepFailed, become, beside, run, say, show
+from dev.step import StepFailed, become, beside, in_ci, run, say, show
 from harness.kvplace_cluster import options as cluster_options
 from harness.real_node import options as node_options
 
 PROJECT = Path(__file__).resolve().parent.parent
 VENV = Environment(PROJECT)
 RUNTIME = (Section.RUNTIME, Section.BUILD)
+QUICK = (*RUNTIME, Section.AGENT, Section.TESTS, Section.OPTIMAL, Section.BENCH, Section.RELEASE)
+NEEDS_NOTHING = (
+    "not control_plane and not node_programs and not libvirt_session and not real_node and not emulated"
+    " and not debian_packages"
+)
+"""The tests that need only the environment: no server, no system package, no other machine."""
 IMAGES = (*RUNTIME, Section.AGENT, Section.RELEASE)
 ALL_TESTS = ["--numprocesses=2"]
 """Two processes share them (tests/shared_work.py); each more starts servers of its own."""
@@ -26,15 +32,7 @@ PREPARED = {
     "the kernels of emulated machines": "harness.emulated_machine.kernels",
 }
 """What is built and fetched beside the tests, and by which module."""
-CHECKS = (
-    *RUNTIME,
-    Section.AGENT,
-    Section.TESTS,
-    Section.LINT,
-    Section.OPTIMAL,
-    Section.BENCH,
-    Section.RELEASE,
-)
+CHECKS = (*QUICK, Section.LINT)
 
 
 def demo(arguments: list[str]) -> int:
@@ -43,20 +41,35 @@ def demo(arguments: list[str]) -> int:
     become([VENV.bin / "kvplace", "demo", *arguments], cwd=PROJECT)
 
 
+def quick(arguments: list[str]) -> int:
+    """Runs the tests that need only Python, with fewer examples; `./make quick tests/core` runs a part."""
+    VENV.ensure(QUICK)
+    few = any(".py" in argument for argument in arguments)
+    workers = [] if few else [f"--numprocesses={min(os.cpu_count() or 1, 8)}"]
+    command: list[str | Path] = [VENV.python, "-m", "pytest", "-m", NEEDS_NOTHING, *workers, *arguments]
+    return show(command, cwd=PROJECT, environment=_test_environment(HYPOTHESIS_PROFILE="quick"))
+
+
 def test(arguments: list[str]) -> int:
     """Runs every check and test after setting up all they need; arguments, if any, go to pytest."""
-    _prepare_tests()
+    VENV.ensure(CHECKS)
+    with ThreadPoolExecutor(1) as pool:
+        checks = pool.submit(_failed_checks)
+        _prepare_tests(arguments)
+    failed = list(checks.result())
+    for reason in checks.result().values():
+        print(reason, file=sys.stderr)
+    if failed and not in_ci():
+        say(f"FAILED: {', '.join(failed)} (see above); the tests were not run")
+        return 1
     python = str(VENV.python)
-    pytest = [python, "-m", "pytest", *(arguments or ALL_TESTS)]
     # A test waits for the programs that it needs, and builds them where nothing else does.
     prepared = {} if arguments else {name: [python, "-m", module] for name, module in PREPARED.items()}
-    with ThreadPoolExecutor(1) as pool, beside(prepared, cwd=PROJECT, environment=_environment()) as failures:
-        checks = pool.submit(_failed_checks, "nice")
-        tests = show(pytest, cwd=PROJECT, environment=_environment())
-        failed = failures()
-    for name, reason in checks.result().items():
-        print(reason, file=sys.stderr)
-        failed.append(name)
+    environment = _test_environment(KVPLACE_BUILD="1")
+    with beside(prepared, cwd=PROJECT, environment=environment) as failures:
+        pytest = [python, "-m", "pytest", *(arguments or ALL_TESTS)]
+        tests = show(pytest, cwd=PROJECT, environment=environment)
+        failed += failures()
     if failed:
         say(f"FAILED: {', '.join(failed)} (see above)")
     return tests or (1 if failed else 0)
@@ -145,6 +158,7 @@ def clean(_arguments: list[str]) -> int:
 
 TARGETS: dict[str, Callable[[list[str]], int]] = {
     "demo": demo,
+    "quick": quick,
     "test": test,
     "lint": lint,
     "bench": bench,
@@ -177,22 +191,11 @@ def main(words: list[str]) -> int:
         return 130
 
 
-def _prepare_tests() -> None:
-    packages = system_packages
-    headers = packages.python_headers()
-    packages.ensure(
-        {
-            **packages.COMPILER,
-            **headers,
-            **packages.IMAGES,
-            **packages.REAL_MACHINES,
-            **packages.SHELLS,
-            **packages.BROWSERS,
-            **packages.PUBLISHING,
-            **packages.REAL_NODES,
-        }
-    )
-    VENV.ensure((*CHECKS, Section.LIBVIRT) if system_packages.can_compile() else CHECKS)
+def _prepare_tests(arguments: Sequence[str] = ()) -> None:
+    packages = system_packages.needed_by(arguments)
+    compiles = system_packages.COMPILER.keys() <= packages.keys()
+    system_packages.ensure(packages | (system_packages.python_headers() if compiles else {}))
+    VENV.ensure((*CHECKS, Section.LIBVIRT) if compiles and system_packages.can_compile() else CHECKS)
 
 
 def _build_servers(*groups: str) -> None:
@@ -204,7 +207,7 @@ def _build_servers(*groups: str) -> None:
         raise StepFailed("the servers that the tests run against could not be built; see above")
 
 
-def _failed_checks(*prefix: str) -> dict[str, StepFailed]:
+def _failed_checks() -> dict[str, StepFailed]:
     steps: dict[str, list[str | Path]] = {
         "ruff check": [VENV.bin / "ruff", "check", "--quiet"],
         "ruff format": [VENV.bin / "ruff", "format", "--check", "--quiet"],
@@ -214,7 +217,7 @@ def _failed_checks(*prefix: str) -> dict[str, StepFailed]:
     failed = {}
     for name, command in steps.items():
         try:
-            run(name, [*prefix, *command], cwd=PROJECT)
+            run(name, command, cwd=PROJECT)
         except StepFailed as reason:
             failed[name] = reason
     return failed
@@ -222,6 +225,11 @@ def _failed_checks(*prefix: str) -> dict[str, StepFailed]:
 
 def _environment() -> dict[str, str]:
     return {"PATH": f"{VENV.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+
+
+def _test_environment(**settings: str) -> dict[str, str]:
+    # Tests start thousands of Python programs: without bytecode on disk each would compile kvplace anew.
+    return {**_environment(), "PYTHONDONTWRITEBYTECODE": "", **settings}
 
 
 if __name__ == "__main__":

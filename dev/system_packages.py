@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 from dev.step import StepFailed, in_ci, run, say
@@ -46,7 +47,47 @@ BROWSERS = {
     "chromium-headless-shell": "the browser in which the pages of the web map are tested",
     "fonts-dejavu-core": "letters in its pictures",
 }
+
+EVERYTHING = {
+    **COMPILER,
+    **IMAGES,
+    **REAL_MACHINES,
+    **SHELLS,
+    **BROWSERS,
+    **PUBLISHING,
+    **REAL_NODES,
+}
+_NODE = {**COMPILER, **IMAGES, **REAL_MACHINES, **REAL_NODES}
+BY_FOLDER = {
+    "cli": SHELLS,
+    "domainxml": IMAGES,  # libvirt's schemas come with its library
+    "emulated_machine": REAL_MACHINES,
+    "end_to_end": BROWSERS,
+    "hook": {"ncat": REAL_NODES["ncat"]},
+    "libvirt_session": _NODE,
+    "node_programs": _NODE,
+    "real_node": _NODE,
+    "release": {**IMAGES, **PUBLISHING},
+    "web": BROWSERS,
+}
+"""The packages of each folder of tests/ that needs any."""
 FOUND_BY_COMMAND = {"gcc": "gcc", "pkg-config": "pkg-config"}
+
+
+def needed_by(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the packages that the tests need which these arguments of pytest select."""
+    folders = [
+        Path(argument.partition("::")[0]).parts
+        for argument in arguments
+        if argument.startswith(("tests", "./tests"))
+    ]
+    if not folders or ("tests",) in folders:
+        return EVERYTHING
+    return {
+        package: reason
+        for _tests, folder, *_rest in folders
+        for package, reason in BY_FOLDER.get(folder, {}).items()
+    }
 
 
 def ensure(packages: dict[str, str]) -> None:

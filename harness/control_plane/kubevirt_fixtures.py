@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.build_fixtures import skipped_if_not_installed
-from harness.control_plane.cluster import ControlPlane
-from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.control_plane.cluster import ControlPlane, Json
+from harness.control_plane.kubevirt_parts import KubeVirt, installation
 from harness.control_plane.launcher_side import LauncherSide
 from harness.control_plane.programs import KUBEVIRT
 from harness.go_build import built
@@ -26,6 +26,13 @@ def kubevirt_programs() -> Path:
 def launcher_side(kubevirt_programs: Path) -> LauncherSide:
     """Answer as KubeVirt between a VMI and its hook; needs no cluster."""
     return LauncherSide(kubevirt_programs)
+
+
+@pytest.fixture(scope="session")
+def kubevirt_crds(kubevirt_programs: Path) -> dict[str, Json]:
+    """Return KubeVirt's custom resource definitions by name (`virtualmachines.kubevirt.io`)."""
+    crds: list[Json] = installation(kubevirt_programs)["crds"]
+    return {crd["metadata"]["name"]: crd for crd in crds}
 
 
 @pytest.fixture(scope="session")

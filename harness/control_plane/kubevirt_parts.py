@@ -57,7 +57,7 @@ class KubeVirt:
         self._configuration_paths: list[str] = []
         self.servers: list[ServerProcess] = []
         try:
-            installed = self._installation()
+            installed = installation(self._programs)
             plane.create_namespace(NAMESPACE)
             for rule in installed["rbac"]:
                 self._create(rule)
@@ -175,16 +175,6 @@ class KubeVirt:
 
     # Installing
 
-    def _installation(self) -> Json:
-        printed = subprocess.run(
-            [self._programs / "installation", "-namespace", NAMESPACE],
-            check=True,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-        )
-        installed: Json = json.loads(printed.stdout)
-        return installed
-
     def _create(self, manifest: Json) -> None:
         path = _collection(manifest)
         try:
@@ -267,6 +257,18 @@ class KubeVirt:
             path = f"{_collection(configuration)}/{configuration['metadata']['name']}"
             self._configuration_paths.append(path)
             self._create(configuration)
+
+
+def installation(programs: Path) -> Json:
+    """Return what virt-operator puts into a cluster: `crds`, and `rbac` with accounts, roles and bindings."""
+    printed = subprocess.run(
+        [programs / "installation", "-namespace", NAMESPACE],
+        check=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+    )
+    installed: Json = json.loads(printed.stdout)
+    return installed
 
 
 def _collection(manifest: Json) -> str:

@@ -18,16 +18,16 @@ Wanted = Shape | tuple[Shape, Kernel]
 
 
 def on_machines(*wanted: Wanted) -> pytest.MarkDecorator:
-    """Run a test on each of these machines, with the older kernel where none is named."""
+    """Run a test on each of these machines, with the older kernel where none is named.
+
+    The marker lets `-m 'not emulated'` leave the test out.
+    """
     machines = [(each, Kernel.V6_1) if isinstance(each, Shape) else each for each in wanted]
-    names = [f"{shape.name}-{kernel.name}" for shape, kernel in machines]
-    return pytest.mark.parametrize("machine", machines, ids=names, indirect=True, scope="session")
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what boots a machine, so that `-m 'not emulated'` leaves it out."""
-    if "machine" in getattr(item, "fixturenames", ()):
-        item.add_marker(pytest.mark.emulated)
+    params = [
+        pytest.param((shape, kernel), id=f"{shape.name}-{kernel.name}", marks=pytest.mark.emulated)
+        for shape, kernel in machines
+    ]
+    return pytest.mark.parametrize("machine", params, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")

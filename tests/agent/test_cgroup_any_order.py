@@ -25,6 +25,7 @@ from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitDone
 from kvplace.linux.kernel_files import Gone
 from tests.agent.nodes_in_use import NODE, machine_of, placed
+from tests.effort import examples
 
 VMS = {1: "1", 2: "0"}
 """The CPU that each VM asks for; both together would leave no shared pool."""
@@ -147,7 +148,7 @@ def cgroups() -> None:
         pytest.skip(f"no cpuset cgroup can be made here, which needs root: {error}")
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(actions, pauses)
 def test_cgroups_end_as_decided(
     cgroups: None, happening: list[tuple[str, int, int]], pauses: list[bool]

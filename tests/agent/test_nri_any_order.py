@@ -17,6 +17,7 @@ from kvplace.core.scalars import NO_CPUS, ContainerId, PodUid
 from kvplace.nri.values import Cpuset
 from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, node_with, placed
 from tests.agent.played_runtime import Phase, PlayedContainer, PlayedObjects, PlayedRuntime, now
+from tests.effort import examples
 
 CLAIMS = {VM: placed(VM, "2-3"), OTHER_VM: placed(OTHER_VM, "4-6")}
 """What each VM owns when it is bound; CPUs 0, 1 and 7 are always in the shared pool."""
@@ -154,4 +155,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=100, stateful_step_count=50)
+TestAnyOrder.settings = settings(max_examples=examples(100), stateful_step_count=50)

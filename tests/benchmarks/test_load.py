@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks._load import EVEN, GIB, MIXES, SMALL_AND_LARGE, ConstantLoad, Sizes, vms
 from kvplace.simulate.load import Arrival, Departure, Event, Vm
+from tests.effort import examples
 
 
 def at(event: Event) -> float:
@@ -24,7 +25,7 @@ def test_equal_seeds_make_equal_events_and_other_seeds_other_ones() -> None:
     assert first == again != other
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seed=st.integers(0, 1000),
     mix=st.sampled_from(MIXES),

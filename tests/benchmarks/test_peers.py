@@ -25,6 +25,7 @@ from kvplace.core.topology import Topology
 from kvplace.machines.server_types import ServerType, topology_of
 from tests.captured import captured_folder
 from tests.core.machines import make_numa_node, make_package, make_topology
+from tests.effort import examples
 
 Json = dict[str, Any]
 
@@ -114,7 +115,7 @@ def test_koordinator_fills_the_fullest_or_the_emptiest_node_and_crane_the_emptie
     assert _nodes(crane(ROME_LIKE, fuller_node_1, 6)) == (0,)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(free=st.integers(0, TWO_NODES), count=st.integers(1, 34))
 def test_every_peer_gives_as_many_free_cpus_as_wanted_where_cores_are_alike(free: int, count: int) -> None:
     for name, choose in PEERS.items():

@@ -58,7 +58,7 @@ def commands(tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path), "KUBECONFIG": ""}
 
 
-@pytest.fixture(params=["bash", "zsh"])
+@pytest.fixture(params=["bash", pytest.param("zsh", marks=pytest.mark.debian_packages)])
 def terminal(request: pytest.FixtureRequest, commands: dict[str, str], tmp_path: Path) -> Iterator[Terminal]:
     """A shell that has read its script, in a folder with one file."""
     shell = request.param
@@ -109,6 +109,7 @@ def test_a_line_that_makes_no_sense_stays_as_it_is(terminal: Terminal) -> None:
     assert "Traceback" not in shown
 
 
+@pytest.mark.debian_packages
 @pytest.mark.parametrize(
     ("line", "offered"),
     [

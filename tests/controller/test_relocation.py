@@ -32,6 +32,7 @@ from tests.controller.relocations import (
 )
 from tests.controller.replicas import asking_pod, replica
 from tests.core.requests import request_with
+from tests.effort import examples
 from tests.kube.faults import Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
@@ -417,7 +418,7 @@ edits = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(strikes, edits, st.booleans(), st.booleans())
 def test_whatever_fails_and_whoever_dies_everything_agrees_in_the_end(
     strikes: list[Strike], edits: list[dict[str, str]], dies: bool, refuses: bool

@@ -15,7 +15,6 @@ from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json
 from harness.kvplace_cluster.installation import MANIFESTS, Installation
 from harness.kvplace_cluster.machines import node_topology, two_socket_machine
 from kvplace.core.cpuset import mask_of
-from tests.captured import captured_folder
 
 _KUBEVIRT = ("kubevirts", "virtualmachineinstances")
 _TOPOLOGIES = "/apis/kvplace.io/v1alpha1/nodetopologies"
@@ -80,13 +79,13 @@ class Installed:
 
 
 @pytest.fixture(scope="package")
-def installed(kubernetes_programs: Path) -> Iterator[Installed]:
+def installed(kubernetes_programs: Path, kubevirt_crds: dict[str, Json]) -> Iterator[Installed]:
     """Install kvplace; `serve` runs as a process, and the statuses of what would run as pods are played."""
     assert kubernetes_programs.is_dir()
-    crds = captured_folder("kubevirt/crds")
     with ControlPlane() as plane:
         for kind in _KUBEVIRT:
-            plane.kubectl("create", "-f", str(crds / f"{kind}.kubevirt.io.yaml"))
+            crd = kubevirt_crds[f"{kind}.kubevirt.io"]
+            plane.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
         plane.wait_for_crds(*(f"{kind}.kubevirt.io" for kind in _KUBEVIRT))
         made = Installed(plane)
         with Installation(plane):

@@ -21,6 +21,7 @@ from tests.captured import captured_files, captured_folder
 from tests.domainxml.placements import MANY_VCPUS, mirroring, placements
 
 TWO_NODES = replace(MANY_VCPUS, numa_nodes=(NumaId(0), NumaId(1)), numa_memory=NumaMemory.STRICT)
+pytestmark = pytest.mark.debian_packages
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
 CORPUS = captured_files("libvirt/domains", "*.xml") + captured_files("kubevirt/domains", "*.domain.xml")
 

@@ -25,6 +25,7 @@ from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from tests.controller.replicas import asking_pod, replica
 from tests.core.requests import request_with
+from tests.effort import examples
 from tests.kube.claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
@@ -141,7 +142,7 @@ def test_nothing_is_searched_where_the_vm_fits_and_on_nodes_that_nobody_describe
     assert found.refusals.summary == "1 node: nothing describes it"
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(1, 18),
     st.sampled_from(list(Scope)),

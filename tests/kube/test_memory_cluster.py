@@ -29,6 +29,7 @@ from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS, PLACED_PODS, PODS, Apply, Init, InitApply, InitDone, Kind
+from tests.effort import examples
 from tests.kube.claims import claim, taking
 from tests.kube.faults import Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
@@ -193,7 +194,7 @@ class Replicas(RuleBasedStateMachine):
 
 
 TestReplicas = Replicas.TestCase
-TestReplicas.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+TestReplicas.settings = settings(max_examples=examples(50), stateful_step_count=25, deadline=None)
 
 
 async def test_a_write_can_be_held_while_another_overtakes_it() -> None:

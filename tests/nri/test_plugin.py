@@ -26,6 +26,7 @@ from kvplace.nri.values import (
     Runtime,
     SandboxId,
 )
+from tests.effort import examples
 from tests.nri import wire
 from tests.nri.conftest import NAME
 from tests.nri.fake_runtime import SUBJECT, FakeRuntime, PluginEnd, container, fake_runtime, pod, updates_in
@@ -363,7 +364,7 @@ def test_an_index_that_runtimes_refuse_is_refused_here() -> None:
 
 
 class TestAnyBytes:
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(junk=st.lists(st.binary(max_size=200), max_size=8), framed=st.booleans())
     async def test_whatever_a_runtime_sends_the_plugin_answers_or_hangs_up(
         self, junk: list[bytes], framed: bool

@@ -25,6 +25,7 @@ from kvplace.core.topology import Topology
 from kvplace.plan.mip_bound import mip_bound
 from tests.core.cluster.clusters import machine, nodes_of, vms_of
 from tests.core.machines import GIB, requests, topologies
+from tests.effort import examples
 
 _placed = lru_cache(maxsize=200_000)(place)
 
@@ -77,7 +78,7 @@ def _what_is_gone(topology: Topology, free: Free) -> Claim:
 exclusive = requests(most_vcpus=4, scopes=tuple(Scope), policies=(Policy.EXCLUSIVE,), smts=(Smt.PREFER, *Smt))
 
 
-thorough = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 some_vms = st.lists(exclusive, min_size=1, max_size=4)
 
 
@@ -110,7 +111,7 @@ def test_no_plan_places_more_than_the_bound_on_memory(topology: Topology, asked:
     st.lists(st.integers(1, 4), min_size=1, max_size=5),
     st.sampled_from([Scope.ONE_NUMA, Scope.ONE_L3, Scope.ONE_SOCKET, Scope.ANY]),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_where_only_cpus_are_short_the_bound_is_the_optimum_and_is_reached(
     sizes: list[list[int]], asked: list[int], scope: Scope
 ) -> None:

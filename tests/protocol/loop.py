@@ -52,6 +52,24 @@ class Step:
         return self.is_cancelled
 
 
+class _Task(asyncio.Task[Any]):
+    """A task with its number as its hash: the order of a set of tasks is part of a story."""
+
+    def __init__(
+        self,
+        number: int,
+        coroutine: Coroutine[Any, Any, Any],
+        loop: asyncio.AbstractEventLoop,
+        name: object,
+        context: Context | None,
+    ) -> None:
+        self._number = number
+        super().__init__(coroutine, loop=loop, name=name, context=context)  # type: ignore[arg-type]
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SeededLoop(asyncio.BaseEventLoop):
     """Sleepers wake at once, in the order of their times; those that are ready together, in any order."""
 
@@ -109,7 +127,7 @@ class SeededLoop(asyncio.BaseEventLoop):
     def create_task(  # type: ignore[override]
         self, coroutine: Coroutine[Any, Any, Any], *, name: object = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        return asyncio.Task(coroutine, loop=self, name=name, context=context)  # type: ignore[arg-type]
+        return _Task(next(self._serial), coroutine, self, name, context)
 
     def _write_to_self(self) -> None:
         """Wake nobody: there is no other thread."""

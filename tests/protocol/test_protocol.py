@@ -7,14 +7,15 @@ from collections import Counter
 
 import pytest
 
+from tests.effort import IN_FULL, rounds
 from tests.protocol.telling import run
 
-STORIES = 1000
+STORIES = rounds(1000, quick=40)
 """More are told by `python -m tests.protocol --count N --jobs N`."""
 CHUNKS = 4
-ROOM_STORIES = 200
+ROOM_STORIES = rounds(200, quick=16)
 """Those in which VMs also move to make room for others."""
-EVICTION_STORIES = 200
+EVICTION_STORIES = rounds(200, quick=16)
 """Those in which VMs are evicted for others of higher priority."""
 FOUND = (
     *("124", "91", "105", "1000171", "1001669"),
@@ -54,6 +55,11 @@ are mistakes of the simulation: it looked a moment after a move had begun, or af
 for a VM that waits."""
 
 
+def often(happened: Counter[str], least: float, *events: str) -> bool:
+    """Whether each of these events happened so often; a quick run tells too few stories to know."""
+    return not IN_FULL or all(happened[event] >= least for event in events)
+
+
 def told(*arguments: str) -> Counter[str]:
     """Tell stories and count what happened in them."""
     answer = run(*arguments)
@@ -61,11 +67,17 @@ def told(*arguments: str) -> Counter[str]:
     return Counter(json.loads(answer.stdout.splitlines()[-1]))
 
 
+def steps(*seeds: str) -> str:
+    """Return every step of some stories."""
+    return run("--steps", *seeds).stdout
+
+
 @pytest.mark.timeout(600)
 def test_stories_that_once_broke_a_promise_keep_it() -> None:
-    assert told(*FOUND)["bound"]
-    assert told("--make-room", *FOUND_MAKING_ROOM)["moved"]
-    assert told("--preempt", *FOUND_EVICTING)["evicted"]
+    most = rounds(len(FOUND), quick=2)
+    assert told(*FOUND[:most])["bound"]
+    assert told("--make-room", *FOUND_MAKING_ROOM[:most])["moved"]
+    assert told("--preempt", *FOUND_EVICTING[:most])["evicted"]
 
 
 @pytest.mark.timeout(600)
@@ -74,31 +86,32 @@ def test_no_story_breaks_a_promise(chunk: int) -> None:
     stories = STORIES // CHUNKS
     happened = told("--first", str(1_000_000 + chunk * stories), "--count", str(stories))
     assert happened["schedules"] == stories
-    for event in (
+    assert often(
+        happened, stories / 20,
         "403", "409", "429", "agrees", "answer lost", "bind refused", "bound", "break watches",
         "created again", "cut off", "deleted by force", "edited", "event late", "migrated", "replace node",
         "replica killed", "set clock", "stall watches", "take cpus", "write doubled", "write late",
         "write ledger",
-    ):  # fmt: skip
-        assert happened[event] >= stories / 20, happened
+    ), happened  # fmt: skip
 
 
 @pytest.mark.timeout(600)
 def test_no_story_in_which_room_is_made_breaks_a_promise() -> None:
     happened = told("--make-room", "--first", "1000000", "--count", str(ROOM_STORIES))
     assert happened["schedules"] == ROOM_STORIES
-    for event in ("agrees", "crowded", "moved", "of two versions", "replica killed"):
-        assert happened[event] >= ROOM_STORIES / 30, happened
+    events = ("agrees", "crowded", "moved", "of two versions", "replica killed")
+    assert often(happened, ROOM_STORIES / 30, *events), happened
 
 
 @pytest.mark.timeout(600)
 def test_no_story_with_evictions_breaks_a_promise() -> None:
     happened = told("--preempt", "--first", "1000000", "--count", str(EVICTION_STORIES))
     assert happened["schedules"] == EVICTION_STORIES
-    for event in ("agrees", "evicted", "reserved", "bound on what was reserved", "replica killed"):
-        assert happened[event] >= EVICTION_STORIES / 5, happened
+    events = ("agrees", "evicted", "reserved", "bound on what was reserved", "replica killed")
+    assert often(happened, EVICTION_STORIES / 5, *events), happened
     assert happened["of two versions"] == EVICTION_STORIES / 8
 
 
 def test_equal_seeds_tell_equal_stories() -> None:
-    assert told("7") == told("7")
+    """In the second one a replica dies that has two tasks under way."""
+    assert steps("7", "2000051") == steps("7", "2000051")

@@ -12,6 +12,9 @@ from tests.protocol.kind import Kind
 from tests.protocol.record import Part, Record, Told
 from tests.protocol.telling import run
 
+STORIES = 52
+"""Two parts: fifty stories, and the others."""
+
 
 def test_what_was_noted_is_read_again(tmp_path: Path) -> None:
     part = Part(100, 50, Kind.ROOM)
@@ -28,7 +31,7 @@ def test_a_record_about_another_commit_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "record"
-    arguments = ("--first", "2000000", "--count", "60", "--jobs", "2", "--record", str(path))
+    arguments = ("--first", "2000000", "--count", str(STORIES), "--jobs", "2", "--record", str(path))
     whole = run(*arguments)
     assert whole.returncode == 0, whole.stderr
     begun, *parts = path.read_text().splitlines()

@@ -26,6 +26,7 @@ from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.node_states import NodeState, NodeStates
 from tests.core.allocator.random_cases import random_case, random_free, random_request
 from tests.core.machines import make_numa_node, make_package, make_topology
+from tests.effort import rounds
 from tests.nodes.machines import EIGHT
 from tests.turns import with_turns
 
@@ -131,7 +132,7 @@ def test_a_node_that_comes_back_to_its_state_is_not_placed_on_again(placed: list
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(rounds(12, quick=2)))
 def test_the_best_node_is_the_one_that_placing_on_every_node_gives(seed: int, strategy: Strategy) -> None:
     chance = Random(seed)
     machines = [random_case(seed * 10 + number, 16)[0] for number in range(3)]
@@ -321,7 +322,7 @@ def test_why_no_node_can_hold_a_vm_is_computed_once_until_a_node_changes(
     assert computed == before + 2
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(rounds(40, quick=4)))
 def test_the_reasons_of_many_nodes_are_those_that_each_gives_alone(seed: int) -> None:
     chance = Random(seed)
     machines = [random_case(seed * 10 + number, 16)[0] for number in range(3)]

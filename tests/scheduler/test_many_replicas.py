@@ -22,6 +22,7 @@ from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, Kind
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from tests.controller.replicas import Replica, asking_pod, replica
+from tests.effort import examples
 from tests.kube.faults import Moment, Operation
 from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Network
@@ -326,4 +327,4 @@ def _has_ended(pod: PodRecord) -> bool:
 
 
 TestReplicas = Replicas.TestCase
-TestReplicas.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestReplicas.settings = settings(max_examples=examples(25), stateful_step_count=40, deadline=None)

@@ -6,10 +6,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-import yaml
 
 from harness.control_plane.cluster import MERGE_PATCH, Json, RequestRefused
-from tests.captured import captured_folder
 from tests.security.conftest import PLACEMENT, REQUEST, Tenant, tried
 
 FORGED = {"kvplace.io/vm-size": json.dumps({"vcpus": 1})}
@@ -18,13 +16,10 @@ LABEL = {"kvplace.io/asks": "true"}
 
 
 @pytest.fixture(scope="module")
-def vmis(tenant: Tenant) -> str:
+def vmis(tenant: Tenant, kubevirt_crds: dict[str, Json]) -> str:
     """Serve VMIs, which the tenant may edit; returns the path of his."""
     cluster = tenant.cluster
-    crd = yaml.load(
-        (captured_folder("kubevirt/crds") / "virtualmachineinstances.kubevirt.io.yaml").read_text(),
-        yaml.CSafeLoader,
-    )
+    crd = kubevirt_crds["virtualmachineinstances.kubevirt.io"]
     cluster.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
     cluster.wait_for_crds(crd["metadata"]["name"])
     cluster.kubectl(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.vm import review_vm
@@ -21,17 +20,15 @@ from kvplace.machines.server_types import SERVER_TYPES
 from kvplace.machines.shipped import read_machine
 from kvplace.simulate.virt_launcher import size_of
 from kvplace.simulate.vm_templates import read_templates
-from tests.captured import captured_folder
 from tests.json_schema import violations
 
 TEMPLATES = read_templates()
 
 
 @pytest.fixture(scope="module")
-def vm_schema() -> dict[str, Any]:
-    path = captured_folder("kubevirt/crds") / "virtualmachines.kubevirt.io.yaml"
-    definition = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-    version = next(version for version in definition["spec"]["versions"] if version["name"] == "v1")
+def vm_schema(kubevirt_crds: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    versions = kubevirt_crds["virtualmachines.kubevirt.io"]["spec"]["versions"]
+    version = next(version for version in versions if version["name"] == "v1")
     schema: dict[str, Any] = version["schema"]["openAPIV3Schema"]
     return schema
 

@@ -24,6 +24,7 @@ from tests.core.allocator.exhaustive import BestKeys, Judge, Key, best_key, with
 from tests.core.allocator.random_cases import random_case
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import OFFERED_SCOPES, PINNING, frees, requests, topologies
+from tests.effort import examples
 
 Case = tuple[Topology, Free, Request]
 
@@ -61,19 +62,19 @@ def key_of_answer(case: Case) -> Key | None:
     return key_of_valid(*case, answer) if isinstance(answer, Placement) else None
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(cases(16))
 def test_a_vm_is_placed_as_well_as_a_search_of_every_set_of_cpus_could_place_it(case: Case) -> None:
     assert key_of_answer(case) == best_key(*case)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(cases(16, memory=True))
 def test_memory_and_huge_pages_are_found_where_a_search_of_every_set_of_cpus_finds_them(case: Case) -> None:
     assert key_of_answer(case) == best_key(*case)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(cases(16, policies=(Policy.NUMA,), scopes=OFFERED_SCOPES))
 def test_a_vm_on_the_pool_of_numa_nodes_gets_the_best_of_all_sets_of_nodes(case: Case) -> None:
     # Which CPUs and caches come with the nodes is not the VM's choice, so it is no objective.
@@ -81,7 +82,7 @@ def test_a_vm_on_the_pool_of_numa_nodes_gets_the_best_of_all_sets_of_nodes(case:
     assert (answer and answer[:4]) == (best and best[:4])
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(cases(14))
 def test_a_vm_is_hopeless_exactly_when_the_search_finds_no_room_on_the_empty_machine(case: Case) -> None:
     machine, free, request = case
@@ -114,7 +115,7 @@ def test_of_equally_good_cpus_sharing_vms_get_those_that_others_use_least_or_nea
     assert used <= 1.05 * least
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(cases(7))
 def test_the_search_that_skips_like_cpus_finds_what_a_search_of_all_of_them_finds(case: Case) -> None:
     machine, free, request = case
@@ -129,7 +130,7 @@ def test_the_search_that_skips_like_cpus_finds_what_a_search_of_all_of_them_find
     assert best_key(machine, free, request) == min(keys, default=None)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(cases(6))
 def test_the_search_for_all_free_sets_at_once_finds_what_each_search_finds(case: Case) -> None:
     machine, free, request = case

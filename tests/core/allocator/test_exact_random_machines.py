@@ -24,9 +24,10 @@ from tests.core.allocator.exhaustive import best_key, decided
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import SPREAD_SCOPES
+from tests.effort import rounds
 
 Case = tuple[Topology, Free, Request]
-CASES = 20_000 if os.environ.get("KVPLACE_EXHAUSTIVE") else 300
+CASES = 20_000 if os.environ.get("KVPLACE_EXHAUSTIVE") else rounds(300, quick=60)
 """Of each kind and in each of the four parts that run side by side."""
 
 
@@ -56,7 +57,7 @@ def test_no_answer_is_worse_than_the_best_of_all_sets_of_cpus(
 
 def test_past_the_bound_on_shares_over_common_l3_groups_only_these_are_more_than_need_be() -> None:
     across = worse = 0
-    for number in range(4_000):
+    for number in range(rounds(4_000, quick=1_000)):
         machine, free, request = random_case(number, 20)
         if request.options.scope not in SPREAD_SCOPES:
             continue
@@ -76,5 +77,5 @@ def test_past_the_bound_on_shares_over_common_l3_groups_only_these_are_more_than
             assert found[:4] == best[:4], number
             assert found >= best, number
             worse += found > best
-    assert across > 10
-    assert worse < across
+    assert across > rounds(10, quick=0)
+    assert worse <= across - rounds(1, quick=0)

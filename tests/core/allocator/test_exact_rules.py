@@ -46,6 +46,7 @@ from tests.core.machines import (
     subsets,
     topologies,
 )
+from tests.effort import examples
 
 Case = tuple[Topology, Free, Request]
 Thing = TypeVar("Thing")
@@ -70,7 +71,7 @@ def test_every_placement_on_a_crowded_machine_keeps_every_rule(question: Callabl
     assert len(placed) > 80
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(cases)
 def test_every_placement_on_any_machine_keeps_every_rule(case: Case) -> None:
     key(case)
@@ -115,7 +116,7 @@ def test_the_numbers_of_cpus_and_nodes_do_not_decide_how_good_an_answer_is(case:
     assert decided(request, again) == decided(request, key(case))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 1 << 32))
 def test_no_answer_depends_on_what_was_asked_before(seed: int) -> None:
     chance = Random(seed)

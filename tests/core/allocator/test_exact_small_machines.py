@@ -26,6 +26,7 @@ from tests.core.allocator.exhaustive import BestKeys, Key, best_key, with_cpus
 from tests.core.allocator.shapes import SHAPES
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import GIB
+from tests.effort import IN_FULL
 
 EVERYTHING = bool(os.environ.get("KVPLACE_EXHAUSTIVE"))
 LARGE = {name for name, machine in SHAPES.items() if machine.cpus.bit_count() > 9}
@@ -34,6 +35,8 @@ WITH_MEMORY = {name for name, machine in SHAPES.items() if any(node.memory for n
 
 def usual_kinds(name: str) -> Iterator[Request]:
     """One request, of 1 vCPU, for every way of asking that is swept in the usual run."""
+    if name in LARGE and not IN_FULL:
+        return
     yield Request(1, PinningOptions(scope=Scope.ANY))
     if name in LARGE:
         return

@@ -17,6 +17,7 @@ from kvplace.core.request import Request
 from kvplace.core.topology import Topology
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
 from tests.core.machines import frees, requests, topologies
+from tests.effort import examples
 
 
 def check(topology: Topology, free: Free, request: Request) -> None:
@@ -42,7 +43,7 @@ def test_no_placement_on_a_random_machine_is_better_than_its_bounds(
         check(*case(seed, 16))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data())
 def test_no_placement_is_better_than_its_bounds(data: st.DataObject) -> None:
     topology = data.draw(topologies())

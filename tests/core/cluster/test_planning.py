@@ -35,6 +35,7 @@ from tests.core.cluster.clusters import (
     vms_of,
 )
 from tests.core.machines import GIB, topologies
+from tests.effort import examples
 
 
 def test_no_cpu_is_given_twice_and_every_vm_has_an_answer() -> None:
@@ -150,7 +151,7 @@ def test_a_refused_vm_fits_nowhere_beside_the_others_and_every_node_has_its_refu
 
 
 @given(st.data())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_free_on_a_draft_is_what_the_ledger_would_leave(data: st.DataObject) -> None:
     topology = data.draw(topologies(most_cpus=16, memory=True))
     running = tuple(data.draw(occupied(topology, ANY_REQUEST, most=3)))

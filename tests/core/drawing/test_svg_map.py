@@ -28,6 +28,7 @@ from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.core.claims import claim, ledger_of, with_vm
 from tests.core.machines import make_numa_node, make_package, make_topology, topologies
+from tests.effort import examples
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = st.text(min_size=1, max_size=12)
@@ -82,7 +83,7 @@ def check_drawn(root: ET.Element, machine: Topology) -> None:
             assert frame(one)[2] <= frame(other)[0] + 0.01 or frame(one)[3] <= frame(other)[1] + 0.01
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(topologies(tangled=None), st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 40) - 1))
 def test_every_thread_of_any_machine_stands_once_in_its_boxes(
     machine: Topology, mine: int, foreign: int
@@ -295,7 +296,7 @@ def test_every_text_has_contrast_enough_on_what_is_behind_it_in_light_and_dark_m
         assert contrast(strokes[level], fills[level]) >= 3
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.lists(NAMES, min_size=1, max_size=5), NAMES)
 def test_names_of_all_kinds_neither_break_nor_extend_the_document(names: list[str], machine: str) -> None:
     claims = [

@@ -23,6 +23,7 @@ from kvplace.core.scalars import Bytes
 from kvplace.core.topology import Topology
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import PINNED, Case, fragmented
+from tests.effort import rounds
 
 _placed = lru_cache(maxsize=200_000)(place)
 
@@ -96,18 +97,20 @@ def _exercise(cases: Iterable[Case], most_moves: int, *, max_steps: int = MAX_ST
 
 
 def test_up_to_two_moves_are_as_few_and_cheap_as_moves_can_be() -> None:
-    counts = _exercise((fragmented(Random(seed), most_cpus=8, policies=PINNED) for seed in range(400)), 2)
-    assert counts[1] >= 150
-    assert counts[2] >= 15
-    assert counts[None] >= 100
+    seeds = rounds(400, quick=80)
+    counts = _exercise((fragmented(Random(seed), most_cpus=8, policies=PINNED) for seed in range(seeds)), 2)
+    assert counts[1] >= rounds(150, quick=0)
+    assert counts[2] >= rounds(15, quick=0)
+    assert counts[None] >= rounds(100, quick=0)
 
 
 def test_up_to_three_moves_of_exclusive_vms_are_as_few_and_cheap_as_moves_can_be() -> None:
-    counts = _exercise((tight(Random(seed)) for seed in range(300)), 3)
-    assert counts[1] >= 60
-    assert counts[2] >= 30
-    assert counts[3] >= 5
-    assert counts[None] >= 30
+    seeds = rounds(300, quick=60)
+    counts = _exercise((tight(Random(seed)) for seed in range(seeds)), 3)
+    assert counts[1] >= rounds(60, quick=0)
+    assert counts[2] >= rounds(30, quick=0)
+    assert counts[3] >= rounds(5, quick=0)
+    assert counts[None] >= rounds(30, quick=0)
 
 
 def test_a_vm_that_stops_on_its_way_pays_for_both_moves() -> None:
