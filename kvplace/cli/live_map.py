@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvplace.core.errors import Absent, KvplaceError, Misconfigured
+from kvplace.core.errors import Absent, KvplaceError
 
 if TYPE_CHECKING:
     from kvplace.cli.cluster_flags import ClusterFlags
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def names_a_node(machine: str) -> bool:
     """Whether the name can only be that of a node: it is neither a file nor like a server type.
 
-    Raises Misconfigured for such a name where there is no kubeconfig.
+    Raises Absent for such a name where there is no kubeconfig.
     """
     from pathlib import Path
 
@@ -31,9 +31,9 @@ def names_a_node(machine: str) -> bool:
     except OSError:
         return False
     if kubeconfig_files(None) is None:
-        raise Misconfigured(
-            f"{machine!r} is neither a file nor a server type, and there is no kubeconfig of a cluster that "
-            "could have a node of that name: give --kubeconfig, or a type of `kvplace topology --help`"
+        raise Absent(
+            f"{machine!r} is neither a file nor a server type, and no kubeconfig names a cluster with nodes: "
+            "set KUBECONFIG or give --kubeconfig, or choose a type that `kvplace topology --help` lists"
         )
     return True
 

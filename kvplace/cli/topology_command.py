@@ -57,8 +57,8 @@ def command(machine: str | None, reserved: str | None, cpu_manager_state: str | 
     """Show the sockets, NUMA nodes, L3 caches, cores and distances of a machine.
 
     FILE is a folder or tar archive with the machine's sys/ (and proc/), a NodeTopology as JSON or YAML, the
-    output of `virsh capabilities`, a node's cpu-map, or the name of a server type below. Without FILE it is
-    this machine.
+    output of `virsh capabilities` or `lscpu -p`, a node's cpu-map, or the name of a server type below.
+    Without FILE it is this machine.
 
     Missing and contradictory parts of the description are reported on stderr. `kvplace map` draws the cores.
     """

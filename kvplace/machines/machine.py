@@ -3,6 +3,7 @@
     folder, tar archive           the sys/ (and proc/, var/lib/kubelet/) of a machine
     {"packages": ...}, {"spec"}   what `kvplace topology` prints, or a NodeTopology of a cluster; JSON or YAML
     <capabilities>                what `virsh capabilities` prints
+    # CPU,Core,Socket,...         what `lscpu -p`, `lscpu -e` or `lscpu -e -J` prints
     {"socket0": ["2", "3"]}       a node's hand-written cpu-map
 
 The file is read once and within limits, so that it may also be a pipe.
@@ -28,6 +29,7 @@ from kvplace.core.strict_json import kind_of, shown
 from kvplace.core.topology import Topology
 from kvplace.documents.reading import read_stdin, source_name
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
+from kvplace.linux.lscpu import is_table_of_lscpu, read_lscpu
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import (
     CPU_MANAGER_STATE,
@@ -39,18 +41,18 @@ from kvplace.linux.tree import (
 from kvplace.machines.shipped import read_machine
 
 _EXPECTED = (
-    "a folder or tar archive with a machine's sys/, a NodeTopology, what `virsh capabilities` prints,"
-    " or a node's cpu-map"
+    "a folder or tar archive with a machine's sys/, a NodeTopology, what `virsh capabilities` or `lscpu -p`"
+    " prints, or a node's cpu-map"
 )
 _NOT_READ = (
-    (r"Architecture:\s|CPU\(s\):\s|# The following is the parsable|CPU +(?:NODE|SOCKET|CORE)\b", "lscpu"),
-    (r'\{\s*"(?:lscpu|cpus)"', "lscpu --json"),
+    (r"Architecture:\s|CPU op-mode\(s\):\s|CPU\(s\):\s", "lscpu"),
+    (r'\{\s*"lscpu"', "lscpu --json"),
     (r"CPU model:\s", "virsh nodeinfo"),
     (r"available: \d+ nodes?\b", "numactl --hardware"),
     (r"processor\s*:\s*\d", "cat /proc/cpuinfo"),
     (r"Machine \(", "lstopo"),
 )
-"""How the output of other programs begins; it does not name the CPUs of each core and cache, or only some."""
+"""How the output of other programs begins; it does not name the CPUs of each core and cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,9 @@ def _of_content(path: Path, content: bytes) -> Machine:
 
         found = read_capabilities(text, what=str(path))
         return Machine(_stem(path), found.topology, found.notes)
+    if is_table_of_lscpu(table := text.decode("utf-8", "replace")):
+        found = read_lscpu(table, what=str(path))
+        return Machine(_stem(path), found.topology, found.notes)
     return _of_document(path, _document(path, text))
 
 
@@ -150,7 +155,10 @@ def _document(path: Path, content: bytes) -> Mapping[str, Any]:
         text = content.decode("utf-8")
         for beginning, program in _NOT_READ:
             if re.match(beginning, text):
-                raise BadTopology(f"{path} is the output of `{program}`, which is not read; give {_EXPECTED}")
+                raise BadTopology(
+                    f"{path} is the output of `{program}`, which does not list each CPU with its core and"
+                    f" cache; give {_EXPECTED}"
+                )
         if ":" not in text:
             raise BadTopology(f"{path} does not describe a machine; give {_EXPECTED}")
         return read_document(text, str(path))
@@ -208,6 +216,6 @@ def _text(value: object) -> str:
 def _stem(path: Path) -> str:
     name = path.resolve().name
     name = name.partition(".tar")[0].removesuffix(".tgz")
-    for ending in (".json", ".yaml", ".yml", ".xml"):
+    for ending in (".json", ".yaml", ".yml", ".xml", ".txt"):
         name = name.removesuffix(ending)
     return printable(name) or "machine"

@@ -372,8 +372,8 @@ def test_a_name_that_can_only_be_a_node_without_a_kubeconfig_is_refused_with_wha
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     called = kvplace("map", "worker-1")
-    assert called.code == 2
-    assert "'worker-1' is neither a file nor a server type, and there is no kubeconfig" in called.err
+    assert called.code == 1
+    assert "'worker-1' is neither a file nor a server type, and no kubeconfig names a cluster" in called.err
     assert "epyc" not in called.err
 
 

@@ -14,6 +14,7 @@ from kvplace.core.errors import BadTopology
 from kvplace.core.scalars import NumaId
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology, topology_document
+from kvplace.linux.lscpu import read_lscpu
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import FolderTree, open_tree
 from tests.captured import captured_files, captured_folder
@@ -112,6 +113,20 @@ def test_a_captured_machine_is_divided_as_lscpu_divides_it(path: Path) -> None:
     assert {node.cpus for node in machine.numa_nodes if node.cpus} == _groups(rows, 3)
     if columns[-1] == "L3":
         assert set(machine.l3_groups) == _groups(rows, len(rows[0]) - 1)
+
+
+@pytest.mark.parametrize("path", LSCPU, ids=lambda path: path.stem)
+def test_the_table_of_lscpu_describes_the_captured_machine(path: Path) -> None:
+    beginning = "# The following is the parsable format"
+    found = read_lscpu(
+        beginning + path.read_text(encoding="utf-8").split(beginning)[1], what="lscpu"
+    ).topology
+    machine = recorded_machine(path.with_suffix(".tar.gz")).topology
+    assert found.cores == machine.cores
+    assert [package.cpus for package in found.packages] == [package.cpus for package in machine.packages]
+    nodes = [(node.id, node.cpus) for node in machine.numa_nodes if node.cpus]
+    assert [(node.id, node.cpus) for node in found.numa_nodes] == nodes
+    assert found.l3_groups == machine.l3_groups
 
 
 def _read(name: str) -> Topology:
