@@ -87,7 +87,8 @@ def check_agents(found: Installation) -> Iterator[Finding]:
             yield wrong(
                 title(one, "DaemonSet"),
                 f"{ready} of {counted(wanted, 'agent')} ready{where}; VMs with own cores do not start there",
-                f"see `kubectl -n {one['metadata'].get('namespace')} get pods -o wide`",
+                f"see `kubectl -n {one['metadata'].get('namespace')} get pods -o wide` and "
+                '"The agent of a node is down" in Troubleshooting',
             )
     yield from _stale(found, has_agent=bool(daemonsets))
 

@@ -137,6 +137,7 @@ def _deployment(found: Installation, component: str, effect: str) -> Iterator[Fi
         )
     for one in there:
         about = title(one, "Deployment")
+        kubectl = f"kubectl -n {one['metadata'].get('namespace')}"
         wanted, ready = at(one, "spec", "replicas") or 0, at(one, "status", "readyReplicas") or 0
         if not ready:
             why = condition(one, "ReplicaFailure").get("message") or condition(one, "Available").get(
@@ -145,10 +146,11 @@ def _deployment(found: Installation, component: str, effect: str) -> Iterator[Fi
             yield wrong(
                 about,
                 f"none of its {counted(wanted, 'replica')} is ready ({why or 'no pod is ready'}): {effect}",
-                f"see `kubectl -n {one['metadata'].get('namespace')} get pods` and the log",
+                f"see `{kubectl} get pods` and `{kubectl} logs deployment/{one['metadata']['name']}`",
             )
         elif ready < wanted:
-            yield warning(about, f"{ready} of {counted(wanted, 'replica')} ready", "see the pod that is not")
+            ready_of = f"{ready} of {counted(wanted, 'replica')} ready"
+            yield warning(about, ready_of, f"find the pod that is not ready with `{kubectl} get pods`")
         elif wanted == 1:
             yield warning(
                 about, "it has one replica: VMs wait while its node is drained", "set spec.replicas to 2"
