@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -9,7 +10,8 @@ import click
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_target
 from kvplace.cli.files import InputFile
-from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table
+from kvplace.cli.machine import complete_machine
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
 from kvplace.cli.words import Words
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
@@ -30,10 +32,20 @@ _TYPE_AND_NAME = 2
 @click.option(
     "-f",
     "--filename",
+    "filenames",
+    type=InputFile(),
+    multiple=True,
+    metavar="FILE",
+    help="A VM, VMI or pod that need not exist, with the instancetype that it names; - for stdin. "
+    "Name one VM where the files have several.",
+)
+@click.option(
+    "--topology",
+    "machine",
     type=InputFile(),
     metavar="FILE",
-    help="A VM, VMI or pod that need not exist, - for stdin; as `kubectl apply` takes it. "
-    "Name one where the file has several.",
+    shell_complete=complete_machine,
+    help="Explain a VM of -f on this machine, without a cluster; in any form that `kvplace topology` reads.",
 )
 @click.option(
     "--strategy",
@@ -45,7 +57,13 @@ _TYPE_AND_NAME = 2
 @cluster_flags(everywhere=False, selector=False)
 @output_option(Answer.REPORT)
 def command(
-    *, flags: ClusterFlags, words: tuple[str, ...], filename: str | None, strategy: str, output: Output
+    *,
+    flags: ClusterFlags,
+    words: tuple[str, ...],
+    filenames: tuple[str, ...],
+    machine: str | None,
+    strategy: str,
+    output: Output,
 ) -> int:
     """Explain a VM.
 
@@ -55,17 +73,29 @@ def command(
     One that runs: its cores, whether its threads were measured there, who uses the same cores, caches and
     NUMA nodes, and what happened to it.
 
+    \b
+    kvplace explain -f vm.yaml --topology 2x-epyc-9354
+
+    With --topology, no cluster is needed: the VM is explained as if it were alone on this machine, with all
+    changes after which it would fit. `kvplace place` takes several VMs side by side.
+
     Exit code 3 when it waits and fits nowhere.
-    """
-    if len(words) > _TYPE_AND_NAME or not (words or filename):
+    """  # noqa: D301 - click needs the literal backslash
+    if len(words) > _TYPE_AND_NAME or not (words or filenames):
         raise click.UsageError("name one VM as vm/NAME, vmi/NAME or pod/NAME, or give a file with -f")
+    if machine is not None and (not filenames or flags.are_given):
+        raise click.UsageError(
+            "--topology explains a VM of -f without a cluster; leave out the cluster's flags"
+        )
     target = "/".join(words)  # kubectl's `vm NAME` is `vm/NAME`
     from kvplace.admission.stated_request import stated_request
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
     from kvplace.explain.reading import explain_document, explain_target, read_target
     from kvplace.kube.object_reader import ObjectReader
 
-    given = None if filename is None else _read_file(filename, target)
+    given = _read_files(filenames, target) if filenames else None
+    if machine is not None and given is not None:
+        return _explain_on_machine(given, machine, output)
 
     def stated(document: Document, namespace: str) -> PodRequest | None:
         return stated_request(document, namespace=namespace)
@@ -87,16 +117,46 @@ def command(
     return ExitCode.DOES_NOT_FIT if found.fits_nowhere else ExitCode.DONE
 
 
-def _read_file(filename: str, target: str) -> Document:
+def _read_files(filenames: Sequence[str], target: str) -> Document:
     from kvplace.admission.instancetype import expanded
     from kvplace.documents.manifests import read_manifests
     from kvplace.documents.reading import source_name
     from kvplace.explain.reading import choose_document
 
-    contents = [content for _, content in read_manifests(filename)]
-    chosen = choose_document(contents, target, source_name(filename))
+    contents = [content for file in filenames for _, content in read_manifests(file)]
+    chosen = choose_document(contents, target, ", ".join(map(source_name, filenames)))
     has_size = any("instancetype" in str(content.get("kind")).lower() for content in contents)
     return expanded(chosen, contents) if has_size else chosen
+
+
+def _explain_on_machine(document: Document, machine: str, output: Output) -> int:
+    """Explain a VM on one machine that has no other VM."""
+    from kvplace.cli.machine import chosen_machine
+    from kvplace.cli.place_report import report_lines
+    from kvplace.cli.place_session import AnswerKind, PlaceSession
+    from kvplace.cli.stated_vms import stated_vm
+    from kvplace.explain.notes import notes_on_document
+
+    vm = stated_vm(document)
+    if vm is None:
+        notes = list(notes_on_document(document, asks=False))
+        if output.is_document:
+            print_document({"notes": notes}, output)
+        for note in () if output.is_document else notes:
+            print_line(note)
+        return ExitCode.DONE
+    known = chosen_machine(machine)
+    for note in known.notes:
+        say(note)
+    answer = PlaceSession(known.name, known.topology, foreign=known.kubelet_cpus).place(vm.name, vm.request)
+    assert answer.decision is not None
+    if output.is_document:
+        print_document(answer.document, output)
+    else:
+        lines = report_lines(str(vm), known.name, known.topology, vm.request, answer.decision, changes=None)
+        for line in lines:
+            print_line(line)
+    return ExitCode.DONE if answer.kind is AnswerKind.PLACED else ExitCode.DOES_NOT_FIT
 
 
 def _print(found: Explanation, *, wide: bool) -> None:

@@ -20,18 +20,23 @@ from kvplace.core.topology import Topology
 _KEY_WIDTH = 30
 _VALUE_WIDTH = 13
 _CHANGES = 4
-"""Changes that are shown for a VM that does not fit, the smallest first."""
+"""Changes that are shown for a VM that does not fit, the smallest first, unless all are wanted."""
 
 
 def report_lines(
-    name: str, machine: str, topology: Topology, request: Request, decision: Decision
+    name: str,
+    machine: str,
+    topology: Topology,
+    request: Request,
+    decision: Decision,
+    changes: int | None = _CHANGES,
 ) -> Iterator[str]:
     """Write one line on the answer, then one for each annotation with its value and its effect."""
     found = decision.found
     if isinstance(found, Refusal):
         yield f"{name} does not fit on {machine}: {found.message}"
         yield f"  requested: {asked(request)}"
-        for suggestion in decision.suggestions.found[:_CHANGES]:
+        for suggestion in decision.suggestions.found[:changes]:
             yield f"  {suggestion.sentence}"
         if not decision.suggestions.found:
             yield "  no single change makes it fit"

@@ -48,22 +48,33 @@ def stated_vms(manifests: Sequence[tuple[str, Json]]) -> tuple[StatedVm, ...]:
         if not isinstance(kind, str) or kind not in _KINDS:
             continue
         try:
-            full = expanded(content, beside) if kind == "VirtualMachine" else content
-            stated = stated_request(full)
+            vm = stated_vm(expanded(content, beside) if kind == "VirtualMachine" else content, where)
         except KvplaceError as error:
             raise BadBody(f"{where}: {error}") from None
-        name = _name_of(content)
-        if stated is None:
+        if vm is None:
+            name = _name_of(content)
             say(f"{kind} {name} requests no cores: add {CPU_SET} to its {_KINDS[kind]}.annotations")
             continue
-        if any(other.name == name for other in found):
-            raise BadBody(f"{where}: another VM is called {shown(name)}, too; give each a name of its own")
-        spec = full["spec"]["template"]["spec"] if kind == "VirtualMachine" else full["spec"]
-        found.append(StatedVm(kind, name, stated.request, spec, where))
+        if any(other.name == vm.name for other in found):
+            raise BadBody(f"{where}: another VM is called {shown(vm.name)}, too; give each a name of its own")
+        found.append(vm)
     if not found:
         first = manifests[0][0] if manifests else "the file"
         raise BadBody(f"{first}: no VirtualMachine, VirtualMachineInstance or Pod that requests cores")
     return tuple(found)
+
+
+def stated_vm(document: Mapping[str, Any], where: str = "") -> StatedVm | None:
+    """Read one VM, VMI or pod, expanded by its instancetype; None where it requests no cores.
+
+    Raises KvplaceError for what admission would refuse.
+    """
+    stated = stated_request(document)
+    if stated is None:
+        return None
+    kind, spec = document["kind"], document["spec"]
+    spec = spec["template"]["spec"] if kind == "VirtualMachine" else spec
+    return StatedVm(kind, _name_of(document), stated.request, spec, where)
 
 
 def _name_of(content: Mapping[str, Any]) -> str:
