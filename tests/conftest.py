@@ -18,6 +18,7 @@ pytest_plugins = [
     "harness.pod_cgroup_fixtures",
     "harness.real_node.fixtures",
     "harness.node_programs.fixtures",
+    "tests.captured",
     "tests.shared_work",
 ]
 

@@ -15,12 +15,10 @@ from kvplace.admission.vm_size import VmSize, size_of_vm
 from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import Bytes
 from tests.admission.makers import vmi
-from tests.captured import captured_files, captured_folder
+from tests.kubevirt_documents import DOMAINS
 
 GI = Bytes(1 << 30)
-each_vmi = pytest.mark.parametrize(
-    "path", captured_files("kubevirt/domains", "*.vmi.json"), ids=lambda path: path.stem
-)
+each_vmi = pytest.mark.parametrize("path", sorted(DOMAINS.glob("*.vmi.json")), ids=lambda path: path.stem)
 
 
 def size(raw: dict[str, Any]) -> VmSize:
@@ -29,7 +27,6 @@ def size(raw: dict[str, Any]) -> VmSize:
 
 @each_vmi
 def test_it_is_the_size_of_the_domain_that_kubevirt_makes_of_the_vmi(path: Path) -> None:
-    captured_folder("kubevirt/domains")
     domain = etree.parse(path.with_name(path.name.replace(".vmi.json", ".domain.xml"))).getroot()
     found = size(json.loads(path.read_text()))
 

@@ -18,12 +18,10 @@ from kvplace.admission.vmi import admit_vmi
 from kvplace.core.annotations import ASKING, RESULTS
 from kvplace.core.errors import KvplaceError, Misconfigured
 from tests.admission.makers import ASKS, OUR_ENTRY, SETTINGS, Json, unchanged_but_for, vmi
-from tests.captured import captured_files, captured_folder
+from tests.kubevirt_documents import DOMAINS
 
 HOOKS = "hooks.kubevirt.io/hookSidecars"
-each_vmi = pytest.mark.parametrize(
-    "path", captured_files("kubevirt/domains", "*.vmi.json"), ids=lambda path: path.stem
-)
+each_vmi = pytest.mark.parametrize("path", sorted(DOMAINS.glob("*.vmi.json")), ids=lambda path: path.stem)
 
 
 def admit(raw: Json, largest_node: int | None = None) -> tuple[Json, tuple[str, ...]]:
@@ -44,7 +42,6 @@ def refusal(raw: Json) -> str:
 
 @each_vmi
 def test_a_captured_vmi_without_options_is_not_changed(path: Path) -> None:
-    captured_folder("kubevirt/domains")
     raw = json.loads(path.read_text())
     before = copy.deepcopy(raw)
     after, warnings = admit(raw, largest_node=1)
@@ -54,7 +51,6 @@ def test_a_captured_vmi_without_options_is_not_changed(path: Path) -> None:
 
 @each_vmi
 def test_a_captured_vmi_with_options_gets_the_hook_sidecar_and_its_size_and_nothing_else(path: Path) -> None:
-    captured_folder("kubevirt/domains")
     raw = json.loads(path.read_text())
     raw["metadata"]["annotations"] = dict(ASKS)
     if raw["spec"]["domain"].get("cpu", {}).get("dedicatedCpuPlacement"):

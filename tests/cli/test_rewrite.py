@@ -15,8 +15,8 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.domainxml import rewrite
 from kvplace.domainxml.threads import vcpus_of
 from kvplace.machines.shipped import read_machine
-from tests.captured import captured_folder
 from tests.cli.calls import Caller
+from tests.kubevirt_documents import DOMAINS
 
 DOMAIN = "<domain type='kvm'>\n  <name>vm</name>\n  <vcpu>2</vcpu>\n</domain>\n"
 
@@ -29,7 +29,7 @@ def domain(tmp_path: Path) -> Path:
 
 
 def test_an_answer_of_place_pins_a_kubevirt_domain(kvplace: Caller, tmp_path: Path) -> None:
-    xml = captured_folder("kubevirt/domains") / "09-amd64-iothreads-shared.domain.xml"
+    xml = DOMAINS / "09-amd64-iothreads-shared.domain.xml"
     vcpus = len(vcpus_of(etree.fromstring(xml.read_bytes())).enabled)
     answer = PlaceSession("node", read_machine("epyc-7502p")).answer(
         json.dumps({"vcpus": vcpus, "memory": "1Gi"})
@@ -47,7 +47,7 @@ def test_an_answer_of_place_pins_a_kubevirt_domain(kvplace: Caller, tmp_path: Pa
 def test_a_mirrored_guest_gets_its_cells_and_stderr_reports_what_it_does_not_get(
     kvplace: Caller, tmp_path: Path
 ) -> None:
-    xml = captured_folder("kubevirt/domains") / "01-amd64-plain-4vcpu.domain.xml"
+    xml = DOMAINS / "01-amd64-plain-4vcpu.domain.xml"
     server = read_machine("2x-epyc-9354")
     near, far = (next(iter(cpus_of(package.cpus & ~server.reserved))) for package in server.packages)
     free = format_cpu_list(server.core_of[near] | server.core_of[far])
@@ -99,7 +99,7 @@ def test_a_placement_that_pins_nothing_is_refused(
 
 
 def test_a_vmi_that_is_a_migration_target_gets_a_note(kvplace: Caller, domain: Path, tmp_path: Path) -> None:
-    captured = captured_folder("kubevirt/domains") / "01-amd64-plain-4vcpu.vmi.json"
+    captured = DOMAINS / "01-amd64-plain-4vcpu.vmi.json"
     pinned = ("rewrite", "--domain", str(domain), "--cpu-map", '{"socket0": ["2", "34"]}')
     plain = kvplace(*pinned)
     assert kvplace(*pinned, "--vmi", str(captured)) == plain

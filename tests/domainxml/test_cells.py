@@ -18,9 +18,9 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.core.scalars import NO_BYTES, Bytes, CpuId, NumaId
 from kvplace.domainxml import rewrite
-from tests.captured import captured_files, captured_folder
 from tests.domainxml.documents import bindings, cells, domain, pins, topology
 from tests.domainxml.placements import FOUR_VCPUS, mirroring
+from tests.kubevirt_documents import DOMAINS
 
 GIB = Bytes(1 << 30)
 TWO_CELLS = replace(
@@ -209,14 +209,13 @@ def _is_kept(child: etree._Element) -> bool:
 
 DOCUMENTS = [
     path
-    for path in captured_files("kubevirt/domains", "*.domain.xml")
+    for path in sorted(DOMAINS.glob("*.domain.xml"))
     if "s390x" not in path.name and "numa-hugepages" not in path.name
 ]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 def test_captured_documents_change_in_nothing_else_and_three_calls_give_one_answer(path: Path) -> None:
-    captured_folder("kubevirt/domains")
     xml = path.read_bytes()
     for placement in (mirroring(cells=2, vcpus=16, threads=2), mirroring(cells=3, vcpus=18, threads=1)):
         answer = rewrite(xml, placement)

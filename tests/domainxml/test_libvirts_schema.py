@@ -19,11 +19,12 @@ from kvplace.core.scalars import NumaId
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
 from tests.domainxml.placements import MANY_VCPUS, mirroring, placements
+from tests.kubevirt_documents import DOMAINS
 
 TWO_NODES = replace(MANY_VCPUS, numa_nodes=(NumaId(0), NumaId(1)), numa_memory=NumaMemory.STRICT)
 pytestmark = pytest.mark.debian_packages
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
-CORPUS = captured_files("libvirt/domains", "*.xml") + captured_files("kubevirt/domains", "*.domain.xml")
+CORPUS = captured_files("libvirt/domains", "*.xml") + sorted(DOMAINS.glob("*.domain.xml"))
 
 
 @cache
@@ -69,7 +70,7 @@ def test_a_valid_document_stays_valid_when_its_guest_mirrors_the_host(cells: int
 
 @pytest.mark.parametrize("placement", [MANY_VCPUS, TWO_NODES, mirroring(cells=3, vcpus=48, threads=2)])
 def test_kubevirts_documents_are_valid_but_for_what_it_leaves_empty(placement: Placement) -> None:
-    for path in captured_files("kubevirt/domains", "*.domain.xml"):
+    for path in sorted(DOMAINS.glob("*.domain.xml")):
         if placement.guest_cells and ("s390x" in path.name or "numa-hugepages" in path.name):
             continue  # no cells there, or KubeVirt's own
         root = etree.fromstring(path.read_bytes())

@@ -13,9 +13,9 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.core.scalars import NO_BYTES, Bytes, CpuId, CpuMask, NumaId
 from kvplace.domainxml import rewrite
-from tests.captured import captured_folder
 from tests.domainxml.documents import bindings, domain
 from tests.domainxml.placements import FOUR_VCPUS
+from tests.kubevirt_documents import DOMAINS
 
 TWO_NODES = replace(
     FOUR_VCPUS,
@@ -73,7 +73,7 @@ def test_an_earlier_binding_is_replaced_and_unknown_parts_stay() -> None:
 
 
 def test_memory_off_leaves_no_binding_behind() -> None:
-    xml = (captured_folder("kubevirt/domains") / "07-amd64-dedicated-numa-hugepages.domain.xml").read_bytes()
+    xml = (DOMAINS / "07-amd64-dedicated-numa-hugepages.domain.xml").read_bytes()
     answer = rewrite(
         xml,
         replace(FOUR_VCPUS, vcpus=tuple(map(CpuId, range(8))), cpus=CpuMask(255), numa_memory=NumaMemory.OFF),
@@ -130,7 +130,7 @@ def test_vcpus_that_can_be_plugged_in_later_do_not_keep_a_cell_from_its_node() -
 
 
 def test_a_mirroring_vm_that_migrates_keeps_the_memory_of_each_cell_on_one_node() -> None:
-    xml = (captured_folder("kubevirt/domains") / "01-amd64-plain-4vcpu.domain.xml").read_bytes()
+    xml = (DOMAINS / "01-amd64-plain-4vcpu.domain.xml").read_bytes()
     cells = tuple(
         GuestCell(number, NumaId(number), (2 * number, 2 * number + 1), Bytes(2 << 30), distances)
         for number, distances in enumerate([(10, 21), (21, 10)])
@@ -159,7 +159,7 @@ def test_guest_cells_get_no_memnode_when_the_machine_is_unknown() -> None:
 
 
 def test_the_one_cell_that_kubevirt_makes_for_shared_memory_needs_no_memnode() -> None:
-    xml = (captured_folder("kubevirt/domains") / "13-amd64-hugepages-nonuma.domain.xml").read_bytes()
+    xml = (DOMAINS / "13-amd64-hugepages-nonuma.domain.xml").read_bytes()
     placement = replace(TWO_NODES, vcpus=tuple(map(CpuId, range(16))))
     assert [part["is"] for part in bindings(rewrite(xml, placement, NODE_OF_CPU))] == ["memory"]
 

@@ -12,9 +12,9 @@ from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask
 from kvplace.domainxml import rewrite
-from tests.captured import captured_folder
 from tests.domainxml.documents import domain, pins
 from tests.domainxml.placements import FOUR_VCPUS, MANY_VCPUS, WHOLE_NODE
+from tests.kubevirt_documents import DOMAINS
 
 
 def test_every_vcpu_gets_its_cpu_and_the_emulator_its_set() -> None:
@@ -30,7 +30,7 @@ def test_every_vcpu_gets_its_cpu_and_the_emulator_its_set() -> None:
 def test_a_kubevirt_vm_of_four_with_twelve_more_pluggable_gets_its_four_cpus_and_the_rest_the_whole_set() -> (
     None
 ):
-    xml = (captured_folder("kubevirt/domains") / "01-amd64-plain-4vcpu.domain.xml").read_bytes()
+    xml = (DOMAINS / "01-amd64-plain-4vcpu.domain.xml").read_bytes()
     found = pins(rewrite(xml, FOUR_VCPUS))
     assert [found[f"vcpu {number}"] for number in range(4)] == ["2", "34", "3", "35"]
     assert {found[f"vcpu {number}"] for number in range(4, 16)} == {"2-3,34-35"}
@@ -164,7 +164,7 @@ def test_io_threads_take_the_sets_of_the_placement_in_turn() -> None:
     ],
 )
 def test_both_of_kubevirts_ways_to_have_io_threads_are_counted_once(name: str, count: int) -> None:
-    xml = (captured_folder("kubevirt/domains") / f"{name}.domain.xml").read_bytes()
+    xml = (DOMAINS / f"{name}.domain.xml").read_bytes()
     found = pins(rewrite(xml, FOUR_VCPUS))
     assert sorted(key for key in found if key.startswith("io ")) == [
         f"io {number + 1}" for number in range(count)

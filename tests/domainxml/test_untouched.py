@@ -15,8 +15,9 @@ from kvplace.core.placement import Placement
 from kvplace.domainxml import rewrite, unpin
 from tests.captured import captured_files, captured_folder
 from tests.domainxml.placements import FOUR_VCPUS, MANY_VCPUS, WHOLE_NODE, placements
+from tests.kubevirt_documents import DOMAINS
 
-CORPUS = captured_files("kubevirt/domains", "*.domain.xml") + captured_files("libvirt/domains", "*.xml")
+CORPUS = sorted(DOMAINS.glob("*.domain.xml")) + captured_files("libvirt/domains", "*.xml")
 each_document = pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 OURS = ("vcpu", "cputune", "numatune")
 PINS = ("vcpupin", "emulatorpin", "iothreadpin")
@@ -60,7 +61,7 @@ def lines_not_ours(xml: bytes) -> list[str]:
 
 
 def test_the_corpus_is_here() -> None:
-    assert len(list(captured_folder("kubevirt/domains").glob("*.domain.xml"))) >= 10
+    assert len(list(DOMAINS.glob("*.domain.xml"))) >= 10
     assert len(list(captured_folder("libvirt/domains").glob("*.xml"))) >= 80
 
 

@@ -28,9 +28,9 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
-from tests.captured import captured_folder
 from tests.emulated_machine import node_inside as inside
 from tests.emulated_machine import vm_keeper
+from tests.kubevirt_documents import DOMAINS
 
 NODE = NodeName("emulated")
 NAMESPACE = "vms"
@@ -236,7 +236,7 @@ class Node:
         )
         self.cgroups[f"{name}-sidecar"] = sidecar
         vmi = json.dumps({"metadata": {"namespace": NAMESPACE, "name": name, "uid": f"vmi-{name}"}})
-        document = str(captured_folder("kubevirt/domains") / DOCUMENT)
+        document = str(DOMAINS / DOCUMENT)
         vm = vm_keeper.Vm(cgroups["compute"], sidecar, document, MEGABYTES, vmi, bound.to_json())
         running = self.machine.call_within(200, vm_keeper.start, vm)
         self.keepers.append(running.keeper)

@@ -16,7 +16,6 @@ from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
-from tests.captured import captured_folder
 from tests.hook.machine import (
     DOMAIN,
     NODE,
@@ -31,6 +30,7 @@ from tests.hook.machine import (
     two_socket_machine,
     works,
 )
+from tests.kubevirt_documents import DOMAINS
 
 
 def test_the_domain_is_pinned_as_the_placement_says_and_the_log_says_so(
@@ -51,7 +51,7 @@ def test_three_chained_calls_with_kubevirts_documents_give_one_answer(
     env: PodEnvironment, pod: PodFolder
 ) -> None:
     pod.bind()
-    folder = captured_folder("kubevirt/domains")
+    folder = DOMAINS
     for name in ("01-amd64-plain-4vcpu", "09-amd64-iothreads-shared", "11-amd64-iothreads-supplementalpool"):
         xml = (folder / f"{name}.domain.xml").read_bytes()
         vmi = (folder / f"{name}.vmi.json").read_bytes()

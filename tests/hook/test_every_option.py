@@ -27,12 +27,12 @@ from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.simulate.virt_launcher import launcher_pod
 from tests.admission.makers import SETTINGS
-from tests.captured import captured_folder
 from tests.controller.replicas import replica
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.domainxml.documents import bindings, cells, pins, topology
 from tests.hook.machine import NODE, PodFolder, forbidden, logged, works
 from tests.kube.faulty_cluster import FaultyCluster
+from tests.kubevirt_documents import DOMAINS
 
 GIB = Bytes(1 << 30)
 FOUR, EIGHT_IN_PAGES, EIGHT_THREADS = (
@@ -75,7 +75,7 @@ class Served:
 
 
 def as_kubevirt_made_it(name: str, annotations: Mapping[str, str]) -> tuple[dict[str, Any], bytes]:
-    folder = captured_folder("kubevirt/domains")
+    folder = DOMAINS
     vmi = json.loads((folder / f"{name}.vmi.json").read_text())
     vmi["metadata"] |= {"namespace": "default", "annotations": dict(annotations), "labels": {}}
     return vmi, (folder / f"{name}.domain.xml").read_bytes()

@@ -15,17 +15,15 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import Bytes, CpuId, NumaId
-from tests.captured import captured_folder
 from tests.hook.conftest import HookProcess
 from tests.hook.machine import ON_THIS_MACHINE
+from tests.kubevirt_documents import DOMAINS
 
 pytestmark = pytest.mark.control_plane
 
-DOMAINS = "kubevirt/domains"
-
 
 def vmi(name: str) -> str:
-    return (captured_folder(DOMAINS) / f"{name}.vmi.json").read_text()
+    return (DOMAINS / f"{name}.vmi.json").read_text()
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.hook.protobuf import bytes_field, read_bytes_fields
 from kvplace.hook.readiness import wait_until_ready
 from kvplace.hook.server import MAX_CLIENTS
-from tests.captured import captured_folder
 from tests.hook.conftest import HookProcess
 from tests.hook.grpc_client import CALLBACKS, DEFINE, INFO, SocketCaller, define, domain_of
 from tests.hook.machine import DOMAIN, HERE, ON_THIS_MACHINE
+from tests.kubevirt_documents import DOMAINS
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_info_is_answered_before_there_is_any_placement(hook: HookProcess) -> No
 def test_kubevirts_documents_are_pinned_over_three_chained_calls_on_connections_of_their_own(
     serving: HookProcess,
 ) -> None:
-    for path in sorted(captured_folder("kubevirt/domains").glob("*.domain.xml")):
+    for path in sorted(DOMAINS.glob("*.domain.xml")):
         xml, vmi = (
             path.read_bytes(),
             path.with_name(path.name.replace(".domain.xml", ".vmi.json")).read_bytes(),

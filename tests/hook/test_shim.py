@@ -10,9 +10,9 @@ from pathlib import Path
 
 from kvplace.core.request import OnFailure
 from kvplace.domainxml import rewrite
-from tests.captured import captured_folder
 from tests.hook.conftest import PROJECT, HookProcess
 from tests.hook.machine import DOMAIN, ON_THIS_MACHINE, VMI
+from tests.kubevirt_documents import DOMAINS
 
 
 def on_define_domain(hook: HookProcess, *words: str) -> subprocess.CompletedProcess[bytes]:
@@ -25,7 +25,7 @@ def on_define_domain(hook: HookProcess, *words: str) -> subprocess.CompletedProc
 
 def test_stdout_is_the_pinned_domain_and_stderr_the_log(hook: HookProcess) -> None:
     hook.pod.bind(ON_THIS_MACHINE)
-    path = captured_folder("kubevirt/domains") / "09-amd64-iothreads-shared.domain.xml"
+    path = DOMAINS / "09-amd64-iothreads-shared.domain.xml"
     vmi = path.with_name("09-amd64-iothreads-shared.vmi.json").read_text()
     done = on_define_domain(hook, "--vmi", vmi, "--domain", path.read_text())
     assert done.returncode == 0

@@ -12,7 +12,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId
 from kvplace.domainxml import rewrite
-from tests.captured import captured_folder
+from tests.kubevirt_documents import DOMAINS
 from tests.libvirt_session.hook_sidecar import Sidecar
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
@@ -73,7 +73,7 @@ def test_kubevirts_own_document_goes_through_the_hook_and_starts(
         emulator_cpus=mask_of([first]),
         io_thread_cpus=(),
     )
-    document = (captured_folder("kubevirt/domains") / "05-amd64-dedicated.domain.xml").read_text()
+    document = (DOMAINS / "05-amd64-dedicated.domain.xml").read_text()
     answer = Sidecar(libvirt_session, pod_folder).answer(document, pool)
     assert answer.returncode == 0, answer.stderr
     xml = without_its_pod(answer.stdout.encode(), libvirt_session.folder / "run")

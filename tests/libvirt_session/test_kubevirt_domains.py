@@ -11,12 +11,12 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy
 from kvplace.core.scalars import CpuMask, NumaId
 from kvplace.domainxml import rewrite
-from tests.captured import captured_files, captured_folder
+from tests.kubevirt_documents import DOMAINS
 from tests.libvirt_session.guest_memory import policies_of_guest_memory
 
 pytestmark = pytest.mark.libvirt_session
 
-DOCUMENTS = [path.name for path in captured_files("kubevirt/domains", "*-amd64-*.domain.xml")]
+DOCUMENTS = [path.name for path in sorted(DOMAINS.glob("*-amd64-*.domain.xml"))]
 WITH_IO_THREADS = {
     "09-amd64-iothreads-shared.domain.xml": 2,
     "11-amd64-iothreads-supplementalpool.domain.xml": 4,
@@ -40,7 +40,7 @@ def placement_on(session: LibvirtSession, numa_memory: NumaMemory = NumaMemory.S
 
 
 def rewritten(name: str, placement: Placement, session: LibvirtSession) -> bytes:
-    document = (captured_folder("kubevirt/domains") / name).read_bytes()
+    document = (DOMAINS / name).read_bytes()
     return without_its_pod(rewrite(document, placement), session.folder / "run")
 
 
@@ -87,7 +87,7 @@ def test_a_rewritten_document_that_comes_back_for_another_placement_follows_it(
         emulator_cpus=earlier.cpus & ~earlier.emulator_cpus,
         io_thread_cpus=(),
     )
-    document = (captured_folder("kubevirt/domains") / "05-amd64-dedicated.domain.xml").read_bytes()
+    document = (DOMAINS / "05-amd64-dedicated.domain.xml").read_bytes()
     twice = without_its_pod(rewrite(rewrite(document, earlier), later), libvirt_session.folder / "run")
     with libvirt_session.running(twice) as domain:
         found = domain.affinities()

@@ -14,7 +14,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.domainxml import rewrite
-from tests.captured import captured_folder
+from tests.kubevirt_documents import DOMAINS
 from tests.libvirt_session.guest_memory import policies_of_guest_memory
 
 pytestmark = pytest.mark.libvirt_session
@@ -72,7 +72,7 @@ def _lines(what: str, answer: str) -> list[tuple[str, str]]:
 def test_kubevirts_guests_start_with_cells_on_the_cpus_of_the_placement(
     name: str, libvirt_session: LibvirtSession
 ) -> None:
-    document = (captured_folder("kubevirt/domains") / name).read_bytes()
+    document = (DOMAINS / name).read_bytes()
     cells = (
         cell(0, range(8), 3, megabytes=64),
         cell(1, range(8, 16), 3, megabytes=32),

@@ -1,0 +1,12 @@
+"""Documents that KubeVirt makes of VMs: `python -m tests.kubevirt_documents` makes them again.
+
+They are kept in the project, so tests read them without KubeVirt's programs. A test with these programs fails
+when KubeVirt makes other ones.
+
+`domains/NAME.vmi.yaml` is a VMI as a user writes it, `NAME.vmi.json` the same VMI with KubeVirt's defaults as
+virt-launcher gets it, and `NAME.domain.xml` the domain XML of the first call of OnDefineDomain.
+"""
+
+from pathlib import Path
+
+DOMAINS = Path(__file__).parent / "domains"
