@@ -24,6 +24,7 @@ from kvplace.core.request import (
     Policy,
     Scope,
     Smt,
+    scope_hint,
 )
 
 PREFIX = "kvplace.io/"
@@ -181,7 +182,9 @@ def _lookup(annotations: Mapping[str, str], key: str, words: Mapping[str, _Value
     if value is None:
         return None
     if value not in words:
-        raise BadAnnotation(key, value, f"must be one of {', '.join(words)}{did_you_mean(value, words)}")
+        hint = scope_hint(value) if key in (CPU_SET, KVPLACE_CPU_SET) else ""
+        hint = hint or did_you_mean(value, words)
+        raise BadAnnotation(key, value, f"must be one of {', '.join(words)}{hint}")
     return words[value]
 
 

@@ -16,6 +16,7 @@ from kvplace.core.cpuset import MAX_CPU, parse_cpu_list
 from kvplace.core.huge_pages import read_page_counts
 from kvplace.core.near_words import did_you_mean
 from kvplace.core.quantity import parse_bytes
+from kvplace.core.request import Scope, scope_hint
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.core.strict_json import shown, unknown_key
 
@@ -63,7 +64,8 @@ class Fields:
             if member.value == value:
                 return member
         words = [str(member.value) for member in kind]
-        raise self.bad(key, f"one of {', '.join(words)}{did_you_mean(value, words)}")
+        hint = (scope_hint(value) if kind is Scope else "") or did_you_mean(value, words)
+        raise self.bad(key, f"one of {', '.join(words)}{hint}")
 
     def whole(self, key: str, most: int, *, least: int = 0, default: int | None = None) -> int:
         """Read a whole number."""

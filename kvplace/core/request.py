@@ -14,6 +14,8 @@ from types import MappingProxyType
 
 from kvplace.core.scalars import NO_BYTES, Bytes
 
+_CPU_LIST = frozenset("0123456789-, ")
+
 
 class Scope(Enum):
     """Where all the CPUs of a VM must lie (`cpu-set`)."""
@@ -24,6 +26,13 @@ class Scope(Enum):
     SPREAD_SOCKETS = "spread-sockets"
     SPREAD_NUMA = "spread-numa"
     ANY = "any"
+
+
+def scope_hint(value: object) -> str:
+    """Write what a CPU list or a number is not, where a scope belongs; empty for any other value."""
+    if not isinstance(value, int | str) or not set(str(value)) <= _CPU_LIST or not str(value):
+        return ""
+    return "; it names a scope, not CPUs: kvplace chooses the CPUs, as many as the VM has vCPUs"
 
 
 class Policy(Enum):

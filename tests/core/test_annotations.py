@@ -177,6 +177,20 @@ def test_a_typo_in_a_value_is_answered_with_the_word_that_was_meant() -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["cpu-set", "kvplace.io/cpu-set"])
+@pytest.mark.parametrize("value", ["0-3", "2,34", "4"])
+def test_cpus_in_place_of_a_scope_are_answered_with_what_the_annotation_names(key: str, value: str) -> None:
+    with pytest.raises(BadAnnotation, match="it names a scope, not CPUs: kvplace chooses the CPUs, as many"):
+        read_options({key: value})
+
+
+@pytest.mark.parametrize("annotations", [{"cpu-set": ""}, {"cpu-set": "any", "kvplace.io/smt": "0-3"}])
+def test_only_cpus_in_place_of_a_scope_get_this_answer(annotations: Mapping[str, str]) -> None:
+    with pytest.raises(BadAnnotation) as caught:
+        read_options(annotations)
+    assert "scope" not in str(caught.value)
+
+
 def test_a_value_near_no_word_is_answered_with_all_of_them() -> None:
     with pytest.raises(BadAnnotation) as caught:
         read_options({"cpu-set": "any", "kvplace.io/smt": "42"})
