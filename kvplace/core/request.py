@@ -11,21 +11,53 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
+from typing import Self
 
 from kvplace.core.scalars import NO_BYTES, Bytes
 
 _CPU_LIST = frozenset("0123456789-, ")
 
 
-class Scope(Enum):
-    """Where all the CPUs of a VM must lie (`cpu-set`)."""
+class Level(Enum):
+    """A level of a machine; the value is the noun for one part of it."""
 
-    ONE_SOCKET = "one-socket"
-    ONE_NUMA = "one-numa"
-    ONE_L3 = "one-l3"
-    SPREAD_SOCKETS = "spread-sockets"
-    SPREAD_NUMA = "spread-numa"
-    ANY = "any"
+    MACHINE = "machine"
+    SOCKET = "socket"
+    NUMA = "NUMA node"
+    L3 = "L3 group"
+
+
+class Scope(Enum):
+    """Where all the CPUs of a VM must lie (`cpu-set`): in one part of a level, or evenly over its parts."""
+
+    level: Level
+    evenly: bool
+
+    ONE_SOCKET = "one-socket", Level.SOCKET
+    ONE_NUMA = "one-numa", Level.NUMA
+    ONE_L3 = "one-l3", Level.L3
+    SPREAD_SOCKETS = "spread-sockets", Level.SOCKET, True
+    SPREAD_NUMA = "spread-numa", Level.NUMA, True
+    ANY = "any", Level.MACHINE
+
+    def __new__(cls, value: str, level: Level, evenly: bool = False) -> Self:
+        """Make a scope of its word in the annotation, its level, and whether it spreads."""
+        scope = object.__new__(cls)
+        scope._value_ = value
+        scope.level = level
+        scope.evenly = evenly
+        return scope
+
+    @property
+    def within(self) -> Level:
+        """The level of which one part holds all CPUs."""
+        return Level.MACHINE if self.evenly else self.level
+
+
+NARROW_FIRST = (
+    Scope.ONE_L3, Scope.ONE_NUMA, Scope.ONE_SOCKET, Scope.SPREAD_NUMA, Scope.SPREAD_SOCKETS, Scope.ANY,
+)  # fmt: skip
+"""Scopes in the order in which they leave the least choice."""
 
 
 def scope_hint(value: object) -> str:

@@ -33,7 +33,10 @@ def options() -> st.SearchStrategy[PinningOptions]:
     """Any options, also those that nobody can be given."""
     return st.builds(
         PinningOptions,
-        *map(st.sampled_from, (Scope, Policy, Smt, EmulatorThreads, NumaMemory, GuestNuma, OnFailure)),
+        *(
+            st.sampled_from([*values])
+            for values in (Scope, Policy, Smt, EmulatorThreads, NumaMemory, GuestNuma, OnFailure)
+        ),
     )
 
 

@@ -78,7 +78,7 @@ def _fits_empty(topology: Topology, request: Request) -> bool:
 
 
 def _best_cores(supply: Supply) -> ChosenCores | None:
-    domains = supply.layout.domains[supply.request.options.scope]
+    domains = supply.layout.domains[supply.request.options.scope.within]
     if all(supply.units_in(domain) < supply.need for domain in domains):
         return None
     numa_sets = _unlike(supply, giving_cpus(supply, _numa_sets(supply)))

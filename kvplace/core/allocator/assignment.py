@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -12,7 +12,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.guest_cells import mirrored
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.placement import Placement
-from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy, Scope, Smt
+from kvplace.core.request import EmulatorThreads, GuestNuma, Level, NumaMemory, Policy, Smt
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, NumaIndex
 
 
@@ -94,10 +94,10 @@ def _emulators_unit(supply: Supply, cores: Sequence[CoreShare]) -> CpuId:
     evenly too.
     """
     layout = supply.layout
-    where = {
-        Scope.SPREAD_SOCKETS: layout.package_of,
-        Scope.SPREAD_NUMA: layout.node_of,
-    }.get(supply.request.options.scope)
+    scope = supply.request.options.scope
+    where: Mapping[CpuId, int] | None = None
+    if scope.evenly:
+        where = layout.package_of if scope.level is Level.SOCKET else layout.node_of
     shares: dict[int, int] = {}
     if where is not None:
         for taken in cores:

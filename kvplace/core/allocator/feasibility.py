@@ -30,14 +30,14 @@ def fits(supply: Supply) -> bool:
     """Whether any placement exists."""
     return any(
         _Domain(supply, domain).serve(domain.parts, -1) is not None
-        for domain in supply.layout.domains[supply.request.options.scope]
+        for domain in supply.layout.domains[supply.request.options.scope.within]
     )
 
 
 def near_set(supply: Supply) -> NumaSet | None:
     """Build a NUMA set that serves the VM: few packages and nodes, near to each other, if not the best."""
     best: tuple[Rank, NumaSet] | None = None
-    for domain in supply.layout.domains[supply.request.options.scope]:
+    for domain in supply.layout.domains[supply.request.options.scope.within]:
         found = _Domain(supply, domain).reduced()
         if found is not None and (best is None or rank_of(supply, found) < best[0]):
             best = (rank_of(supply, found), found)

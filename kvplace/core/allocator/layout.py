@@ -15,7 +15,7 @@ from functools import cached_property
 
 from kvplace.core.cpuset import cpus_of, place_of_each
 from kvplace.core.refusal import THE_MACHINE
-from kvplace.core.request import Scope
+from kvplace.core.request import Level
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaIndex
 from kvplace.core.topology import Topology
 
@@ -139,22 +139,19 @@ class Layout:
             self.part_counts.clear()
 
     @cached_property
-    def domains(self) -> Mapping[Scope, tuple[ScopeDomain, ...]]:
-        """Where all the CPUs of a VM may lie, by scope, in the machine's order."""
+    def domains(self) -> Mapping[Level, tuple[ScopeDomain, ...]]:
+        """The parts of each level that may hold all CPUs of a VM, in the machine's order."""
         topology = self.topology
-        machine = (self._domain(THE_MACHINE, topology.cpus),)
         socket = "socket" if topology.sockets == topology.packages else "numa"
         return {
-            Scope.ONE_SOCKET: tuple(self._domain(f"{socket} {p.id}", p.cpus) for p in topology.sockets),
-            Scope.ONE_NUMA: tuple(
+            Level.MACHINE: (self._domain(THE_MACHINE, topology.cpus),),
+            Level.SOCKET: tuple(self._domain(f"{socket} {p.id}", p.cpus) for p in topology.sockets),
+            Level.NUMA: tuple(
                 self._domain(f"numa {node.id}", node.cpus) for node in topology.numa_nodes if node.cpus
             ),
-            Scope.ONE_L3: tuple(
+            Level.L3: tuple(
                 self._domain(f"L3 group {index}", cpus) for index, cpus in enumerate(topology.l3_groups)
             ),
-            Scope.SPREAD_SOCKETS: machine,
-            Scope.SPREAD_NUMA: machine,
-            Scope.ANY: machine,
         }
 
     @cached_property

@@ -20,7 +20,7 @@ from kvplace.core.allocator.nearest_nodes import NodeSets, SizedPart
 from kvplace.core.allocator.set_cover import covers, fewest
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import bits_of, mask_of, union
-from kvplace.core.request import Policy, Scope
+from kvplace.core.request import Level, Policy
 
 _MOST_PACKAGES_OF_NODES = 64
 """Sets of packages of the same NUMA nodes that are looked into, where packages and NUMA nodes cross."""
@@ -58,7 +58,7 @@ def best_numa_sets(supply: Supply) -> list[NumaSet]:
 
     When the effort is spent it is those that rank first so far, or none.
     """
-    best = _best_in(supply, supply.layout.domains[supply.request.options.scope])
+    best = _best_in(supply, supply.layout.domains[supply.request.options.scope.within])
     return best.numa_sets if best is not None else []
 
 
@@ -157,16 +157,15 @@ def _single_nodes(supply: Supply, domains: Iterable[ScopeDomain]) -> Iterator[Nu
 
 def spread_groups(supply: Supply, numa_set: NumaSet) -> list[list[Segment]]:
     """Group the segments of a NUMA set by what the scope spreads over; one group when it does not spread."""
-    match supply.request.options.scope:
-        case Scope.SPREAD_SOCKETS:
-            groups: dict[int, list[Segment]] = {}
-            for segment in numa_set.segments:
-                groups.setdefault(segment.package, []).append(segment)
-            return list(groups.values())
-        case Scope.SPREAD_NUMA:
-            return [list(numa_set.segments_of(part)) for part in numa_set.parts]
-        case _:
-            return [list(numa_set.segments)]
+    scope = supply.request.options.scope
+    if not scope.evenly:
+        return [list(numa_set.segments)]
+    if scope.level is Level.NUMA:
+        return [list(numa_set.segments_of(part)) for part in numa_set.parts]
+    groups: dict[int, list[Segment]] = {}
+    for segment in numa_set.segments:
+        groups.setdefault(segment.package, []).append(segment)
+    return list(groups.values())
 
 
 def _package_by_package(supply: Supply, domain: ScopeDomain, best: _Best | None) -> _Best | None:
@@ -262,9 +261,9 @@ def _nearest(
     share = larger = package_share = 0
     if not domain.crossed and not supply.needs_memory and 1 < count <= supply.need:
         scope = supply.request.options.scope
-        if scope is Scope.SPREAD_NUMA or (scope is Scope.SPREAD_SOCKETS and sockets == count):
+        if scope.evenly and (scope.level is Level.NUMA or sockets == count):
             share, larger = divmod(supply.need, count)
-        elif scope is Scope.SPREAD_SOCKETS and sockets > 1:
+        elif scope.evenly and sockets > 1:
             package_share = supply.need // sockets
 
     def numa_sets_of(members: tuple[NodePart, ...]) -> Iterable[NumaSet]:
@@ -304,7 +303,8 @@ def _choose_packages(
             # Every node gives CPUs: no set has a node too many.
             of_parts = [supply.units_by_package(part) for part in parts]
             lies_in = [[of_part.get(package, 0) for package in everything] for of_part in of_parts]
-            if supply.request.options.scope is Scope.SPREAD_NUMA:
+            scope = supply.request.options.scope
+            if scope.evenly and scope.level is Level.NUMA:
                 needs = [supply.need // len(parts)] * len(parts)
     also = [*zip(lies_in, needs, strict=True)]
     yielded = 0

@@ -9,16 +9,14 @@ from kvplace.core.allocator.layout import ScopeDomain
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.quantity import about_bytes, counted, format_bytes
 from kvplace.core.refusal import Reason, Refusal
-from kvplace.core.request import Request, Scope, Smt
+from kvplace.core.request import Level, Request, Smt
 from kvplace.core.scalars import Bytes
 
-_SCOPES = {
-    Scope.ONE_SOCKET: (Reason.NO_SOCKET_FITS, "socket"),
-    Scope.ONE_NUMA: (Reason.NO_NUMA_NODE_FITS, "NUMA node"),
-    Scope.ONE_L3: (Reason.NO_L3_FITS, "L3 group"),
-    Scope.SPREAD_SOCKETS: (Reason.NO_SOCKET_FITS, "machine"),
-    Scope.SPREAD_NUMA: (Reason.NO_NUMA_NODE_FITS, "machine"),
-    Scope.ANY: (Reason.NO_NODE_FITS, "machine"),
+_REASONS = {
+    Level.MACHINE: Reason.NO_NODE_FITS,
+    Level.SOCKET: Reason.NO_SOCKET_FITS,
+    Level.NUMA: Reason.NO_NUMA_NODE_FITS,
+    Level.L3: Reason.NO_L3_FITS,
 }
 
 
@@ -29,14 +27,15 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> R
     those of the place where least is missing. `fits` says whether the machine could serve another request.
     """
     request = supply.request
-    reason, noun = _SCOPES[request.options.scope]
-    if noun == "socket" and supply.topology.sockets != supply.topology.packages:
-        noun = "NUMA node"
-    domains = supply.layout.domains[request.options.scope]
+    scope = request.options.scope
+    reason, noun = _REASONS[scope.level], scope.within.value
+    if scope.within is Level.SOCKET and supply.topology.sockets != supply.topology.packages:
+        noun = Level.NUMA.value
+    domains = supply.layout.domains[scope.within]
     kind = unit_name(request, supply.need)
     best, where = _most([(supply.units_in(domain), domain.name) for domain in domains])
     if best < supply.need:
-        if request.options.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA):
+        if scope.evenly:
             reason = Reason.NO_NODE_FITS
         shared = _shared_there(supply, domains, where)
         message = f"no {noun} with {supply.need} {kind}, best {best} on {where}{shared}"
@@ -77,7 +76,7 @@ def _shared_there(supply: Supply, domains: Sequence[ScopeDomain], where: str) ->
 
 def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool], never: bool) -> Refusal:
     """There is enough of everything, but not in equal shares."""
-    noun = "sockets" if supply.request.options.scope is Scope.SPREAD_SOCKETS else "NUMA nodes"
+    noun = f"{supply.request.options.scope.level.value}s"
     needed = supply.request.vcpus
     smaller = (replace(supply.request, vcpus=count) for count in range(needed - 1, 0, -1))
     best = next((one.vcpus for one in smaller if fits(one)), 0)

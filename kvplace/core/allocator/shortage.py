@@ -31,7 +31,7 @@ class Shortage:
     def __init__(self, topology: Topology, request: Request) -> None:
         self._domains = [
             (domain.cpus, [topology.numa_nodes[part.node].id for part in domain.parts])
-            for domain in layout_of(topology).domains[request.options.scope]
+            for domain in layout_of(topology).domains[request.options.scope.within]
         ]
         self._need = units_needed(request)
         self._owns = request.owns_cpus

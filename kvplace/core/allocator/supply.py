@@ -16,7 +16,7 @@ from kvplace.core.allocator.layout import L3Part, NodePart, PartCount, ScopeDoma
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free
 from kvplace.core.huge_pages import plain_bytes
-from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Smt
 from kvplace.core.scalars import Bytes, CpuMask, NumaIndex
 from kvplace.core.topology import Topology
 
@@ -50,7 +50,7 @@ class Supply:
         self.cpus = free.cpus if request.owns_cpus else free.pool
         self.smt = counted_unit(request)
         self._unit = _UNITS[self.smt]
-        self.spreads = request.options.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
+        self.spreads = request.options.scope.evenly
         self.uses = dict(free.uses) if not request.owns_cpus else {}
         self.effort = Effort(_NUMA_STEPS)
         """For the search for sets of NUMA nodes."""

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from kvplace.core.cluster.draft import Draft, Shape
-from kvplace.core.cluster.greedy import NARROW_FIRST, assign_all, tightest
+from kvplace.core.cluster.greedy import assign_all, tightest
+from kvplace.core.request import NARROW_FIRST
 from kvplace.core.scalars import CpuMask
 
 
@@ -24,7 +25,7 @@ class FillOrder(Enum):
 def pack(draft: Draft, order: Sequence[int], shapes: Sequence[Shape], first: FillOrder) -> None:
     """Assign exclusive VMs scope domain by scope domain, narrow scopes first; then the others, one by one."""
     exclusive = [vm for vm in order if shapes[vm].request.owns_cpus]
-    for scope in sorted({shapes[vm].request.options.scope for vm in exclusive}, key=NARROW_FIRST.__getitem__):
+    for scope in sorted({shapes[vm].request.options.scope for vm in exclusive}, key=NARROW_FIRST.index):
         vms = [vm for vm in exclusive if shapes[vm].request.options.scope is scope]
         waiting = _Waiting(vms, shapes)
         headrooms = [

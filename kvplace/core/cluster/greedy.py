@@ -12,21 +12,11 @@ from typing import TypeAlias
 from kvplace.core.cluster.draft import Draft, DraftNode, Shape
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.placement import Placement
-from kvplace.core.request import Scope
+from kvplace.core.request import NARROW_FIRST
 
 Choice: TypeAlias = tuple[int, Placement]
 """A node's index and a placement there."""
 Chooser: TypeAlias = Callable[[Draft, Shape], Choice | None]
-
-NARROW_FIRST = {
-    Scope.ONE_L3: 0,
-    Scope.ONE_NUMA: 1,
-    Scope.ONE_SOCKET: 2,
-    Scope.SPREAD_NUMA: 3,
-    Scope.SPREAD_SOCKETS: 4,
-    Scope.ANY: 5,
-}
-"""Scopes in the order in which they leave the least choice."""
 
 
 def assign_all(draft: Draft, order: Iterable[int], shapes: Sequence[Shape], choose: Chooser) -> None:
@@ -107,7 +97,7 @@ def hardest_first(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
         key=lambda vm: (
             -hard[shapes[vm]][0],
             -hard[shapes[vm]][1],
-            NARROW_FIRST[shapes[vm].request.options.scope],
+            NARROW_FIRST.index(shapes[vm].request.options.scope),
             vm,
         ),
     )

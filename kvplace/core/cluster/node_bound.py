@@ -30,7 +30,7 @@ from kvplace.core.cluster.node_choice import (
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, crowd
 from kvplace.core.huge_pages import plain_bytes
-from kvplace.core.request import NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import Level, NumaMemory, Policy, Request, Smt
 from kvplace.core.scalars import Bytes
 from kvplace.core.topology import Topology
 
@@ -106,7 +106,7 @@ class StandingBound:
         self._by_cpu = options.smt is Smt.PREFER or self._pools
         self._need = units_needed(request)
         self._owns = request.owns_cpus
-        self._one_numa = options.scope is Scope.ONE_NUMA
+        self._one_numa = options.scope.within is Level.NUMA
         self._counts_memory = bool(request.memory) and options.numa_memory is not NumaMemory.OFF
         self._memory = plain_bytes(request.memory, request.huge_pages) if self._counts_memory else 0
         self._pages = [(size, count) for size, count in request.huge_pages.items() if count]
@@ -131,7 +131,7 @@ class StandingBound:
         supply = Supply(counts.topology, counts.free, self._request)
         able = [
             domain
-            for domain in supply.layout.domains[self._request.options.scope]
+            for domain in supply.layout.domains[self._request.options.scope.within]
             if supply.units_in(domain) >= self._need
         ]
         if not able:

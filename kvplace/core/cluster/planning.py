@@ -19,7 +19,6 @@ from kvplace.core.cluster.bin_packing import FillOrder, pack
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import OPEN, ClosedNodes, Draft, Shape, Stopped, shapes_of
 from kvplace.core.cluster.greedy import (
-    NARROW_FIRST,
     as_many_as_can_fit,
     assign_all,
     by_strategy,
@@ -31,7 +30,7 @@ from kvplace.core.cluster.node_choice import Strategy, quality
 from kvplace.core.cluster.planned_moves import NodeMove, PlannedMoves, make_room_for_waiting
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import Request
+from kvplace.core.request import NARROW_FIRST, Request
 from kvplace.core.scalars import CpuMask, NodeName
 
 Hint: TypeAlias = Sequence[tuple[int, int, CpuMask]]
@@ -232,7 +231,11 @@ def _follow(draft: Draft, hint: Hint, order: Sequence[int], shapes: Sequence[Sha
     """Assign the VMs of a hint as it says, narrow scopes first, then the others."""
     for vm, node, cpus in sorted(
         hint,
-        key=lambda one: (NARROW_FIRST[shapes[one[0]].request.options.scope], -shapes[one[0]].vcpus, one),
+        key=lambda one: (
+            NARROW_FIRST.index(shapes[one[0]].request.options.scope),
+            -shapes[one[0]].vcpus,
+            one,
+        ),
     ):
         placement = draft.nodes[node].place_within(shapes[vm], cpus)
         if placement is not None:

@@ -18,7 +18,7 @@ from kvplace.core.moves.step_trials import StepTrials, Trial, cost_of
 from kvplace.core.moves.targets import Step, Target, VmToPlace, moving_vm, new_vm
 from kvplace.core.occupant import RunningVms, locality_of
 from kvplace.core.placement import Placement
-from kvplace.core.request import Policy, Request, Scope
+from kvplace.core.request import Level, Policy, Request
 from kvplace.core.scalars import CpuMask
 
 _SMALL_MACHINE = 16
@@ -65,7 +65,7 @@ class MoveSearch:
     def best(self, most_moves: int) -> Trial | None:
         """Find the solution with the fewest moves, of these the cheapest; exact within the budget."""
         by_l3 = any(
-            request.options.scope is Scope.ONE_L3
+            request.options.scope.level is Level.L3
             for request in (self._new.request, *(one.request for one in self._movable.values()))
         )
         if not self._counts.suffice_in_total(self._new):

@@ -20,21 +20,18 @@ from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted, format_bytes
 from kvplace.core.request import (
+    NARROW_FIRST,
     EmulatorThreads,
+    Level,
     NumaMemory,
     PinningOptions,
     Policy,
     Request,
-    Scope,
     Smt,
 )
 from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.topology import Topology
 
-_SCOPES = (
-    Scope.ONE_L3, Scope.ONE_NUMA, Scope.ONE_SOCKET, Scope.SPREAD_NUMA, Scope.SPREAD_SOCKETS, Scope.ANY,
-)  # fmt: skip
-"""From the narrowest to the widest."""
 _WEAKER_SMT = {Smt.ISOLATE: (Smt.REQUIRE, Smt.PREFER), Smt.REQUIRE: (Smt.PREFER,), Smt.PREFER: ()}
 _MEBIBYTE = Bytes(1 << 20)
 _MAX_VCPU_TRIALS = 256
@@ -114,12 +111,12 @@ def move_text(move: Move) -> str:
 
 def where(request: Request, placement: Placement) -> str:
     """Name the L3 group, sockets or NUMA nodes of a placement, as its scope does."""
-    match request.options.scope:
-        case Scope.ONE_L3:
+    match request.options.scope.level:
+        case Level.L3:
             return f"on L3 group {placement.l3_groups[0]}"
-        case Scope.ONE_SOCKET | Scope.SPREAD_SOCKETS:
+        case Level.SOCKET:
             return _counted("socket", placement.packages)
-        case Scope.ONE_NUMA | Scope.SPREAD_NUMA | Scope.ANY:
+        case Level.NUMA | Level.MACHINE:
             return _counted("NUMA node", placement.numa_nodes)
 
 
@@ -140,7 +137,7 @@ class _Trial:
 
     def weaker_options(self) -> Iterator[Suggestion]:
         options = self._request.options
-        wider = _SCOPES[_SCOPES.index(options.scope) + 1 :]
+        wider = NARROW_FIRST[NARROW_FIRST.index(options.scope) + 1 :]
         yield from self._first(
             "cpuSet", "cpu-set", [(scope.value, replace(options, scope=scope)) for scope in wider]
         )
@@ -169,7 +166,7 @@ class _Trial:
         def with_vcpus(count: int) -> Request:
             return replace(self._request, vcpus=count)
 
-        if self._request.options.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA):
+        if self._request.options.scope.evenly:
             counts = range(most, max(0, most - _MAX_VCPU_TRIALS), -1)
             best = next((count for count in counts if self._fits(with_vcpus(count))), 0)
         else:

@@ -125,7 +125,7 @@ def _node_sets(
 ) -> Iterator[tuple[CpuMask, Sequence[NumaNode], bool]]:
     """Yield (CPUs, NUMA nodes, whether a VM placed there is meant to use all of the nodes)."""
     seen: set[int] = set()
-    for domain in (one.cpus for one in layout_of(topology).domains[scope]):
+    for domain in (one.cpus for one in layout_of(topology).domains[scope.within]):
         nodes = [node for node in topology.numa_nodes if node.cpus & domain]
         largest = min(len(nodes), most(len(nodes)))
         if sum(comb(len(nodes), size) for size in range(1, largest + 1)) > _MAX_NODE_SETS:

@@ -291,7 +291,7 @@ class VictimSearch:
         needed = _least_cpus(question)
         claims = question.machine.ledger.claims
         has_needs = any(question.needed.values())
-        for cpus in (domain.cpus for domain in layout_of(topology).domains[request.options.scope]):
+        for cpus in (domain.cpus for domain in layout_of(topology).domains[request.options.scope.within]):
             inside = cpus & usable
             nodes = frozenset(topology.nodes_of(cpus))
             missing = needed - (free & inside).bit_count()
