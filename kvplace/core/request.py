@@ -133,8 +133,11 @@ class PinningOptions:
     on_failure: OnFailure = OnFailure.WAIT
 
     def of_plain_pod(self) -> PinningOptions:
-        """Return these options without those that only a VM can have: it has QEMU's threads and a guest."""
-        return replace(self, emulator_threads=EmulatorThreads.SHARED, guest_numa=GuestNuma.OFF)
+        """Return these options without those of QEMU's own threads and of a guest.
+
+        All threads of the pod run on its CPUs. With `shared` its containers would have the reserved CPUs, too.
+        """
+        return replace(self, emulator_threads=EmulatorThreads.WITH_VCPUS, guest_numa=GuestNuma.OFF)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from kvplace.admission.pod import admit_pod
 from kvplace.core.annotations import ASKING, RESULTS
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.quantity import parse_quantity
-from kvplace.core.request import GuestNuma, PinningOptions, Policy, Request, Scope
+from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes
 from tests.admission.makers import (
     ASKS,
@@ -41,7 +41,7 @@ def test_a_plain_pod_is_as_large_as_the_limits_of_its_containers() -> None:
     written = written_request(after)
     assert written.request == Request(
         vcpus=6,
-        options=PinningOptions(scope=Scope.ONE_NUMA),
+        options=PinningOptions(scope=Scope.ONE_NUMA, emulator_threads=EmulatorThreads.WITH_VCPUS),
         memory=Bytes(11 << 30),
         huge_pages={Bytes(1 << 30): 2},
     )

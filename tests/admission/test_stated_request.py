@@ -59,7 +59,7 @@ def test_a_plain_pod_states_the_request_that_it_gets_and_nothing_that_needs_a_vm
     stated = stated_request(pod)
     assert stated == written_request(admit(pod)[0])
     assert stated is not None
-    assert stated.request.options.emulator_threads is EmulatorThreads.SHARED
+    assert stated.request.options.emulator_threads is EmulatorThreads.WITH_VCPUS
 
 
 @pytest.mark.parametrize(

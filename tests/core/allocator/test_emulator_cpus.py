@@ -11,7 +11,7 @@ from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
-from kvplace.core.request import PinningOptions, Policy, Request, Scope
+from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope
 from kvplace.core.topology import Topology
 from tests.core.allocator.shapes import machine, slit
 from tests.core.allocator.validity import key_of_valid
@@ -56,3 +56,17 @@ def test_the_nearest_reserved_cpus_of_the_socket_serve_else_the_vms_own(
     key_of_valid(reserving, available, request, found)
     assert format_cpu_list(found.emulator_cpus) == emulator
     assert found.io_thread_cpus == (found.emulator_cpus,) * 2
+
+
+@pytest.mark.parametrize("emulator_threads", EmulatorThreads)
+@pytest.mark.parametrize("policy", [Policy.EXCLUSIVE, Policy.SHARE])
+def test_a_plain_pod_has_no_cpus_but_those_that_it_requests(
+    emulator_threads: EmulatorThreads, policy: Policy
+) -> None:
+    """The cpuset of its containers is that of its placement, and all its threads may run there."""
+    reserving = replace(TWO_SOCKETS, reserved=parse_cpu_list("0-1"))
+    options = PinningOptions(Scope.ONE_SOCKET, policy, emulator_threads=emulator_threads).of_plain_pod()
+    found = place(reserving, free_of(reserving, Ledger(), only=parse_cpu_list("2-7")), Request(4, options))
+    assert isinstance(found, Placement)
+    assert found.cpus.bit_count() == 4
+    assert found.emulator_cpus & ~found.cpus == 0
