@@ -135,7 +135,7 @@ class PinningOptions:
     def of_plain_pod(self) -> PinningOptions:
         """Return these options without those of QEMU's own threads and of a guest.
 
-        All threads of the pod run on its CPUs. With `shared` its containers would have the reserved CPUs, too.
+        All its threads run on its own CPUs; with `shared`, its containers would also have reserved CPUs.
         """
         return replace(self, emulator_threads=EmulatorThreads.WITH_VCPUS, guest_numa=GuestNuma.OFF)
 
