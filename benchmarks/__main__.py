@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 RESULTS = HERE / "results"
 TITLES: Mapping[str, str] = {
+    "neighbours": "A job beside busy neighbours",
     "fragmentation": "Fragmentation after long use",
     "across_nodes": "Cluster utilisation",
     "planning": "Many VMs at once",

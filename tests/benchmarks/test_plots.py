@@ -14,10 +14,12 @@ from benchmarks import (
     bound_per_second,
     cost_per_vm,
     fragmentation,
+    neighbours,
     placement,
     preemption,
 )
 from benchmarks._load import MIXES
+from benchmarks._timed_job import Timing
 from kvplace.simulate.cluster_state import ClusterState
 
 SHARES = {mix.name: dict.fromkeys(fragmentation.WAYS, (7.5, 0.5)) for mix in MIXES}
@@ -27,7 +29,11 @@ MEDIANS = {kind: [1e-5 * (number + 1) for number in range(len(placement.ASKED))]
 CLUSTERS = ("50 nodes", "5000 nodes, 90% full")
 RATES = {"pods bound per second": [(540.0, 222.0)] * 2, "CPU seconds per 1,000 pods": [(3.8, 8.5)] * 2}
 COSTS = {name: dict.fromkeys(cost_per_vm.PROCESSES, 10.0) for name in CLUSTERS}
+TIMINGS = {
+    (kind, title): [Timing(1.0, 30, 400, 9000)] for kind in neighbours.KINDS for title in neighbours.TITLES
+}
 PLOTS = {
+    "neighbours": partial(neighbours.draw, TIMINGS),
     "bound_per_second": partial(bound_per_second.draw, CLUSTERS, RATES),
     "cost_per_vm": partial(cost_per_vm.draw, COSTS),
     "preemption": partial(preemption.draw, dict.fromkeys(preemption.ASKED, (33.0, 100.0))),

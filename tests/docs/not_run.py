@@ -22,6 +22,7 @@ NOT_RUN: dict[tuple[str, str], Reason] = {
     ("docs/architecture.md", "kvplace/"): Reason.DRAWING,
     ("docs/architecture.md", " cli"): Reason.DRAWING,
     ("docs/benchmarks.md", "./make bench"): Reason.BENCHMARK,
+    ("docs/measure.md", "kubectl logs -l app=latency-test"): Reason.NEEDS_NODE,
     ("docs/releasing.md", "./make release"): Reason.WHOLE_PROJECT,
     ("docs/releasing.md", "cosign verify-blob"): Reason.NEEDS_COSIGN,
     ("docs/releasing.md", "podman build"): Reason.NEEDS_BASE_IMAGE,

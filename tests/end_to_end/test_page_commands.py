@@ -58,6 +58,7 @@ LOOKS = sorted(
         block("docs/troubleshoot.md", "kubectl kvplace map worker-1"),
         block("docs/troubleshoot.md", "kubectl kvplace get vms"),
         block("docs/troubleshoot.md", "kubectl kvplace version"),
+        block("docs/measure.md", "kubectl kvplace get vms"),
     }
 )
 """Blocks that change nothing."""
@@ -204,6 +205,27 @@ def test_a_running_vm_may_be_asked_for_something_else(shell: Shell) -> None:
     shared, owned = shell.run(block("docs/annotations.md", "kubectl annotate vmi web"))
     assert "annotated" in shared
     assert "annotated" in owned
+
+
+def test_the_three_vms_of_the_measurement_are_pinned_unpinned_and_dedicated(
+    shell: Shell, virt: KubeVirt
+) -> None:
+    files = {
+        "busy": block("docs/measure.md", "kind: Deployment"),
+        "pinned": block("docs/measure.md", "metadata: {name: pinned}"),
+        "unpinned": block("docs/measure.md", "metadata: {name: unpinned}"),
+        "dedicated": block("docs/measure.md", "metadata: {name: dedicated}"),
+    }
+    for name, text in files.items():
+        (shell.folder / f"{name}.yaml").write_text(text)
+    shell.run(block("docs/measure.md", "kubectl apply -f busy.yaml"))
+    shell.run(block("docs/measure.md", "kubectl patch --local -f vm-templates/latency-test.yaml"))
+    specs = {name: virt.launcher_pod(NAMESPACE, name)["spec"] for name in ("pinned", "unpinned", "dedicated")}
+    chosen = {name: spec["nodeSelector"]["kubernetes.io/hostname"] for name, spec in specs.items()}
+    assert chosen == {"pinned": WORKER, "unpinned": WORKER, "dedicated": BARE}
+    assert specs["pinned"]["schedulerName"] == "kvplace-scheduler" != specs["unpinned"]["schedulerName"]
+    assert specs["dedicated"]["nodeSelector"]["kubevirt.io/cpumanager"] == "true"
+    shell.run(block("docs/measure.md", "kubectl delete vm pinned"))
 
 
 def test_a_node_is_given_cpus_by_hand_and_emptied_for_another_policy(shell: Shell) -> None:

@@ -26,6 +26,7 @@ POLICIES = {
 NOT_HERE = {
     "arm64-server": "an arm64 node",
     "in-memory-database": "huge pages, and a seccomp profile that allows to bind memory",
+    "latency-test": "a CPU besides the vCPU's for QEMU, and the packages that its guest installs",
     "network-function": "huge pages, and a CPU besides the vCPU's for QEMU",
     "trading-engine": "a CPU besides the vCPU's for QEMU",
     "virtual-desktop": "nothing: it shares its CPUs, see below",
