@@ -7,10 +7,11 @@ from pathlib import Path
 
 import yaml
 
-from harness.control_plane.watching import wait_for
+from harness.control_plane.watching import condition, wait_for
 from harness.kvplace_cluster.vms import VMIS, VMS
+from harness.real_node.kernel_view import ContainerInKernel
 from kvplace.core.cpuset import parse_cpu_list
-from tests.real_node.vms import LEDGERS, SMALL_DOMAIN, TOPOLOGIES, Vms, ledger
+from tests.real_node.vms import LEDGERS, PINNED, SMALL_DOMAIN, TOPOLOGIES, Vms, ledger
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "vm-templates"
 MEASURED_S = 2.0
@@ -81,3 +82,25 @@ def test_busy_containers_are_off_the_vms_cpu_the_running_one_and_the_new_one_fro
         assert sum(used) > 0.01e9 * MEASURED_S, "it should be busy, however loaded the machine is"
     # runc prepares a container in its group before the container's own program begins.
     assert started[1][own] < 50e6
+
+
+def test_the_containers_of_an_exclusive_plain_pod_have_its_cpus_and_no_others(vms: Vms) -> None:
+    plane = vms.cluster.plane
+    container = {
+        "name": "work",
+        "image": "busybox:1",
+        "command": ["sleep", "inf"],
+        "resources": {"requests": {"cpu": "100m"}, "limits": {"cpu": "1"}},
+    }
+    spec = {
+        "nodeSelector": {"kubernetes.io/hostname": "n1"},
+        "terminationGracePeriodSeconds": 0,
+        "containers": [container],
+    }
+    metadata = {"name": "exclusive", "annotations": {"cpu-set": "any"}}
+    plane.request("POST", vms.pods, {"metadata": metadata, "spec": spec})
+    pod = wait_for(plane, vms.pods, "exclusive", lambda seen: condition(seen, PINNED) == "True")
+
+    running = ContainerInKernel.of_pod(vms.cluster.nodes["n1"].sandbox, pod, "work")
+    assert running.cpus() == 0b10
+    assert ledger(vms.cluster, "n1")["owners"] == {"1": pod["metadata"]["uid"]}
