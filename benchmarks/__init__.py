@@ -1,1 +1,1 @@
-"""What kvplace costs and how fast it is, measured beside what a cluster has without it."""
+"""The cost and speed of kvplace, measured beside a cluster without it."""

@@ -19,7 +19,7 @@ _LARGEST = 16
 
 @dataclass(frozen=True)
 class Question:
-    """What is free on a machine, and what is asked of it."""
+    """The free CPUs of a machine, and a request."""
 
     free: Free
     request: Request

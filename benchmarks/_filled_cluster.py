@@ -17,7 +17,7 @@ from kvplace.machines.shipped import read_machine
 SERVER_TYPES = ("2x-epyc-9354-nps2", "2x-xeon-6338", "epyc-9654p", "2x-xeon-8480plus-snc4")
 _VCPUS = (2, 2, 4, 4, 8, 8, 16)
 _GONE = 0.35
-"""The share of the VMs after which another VM ends."""
+"""Another VM ends after this share of the VMs."""
 
 
 def filled_cluster(nodes: int, share: float, chance: random.Random) -> dict[str, tuple[Topology, Ledger]]:

@@ -23,7 +23,7 @@ from kvplace.core.topology import Topology
 
 NAMESPACE = "running"
 _PATTERNS = 8
-"""Ways in which machines of one type are full."""
+"""Ways of filling machines of one type."""
 _VCPUS = (2, 2, 2, 4, 4, 4, 8, 8, 16)
 
 Json = dict[str, Any]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 _ATTACH_S = 0.5
-"""perf says nothing when it has begun to count."""
+"""perf states nothing when it has begun to count."""
 
 
 class Instructions:

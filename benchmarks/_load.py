@@ -1,4 +1,4 @@
-"""The load under which allocators are compared: random VMs that keep one machine at a constant use.
+"""The load for comparing allocators: random VMs that keep one machine at a constant use.
 
 A load is made from a seed alone. As soon as the next VM of the seed's order would bring the use around
 `fill` of the capacity it arrives, and it runs for its own lifetime, so that the machine is never asked for

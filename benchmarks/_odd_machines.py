@@ -1,4 +1,4 @@
-"""Machines that hardly anybody builds, on which a search can take long: many NUMA nodes at odd distances.
+"""Rare machines where a search can take long: many NUMA nodes at odd distances.
 
 Their packages and L3 groups cross the NUMA nodes.
 """

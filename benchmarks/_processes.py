@@ -22,5 +22,5 @@ def cpu_of_all(pids: Mapping[str, int]) -> dict[str, float]:
 
 
 def used_since(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What came to the CPU seconds between two looks, by name."""
+    """CPU seconds between two readings, by name."""
     return {name: after[name] - before[name] for name in before}

@@ -25,7 +25,7 @@ from kvplace.simulate.load import Departure, Vm
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What became of the VMs that arrived after the machine had filled up."""
+    """Counts of the VMs that arrived after the machine had filled up."""
 
     arrived: int = 0
     sockets: int = 0
@@ -68,7 +68,7 @@ class Machine(Protocol):
 
 
 class PeerMachine:
-    """A machine on which an allocator without state chooses."""
+    """A machine with an allocator without state."""
 
     def __init__(self, topology: Topology, choose: Allocator) -> None:
         self.moves = 0
@@ -101,7 +101,7 @@ def kvplace(topology: Topology, free: int, count: int) -> int | None:
 
 
 class RoomMakingMachine:
-    """A machine on which running VMs move when a new one would be forced over more NUMA nodes."""
+    """A machine where running VMs move when a new one would be forced over more NUMA nodes."""
 
     def __init__(self, topology: Topology, most_moves: int) -> None:
         self.moves = 0
@@ -178,7 +178,7 @@ def run(
 
 
 def outcome_of(topology: Topology, machine: Machine, vm: Vm) -> dict[str, int]:
-    """Place one VM and say which columns of a tally count it."""
+    """Place one VM and state which columns of a tally count it."""
     before = machine.free
     count = vm.request.vcpus
     chosen = machine.take(vm)

@@ -23,7 +23,7 @@ _PATIENCE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round came to."""
+    """The result of one round."""
 
     seconds: float
     """From the first VMI sent to the last pod bound."""
@@ -46,7 +46,7 @@ class VmRounds:
     def __init__(
         self, plane: ControlPlane, servers: Callable[[], Iterable[ServerProcess]], *, has_kvplace: bool
     ) -> None:
-        """`servers` returns the processes whose CPU counts; `has_kvplace`: its kinds of objects are there."""
+        """`servers` returns the processes to count CPU of; `has_kvplace`: its kinds are there."""
         self._plane = plane
         self._servers = servers
         self._has_kvplace = has_kvplace

@@ -124,11 +124,11 @@ class BlindNode:
         self.memory = dict(free_of(topology, Ledger()).memory)
 
     def after(self, request: Request) -> tuple[int, int]:
-        """What would be requested there with one more VM."""
+        """The requests there with one more VM."""
         return self.used[0] + request.vcpus, self.used[1] + request.memory
 
     def score(self, request: Request, score: Score) -> int:
-        """What kube-scheduler gives it; -1 when the VM does not fit."""
+        """The score that kube-scheduler gives it; -1 when the VM does not fit."""
         after = self.after(request)
         if after[0] > self.capacity[0] or after[1] > self.capacity[1]:
             return -1
@@ -141,7 +141,7 @@ class BlindNode:
         return with_numa_mask(self.topology, self.free, cpus)
 
     def take(self, request: Request, cpus: int) -> bool:
-        """Give a VM its CPUs, and memory beside them first; says whether some of it is elsewhere."""
+        """Give a VM its CPUs, and memory beside them first; states whether some of it is elsewhere."""
         self.free &= ~cpus
         self.used = self.after(request)
         beside = self.topology.nodes_of(CpuMask(cpus))

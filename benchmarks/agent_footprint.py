@@ -137,7 +137,7 @@ class Containers:
 
 @contextlib.contextmanager
 def containers() -> Iterator[Containers]:
-    """Make a host whose cgroups are its own and whose other files are this machine's."""
+    """Make a host with cgroups of its own and with this machine's other files."""
     mounted = Path("/sys/fs/cgroup/cpuset")
     if os.geteuid() != 0 or not mounted.is_dir():
         sys.exit("this benchmark needs root and cpusets of version 1 in /sys/fs/cgroup/cpuset")

@@ -13,7 +13,7 @@ binding to the last, as one watch sees them. The schedulers take turns, and the 
   force), with the configuration of its own scheduler.
 * *one by one*: the same, but each pod has a toleration of its own, for a taint that no node has. So no two
   pods are alike, and `serve` plans and claims each of them alone.
-* *kube-scheduler*: the same pods without the resource that calls kvplace, in a cluster of its own in which
+* *kube-scheduler*: the same pods without the resource that calls kvplace, in a cluster of its own where
   nothing of kvplace is installed.
 * *unbatched*: the same with the feature gate OpportunisticBatching off. kube-scheduler itself switches
   batching off for every profile with an extender. Ratios are to this row.
@@ -66,14 +66,14 @@ ALL_NODES = {"profiles": [{"schedulerName": "default-scheduler", "percentageOfNo
 _WITHOUT_RECORD: dict[str, Any] = {"metadata": {"managedFields": [{}]}}
 """The patch that leaves a pod as admission stores it."""
 SAMPLED_ABOVE = 100
-"""kube-scheduler looks at every node of a cluster that is not larger, whatever its configuration."""
+"""kube-scheduler checks every node of a cluster that is not larger, whatever its configuration."""
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round of one scheduler came to."""
+    """The result of one round of one scheduler."""
 
     pods_per_second: float
     cpu: dict[str, float]

@@ -50,7 +50,7 @@ NODE, VM = NodeName("worker-1"), PodUid("uid-vm")
 
 @dataclass
 class Objects:
-    """The objects of the node, as the benchmark says."""
+    """The objects of the node, as the benchmark states."""
 
     state: NodeState
     is_known: bool = True
@@ -80,7 +80,7 @@ class Node:
         self._count = 0
 
     def vm(self) -> NodeState:
-        """A state in which the VM owns the CPUs above the lower half."""
+        """A state with a VM that owns the CPUs above the lower half."""
         online = self.empty.topology.cpus
         cpus = online & ~lowest(online, (online.bit_count() + 1) // 2)
         placement = Placement(Policy.EXCLUSIVE, tuple(map(CpuId, cpus_of(cpus))), cpus, owned=cpus)
@@ -93,7 +93,7 @@ class Node:
         runtime = NriRuntime(self.runtime.nri_socket)
         agent = NriEnforcement(self.objects, NodeReport(), self._hierarchy, runtime)
         running = asyncio.create_task(agent.run())
-        while not agent.is_connected:  # noqa: ASYNC110 - nobody reports it
+        while not agent.is_connected:  # noqa: ASYNC110 - nothing reports it
             await asyncio.sleep(0.001)
         try:
             yield agent

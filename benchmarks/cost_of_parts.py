@@ -91,7 +91,7 @@ NAMES = {
 
 
 class Parts:
-    """A cluster whose parts of kvplace come and go."""
+    """A cluster with parts of kvplace that come and go."""
 
     def __init__(self, plane: ControlPlane, virt: KubeVirt, installation: Installation) -> None:
         """Nothing of kvplace runs yet; its kinds, accounts and rights are there."""

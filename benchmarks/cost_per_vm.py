@@ -1,4 +1,4 @@
-"""What it costs to bring many VMs to their nodes, with kvplace and without, by process.
+"""The cost of bringing many VMs to their nodes, with kvplace and without, by process.
 
     python -m benchmarks.cost_per_vm [--nodes 50 1000 5000] [--vms 500] [--rounds 1]
 

@@ -106,7 +106,7 @@ class Nodes:
 
 
 def filled(topology: Topology, chance: random.Random) -> list[Ledger]:
-    """The ledger of a machine after each of the VMs that fill it, a few of which ended again."""
+    """The ledger of a machine after each of the VMs that fill it; a few have ended again."""
     ledger, found = Ledger(), []
     for number in range(200):
         found.append(ledger)
@@ -121,7 +121,7 @@ def filled(topology: Topology, chance: random.Random) -> list[Ledger]:
 
 
 def different(count: int, chance: random.Random, *, full: bool = False) -> Nodes:
-    """Nodes of which hardly two are alike."""
+    """Nodes; hardly two of them are alike."""
     states: dict[NodeName, NodeSnapshot] = {}
     machines = [read_machine(name) for name in machine_names()]
     while len(states) < count:

@@ -6,7 +6,7 @@ API server reaches its webhooks, through a TCP balancer. Pods with a request for
 created while kube-scheduler is stopped. Then all are scheduled at once, and the fault happens.
 
 Seconds count from the end of the fault. For a process that is killed and started again at once this is its
-death; for the API server and etcd it is the moment at which the API server is ready again. *all cores free*
+death; for the API server and etcd it is the moment when the API server is ready again. *all cores free*
 counts from the deletion of the pods, or from the end of a fault after that. After each fault the benchmark
 reads from the API server whether ledgers and bound pods agree CPU by CPU, and whether each pod is bound or
 has a reason. After the deletion of all pods it reads whether every ledger is empty. Each fault is played

@@ -39,7 +39,7 @@ _ALONE_S = 1.0
 
 
 class Cluster:
-    """A cluster with KubeVirt, kvplace and nodes in which VMs are made and removed again."""
+    """A cluster with KubeVirt, kvplace and nodes for making and removing VMs."""
 
     def __init__(self, plane: ControlPlane, virt: KubeVirt) -> None:
         self._plane = plane

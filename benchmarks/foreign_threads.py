@@ -1,4 +1,4 @@
-"""Time for which another container may use a core that a VM owns, on a node without NRI.
+"""The time that another container may use an owned core, on a node without NRI.
 
     ./make bench foreign_threads, or .venv/bin/python -m benchmarks.foreign_threads [--rounds N]
 
@@ -54,7 +54,7 @@ SIZES = (10, 50, 200)
 
 
 def enforce(hierarchy: CpusetHierarchy, owned: CpuMask, commands: Connection) -> None:
-    """The agent's part: enforces, takes and gives back the claim when told, answers with the time of it."""
+    """The agent's part: enforces, takes and gives back the claim on demand, answers with the time of it."""
     asyncio.run(_enforce(hierarchy, owned, commands))
 
 
@@ -125,14 +125,14 @@ class Agent:
 
 
 def until(holds: Callable[[], bool]) -> float:
-    """The time at which something holds, looked for without a pause."""
+    """The time when something holds, checked without a pause."""
     while not holds():
         pass
     return time.monotonic()
 
 
 def becomes(pods: PodCgroups, folder: Path, cpus: CpuMask) -> float:
-    """The time at which a cgroup is set to these CPUs."""
+    """The time when a cgroup is set to these CPUs."""
     return until(lambda: pods.hierarchy.configured(folder) == cpus)
 
 

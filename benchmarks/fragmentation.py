@@ -140,7 +140,7 @@ def report(found: Found) -> None:
 
 
 def compared(found: Found, mix: Sizes) -> str:
-    """Say how many fewer VMs kvplace forces than each peer, and with how many seeds it does."""
+    """State how many fewer VMs kvplace forces than each peer, and with how many seeds it does."""
     lines = []
     for way in ("kvplace", "kvplace, 2 moves"):
         own = by_seed(found, mix, way, "forced")

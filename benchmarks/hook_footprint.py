@@ -190,7 +190,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def bare_python(root: Path, cgroup: Path | None) -> tuple[float, float, tuple[int, int]]:
-    """Seconds until a Python that does nothing has said so, its CPU time and its memory."""
+    """Seconds until a Python that does nothing has reported it, its CPU time and its memory."""
     script = root / "bare.py"
     script.write_text("import os\nos.write(1, b'x')\nos.read(0, 1)\n")
     began = time.monotonic()

@@ -120,7 +120,7 @@ async def fill(plane: ControlPlane, nodes: int, vms: int) -> int:
 
 
 def running(machine: Topology, chance: random.Random) -> Ledger:
-    """Fill a machine with VMs, some of which have ended since."""
+    """Fill a machine with VMs; some have ended since."""
     ledger, wanted, number = Ledger(), int(machine.allocatable.bit_count() * FULL), 0
     while ledger.owned.bit_count() < wanted:
         number += 1

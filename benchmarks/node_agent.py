@@ -123,7 +123,7 @@ def in_pod(tree: PodCgroups, number: int, pid: int) -> Vm:
 def _measure_repairs(vms: list[Vm], times: int) -> None:
     print(f"\nseconds from drift to repair, {times} times each")
     print(f"{'':<34}{'median':>14}{'longest':>14}")
-    # No VM twice: the agent gives up what somebody undoes again and again.
+    # No VM twice: the agent gives up what a user undoes again and again.
     chance = random.Random(1)
     chosen = iter(chance.sample(vms, 3 * times))
     for name, repaired in (
@@ -133,7 +133,7 @@ def _measure_repairs(vms: list[Vm], times: int) -> None:
     ):
         seconds = []
         for vm in itertools.islice(chosen, times):
-            time.sleep(chance.random())  # any moment between two looks of the agent
+            time.sleep(chance.random())  # any moment between two checks of the agent
             seconds.append(repaired(vm))
         print(f"{name:<34}{statistics.median(seconds):>14.3f}{max(seconds):>14.3f}", flush=True)
 
@@ -221,7 +221,7 @@ async def _agent(host: Path, vms: list[tuple[PodUid, ContainerId]]) -> None:
 
 
 class RunningPods(MemoryCluster):
-    """A cluster whose pods run already."""
+    """A cluster with running pods."""
 
     def run_vm(self, name: str, uid: PodUid, container: ContainerId, placement: str) -> None:
         """Create the pod of a VM as it is when its kubelet has started it."""

@@ -94,7 +94,7 @@ SOUGHT = {
         1, PinningOptions(scope=Scope.ANY, policy=Policy.NUMA), memory=GIB
     ),
 }
-"""The kinds of requests whose slowest question is sought."""
+"""The kinds of requests that are searched for their slowest question."""
 
 
 def filled(machine: Topology, chance: random.Random) -> int:

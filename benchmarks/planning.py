@@ -59,7 +59,7 @@ def chunky(chance: Random) -> tuple[int, int]:
 
 
 def memory(chance: Random) -> tuple[int, int]:
-    """Give vCPUs and GiB of a VM that asks for much or little memory."""
+    """Give vCPUs and GiB of a VM with much or little memory."""
     vcpus = chance.choice((2, 4, 8, 12))
     return vcpus, vcpus * chance.choice((1, 2, 4, 6))
 
@@ -80,7 +80,7 @@ MIXES: dict[str, Callable[[Random], tuple[int, int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the ways came to with one seed."""
+    """The results of all ways with one seed."""
 
     asked: Tally
     placed: dict[str, Tally]
@@ -182,7 +182,7 @@ def report(name: str, nodes: int, runs: Sequence[Run]) -> None:
 
 
 def _vcpus(run: Run, way: str) -> float | None:
-    """The share of vCPUs; unknown for a bound whose VMs no plan places."""
+    """The share of vCPUs; unknown for a bound with VMs that no plan places."""
     if way == "bound" and run.placed["plan with bound"].vms < run.placed["bound"].vms:
         return None
     return run.placed[way].vcpus / run.asked.vcpus

@@ -48,12 +48,12 @@ from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.extender_protocol import ExtenderArgs, PreemptionArgs, SentVictims
 
 FILLED = 0.9
-"""By VMs of all sizes; the rest by small ones, of which some have ended."""
+"""By VMs of all sizes; the rest by small ones; some have ended."""
 SMALL = Request(2, PinningOptions(scope=Scope.ONE_NUMA))
 ENDED = 0.3
 HIGH = 1000
 MOST_SENT = 100
-"""Nodes that kube-scheduler looks at for victims, at most, in clusters of this size."""
+"""Nodes that kube-scheduler checks for victims, at most, in clusters of this size."""
 ASKED = {
     "16 CPUs on one NUMA node": Request(16, PinningOptions(scope=Scope.ONE_NUMA)),
     "24 CPUs on one NUMA node": Request(24, PinningOptions(scope=Scope.ONE_NUMA)),
@@ -65,10 +65,10 @@ States = Mapping[str, tuple[Topology, Ledger]]
 
 @dataclass
 class Outcome:
-    """What became of VMs of one kind."""
+    """The outcome for VMs of one kind."""
 
     asked: int = 0
-    """Those that no node can hold, and for which kube-scheduler finds somebody to evict."""
+    """VMs that no node can hold while kube-scheduler finds pods to evict."""
     useful: int = 0
     by_count: list[int] = field(default_factory=list)
     by_cores: list[int] = field(default_factory=list)
@@ -105,7 +105,7 @@ class KubeScheduler:
         }
 
     def victims(self, node: str, request: Request) -> tuple[Tenant, ...]:
-        """Return whom it would evict on a node; nobody where the count suffices, or never does."""
+        """Return the pods that it would evict on a node; none where the count suffices, or never does."""
         machine, ledger = self._states[node]
         free = (machine.allocatable & ~ledger.owned).bit_count() * 1000 - request.vcpus * 1000
         if free >= 0:
@@ -120,14 +120,14 @@ class KubeScheduler:
         return tuple(evicted) if free >= 0 else ()
 
     def help(self, node: str, victims: Sequence[Tenant], request: Request) -> bool:
-        """Say whether the cores of victims make a VM fit."""
+        """Return whether the cores of victims make a VM fit."""
         topology, ledger = self._states[node]
         free = Machine(topology, ledger).free_without(one.uid for one in victims)
         return try_place(topology, free, request) is not None
 
 
 async def play(states: States, request: Request, vms: int, chance: random.Random, outcome: Outcome) -> None:
-    """Ask for one VM after the other, in the same cluster: nobody is evicted."""
+    """Ask for one VM after the other, in the same cluster: no client is evicted."""
     scheduler, cluster = KubeScheduler(states, chance), MemoryCluster()
     for name, (topology, ledger) in states.items():
         cluster.create_node(name, topology=topology)

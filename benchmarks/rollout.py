@@ -15,7 +15,7 @@ VMs are created, followed and deleted three times:
 * *without kvplace*: as VirtualMachines without a request for cores, sixteen requests at a time, placed by
   kube-scheduler alone, until the last one runs. This is what KubeVirt itself needs on this machine.
 
-Times to a stage count from the moment at which the VM was sent. CPU seconds are those of `create`, from its
+Times to a stage count from the moment when the VM was sent. CPU seconds are those of `create`, from its
 start to its end: on an otherwise idle machine they are what limits it.
 """
 
@@ -62,7 +62,7 @@ _PATIENCE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What making VMs came to, in seconds."""
+    """The time of making VMs, in seconds."""
 
     title: str
     create: float
@@ -71,7 +71,7 @@ class Round:
     status: float | None = None
     delete: float | None = None
     report: dict[str, Any] | None = None
-    """What the command says, where a rollout made the VMs."""
+    """What the command states, where a rollout made the VMs."""
 
 
 @contextlib.contextmanager

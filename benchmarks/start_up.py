@@ -188,7 +188,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen = parser.parse_args(arguments)
     with ControlPlane() as plane:
         plane.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "crd"))
-        asyncio.run(fill(plane, chosen.nodes))  # before the policies, which let nobody else write results
+        asyncio.run(fill(plane, chosen.nodes))  # before the policies, which let no other client write results
         with Installation(plane, replicas=0, webhooks=False, admission=lambda _: ""):
             rows = [started(plane, number) for number in range(1, chosen.starts + 1)]
     columns = ["start", "seconds to ready", "CPU seconds of serve", "of the API server", "memory"]

@@ -10,7 +10,7 @@ and is then made again. For comparison, the same pods with one scheduler for all
 pods then have a scheduler of their own, which calls no extender. Nodes are of four server types.
 
 Conflicts are counted by kvplace and by the API server, per pod that requests cores. CPU counts from the
-moment at which both begin until four seconds after the last binding, of all processes and per pod of either
+moment when both begin until four seconds after the last binding, of all processes and per pod of either
 kind. *oversold* nodes have pods that request more CPUs than the node has; the kubelet would reject pods
 there. Medians of the rounds.
 """
@@ -45,7 +45,7 @@ LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How the pods that ask are divided, and whom the schedulers ask."""
+    """The division of the pods with a request, and the extender of each scheduler."""
 
     name: str
     schedulers: int
@@ -61,7 +61,7 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round came to; counts are per pod that asks, CPU is per pod."""
+    """The result of one round; counts are per pod with a request, CPU is per pod."""
 
     pods_per_second: float
     filters: float
@@ -201,7 +201,9 @@ def report(results: dict[str, list[Round]], nodes: int, count: int) -> None:
         return float(statistics.median(getattr(one, name) for one in rounds))
 
     rounds = len(next(iter(results.values())))
-    print(f"{nodes} nodes, {count} pods that ask and {count // 2} plain ones, medians of {rounds} rounds\n")
+    print(
+        f"{nodes} nodes, {count} pods with a request, {count // 2} plain ones, medians of {rounds} rounds\n"
+    )
     counts = ("filters", "binds_refused", "ledger_writes", "ledger_conflicts", "bindings_refused")
     heads = [
         "",
@@ -237,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nodes", type=int, default=50)
     parser.add_argument(
-        "--pods", type=int, default=300, help="pods that ask; half as many plain ones join them"
+        "--pods", type=int, default=300, help="pods with a request; half as many plain ones join them"
     )
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()

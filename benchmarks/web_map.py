@@ -74,7 +74,7 @@ async def _answer(reader: Visitor, what: str, path: str) -> tuple[str, ...]:
 
 
 async def _drawing(page: Page, url: str) -> str:
-    """Say how long the browser takes from opening the map to all tiles, and to a node's map."""
+    """State how long the browser takes from opening the map to all tiles, and to a node's map."""
     await page.see_as()
     await page.open(url)
     await page.until("document.activeElement === document.querySelector('#token')")

@@ -1,4 +1,4 @@
-"""What a developer's machine needs, made by one command: nothing here is installed with kvplace.
+"""The tools for a developer's machine, made by one command: nothing here is installed with kvplace.
 
 Runs on the system's own Python with the standard library alone, because it is what makes the
 virtual environment that everything else runs in.

@@ -31,7 +31,7 @@ PREPARED = {
     "the programs that tests run against": "harness.build",
     "the kernels of emulated machines": "harness.emulated_machine.kernels",
 }
-"""What is built and fetched beside the tests, and by which module."""
+"""Files that are built and fetched beside the tests, with their modules."""
 CHECKS = (*QUICK, Section.LINT)
 
 
@@ -76,7 +76,7 @@ def test(arguments: list[str]) -> int:
 
 
 def lint(arguments: list[str]) -> int:
-    """Checks style, types and layers; `./make lint --fix` fixes what can be fixed."""
+    """Checks style, types, layers and prose; `./make lint --fix` fixes what can be fixed."""
     VENV.ensure(CHECKS)
     if "--fix" in arguments:
         show([VENV.bin / "ruff", "check", "--fix"], cwd=PROJECT)
@@ -102,7 +102,7 @@ def mutants(arguments: list[str]) -> int:
 
 def cluster(arguments: list[str]) -> int:
     """Starts a real API server, scheduler, KubeVirt and kvplace on this machine, to try by hand."""
-    cluster_options.parser().parse_args(arguments)  # a slip is said before minutes of work
+    cluster_options.parser().parse_args(arguments)  # a slip is reported before minutes of work
     VENV.ensure(CHECKS)
     _build_servers("control-plane")
     command = [str(VENV.python), "-m", "harness.kvplace_cluster", *arguments]
@@ -124,7 +124,7 @@ def images(arguments: list[str]) -> int:
 
 
 def release(arguments: list[str]) -> int:
-    """Makes wheel, images, manifests, chart and kubectl plugin in dist/, with digests; `--help` says more."""
+    """Makes wheel, images, manifests, chart and kubectl plugin in dist/, with digests; see `--help`."""
     system_packages.ensure(system_packages.IMAGES)
     # Only what the images are made of: no other package of this machine may get into them.
     VENV.ensure(IMAGES)
@@ -213,6 +213,7 @@ def _failed_checks() -> dict[str, StepFailed]:
         "ruff format": [VENV.bin / "ruff", "format", "--check", "--quiet"],
         "mypy": [VENV.bin / "mypy", "--no-error-summary"],
         "lint-imports": [VENV.bin / "lint-imports", "--no-logo"],
+        "prose": [VENV.python, "-m", "dev.prose"],
     }
     failed = {}
     for name, command in steps.items():

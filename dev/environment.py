@@ -1,4 +1,4 @@
-"""Makes the virtual environment .venv and keeps it as constraints.txt says.
+"""Makes the virtual environment .venv and keeps it as constraints.txt states.
 
 Works without root and without network access to anything but the package index that pip is set up
 for. A stamp inside the environment names the content of every section that was installed, so a
@@ -56,7 +56,7 @@ class Environment:
             self.stamp.write_text(json.dumps(done | wanted, indent=1), encoding="utf-8")
 
     def wanted(self, sections: Iterable[Section], constraints: Constraints) -> dict[str, str]:
-        """Gives what the stamp says when these sections and kvplace itself are installed."""
+        """Gives what the stamp states when these sections and kvplace itself are installed."""
         pins = {str(section): constraints.fingerprint(section) for section in sections}
         return {**pins, _ITSELF: self._fingerprint_of_kvplace()}
 
@@ -73,7 +73,7 @@ class Environment:
         return [str(self.python), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
 
     def _interpreter(self) -> str | None:
-        """Says which Python the environment runs, or None when it is missing or broken."""
+        """States which Python the environment runs, or None when it is missing or broken."""
         if not self.python.exists():
             return None
         probe = "import sys, pip; print(sys.version, sys.prefix)"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class Section(StrEnum):
-    """What a block of pins is for, in the order of the file."""
+    """The purpose of a block of pins, in the order of the file."""
 
     RUNTIME = "runtime"
     BUILD = "build"

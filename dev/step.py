@@ -1,4 +1,4 @@
-"""Runs the commands of a longer job: quiet when they work, everything they said when they do not."""
+"""Runs the commands of a longer job: quiet when they work, everything they stated when they do not."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def run(
 
 
 def show(command: Sequence[str | Path], *, cwd: Path, environment: Mapping[str, str] | None = None) -> int:
-    """Runs a command whose output is what the person wants to see, and gives its exit code.
+    """Runs a command and shows its output; gives its exit code.
 
     It may take its time to clean up after Ctrl-C, which the terminal sends to both; SIGTERM is passed on.
     """

@@ -1,6 +1,6 @@
 """The Debian packages that the tests need, each with its reason, installed where that is allowed.
 
-Runs apt-get as root, or through sudo when it asks no password. Where neither is there the tests say
+Runs apt-get as root, or through sudo when it asks no password. Where neither is there the tests state
 themselves what they skip and why; under CI that is an error instead.
 """
 
@@ -25,13 +25,13 @@ IMAGES = {"libvirt0": "the library through which the agent asks libvirt", "binut
 REAL_MACHINES = {
     "libvirt-daemon": "the libvirtd that the session tests start as KubeVirt does",
     "libvirt-daemon-driver-qemu": "its driver",
-    "qemu-system-x86": "the QEMU whose threads are read back",
+    "qemu-system-x86": "the QEMU with the threads that are read back",
     "seabios": "what a guest starts with",
     "busybox-static": "what an emulated machine starts with, before it has this one's files",
-    "hwloc-nox": "lstopo, whose view of a machine is compared with ours",
+    "hwloc-nox": "lstopo, for comparing its view of a machine with ours",
 }
-# Shells in which the completion of words is tried.
-SHELLS = {"zsh": "completes as its script says", "fish": "the same"}
+# Shells for testing the completion of words.
+SHELLS = {"zsh": "completes as its script states", "fish": "the same"}
 # Whole nodes run on this machine: containerd, kubelet and virt-handler with their pods.
 REAL_NODES = {
     "runc": "what containerd starts containers with",
@@ -42,9 +42,9 @@ REAL_NODES = {
     "ncat": "what hooks of libvirt in that image call",
     "qemu-utils": "qemu-img in virt-launcher's image",
 }
-PUBLISHING = {"skopeo": "copies images into a registry, as docs/install.md says"}
+PUBLISHING = {"skopeo": "copies images into a registry, as docs/install.md states"}
 BROWSERS = {
-    "chromium-headless-shell": "the browser in which the pages of the web map are tested",
+    "chromium-headless-shell": "the browser that tests the pages of the web map",
     "fonts-dejavu-core": "letters in its pictures",
 }
 
@@ -91,7 +91,7 @@ def needed_by(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def ensure(packages: dict[str, str]) -> None:
-    """Installs what is missing, or says why it cannot."""
+    """Installs what is missing, or states why it cannot."""
     missing = [name for name in packages if not _installed(name)]
     if not missing:
         return

@@ -17,11 +17,11 @@ GROUPS = {
     **dict.fromkeys(NODE_MODULES, NODE),
     **dict.fromkeys((HELM, ALERTS, PUBLISHING), CONTROL_PLANE),
 }
-"""The group of each module, in the order in which tests wait for them."""
+"""The group of each module, those that tests need first."""
 
 
 def main(names: Sequence[str]) -> int:
-    """Build the Go modules of groups, all by default, and say the folder of each; returns the exit code.
+    """Build the Go modules of groups, all by default, and state the folder of each; returns the exit code.
 
     What a real node needs may be missing outside CI: its tests are then skipped.
     """

@@ -1,6 +1,6 @@
 """Build something expensive once, and keep it for later test runs.
 
-A result is a folder whose name says what decided it. Two processes that want the same result at once share
+A result is a folder; its name is made from its inputs. Two processes that want the same result at once share
 one build, and a build that dies half-way leaves nothing that could be mistaken for a result.
 """
 
@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 
 class BuildFailed(Exception):
-    """Something could not be built; the message ends with what the failed command said."""
+    """Something could not be built; the message ends with what the failed command stated."""
 
 
 class NotInstalled(BuildFailed):
@@ -28,7 +28,7 @@ class NotInstalled(BuildFailed):
 
 
 def say_to_stderr(message: str) -> None:
-    """Tell the person in front of the terminal."""
+    """Print a message for the person at the terminal."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -43,7 +43,7 @@ def built_once(
 ) -> Path:
     """Return the folder of a result; `build` fills an empty folder when there is none yet.
 
-    Results of the same name that nobody has asked for in `unused_days` are removed after a build.
+    Results of the same name that no client has asked for in `unused_days` are removed after a build.
     """
     place = _place(name, fingerprint)
     if not place.is_dir():
@@ -53,7 +53,7 @@ def built_once(
                     build(folder)
                     folder.rename(place)
                 _drop_unused(name, place, unused_days)
-    # The modification time says when a result was last wanted.
+    # The modification time states when a result was last wanted.
     os.utime(place)
     return place
 

@@ -25,7 +25,7 @@ from harness.node_programs.programs import NODE_MODULES
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a fixture runs: tests that use the fixture get the marker."""
+    """The programs of a fixture: tests that use the fixture get the marker."""
 
     marker: str
     modules: tuple[GoModule, ...]

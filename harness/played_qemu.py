@@ -1,4 +1,4 @@
-"""Processes that look like QEMU from outside: a program's name, and threads with QEMU's names that sleep.
+"""Processes that resemble QEMU from outside: a program's name, and threads with QEMU's names that sleep.
 
     python -m harness.played_qemu COUNT THREAD...
 

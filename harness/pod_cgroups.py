@@ -23,7 +23,7 @@ GUARANTEED = ""
 
 
 class Driver(Enum):
-    """The ways in which kubelets name cgroups."""
+    """The ways of kubelets to name cgroups."""
 
     CGROUPFS = "cgroupfs"
     SYSTEMD = "systemd"

@@ -1,1 +1,1 @@
-"""What a release consists of, made from this checkout, every file with its digest."""
+"""The files of a release, made from this checkout, each with its digest."""

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.version not in (None, __version__):
         print(
             f"release: this checkout is version {__version__}, not {options.version}: set __version__ in "
-            f"kvplace/__init__.py and the tags in manifests/ first (tests/manifests says which)",
+            f"kvplace/__init__.py and the tags in manifests/ first (tests/manifests states which)",
             file=sys.stderr,
         )
         return 2

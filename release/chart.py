@@ -30,7 +30,7 @@ SETTINGS = "kvplace.io/settings"
 _CERT_MANAGER = "cert-manager.io/v1"
 _OWN = 'eq .Values.certificates "kvplace"'
 _CALL_THE_API_SERVER = ("names-and-api-server", "kvplace-agent", "kvplace-certificates")
-"""The network policies whose last rule opens the ports of the API server."""
+"""The network policies with a last rule that opens the ports of the API server."""
 _WEB = ".Values.web.enabled"
 _WEB_PORT = 10443
 _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (

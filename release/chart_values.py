@@ -53,7 +53,7 @@ VALUES: Group = {
             "decide", {"enum": ["decide", "advise"]}, "whether Filter answers with the one best node"
         ),
         "nominateFromNodes": Value(
-            1000, {"type": "integer", "minimum": 0}, "nodes from which on nodes are nominated; 0: never"
+            1000, {"type": "integer", "minimum": 0}, "least number of nodes for nominations; 0: never"
         ),
         "makeRoom": Value(
             "off",

@@ -1,7 +1,7 @@
 """kvplace's images as OCI archives for people: compressed, dated, each with the list of its software.
 
 They need neither a container engine nor a registry: the interpreter, its libraries and the packages are
-those of this environment, whose packages `./make` has installed by their hashes.
+those of this environment, with packages that `./make` has installed by their hashes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IMAGES: Mapping[str, Callable[[str], Image]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReleasedImage:
-    """An image in its archive: its repository without a tag, and the digest by which it is pulled."""
+    """An image in its archive: its repository without a tag, and its digest for pulls."""
 
     name: str
     repository: str

@@ -72,7 +72,7 @@ def write_plugin(target: Path, layers: Sequence[Path], scratch: Path, date: date
 
 
 def krew_manifest(version: str, url: str, archive: Path, sha256: str) -> dict[str, Any]:
-    """Return the manifest with which krew installs an archive; `url` is the folder to download it from."""
+    """Return krew's manifest for installing an archive; `url` is the folder to download it from."""
     return {
         "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
         "kind": "Plugin",

@@ -1,6 +1,6 @@
 """The software in a container image, as a CycloneDX document (SBOM), read from the image's own files.
 
-Python distributions name themselves in their metadata; a shared library is looked up in the package database
+Python distributions name themselves in their metadata; a shared library is found in the package database
 of this machine, which it was copied from. Equal images give equal documents.
 """
 
@@ -29,7 +29,7 @@ _EXPRESSION = re.compile(r"^[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*$")
 
 
 def software_list(name: str, version: str, digest: str, layers: Iterable[Path], created: datetime) -> str:
-    """Write the document of an image whose uncompressed layers these are."""
+    """Write the document of an image with these uncompressed layers."""
     component = Component(
         type=ComponentType.CONTAINER,
         name=name,
@@ -99,7 +99,7 @@ def _debian_packages(libraries: Iterable[str]) -> set[tuple[str, str]]:
 
 def _dpkg(*arguments: str) -> str:
     command = ["dpkg-query", *arguments]
-    # Half of the paths are those of nobody, which makes the exit code 1.
+    # Half of the paths belong to no package, which makes the exit code 1.
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:

@@ -96,7 +96,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Callable[..., None])
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(report: pytest.TestReport, sched: ByFolder) -> None:
-    """Say at once in which test a worker died: whoever cuts a run short never sees its summary."""
+    """State at once in which test a worker died: whoever cuts a run short never sees its summary."""
     sched.config.get_terminal_writer().line(f"\n{report.longrepr}")
 
 

@@ -15,7 +15,7 @@ import pytest
 from harness import build_fixtures
 from harness.build_cache import BuildFailed
 
-def built(module, say):
+def built(module, state):
     print("building", module.name, flush=True)
     time.sleep(1.5)
     if module.name == "publishing":

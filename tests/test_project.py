@@ -1,4 +1,4 @@
-"""The project's own order: what a reviewer would otherwise have to look for in every change."""
+"""The project's own order: what a reviewer would otherwise have to search for in every change."""
 
 import ast
 import importlib.metadata

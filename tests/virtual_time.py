@@ -21,7 +21,7 @@ class _JumpingSelector(selectors.SelectSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("every task waits for something that nobody will do")
+                raise RuntimeError("every task waits for something that no client will do")
             self.moment += max(0.0, timeout)
         return ready
 

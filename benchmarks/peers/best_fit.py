@@ -1,4 +1,4 @@
-"""Plain best fit on every level: NUMA nodes, L3 groups, cores. Nobody's product, and what to beat."""
+"""Plain best fit on every level: NUMA nodes, L3 groups, cores. No client's product, and what to beat."""
 
 from __future__ import annotations
 

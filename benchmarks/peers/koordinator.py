@@ -1,7 +1,7 @@
 """Koordinator's CPU accumulator with bind policy FullPCPUs, most and least allocated.
 
-The first NUMA node whose whole free cores suffice, in the strategy's order, then the first such socket,
-then the largest sockets one after the other, then single CPUs. L3 groups and distances are not looked at.
+The first NUMA node with enough whole free cores, in the strategy's order, then the first such socket,
+then the largest sockets one after the other, then single CPUs. L3 groups and distances are not checked.
 """
 
 from __future__ import annotations

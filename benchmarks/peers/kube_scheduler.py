@@ -2,7 +2,7 @@
 
 The scores are those of NodeResourcesFit and NodeResourcesBalancedAllocation
 (`pkg/scheduler/framework/plugins/noderesources`) with equal weights for both resources, in whole numbers as
-there. All nodes are scored and of equal ones one is drawn; the real one stops looking
+there. All nodes are scored and of equal ones one is drawn; the real one stops searching
 in clusters above 100 nodes when it has found enough that fit.
 """
 
@@ -43,7 +43,7 @@ def balanced_allocation(requested: Sequence[int], before: Sequence[int], capacit
 
 
 def default_profile(requested: Sequence[int], before: Sequence[int], capacity: Sequence[int]) -> int:
-    """Both plugins that look at CPUs and memory when nothing is configured, with their equal weights."""
+    """Both plugins that check CPUs and memory when nothing is configured, with their equal weights."""
     return least_allocated(requested, before, capacity) + balanced_allocation(requested, before, capacity)
 
 

@@ -68,7 +68,7 @@ def _hint(topology: Topology, free: int, count: int) -> tuple[int, ...]:
 
 
 class _Level:
-    """One level of the machine as `(id, CPUs)`, and which units lie in which of another level."""
+    """One level of the machine as `(id, CPUs)`, and its units in each unit of another level."""
 
     def __init__(self, units: Sequence[tuple[int, int]]) -> None:
         self.units = tuple(units)
@@ -82,7 +82,7 @@ class _Level:
 
 
 class _Shape:
-    """What the kubelet knows of a machine."""
+    """The kubelet's view of a machine."""
 
     def __init__(self, topology: Topology) -> None:
         self.sockets = _Level([(package.id, package.cpus) for package in topology.packages])
@@ -114,7 +114,7 @@ class _Accumulator:
         self.taken = 0
 
     def take(self, cpus: int) -> None:
-        """Take CPUs, free or not: the kubelet does not look again either."""
+        """Take CPUs, free or not: the kubelet does not check again either."""
         self.taken |= cpus
         self.free &= ~cpus
         self.needed -= cpus.bit_count()
@@ -159,7 +159,7 @@ class _Accumulator:
                 self.take(cpus)
 
     def take_l3_groups(self) -> None:
-        """Whole free L3 groups, then the first whose lowest cores are exactly the rest."""
+        """Whole free L3 groups, then the first one with exactly the rest in its lowest cores."""
         ordered = [
             unit for _, cpus in self.nodes() for unit in self.ordered(self.shape.l3_groups.inside(cpus))
         ]
@@ -220,7 +220,7 @@ def distributed(topology: Topology, free: int, count: int) -> int | None:
     """Even shares of as few NUMA nodes as can give them, the nodes left as even as may be.
 
     Option `distribute-cpus-across-numa` together with `full-pcpus-only`. Of all sets of nodes of one size the
-    first whose free CPUs have the least standard deviation afterwards; L3 groups are not looked at.
+    first with the least standard deviation of free CPUs afterwards; L3 groups are not checked.
     """
     shape = _shape(topology)
     group = shape.cpus_per_core

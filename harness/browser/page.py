@@ -32,7 +32,7 @@ _KEYS: dict[str, tuple[str, int]] = {
     "End": ("", 35),
     "Home": ("", 36),
 }
-"""The text and the Windows code of keys that are no letters."""
+"""The text and the Windows code of keys that are not letters."""
 
 Json = dict[str, Any]
 
@@ -86,7 +86,7 @@ class Page:
 
     @property
     def complaints(self) -> list[str]:
-        """What the browser has complained about."""
+        """The browser's complaints."""
         found = []
         for event in self._connection.events:
             parameters = event.get("params", {})
@@ -124,7 +124,7 @@ class Page:
                     with contextlib.suppress(ScriptFailed):
                         if found := await self.evaluate(as_value):
                             return found
-                    await asyncio.sleep(0.03)  # pages tell nobody outside when something is shown
+                    await asyncio.sleep(0.03)  # pages do not report when something is shown
         except TimeoutError:
             shown = await self.evaluate("document.body.innerText.slice(0, 2000)")
             raise AssertionError(
@@ -187,7 +187,7 @@ class Page:
         await asyncio.to_thread(file.write_bytes, base64.b64decode(answer["data"]))
 
     async def accessible(self, role: str) -> Sequence[str]:
-        """List the names of everything of a role, as a screen reader is told them."""
+        """List the names of everything of a role, as a screen reader gets them."""
         tree = await self.call("Accessibility.getFullAXTree")
         return [
             node["name"]["value"]

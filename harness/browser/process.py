@@ -1,4 +1,4 @@
-"""One running Chromium, in which each test gets a profile of its own.
+"""One running Chromium; each test gets a profile of its own.
 
 The protocol's own words, and no library between: what tests need of it is small, and it is the browser's
 public interface. Certificates that tests make are trusted one by one, so that TLS is checked as always.
@@ -29,7 +29,7 @@ class NoBrowser(Exception):
 
 
 def chromium() -> str:
-    """Find the program; raises NoBrowser that says how to get it."""
+    """Find the program; raises NoBrowser that states how to get it."""
     for name in PROGRAMS:
         if found := shutil.which(name):
             return found

@@ -3,5 +3,5 @@
 What kvplace promises about binding, ledgers and admission is kept by rules that the API server and the
 scheduler carry out. A fake would repeat our own understanding of those rules, so the tests ask the real
 programs. They are built once from Go modules in this folder (`build`), started without containers
-(`cluster`), and given nodes whose kubelet is played by `hollow_node`.
+(`cluster`), and given nodes with a kubelet that `hollow_node` plays.
 """

@@ -1,6 +1,6 @@
 """A control plane on loopback: etcd, kube-apiserver and any number of kube-schedulers.
 
-It behaves like a cluster of the field where that matters to what is tested: RBAC decides, nobody is
+It behaves like a cluster of the field where that matters to what is tested: RBAC decides, no client is
 anonymous, everything is TLS under a CA of its own, and every scheduler runs the configuration that its test
 gives it. There is no kubelet: see `hollow_node`. There is no controller-manager unless asked for, so
 namespaces get no `default` service account and the admission that would demand one is off.
@@ -53,12 +53,12 @@ class RequestRefused(Exception):
 
 
 class KubectlFailed(Exception):
-    """kubectl ended with an error; the message is what it said."""
+    """kubectl ended with an error; the message is what it stated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a token stands for."""
+    """The user of a token."""
 
     user: str
     groups: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Scheduler:
         self.process.wait_until(lambda: self._plane._is_ready(self.url), "readyz")
 
     def metrics(self) -> str:
-        """Return what its /metrics says, in Prometheus' text form."""
+        """Return what its /metrics states, in Prometheus' text form."""
         return self._plane.fetch_text(self.url, "/metrics")
 
     def stop(self) -> None:
@@ -220,7 +220,7 @@ class ControlPlane:
         return str(answer["status"]["token"])
 
     def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
-        """Write a kubeconfig with which a process has exactly the rights of that service account."""
+        """Write a kubeconfig that gives a process exactly the rights of that service account."""
         return self.kubeconfig_for(self.service_account_token(namespace, name), name=f"{namespace}-{name}")
 
     def issue_certificate(self, name: str, *hosts: str) -> tuple[Path, Path]:
@@ -281,7 +281,7 @@ class ControlPlane:
     def wait_for_crds(self, *names: str) -> None:
         """Wait until the API server serves these custom resource definitions, without names all there are.
 
-        `kubectl wait` gives up on one whose conditions nobody has written yet; it is asked again then.
+        `kubectl wait` gives up on an object without conditions; it is asked again then.
         """
         which = [f"crd/{name}" for name in names] or ["crd", "--all"]
         for _ in range(_ATTEMPTS_TO_WAIT):
@@ -295,7 +295,7 @@ class ControlPlane:
         raise KubectlFailed(f"{' '.join(which)}: the API server wrote no conditions")
 
     def kubectl_environment(self, kubeconfig: Path | None = None) -> dict[str, str]:
-        """Return an environment in which kubectl talks to this cluster and leaves the user's own files
+        """Return an environment that makes kubectl talk to this cluster and leave the user's own files
         alone.
         """
         return {
@@ -355,7 +355,7 @@ class ControlPlane:
 
         `configuration` is a KubeSchedulerConfiguration; what it leaves out is filled in so that a test run
         is quick: no leader election, 5,000 requests/s, back-off of 1 to 2 s. It runs as
-        `system:kube-scheduler` unless `kubeconfig` says otherwise. Two with the same configuration race
+        `system:kube-scheduler` unless `kubeconfig` states otherwise. Two with the same configuration race
         each other, as they should in a test.
         """
         name = f"kube-scheduler-{len(self.schedulers)}"

@@ -1,7 +1,7 @@
 """The life of one container on a hollow node: started, probed, restarted, ended.
 
 The rules are the kubelet's: readiness and liveness wait for the startup probe; thresholds and periods come
-from the pod; an exit is followed by a restart where the restart policy says so.
+from the pod; an exit is followed by a restart where the restart policy reports it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How fast a hollow node is; None keeps what the pod, or a kubelet, says."""
+    """How fast a hollow node is; None keeps what the pod, or a kubelet, states."""
 
     probe_period_s: float | None = None
     restart_backoff_s: float = 10.0

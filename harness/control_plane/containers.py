@@ -1,7 +1,7 @@
 """Run a pod's container as a process of this machine that sees what the container would see.
 
-The process gets a mount namespace whose root is a throw-away overlay of this machine's root, with the pod's
-volumes mounted where the pod says; that takes root. So a program under test finds its files and sockets at
+The process gets a mount namespace with a throw-away overlay of this machine's root, with the pod's
+volumes mounted where the pod reports; that takes root. So a program under test finds its files and sockets at
 their real paths, may write anywhere, and changes nothing outside its volumes. It runs as the user the pod
 asks for, without capabilities, and dies with the process that started it.
 """
@@ -63,7 +63,7 @@ class RunningContainer(Protocol):
 
 
 class ContainerRunner(Protocol):
-    """What really starts containers: `ProcessRunner`, or a test's own."""
+    """The part that really starts containers: `ProcessRunner`, or a test's own."""
 
     async def __call__(self, request: ContainerRequest) -> RunningContainer | None:
         """Start a container, or return None: it is then hollow, runs at once and passes every probe."""
@@ -71,7 +71,7 @@ class ContainerRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What a container image would say: what runs in it unless the pod says otherwise."""
+    """The content of an image's configuration: the command of a container, unless the pod sets another."""
 
     entrypoint: tuple[str, ...]
     command: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class ProcessRunner:
 
 
 def python_image(*module: str) -> Image:
-    """Return an image in which `python -m MODULE` of this very interpreter is the entry point."""
+    """Return an image with `python -m MODULE` of this very interpreter as the entry point."""
     folder = Path(sys.executable).parent
     environment = {"PATH": f"{folder}:{SEARCH_PATH}", "PYTHONPATH": str(Path.cwd()), "PYTHONUNBUFFERED": "1"}
     return Image((sys.executable, "-m", *module), environment=environment)
@@ -171,7 +171,7 @@ async def start_process(request: ContainerRequest, image: Image) -> ProcessConta
                 *("sh", "-c", 'printf started >&0; exec "$@" </dev/null', "sh"),
                 *entrypoint,
                 *arguments,
-                # Standard input is the writing end of a pipe: a word in it says that the root is prepared.
+                # Standard input is the writing end of a pipe: a word in it reports that the root is prepared.
                 stdin=outside,
                 stdout=log,
                 stderr=log,

@@ -37,7 +37,7 @@ _NODE_NETWORK = ipaddress.ip_network("172.16.0.0/12")
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """What one hollow node offers."""
+    """The resources of one hollow node."""
 
     name: str
     cpus: int = 16
@@ -52,7 +52,7 @@ class NodeShape:
     """Further extended resources."""
 
     def manifest(self, address: str) -> Json:
-        """Return the Node object, with everything that KubeVirt looks for on a node that can run VMs."""
+        """Return the Node object, with everything that KubeVirt searches for on a node that can run VMs."""
         capacity = {
             "cpu": str(self.cpus),
             "memory": self.memory,
@@ -115,7 +115,7 @@ class HollowNodes:
             runner: what starts containers; None makes every container hollow, so pods are Ready at once.
             timing: how fast probes and restarts follow each other.
             folder: keeps the containers' logs; otherwise they go with the group.
-            admits: reject pods whose CPU requests do not fit, as a kubelet does.
+            admits: reject pods with CPU requests that do not fit, as a kubelet does.
         """
         self.client = KubeClient(plane.url, plane.ca_file, plane.admin.token)
         self.folder = folder or Path(tempfile.mkdtemp(prefix="hollow-", dir=plane.folder))

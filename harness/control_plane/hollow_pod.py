@@ -24,14 +24,14 @@ from harness.control_plane.pod_status import RUN_CONTAINER_ERROR, Addresses, Pod
 
 @dataclass(frozen=True, slots=True)
 class Kubelet:
-    """What all pods of a group of hollow nodes share."""
+    """The shared state of all pods of a group of hollow nodes."""
 
     client: KubeClient
     folder: Path
     runner: ContainerRunner | None
     timing: Timing
     may_end: Callable[[Json], asyncio.Event]
-    """Says when a deleted pod's containers may be ended."""
+    """States when a deleted pod's containers may be ended."""
 
 
 class HollowPod:
@@ -182,7 +182,7 @@ class HollowPod:
         """Keep the files and the written status true."""
         while True:
             change = self._change
-            with contextlib.suppress(NotPlayed):  # The containers say so.
+            with contextlib.suppress(NotPlayed):  # The containers report it.
                 self.volumes.refresh(self.pod)
             await self._write_status()
             await change.wait()

@@ -1,4 +1,4 @@
-"""What a kubelet decides about a pod that it is given: whether its CPU requests still fit.
+"""A kubelet's decision about a pod: whether its CPU requests still fit.
 
 kube-schedulers that do not know of each other's pods give a node more than it has; the kubelet is the last
 judge, and a pod that it rejects is never started nor scheduled again.

@@ -64,7 +64,7 @@ class KubeVirt:
             crds = [
                 crd for crd in installed["crds"] if crd["metadata"]["name"] != _PLUGINS_CRD or plugins_crd
             ]
-            # It initialises for seconds, in which the CRDs that it waits for come into being.
+            # It initialises for seconds; meanwhile the CRDs that it waits for are created.
             announcement = self._start_admission() if admission else None
             for crd in crds:
                 self._create({key: value for key, value in crd.items() if key != "status"})
@@ -148,7 +148,7 @@ class KubeVirt:
                     return last
         raise TimeoutError(
             f"waited {_PATIENCE_S} s on {path}; last seen: {json.dumps(last.get('status', last))}\n"
-            f"virt-controller said:\n{self.virt_controller.log_tail()}"
+            f"virt-controller reported:\n{self.virt_controller.log_tail()}"
         )
 
     def configure(

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class LauncherSideFailed(Exception):
-    """The program could not answer at all; the message is what it said."""
+    """The program could not answer at all; the message is what it stated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class HookReport:
-    """Everything that virt-launcher saw of its sidecars, from the first look for sockets to Shutdown."""
+    """Everything that virt-launcher saw of its sidecars, from the first search for sockets to Shutdown."""
 
     collect: Step
     calls: tuple[Step, ...]
@@ -103,7 +103,7 @@ class HookReport:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """What went wrong, in order; empty when virt-launcher got an answer to everything."""
+        """The errors, in order; empty when virt-launcher got an answer to everything."""
         return tuple(step.error for step in self.steps if step.error)
 
     @property
@@ -214,7 +214,7 @@ def hook_flags(
         placeholders: how many placeholder interfaces the first of three calls has.
         root_ports: how many root ports the last of several calls adds.
         cloud_init: call PreCloudInitIso first.
-        shutdown: call Shutdown last, after which a sidecar ends.
+        shutdown: call Shutdown last; then a sidecar ends.
         cpuset: see `LauncherSide.domain_xml_of`, also for the three below.
         topology: likewise.
         emulation: likewise.

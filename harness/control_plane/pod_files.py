@@ -1,4 +1,4 @@
-"""What a kubelet gives to a container of a pod: its environment and its volumes as files.
+"""The files of a container from its kubelet: its environment and its volumes as files.
 
 Only the sources that the pods under test use are played: the downward API in both forms, empty folders, and
 images (as empty folders). Anything else is named in an error instead of being left out quietly, because a
@@ -106,7 +106,7 @@ class PodVolumes:
                 place.chmod(0o777)
 
     def mounts(self, pod: Json, container: Json) -> tuple[Mount, ...]:
-        """Say what the container sees where; parents come before what is mounted inside them."""
+        """State what the container sees where; parents come before what is mounted inside them."""
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
         mounts = []
         for mount in container.get("volumeMounts", []):
@@ -174,7 +174,7 @@ def _downward_payload(pod: Json, volume: Json) -> dict[str, tuple[str, int]] | N
         sources, default = [volume["downwardAPI"]], volume["downwardAPI"].get("defaultMode", _DEFAULT_MODE)
     elif "projected" in volume:
         projected = volume["projected"]
-        # Tokens and certificates stay away: processes under test get theirs from the control plane.
+        # Tokens and certificates are left out: processes under test get theirs from the control plane.
         sources = [
             source["downwardAPI"] for source in projected.get("sources", []) if "downwardAPI" in source
         ]

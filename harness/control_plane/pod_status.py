@@ -14,13 +14,13 @@ RUN_CONTAINER_ERROR = "RunContainerError"
 
 
 def container_statuses(pod: Json) -> list[Json]:
-    """List what a pod's status says of each container, init containers first."""
+    """List what a pod's status states of each container, init containers first."""
     status = pod.get("status", {})
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
 def container_runs(pod: Json, name: str) -> bool:
-    """Say whether a container, or an init container, of a pod runs."""
+    """Return whether a container, or an init container, of a pod runs."""
     return any(each["name"] == name and "running" in each["state"] for each in container_statuses(pod))
 
 
@@ -138,7 +138,7 @@ class StatusReading:
 
 
 def _missing_gate(pod: Json) -> str:
-    """Say which readiness gate is not True yet; others set them, a kubelet only reads them."""
+    """State which readiness gate is not True yet; others set them, a kubelet only reads them."""
     holds = {c["type"]: c["status"] == "True" for c in pod.get("status", {}).get("conditions", [])}
     for gate in pod["spec"].get("readinessGates", []):
         kind = gate["conditionType"]

@@ -1,4 +1,4 @@
-"""A registry of images on this machine, to which images are pushed as the pages say.
+"""A registry of images on this machine; images are pushed to it by the commands of the pages.
 
 It is that of go-containerregistry: it speaks the protocol of OCI registries and keeps its images in memory.
 """

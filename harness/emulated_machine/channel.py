@@ -1,4 +1,4 @@
-"""What the two ends of an emulated machine's channel say: a length, then a pickle.
+"""The messages on an emulated machine's channel: a length, then a pickle.
 
 Both ends run the same code, so a value arrives as what it was.
 """
@@ -39,7 +39,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a call."""
+    """The outcome of a call."""
 
     value: bytes | None
     """A pickle of what the function returned; None where it did not."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# What is built into a kernel is no file among its modules, and left out.
+# Drivers built into a kernel have no file among its modules, and are left out.
 MODULES = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "virtio_net")
 MOUNT_TAG = "host"
 HOST_ADDRESS = "10.96.0.1"

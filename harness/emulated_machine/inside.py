@@ -34,7 +34,7 @@ def main() -> None:
     """Serve calls until the channel closes, then switch the machine off."""
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    # The console stays for what the kernel says; the channel is for everything else.
+    # The console stays for what the kernel reports; the channel is for everything else.
     (port,) = _PORTS.iterdir()
     # Unbuffered: a reader with a buffer would wait for more than one message.
     with FileIO(f"/dev/{port.name}", "r+") as channel:

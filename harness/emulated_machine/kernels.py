@@ -35,11 +35,11 @@ _TARGET, _PACKAGES = "$(REPO_URI) $(RELEASE)", "Created-By: Packages"
 
 
 class NoMachineHere(Exception):
-    """Machines cannot be emulated here; the message says what is missing."""
+    """Machines cannot be emulated here; the message states what is missing."""
 
 
 class FetchFailed(Exception):
-    """A kernel could not be fetched; the message ends with what apt said."""
+    """A kernel could not be fetched; the message ends with what apt stated."""
 
 
 class Kernel(Enum):
@@ -160,7 +160,7 @@ def _kept(name: str, version: str, make: Callable[[Path], None]) -> Path:
 
 
 def main() -> int:
-    """Fetch every kernel, or say why that cannot be."""
+    """Fetch every kernel, or state why that cannot be."""
     try:
         for kernel in Kernel:
             fetched(kernel)

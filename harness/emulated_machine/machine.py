@@ -32,7 +32,7 @@ _KERNEL_ARGUMENTS = (
     # What a machine for a minute has no use for, and emulation makes slow.
     "mitigations=off audit=0 lsm= init_on_alloc=0 no5lvl nowatchdog no_timer_check tsc=reliable "
     "cryptomgr.notests rcupdate.rcu_expedited=1 "
-    # Would move memory by itself while a test looks where it is.
+    # Would move memory by itself while a test checks its place.
     "numa_balancing=disable"
 )
 

@@ -14,7 +14,7 @@ _CHUNK = 1 << 16
 
 
 class Balancer:
-    """Spreads connections in turn over the servers that accept them; knows nothing of what they say."""
+    """Spreads connections in turn over the servers that accept them; knows nothing of what they report."""
 
     def __init__(self, thread: LoopThread, url: str) -> None:
         """Begin with one server, by its https address on loopback."""

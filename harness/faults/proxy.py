@@ -1,4 +1,4 @@
-"""A reverse proxy to the API server that fails as a script says.
+"""A reverse proxy to the API server that fails as a script states.
 
 TLS on both sides. Whoever is to suffer the faults gets its address and CA in a kubeconfig; tests and checks
 ask the API server itself. It runs on a thread of its own and does not care who the caller is: tokens pass
@@ -233,7 +233,7 @@ class FaultProxy:
                     await stream.write(line)
             return stream
         finally:
-            # The rest of the stream is of no use to anybody.
+            # The rest of the stream is of no use to any client.
             if answer.connection is not None and answer.connection.transport is not None:
                 answer.connection.transport.abort()
 

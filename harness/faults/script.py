@@ -98,7 +98,7 @@ class Rule:
     times: int = 1
 
     def matches(self, verb: str, resource: str) -> bool:
-        """Say whether a call or an event is one of those that this rule counts."""
+        """Return whether a call or an event is one of those that this rule counts."""
         right_verb = self.verb == verb or (self.verb == "*" and verb != EVENT)
         return right_verb and self.resource in ("*", resource)
 
@@ -120,7 +120,7 @@ class Script:
     _played: list[_Played] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     last_fault_at: float = 0.0
-    """Time of the monotonic clock at which the last fault began or, where it takes time, ended."""
+    """Time of the monotonic clock when the last fault began or, where it takes time, ended."""
 
     def play(self, rules: Iterable[Rule]) -> None:
         """Play these rules and no others; counting begins anew."""

@@ -32,7 +32,7 @@ EARLIER_CLAIM = {
         "reserved": {"type": "object", "properties": {"owned": _TEXT, "until": _TEXT}},
     },
 }
-"""How the CRD of an earlier release said what a claim is, with a field that is no longer known."""
+"""How the CRD of an earlier release stated what a claim is, with a field that is no longer known."""
 _NOT_CLONED = shutil.ignore_patterns(
     *(".git", ".venv", "dist", "mutants", "__pycache__", ".*_cache", ".hypothesis")
 )
@@ -67,8 +67,8 @@ def become_the_previous_release(checkout: Path) -> None:
     """Make an earlier release of a copy: what an upgrade from it changes is what releases change.
 
     There is no published one. This one has another version in its images, an older sidecar, ledgers
-    and topologies with fewer fields and columns, ledgers whose claims the CRD checks and no policy, fewer
-    rights, a scheduler that evicts nobody, and another setting.
+    and topologies with fewer fields and columns, ledgers with claims that the CRD checks and no policy, fewer
+    rights, a scheduler that evicts no pod, and another setting.
     """
     this = re.escape(__version__)
     for path in (
@@ -98,6 +98,6 @@ def _files_below(folder: Path) -> Iterable[Path]:
 def _edit(path: Path, pattern: str, replacement: str, *, needed: bool = True) -> None:
     text, count = re.subn(pattern, replacement, path.read_text(), flags=re.MULTILINE)
     if needed and not count:
-        raise ValueError(f"{path} has nothing that looks like {pattern}: what an upgrade changes there?")
+        raise ValueError(f"{path} has nothing that should be {pattern}: what an upgrade changes there?")
     if count:
         path.write_text(text)

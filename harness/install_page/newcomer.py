@@ -53,7 +53,7 @@ class CommandOfThePageFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """Follows the page with a shell in which real nodes can be reached."""
+    """Follows the page with a shell that can reach real nodes."""
 
     shell: str
     """The lines that `./make node --without-kvplace` printed."""

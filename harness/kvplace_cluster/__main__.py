@@ -32,7 +32,7 @@ from kvplace.machines.shipped import read_machine
 from kvplace.web.gate import AUDIENCE
 
 MAP_READER = "map-reader"
-"""The service account with whose token one may look at the web map."""
+"""The service account with a token for the web map."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,7 +89,7 @@ async def _run(options: argparse.Namespace, topology: Topology, kubevirt: Path) 
             "try: kubectl apply -f vm-templates/web-server.yaml; kubectl kvplace get vms\n"
             f"the web map: {web_url} with a certificate of this cluster; to sign in:\n"
             f"     kubectl create token {MAP_READER} -n {NAMESPACE} --audience={AUDIENCE}\n"
-            "`kubectl kvplace doctor` misses serve, scheduler and agent: here they are no pods\n"
+            "`kubectl kvplace doctor` misses serve, scheduler and agent: here they are not pods\n"
             "Ctrl-C ends everything",
             file=sys.stderr,
         )

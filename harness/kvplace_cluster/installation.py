@@ -27,7 +27,7 @@ MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 NAMESPACE = "kvplace-system"
 SIDECAR_IMAGE = "kvplace.test/hook"
 EXTENDER = f"kvplace-extender.{NAMESPACE}.svc"
-"""The name that schedulers look for in the certificate of `serve`."""
+"""The name that schedulers search for in the certificate of `serve`."""
 
 SERVE = (sys.executable, "-m", "kvplace", "serve")
 
@@ -36,7 +36,7 @@ _WEBHOOKS = {"MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
 _POLICY_BINDING = "ValidatingAdmissionPolicyBinding"
 _KINDS_OF_OTHERS = ("cert-manager.io/", "monitoring.coreos.com/")
 _OF_THIS_MACHINE = ("--tls-cert", "--tls-key", "--client-ca", "--sidecar-image", "--web-address")
-"""Flags of the Deployment whose values are those of a pod; a replica here has its own."""
+"""Flags of the Deployment with values of a pod; a replica here has its own."""
 
 Json = dict[str, Any]
 
@@ -191,7 +191,7 @@ class Installation:
         self._delete_admission(_WEBHOOKS)
 
     def apply_policies(self) -> None:
-        """Put the admission policies in force again, as they are after the start."""
+        """Put the admission policies in effect again, as they are after the start."""
         for manifest in self._of_kind(_POLICY_BINDING):
             self._apply(manifest)
 

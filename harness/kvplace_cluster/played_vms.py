@@ -91,7 +91,7 @@ class PlayedVms:
             "type": PINNED,
             "status": "True",
             "reason": "Pinned",
-            "message": "every thread is where revision 1 says",
+            "message": "every thread is where revision 1 states",
             "lastTransitionTime": _now(),
         }
         path = f"{self._pod_of[vmi['metadata']['name']]}/status"
@@ -135,7 +135,7 @@ def played_vms(plane: ControlPlane, namespace: str) -> Iterator[None]:
 
 
 def _ready(pod: Json) -> Json:
-    """Write the status of a pod all of whose containers run."""
+    """Write the status of a pod with all containers running."""
     now = _now()
 
     def running(kind: str) -> list[Json]:

@@ -12,7 +12,7 @@ NAME = "kvplace-tests"
 
 
 class NoCpusetGroup(Exception):
-    """This machine gives no cpuset control group; the message says what stands in the way."""
+    """This machine gives no cpuset control group; the message states what stands in the way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from harness.libvirt_session.cpuset_group import NAME, CpusetGroup, NoCpusetGrou
 from harness.libvirt_session.pod import MEMORY_POLICY_CALLS, Pod
 from harness.libvirt_session.threads import Affinities
 
-# A user that no system gives to anybody; only the daemon's own view of /etc knows it.
+# A user that no system gives to any client; only the daemon's own view of /etc knows it.
 UID = 1_640_107
 # With the name of the socket each one serves.
 DAEMONS = {"virtqemud": "virtqemud-sock", "libvirtd": "libvirt-sock"}
@@ -40,7 +40,7 @@ _START_SECONDS = 60
 
 
 class NoLibvirtHere(Exception):
-    """Real domains cannot be run on this machine; the message says why."""
+    """Real domains cannot be run on this machine; the message states why."""
 
 
 class DaemonDied(Exception):
@@ -201,7 +201,7 @@ def _furnish(folder: Path) -> dict[str, str]:
     (folder / "c" / "libvirt").mkdir()
     (folder / "c" / "libvirt" / "qemu.conf").write_text(QEMU_CONF)
     (folder / "libvirt" / "hooks" / "qemu.d").mkdir(parents=True)
-    # KubeVirt's image has a program here, too. Without any at its start libvirt never looks for one again.
+    # KubeVirt's image has a program here, too. Without any at its start libvirt never searches for one again.
     (folder / "libvirt" / "hooks" / "qemu").write_text("#!/bin/sh\nexit 0\n")
     (folder / "libvirt" / "hooks" / "qemu").chmod(0o755)
     # Domains do not migrate between daemons that believe to be on one host.

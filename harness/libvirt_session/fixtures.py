@@ -18,7 +18,7 @@ def _session(*, deny_memory_policy: bool) -> Iterator[LibvirtSession]:
 
 @pytest.fixture(scope="session")
 def libvirt_session() -> Iterator[LibvirtSession]:
-    """A session daemon as in a virt-launcher pod whose seccomp profile allows memory policies."""
+    """A session daemon as in a virt-launcher pod with a seccomp profile that allows memory policies."""
     yield from _session(deny_memory_policy=False)
 
 

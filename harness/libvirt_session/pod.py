@@ -1,4 +1,4 @@
-"""What a container runtime does to a process of a virt-launcher pod: user, capabilities, cpuset, seccomp.
+"""The restrictions of a process of a virt-launcher pod: user, capabilities, cpuset, seccomp.
 
 Entered by one process for itself, started as root: by the libvirt daemon's launcher and by what stands for
 another container of the same pod, such as the hook sidecar.

@@ -12,7 +12,7 @@ _IO_THREAD = re.compile(r"^IO iothread(\d+)$")
 
 
 class ThreadKind(Enum):
-    """What a thread of QEMU works for."""
+    """The role of a thread of QEMU."""
 
     VCPU = "vCPU"
     IO_THREAD = "I/O thread"

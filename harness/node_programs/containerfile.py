@@ -51,7 +51,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Containerfile:
-    """A Containerfile whose last stage is the image and whose first fills /opt/kvplace."""
+    """A Containerfile: its last stage is the image, its first one fills /opt/kvplace."""
 
     path: Path
     instructions: tuple[Instruction, ...]

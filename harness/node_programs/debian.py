@@ -1,4 +1,4 @@
-"""What Debian has installed on this machine, as far as it decides what an image contains."""
+"""Debian's packages on this machine, as far as they decide the content of an image."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def _shared_libraries(package: str) -> list[Path]:
         raise NotInstalled(f"the image needs {package}, and this machine has no Debian packages") from None
     if listed.returncode != 0:
         raise NotInstalled(
-            f"{package}, whose libraries the image needs, is not installed here: apt-get install {package}"
+            f"{package} is not installed here, and the image needs its libraries: apt-get install {package}"
         )
     return [Path(line) for line in listed.stdout.splitlines() if _SHARED_LIBRARY.fullmatch(line)]

@@ -1,4 +1,4 @@
-"""kvplace's own images, made from the same files as its Containerfiles say.
+"""kvplace's own images, made from the same files as its Containerfiles state.
 
 The interpreter and its packages are those that run this process instead of a registry's base image.
 """

@@ -23,7 +23,7 @@ _MEDIA_TYPE = "application/vnd.oci.image"
 
 @dataclass(frozen=True, slots=True)
 class ImageConfiguration:
-    """What a container of the image runs unless its pod says otherwise."""
+    """The command of a container of the image, unless its pod sets another."""
 
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class ImageConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What files of a layer are that the folder they come from cannot say without root.
+    """Attributes of files of a layer that their folder cannot have without root.
 
     Paths are relative to the layer's root. Whatever is not named belongs to root.
     """
@@ -124,7 +124,7 @@ def write_archive(
 ) -> str:
     """Write an image of layers, lowest first, and return its digest.
 
-    The reference must be whole, as a container runtime looks it up: with a registry and a tag. A runtime that
+    The reference must be whole, as a container runtime resolves it: with a registry and a tag. A runtime that
     imports the archive finds the image by tag and by digest. `created` is a date as RFC 3339 writes it.
     """
     image = {

@@ -64,11 +64,11 @@ class NodePrograms:
     """For the image: the control plane's own ends with its standard input, which a container has not."""
     virt_handler: Path
     virt_chroot: Path
-    """virt-handler looks for it at /usr/bin/virt-chroot."""
+    """virt-handler searches for it at /usr/bin/virt-chroot."""
 
     @property
     def search_path(self) -> str:
-        """What PATH must be for programs that call each other."""
+        """The PATH for programs that call each other."""
         folders = dict.fromkeys(str(path.parent) for path in (self.containerd, self.crictl, self.runc))
         return ":".join([*folders, _SYSTEM_FOLDERS])
 

@@ -53,7 +53,7 @@ def packages_layer(name: str, pins: Sequence[Requirement], target: Path, left_ou
     """Return a layer with the packages of this environment that the pins name, in a folder.
 
     Without the files that a pattern of `left_out` names, below that folder. Raises `BuildFailed` when the
-    environment has another version than the pin says.
+    environment has another version than the pin states.
     """
     for pin in pins:
         installed = _installed(pin.name).version
@@ -107,11 +107,11 @@ def _lay_out_packages(
 
 
 def compile_below(folder: Path, root: Path) -> bool:
-    """Compile everything in a folder of an image, whose root file system is read-only when it runs.
+    """Compile everything in a folder of an image, since its root file system is read-only when it runs.
 
     The bytecode names no time and no path of this machine, so equal sources give equal layers, and Python
     never compares it with its source. Returns whether every file could be compiled: packages come with
-    templates and tests that are no Python.
+    templates and tests that are not Python.
     """
     where = ("-s", str(root), "-p", "/", str(folder))
     how = ("-qq", "-f", "--invalidation-mode", "unchecked-hash")

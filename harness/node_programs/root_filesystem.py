@@ -103,6 +103,6 @@ def libraries_of(programs: Iterable[Path]) -> set[Path]:
     if missing:
         raise BuildFailed(f"libraries of {', '.join(named)} are missing here: {', '.join(set(missing))}")
     if not answer.stdout:
-        raise BuildFailed(f"ldd said nothing of {', '.join(named)}:\n{tail(answer.stderr)}")
+        raise BuildFailed(f"ldd stated nothing of {', '.join(named)}:\n{tail(answer.stderr)}")
     found = re.findall(r"(?:=> |^\s+)(/\S+) \(0x", answer.stdout, re.MULTILINE)
     return {Path(os.path.normpath(path)) for path in found}

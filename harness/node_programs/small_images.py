@@ -28,7 +28,7 @@ def pause() -> Image:
 
 
 def container_disk() -> Image:
-    """Return an image for a VM's containerDisk: a disk whose boot sector halts, so that the guest idles."""
+    """Return an image for a VM's containerDisk: a disk with a boot sector that halts."""
     return Image(
         "docker.io/kvplace/idle-disk:1",
         (Layer("idle-disk", (), _lay_out_disk),),

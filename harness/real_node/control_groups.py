@@ -1,6 +1,6 @@
 """The control groups of a sandbox: one group in every hierarchy, which the sandbox sees as the root.
 
-The group's name ends with the id of the process that supervises the sandbox, so that a later run can tell
+The group's name ends with the id of the process that supervises the sandbox, so that a later run can see
 and remove the groups of a supervisor that was killed.
 """
 
@@ -24,7 +24,7 @@ _JOIN_AND_EXECUTE = (
 
 
 class NoControlGroups(Exception):
-    """This machine's control groups cannot hold a sandbox; the message says why."""
+    """This machine's control groups cannot hold a sandbox; the message states why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class NodeGroups:
 
     @property
     def cpuset(self) -> Path:
-        """The group that says which CPUs the sandbox has."""
+        """The group that states which CPUs the sandbox has."""
         return self.with_file("cpuset.cpus")
 
     def with_file(self, name: str) -> Path:
-        """The group in the hierarchy whose groups have a file of that name."""
+        """The group in the hierarchy that has files of that name in its groups."""
         return next(path for path in self.paths if (path / name).exists())
 
     @classmethod

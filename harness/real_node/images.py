@@ -11,7 +11,7 @@ from harness.node_programs.kvplace_images import agent_image, hook_image, serve_
 from harness.node_programs.launcher_image import launcher
 from harness.node_programs.small_images import busybox, container_disk, kube_scheduler
 
-# What vm-templates/ boots. On a node of the tests it is a disk whose guest idles.
+# What vm-templates/ boots. On a node of the tests it is a disk with an idle guest.
 _TEMPLATE_DISK = "quay.io/containerdisks/debian:12"
 
 

@@ -1,4 +1,4 @@
-"""What the kernel does with the containers of a node, read from outside of it.
+"""The kernel's settings of a node's containers, read from outside of it.
 
 Written apart from kvplace's own reading of control groups and /proc on purpose: a mistake there must not hide
 here.
@@ -68,7 +68,7 @@ class ContainerInKernel:
         return [int(word) for word in (accounting / "cpuacct.usage_percpu").read_text().split()]
 
     def process(self, pattern: str) -> int:
-        """The first process in it whose name matches; raises `LookupError` when there is none."""
+        """The first process in it with a matching name; raises `LookupError` when there is none."""
         for pid in self.pids():
             if fnmatchcase(_name(pid), pattern):
                 return pid

@@ -10,7 +10,7 @@ from harness.control_plane.cluster import ControlPlane, RequestRefused
 from harness.real_node.node_access import NodeAccess
 from harness.real_node.runtime import CONTAINERD_SOCKET, ContainerRuntime
 
-# Where kubeadm puts it, and others look for it.
+# Where kubeadm puts it, and others search for it.
 _CONFIGURATION_FILE = "/var/lib/kubelet/config.yaml"
 _CONFIGURATION: dict[str, Any] = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -30,7 +30,7 @@ _CONFIGURATION: dict[str, Any] = {
     "resolvConf": "/etc/kubernetes/resolv.conf",
     "clusterDNS": ["10.96.0.10"],
     "clusterDomain": "cluster.local",
-    # Settings of the whole machine that it may not change are no error then.
+    # Settings of the whole machine that it may not change are not an error then.
     "featureGates": {"KubeletInUserNamespace": True},
     "syncFrequency": "10s",
     "nodeStatusUpdateFrequency": "5s",
@@ -83,7 +83,7 @@ class Kubelet:
         )
 
     def wait_until_ready(self) -> None:
-        """Wait until the node says that it is Ready."""
+        """Wait until the node reports that it is Ready."""
         self.server.wait_until(self._is_ready, "condition Ready of its node")
 
     def _is_ready(self) -> bool:

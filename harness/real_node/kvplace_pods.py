@@ -1,9 +1,9 @@
 """kvplace on real nodes as an operator installs it: pods of its manifests and images.
 
-`manifests/default` is applied with a folder that says what an operator's folder says, and with one component
-of these nodes' own. Two things are due to them: Services have fixed addresses, which the scheduler's pods
-know without DNS, and kvplace's own pods request no CPU, because a node that is this machine has none to spare
-beside a VM.
+`manifests/default` is applied with a folder that states what an operator's folder states, and with one
+component of these nodes' own. Two things are due to them: Services have fixed addresses, which the
+scheduler's pods know without DNS, and kvplace's own pods request no CPU, because a node that is this machine
+has none to spare beside a VM.
 """
 
 from __future__ import annotations

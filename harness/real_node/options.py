@@ -13,6 +13,8 @@ def parser() -> argparse.ArgumentParser:
         description="Run real nodes with KubeVirt and kvplace in sandboxes on this machine until Ctrl-C.",
     )
     made.add_argument("--nodes", type=int, default=1, choices=range(1, 9), help="default: 1")
-    made.add_argument("--without-kvplace", action="store_true", help="to install it as docs/install.md says")
+    made.add_argument(
+        "--without-kvplace", action="store_true", help="to install it as docs/install.md states"
+    )
     made.add_argument("--logs", type=Path, help="folder that keeps the logs of all servers")
     return made

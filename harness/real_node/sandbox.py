@@ -27,7 +27,7 @@ Command = Sequence[str | Path]
 
 
 class CommandFailed(Exception):
-    """A command in a sandbox ended with an error; the message is what it said."""
+    """A command in a sandbox ended with an error; the message is what it stated."""
 
 
 class Sandbox:
@@ -94,7 +94,7 @@ class Sandbox:
 
     @property
     def service_subnet(self) -> IPv4Network:
-        """Addresses for Services that this machine sends into the sandbox, whose kube-proxy knows them."""
+        """Addresses for Services that this machine sends into the sandbox, for its kube-proxy."""
         return IPv4Network(f"100.64.{self.number}.0/24")
 
     def stop(self) -> None:
@@ -191,7 +191,7 @@ class SandboxedServer(ServerProcess):
     def program_pid(self) -> int:
         """The server itself, as this machine counts; raises `ProcessLookupError` when it has ended.
 
-        nsenter, whose child it is, stays outside of the sandbox's processes.
+        nsenter, its parent, stays outside of the sandbox's processes.
         """
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
         try:

@@ -1,7 +1,7 @@
 """The first process of a sandbox: it makes the sandbox's root file system and then reaps orphans for ever.
 
 Runs as process 1 of new namespaces (`sandbox_process` starts it) and uses the standard library alone, because
-the file system changes under its feet. Its changes of mounts are seen by nobody outside.
+the file system changes under its feet. Its changes of mounts are seen by no client outside.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KERNEL_SETTINGS = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/p
 
 
 def main() -> None:
-    """Set up what the JSON in the first argument describes, say so on stdout, and stay."""
+    """Set up what the JSON in the first argument describes, report it on stdout, and stay."""
     wanted = json.loads(sys.argv[1])
     # Blocked, not ignored: an orphan that ends before the loop below begins is still noticed.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})

@@ -24,7 +24,7 @@ from harness.real_node.sandbox_init import READY
 
 # 198.18.0.0/15 is set apart for tests of network devices (RFC 2544), so it leads nowhere else.
 _NODE_SUBNET = "198.18.{}"
-# What a sandbox may give to its pods, and to Services whose traffic goes through it: see sandbox.py.
+# What a sandbox may give to its pods, and to Services with traffic through it: see sandbox.py.
 _ROUTED_SUBNETS = ("198.19.{}.0/24", "100.64.{}.0/24")
 _MOST_NODES = 250
 
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _make_mount_point() -> Path:
-    """Make the folder on which the sandbox mounts its root, and remove those of killed supervisors."""
+    """Make the folder for the sandbox's root, and remove those of killed supervisors."""
     temporary = Path(tempfile.gettempdir())
     for left in temporary.glob(f"{PREFIX}-*"):
         if is_left_over(left):

@@ -1,7 +1,7 @@
 """KubeVirt on a sandboxed node: its node-labeller, once, and virt-handler.
 
 virt-handler runs as a process of the node, with the rights of KubeVirt's own roles and a token bound to its
-node, as its DaemonSet has it. What else it finds in its pod is put where it looks on the node.
+node, as its DaemonSet has it. Its other files of the pod are put at their paths on the node.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class VirtHandler:
         return str(answer["status"]["token"])
 
 
-# KubeVirt's images run QEMU as 107; virt-handler looks the user up by its name.
+# KubeVirt's images run QEMU as 107; virt-handler finds the user by its name.
 _ADD_QEMU_USER = """\
 grep -q ^qemu: /etc/passwd || echo qemu:x:107:107:qemu:/:/bin/false >>/etc/passwd
 grep -q ^qemu: /etc/group || echo qemu:x:107: >>/etc/group

@@ -16,7 +16,7 @@ Operation = dict[str, Any]
 
 
 class _Edited:
-    """What objects and lists under edit have in common."""
+    """The common part of objects and lists under edit."""
 
     def __init__(self, path: str, patch: list[Operation] | None) -> None:
         self._path = path

@@ -36,7 +36,7 @@ _SHORT_S = 0.005
 
 
 class VmiReader(Protocol):
-    """What admission must be able to look up."""
+    """The objects that admission must be able to find."""
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a VirtualMachineInstance as it is now; None when there is none."""
@@ -159,7 +159,7 @@ def _count(kind: str, decision: str, started: float) -> None:
 
 
 async def _answer(review: AdmissionRequest, decide: _Decide) -> tuple[bool, bytes]:
-    """Return whether the request is allowed, and the answer that says so."""
+    """Return whether the request is allowed, and the answer that reports it."""
     try:
         admitted = await decide(review)
         return True, allow(review.uid, admitted.patch, admitted.warnings)

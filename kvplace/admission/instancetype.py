@@ -1,4 +1,4 @@
-"""A VM with its instancetype written out, as `virtctl expand` does it: for commands that look ahead.
+"""A VM with its instancetype written out, as `virtctl expand` does it: for commands before admission.
 
 KubeVirt writes size and annotations of an instancetype on the VMI before kvplace's admission sees it. A file
 that contains the VM and its instancetype has all that decides the cores. Source in KubeVirt:
@@ -30,7 +30,7 @@ _DOMAIN_FIELDS = ("ioThreadsPolicy", "ioThreads")
 def expanded(vm: Mapping[str, Any], beside: Iterable[Mapping[str, Any]]) -> Json:
     """Write the instancetype of a VirtualMachine into its spec; a VM without one is returned as it is.
 
-    `beside` are the objects in which the instancetype is searched. Raises Misconfigured where it is not
+    `beside` are the objects to search for the instancetype. Raises Misconfigured where it is not
     among them, and where VM and instancetype both set a field: KubeVirt refuses such a VM.
     """
     spec = _mapping(vm, "spec")

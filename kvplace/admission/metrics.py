@@ -1,4 +1,4 @@
-"""What admission counts."""
+"""The metrics of admission."""
 
 from __future__ import annotations
 

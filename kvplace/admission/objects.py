@@ -242,7 +242,7 @@ def typed(raw: Mapping[str, Any], kind: type[_Object]) -> _Object:
 
 
 def _unquoted(raw: Mapping[str, Any]) -> str:
-    """Name the first annotation or label that is no text, as YAML reads `true` and `5`; empty if all are."""
+    """Name the first annotation or label that is not text, as YAML reads `true` and `5`; empty if all are."""
     for path in (("metadata",), ("spec", "template", "metadata")):
         for part in ("annotations", "labels"):
             found: Any = raw

@@ -1,13 +1,13 @@
 """Admission of a pod: its options and its size become one normalised request, stored on it.
 
 The pod of a VM takes its size from its VMI, a plain pod from its CPU limits. Admission of the VMI has written
-that size on it, and virt-controller has copied it to the pod (see `vmi`); on a pod of anybody else it means
-nothing, and the VMI is read. Results on a new pod are removed: KubeVirt copies them to migration targets, and
-anybody can write them. A pod with options gets:
+that size on it, and virt-controller has copied it to the pod (see `vmi`); on any other pod it means nothing,
+and the VMI is read. Results on a new pod are removed: KubeVirt copies them to migration targets, and any
+client can write them. A pod with options gets:
 
     kvplace.io/request      the request; the extender reads nothing else
     kvplace.io/placed       label that `serve` watches pods by
-    kvplace.io/vm: 0        marker resource for which kube-scheduler calls the extender
+    kvplace.io/vm: 0        marker resource: kube-scheduler then calls the extender
     schedulerName           kvplace's scheduler, unless the pod names one
     CPU request             of all containers together the CPUs that the pod will own, so that kube-scheduler
                             counts these and no more (`pod_resources`). What `kvplace.io/smt` require and
@@ -98,7 +98,7 @@ class NewPod:
 
     @property
     def needed_vmi(self) -> str | None:
-        """The VMI, in the pod's namespace, whose size its request needs; None when it needs none.
+        """The VMI, in the pod's namespace, with the size for its request; None when it needs none.
 
         Raises Misconfigured for a virt-launcher pod without a VMI.
         """
@@ -173,7 +173,7 @@ def _admit_unpinned(
 ) -> Admitted:
     """Store the request of a pod with policy `none`, so that it can get cores while it runs; nothing else.
 
-    A pod whose size kvplace cannot tell stays as it is: it only cannot change its policy while it runs.
+    A pod of unknown size stays as it is: it only cannot change its policy while it runs.
     Neither can one that names its node, which no scheduler has let it have.
     """
     if pod.spec.node_name:
@@ -220,7 +220,7 @@ def _size(pod: Pod, vm: _Vm | None, what: str) -> VmSize | PodSize:
 
 
 def _stated_size(pod: Pod, settings: AdmissionSettings, author: str) -> VmSize | None:
-    """Read the size that admission of the VMI has written; None where somebody else may have written it."""
+    """Read the size that admission of the VMI has written; None where another client may have written it."""
     labels, annotations = pod.metadata.labels or {}, pod.metadata.annotations or {}
     if author != settings.kubevirt_controller or labels.get(ASKS_LABEL) != "true":
         return None
@@ -244,7 +244,7 @@ def _check_containers(pod: Pod) -> None:
     containers = len(spec.containers) + len(spec.init_containers or ()) + len(spec.ephemeral_containers or ())
     if containers > MAX_CONTAINERS:
         raise Misconfigured(
-            f"{what} has {containers} containers; a pod that asks for CPUs may have {MAX_CONTAINERS}"
+            f"{what} has {containers} containers; a pod with a request may have {MAX_CONTAINERS}"
         )
     hooks = len(sidecars_of(pod))
     if hooks > 1:
@@ -281,7 +281,7 @@ def _spec_of(vmi: Vmi) -> str:
 
 
 def _obstacle(pod: Pod, options: PinningOptions, vm: _Vm | None, what: str) -> str | None:
-    """Say why a pod cannot be placed although its options are valid; None when it can."""
+    """State why a pod cannot be placed although its options are valid; None when it can."""
     if pod.spec.node_name:
         return (
             f"{what}: spec.nodeName is {pod.spec.node_name}, so no scheduler places the pod; "

@@ -1,8 +1,8 @@
 """The resources of a pod with options: CPU requests as kube-scheduler must count them, and the marker.
 
-The pod of a VM requests in all what the VM will own: a node whose CPUs are all owned must be exactly full for
+The pod of a VM requests in all what the VM will own: a node without an unowned CPU must be exactly full for
 kube-scheduler, too. So its compute container requests that, less what the other containers request. Its CPU
-weight becomes a little smaller than its share; that decides nothing, since nobody competes for owned CPUs,
+weight becomes a little smaller than its share; that decides nothing, since nothing competes for owned CPUs,
 and the weight of the pod as a whole comes from the sum. The pod of a VM that shares CPUs requests a tenth of
 them at least: exclusive VMs do not get these, so they must not be had for nothing.
 """
@@ -23,14 +23,14 @@ from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.request import Request
 
 _LEAST = Fraction(1, 10)
-"""What a container requests at least of each CPU that the pod asks for: KubeVirt's own default for a vCPU."""
+"""What a container requests at least of each CPU that the pod requests: KubeVirt's own default for a vCPU."""
 
 
 def request_marker(spec: EditedObject) -> None:
-    """Add the marker resource, for which kube-scheduler calls the extender, to the first container.
+    """Add the marker resource to the first container, so that kube-scheduler calls the extender.
 
-    None of it: its name is all that matters to the extender's configuration, and kube-scheduler looks at what
-    a pod requests of an extended resource on every node, slowly, even where it is told to ignore it.
+    None of it: its name is all that matters to the extender's configuration, and kube-scheduler checks what
+    a pod requests of an extended resource on every node, slowly, even where it is configured to ignore it.
     """
     resources = spec.list("containers").object(0).object("resources")
     for kind in ("requests", "limits"):
@@ -41,7 +41,7 @@ def request_cpus(after: EditedObject, request: Request, size: VmSize | PodSize, 
     """Write the CPU requests of a pod that is complete but for them; returns warnings.
 
     A lower limit is raised, too. No request of a Guaranteed pod, of a plain pod or of a VM that will own no
-    CPUs is lowered. A VM whose compute container requests more than it will own keeps that.
+    CPUs is lowered. A compute container that requests more than its VM will own keeps that.
     """
     pod = typed(after.values, Pod)
     containers = after.object("spec").list("containers")

@@ -33,7 +33,7 @@ class GroupVersionKind(msgspec.Struct, frozen=True):
 
 
 class UserInfo(msgspec.Struct, frozen=True):
-    """Who sent the request that is reviewed."""
+    """The sender of the request that is reviewed."""
 
     username: str = ""
 
@@ -60,7 +60,7 @@ class _Review(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def read_review(body: bytes) -> AdmissionRequest:
-    """Decode the request of a body; raises BadBody that says what is wrong."""
+    """Decode the request of a body; raises BadBody that states what is wrong."""
     try:
         return msgspec.json.decode(body, type=_Review).request
     except RecursionError:

@@ -1,4 +1,4 @@
-"""What an operator decides for admission."""
+"""The operator's settings for admission."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
 KubeVirt creates the container from the entry in the annotation `hooks.kubevirt.io/hookSidecars`, which
 cannot ask for volumes, probes or resources. Pod admission adds those: the results on the pod as files, a
 folder that is libvirt's folder for hooks in the container of QEMU (see `hook/arrivals.py`), the
-node's name, and a probe that holds the VM until its placement is there and in force.
+node's name, and a probe that holds the VM until its placement is there and in effect.
 
-KubeVirt puts the container beside that of QEMU, where it keeps the pod running until KubeVirt tells it to
-end; a virt-launcher that is killed tells it nothing. So pod admission makes a restartable init container of
+KubeVirt puts the container beside that of QEMU, where it keeps the pod running until KubeVirt asks it to
+end; a killed virt-launcher sends it nothing. So pod admission makes a restartable init container of
 it. The kubelet ends such a container when the others have ended, for whatever reason, and starts those only
 after its startup probe has passed.
 """
@@ -37,7 +37,7 @@ LIBVIRT_HOOKS = "kvplace-libvirt-hooks"
 LIBVIRT_HOOKS_FOLDER = "/var/run/kvplace-libvirt-hooks"
 """Where our container sees the volume `LIBVIRT_HOOKS`."""
 LIBVIRTS_FOLDER = "/etc/libvirt/hooks/qemu.d"
-"""Where libvirt looks for programs, beside KubeVirt's own in the folder above."""
+"""Where libvirt searches for programs, beside KubeVirt's own in the folder above."""
 NODE_NAME = "NODE_NAME"
 STAYS = "KVPLACE_STAYS_AFTER_SHUTDOWN"
 """Variable of a hook that the kubelet ends, so that it need not end itself."""
@@ -154,7 +154,7 @@ def _taken(name: str, what: str) -> Misconfigured:
 
 
 def _show_to_libvirt(compute: EditedObject) -> None:
-    """Mount our folder where libvirt looks for programs; a mount of others there stays."""
+    """Mount our folder where libvirt searches for programs; a mount of others there stays."""
     mounts = compute.get("volumeMounts") or []
     if all(isinstance(mount, dict) and mount.get("mountPath") != LIBVIRTS_FOLDER for mount in mounts):
         compute.list("volumeMounts").append(

@@ -1,4 +1,4 @@
-"""The request that a VM, VMI or pod states, as admission would store it: for commands that look ahead."""
+"""The request that a VM, VMI or pod states, as admission would store it: for commands before admission."""
 
 from __future__ import annotations
 

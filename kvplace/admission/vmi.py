@@ -36,7 +36,7 @@ from kvplace.core.quantity import parse_quantity
 from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy, Request
 
 _WITHOUT_GUEST_CELLS = ("s390x",)
-"""Architectures whose guests QEMU gives no NUMA cells."""
+"""Architectures without guest NUMA cells in QEMU."""
 
 
 def admit_vmi(
@@ -121,7 +121,7 @@ def check_vm(
 def conflict_with_kubevirt(
     annotations: Mapping[str, str], options: PinningOptions, spec: VmiSpec, what: str
 ) -> str | None:
-    """Say which field and annotation exclude each other; None when none do."""
+    """State which field and annotation exclude each other; None when none do."""
     cpu = spec.domain.cpu
     mirror = f"annotation {GUEST_NUMA}: {annotations.get(GUEST_NUMA)!r}"
     if options.guest_numa is GuestNuma.MIRROR:

@@ -1,8 +1,8 @@
 """Admission of changes of a VMI with the label kvplace.io/asks.
 
 Edited options are checked like new ones, and the VMI is marked for the controller: the label
-kvplace.io/edited makes `serve` watch it, so that VMIs that nobody edits cost nothing. A changed size (CPUs or
-disks were plugged in) is written down again, see `vmi`.
+kvplace.io/edited makes `serve` watch it, so that VMIs that no user edits cost nothing. A changed size (CPUs
+or disks were plugged in) is written down again, see `vmi`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cpusets set by writing cgroups, for nodes whose container runtime has no NRI.
+"""Cpusets set by writing cgroups, for nodes with a container runtime without NRI.
 
 The kernel reports every new container and every write to a cpuset. So a container gets its set when its
 cgroup appears, which is before its program starts, and what others write is put back at once. What changes
@@ -51,7 +51,7 @@ SWEEP_S = 30.0
 SWEEP_WITHOUT_EVENTS_S = 1.0
 """The same where the kernel does not report every change."""
 STARTING_S = 10.0
-"""How long a container may be starting: its runtime writes its cpuset several times, which is no drift."""
+"""How long a container may be starting: its runtime writes its cpuset several times, which is not drift."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Known:
 
     cgroup: ContainerCgroup
     container: Container
-    """Its `cpus` are what its cgroup says, as far as has been reported."""
+    """Its `cpus` are what its cgroup states, as far as has been reported."""
     since: float
     """When its cgroup was seen first, in seconds of a monotonic clock."""
     in_force: CpuSetting | None = None
@@ -104,7 +104,7 @@ class CgroupEnforcement:
         self._other_state = True
         """Whether the state of the node has changed since the last decision."""
         self._other_pods: set[PodUid] = set()
-        """Pods whose record has changed since the last decision."""
+        """Pods with a record that has changed since the last decision."""
         self._online = NO_CPUS
         self._decided = Cpusets(NO_CPUS, {}, {})
         self.repairs = 0
@@ -125,7 +125,7 @@ class CgroupEnforcement:
     async def run(self) -> None:
         """Enforce until cancelled; begins when the objects of the node are known.
 
-        Without the ledger the CPUs of VMs would look free.
+        Without the ledger the CPUs of VMs would seem free.
         """
         await self._own.wait_until_known()
         watch = ContainerWatch(self._hierarchy.root)
@@ -189,7 +189,7 @@ class CgroupEnforcement:
         self._say()
 
     def _update_members(self, watch: ContainerWatch, changes: Changes) -> bool:
-        """Forget what has ended and take in what is new; says whether there was any."""
+        """Forget what has ended and take in what is new; states whether there was any."""
         ended = (self._known.keys() - watch.containers.keys()) | (changes.appeared & self._known.keys())
         for container in ended:
             del self._known[container]
@@ -249,7 +249,7 @@ class CgroupEnforcement:
                     known.in_force = setting
 
     def _may_set(self, known: _Known, setting: CpuSetting, file: CpusetFile, has: CpuMask) -> bool:
-        """Say whether a cpuset may be set; pauses where repairs do not last."""
+        """Return whether a cpuset may be set; pauses where repairs do not last."""
         if not self._has_drifted(known, setting) or known.history.may_repair(time.monotonic()):
             return True
         known.problem = (

@@ -1,4 +1,4 @@
-"""The pods with a placement whose containers are on this node, each with what it should look like."""
+"""The pods with a placement and containers on this node, each with its desired state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PlacementsInForce(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClaimHere:
-    """A pod with a placement whose containers exist here."""
+    """A pod with a placement and with containers here."""
 
     uid: PodUid
     namespace: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 
 COMPUTE = "compute"
-"""The container of a virt-launcher pod in which QEMU runs."""
+"""The container of a virt-launcher pod that runs QEMU."""
 
 
 @dataclass(frozen=True, slots=True)

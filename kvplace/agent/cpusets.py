@@ -1,12 +1,12 @@
 """Which CPUs and memory nodes each container of the node gets.
 
 A container with a claim gets the CPUs of its placement. Every other container gets the shared pool: the
-online CPUs that nobody owns. Nothing is decided from what was decided before: equal states give equal
+online CPUs that no VM owns. Nothing is decided from what was decided before: equal states give equal
 answers, so an agent that was killed goes on where it stopped.
 
 Before a claim gets its CPUs it is judged against what really runs here. The containers of a refused claim
 stay on the shared pool. The hook sidecar of its pod gets the claim's CPUs, too, as far as no accepted claim
-owns them: it sees owned CPUs in its own cpuset and keeps the VM waiting. A claim that is already in force
+owns them: it sees owned CPUs in its own cpuset and keeps the VM waiting. A claim that is already in effect
 keeps what is left of its CPUs, because taking them away would move a running VM.
 
 Promises, for every state: no set is empty; a CPU that an accepted claim owns is only in the sets of the
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CpuSetting:
-    """What the cpuset of one container shall be."""
+    """The wanted cpuset of one container."""
 
     cpus: CpuMask
     """Never empty."""
@@ -49,7 +49,7 @@ class ClaimRefusal:
 
     reason: PinnedReason
     message: str
-    """One sentence for the owner of the refused pod, who is not told of other tenants."""
+    """One sentence for the owner of the refused pod, without names of other tenants."""
     owner: str = ""
     """The pod that has its CPUs, for the log of the node."""
 
@@ -63,7 +63,7 @@ class Cpusets:
     settings: Mapping[ContainerId, CpuSetting]
     """Empty on a node that is only observed."""
     refused: Mapping[PodUid, ClaimRefusal]
-    """Pods whose claim is not given its CPUs, and why."""
+    """Pods with a claim that does not get its CPUs, and why."""
     confirmed: Mapping[PodUid, int] = field(default_factory=lambda: MappingProxyType({}))
     """The confirmed revisions that were known: until then a cpuset has the CPUs of older ones, too."""
 
@@ -77,7 +77,7 @@ class _Claim:
     placement: Placement
     revision: int
     reach: CpuMask
-    """CPUs that its threads may use as far as nobody else owns them."""
+    """CPUs that its threads may use as far as no other client owns them."""
     in_force: bool
     """Whether one of its containers has its CPUs already, or during a relocation those of before."""
 
@@ -88,7 +88,7 @@ class _Claim:
 
 
 def decide_cpusets(state: NodeState, containers: Iterable[Container]) -> Cpusets:
-    """Say what each container gets, created ones as running ones."""
+    """State what each container gets, created ones as running ones."""
     known = sorted(containers, key=lambda container: container.id)
     claims = _claims(state, known)
     accepted, refused = _judge(state, claims)
@@ -134,7 +134,7 @@ def _read_placement(text: str) -> PodPlacement | None:
 
 
 def _claims(state: NodeState, containers: Iterable[Container]) -> list[_Claim]:
-    """List the pods with a claim; those in force first, then those that the ledger knows, each by UID."""
+    """List the pods with a claim; those in effect first, then those that the ledger knows, each by UID."""
     pods: dict[PodUid, list[Container]] = {}
     for container in containers:
         if container.placement or container.pod_uid in state.placements:
@@ -261,7 +261,7 @@ def _refusal(state: NodeState, claim: _Claim, accepted: Mapping[PodUid, _Claim])
 def _held(state: NodeState, claims: Iterable[_Claim], owned: CpuMask) -> dict[PodUid, CpuMask]:
     """CPUs that stay out of the shared pool for a pod though no accepted claim owns them.
 
-    They are those of a pod that is not here yet or whose claim was refused, those that a relocation leaves or
+    They are those of a pod that is not here yet or has a refused claim, those that a relocation leaves or
     goes to, and those of a pod that has ended and was not released yet. Where they would leave no shared pool
     they do not count, those that only the ledger knows first.
     """

@@ -1,4 +1,4 @@
-"""Hands the newest value for each pod to somebody who may be slow or away."""
+"""Hands the newest value for each pod to a receiver that may be slow or down."""
 
 from __future__ import annotations
 
@@ -109,5 +109,5 @@ class Deliveries(Generic[T]):
         self._used[uid] = max(self._used.get(uid, 0.0), now) + charge
 
     def _earliest(self, uid: PodUid) -> float:
-        """Say when the next delivery of a pod may be made."""
+        """State when the next delivery of a pod may be made."""
         return self._used.get(uid, 0.0) - BURST_S

@@ -1,4 +1,4 @@
-"""What the agent's other components ask of the one that sets cpusets on this node."""
+"""The calls of the agent's other components to the one that sets cpusets on this node."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ class Enforcer(EnforcedContainers, Protocol):
 def enforcer_of(settings: AgentSettings, own: OwnNode, report: NodeReport) -> Enforcer:
     """Make the component for what the operator asked for, else for what the node offers.
 
-    A host without cpusets gets one that does nothing but say so: the rest of the agent is of use there, too.
+    A host without cpusets gets one that does nothing but report it: the rest of the agent is of use there,
+    too.
     """
     try:
         hierarchy = find_cpuset_hierarchy(settings.on_host(_CGROUPS))

@@ -1,8 +1,8 @@
-"""What the kubelet of this node has decided about CPUs: its configuration file and its CPU manager's state.
+"""The kubelet's decisions about CPUs on this node: its configuration file and its CPU manager's state.
 
-Both are files of the host. `/configz` says the same, on the kubelet's port and through the API server's node
-proxy. But the right to that proxy is the right to run commands in every pod of every node, and the kubelet's
-own certificate can often not be checked.
+Both are files of the host. `/configz` states the same, on the kubelet's port and through the API server's
+node proxy. But the right to that proxy is the right to run commands in every pod of every node, and the
+kubelet's own certificate can often not be checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvplace.documents.reading import read_document
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
 
 STATIC = "static"
-"""The policy with which the kubelet itself gives CPUs to containers."""
+"""The kubelet's own policy of giving CPUs to containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class KubeletSettings:
 
 @dataclass(frozen=True, slots=True)
 class KubeletCpus:
-    """What the kubelet's CPU manager holds on this node."""
+    """CPUs that the kubelet's CPU manager holds on this node."""
 
     observes_only: bool = False
-    """Whether it runs its static policy, so that nobody else may set cpusets here."""
+    """Whether it runs its static policy, so that no other process may set cpusets here."""
     held: CpuMask = NO_CPUS
     """CPUs that it has given to containers."""
     problem: str = ""

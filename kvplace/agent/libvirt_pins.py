@@ -77,7 +77,7 @@ async def _end(child: Process) -> None:
 
 
 def _changed(line: bytes, qemu_pid: int) -> int:
-    """Read an answer; raises LibvirtFailed for one that says so, and for what is no answer."""
+    """Read an answer; raises LibvirtFailed for an error and for an invalid answer."""
     if not line:
         raise LibvirtFailed(
             f"the process that talks to the libvirt of process {qemu_pid} has ended without an answer, as it "
@@ -89,4 +89,4 @@ def _changed(line: bytes, qemu_pid: int) -> int:
             raise LibvirtFailed(str(answer["error"]))
         return int(answer["changed"])
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise LibvirtFailed("the process that talks to libvirt sent what is no answer") from None
+        raise LibvirtFailed("the process that talks to libvirt sent an invalid answer") from None

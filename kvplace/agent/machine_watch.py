@@ -2,8 +2,8 @@
 
 A CPU that goes offline, and CPUs that the kubelet gives to a container, are noticed within milliseconds. Huge
 pages, and everything where the kernel's events cannot be received, are compared every few seconds: some
-twenty small files, 1 ms. After an event of the kernel the machine is read whatever these files say: they may
-have been the same when the kernel was still about to change others. While the kubelet's settings or state
+twenty small files, 1 ms. After an event of the kernel the machine is read whatever these files state: they
+may have been the same when the kernel was still about to change others. While the kubelet's settings or state
 cannot be read, those that could be read last count.
 """
 
@@ -28,7 +28,7 @@ from kvplace.linux.uevents import Uevents
 log = logging.getLogger(__name__)
 
 _SUBSYSTEMS = ("cpu", "memory", "node", "")
-"""Whose events may change a machine; an empty one stands for events that were lost."""
+"""Subsystems with events that may change a machine; an empty one stands for events that were lost."""
 _SETTLE_S = 0.05
 """Events of one change come together."""
 
@@ -57,7 +57,7 @@ class MachineWatch:
     async def run(self) -> None:
         """Watch until cancelled."""
         with self._kernel_events(), self._file_events():
-            await self._check()  # no event has told what changed since it was read
+            await self._check()  # no event has reported what changed since it was read
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._settings.check_machine_every_s):

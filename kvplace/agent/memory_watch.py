@@ -1,7 +1,7 @@
 """Measures the memory and huge pages that something else than VMs with claims uses on this node.
 
 What the whole node uses is read first, then what the cgroups of claims use of it: memory that a VM takes in
-between makes others look smaller, never larger. The kernel counts some seconds late, so of two measurements
+between makes others seem smaller, never larger. The kernel counts some seconds late, so of two measurements
 that follow each other the smaller one counts.
 """
 

@@ -1,4 +1,4 @@
-"""What the agent counts."""
+"""The metrics of the agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PODS = Gauge(
 NOT_PINNED = Series(
     Gauge(
         "kvplace_agent_not_pinned",
-        "1 for each pod of this node whose condition kvplace.io/Pinned is False, with its reason.",
+        "1 for each pod of this node with the condition kvplace.io/Pinned False, with its reason.",
         ["vm_namespace", "vm", "reason"],
     )
 )
@@ -33,7 +33,7 @@ ENFORCES = Gauge(
     "kvplace_agent_enforces",
     "1 while this agent keeps other containers off the CPUs that pods own, else 0.",
 )
-LOOKS = Summary("kvplace_agent_look_seconds", "Time of one look at all threads of all pods.")
+LOOKS = Summary("kvplace_agent_sweep_seconds", "Time to check all threads of all pods once.")
 WRITES = Counter("kvplace_agent_writes_total", "Writes about the node to the API server.", ["object"])
 LIBVIRT_FAILURES = Counter(
     "kvplace_agent_libvirt_failures_total",
@@ -41,7 +41,7 @@ LIBVIRT_FAILURES = Counter(
 )
 CPUSET_REPAIRS = Counter(
     "kvplace_agent_cpuset_repairs_total",
-    "Cgroups of containers that said something else than decided, and were set.",
+    "Cgroups of containers that differed from the decision and were set again.",
 )
 NRI_ANSWERS = Summary(
     "kvplace_agent_nri_answer_seconds",

@@ -1,4 +1,4 @@
-"""What the agent has to say about its node: collected here by its components, published by one of them."""
+"""The agent's report about its node: filled in by its components, published by one of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvplace.kube.records import PodReport
 class NodeReport:
     """The status of the node's NodeTopology as its components fill it in.
 
-    A value that is equal to the one it replaces is no change and costs no write. Until all is known, what an
-    earlier agent has published stays: a pod that is missing from the status has ended, and `serve` gives its
-    CPUs to others.
+    A value that is equal to the one it replaces changes nothing and costs no write. Until all is known, what
+    an earlier agent has published stays: a pod that is missing from the status has ended, and `serve` gives
+    its CPUs to others.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class NodeReport:
             self._notify()
 
     def complete(self) -> None:
-        """Note that every pod has been looked at since the containers of the node are known."""
+        """Note that every pod has been checked since the containers of the node are known."""
         if not self._is_complete:
             self._is_complete = True
             self._notify()
@@ -77,7 +77,7 @@ class NodeReport:
             self._notify()
 
     def drop_condition(self, kind: str) -> None:
-        """Remove a condition that no longer says anything."""
+        """Remove a condition that no longer states anything."""
         if self._conditions.pop(kind, None) is not None:
             self._notify()
 
@@ -93,7 +93,7 @@ class NodeReport:
             self._notify()
 
     def enforce(self, how: Enforcement) -> None:
-        """Say how other containers are kept off owned CPUs from now on; NONE while nothing does."""
+        """State how other containers are kept off owned CPUs from now on; NONE while nothing does."""
         if self._enforcement is not how:
             self._enforcement = how
             ENFORCES.set(how is not Enforcement.NONE)

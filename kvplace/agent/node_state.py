@@ -1,4 +1,4 @@
-"""What the agent decides from: the machine, the ledger and the placements of this node at one moment."""
+"""The input of the agent's decisions: the machine, the ledger and the placements at one moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent says about the cpusets of a node whose container runtime has NRI; pure."""
+"""The agent's report about cpusets on a node with an NRI runtime; pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvplace.kube.conditions import Condition
 def enforced_condition(
     runtime: str, containers: Collection[KnownContainer], *, why_away: str, obstacle: str
 ) -> Condition:
-    """Say whether every container has its cpuset.
+    """Return whether every container has its cpuset.
 
     `why_away` is why there is no runtime now, `obstacle` why the writes of others are not noticed.
     """

@@ -1,6 +1,6 @@
-"""A container as the runtime reports it through NRI: whose it is, where its cgroup is, what its spec says.
+"""A container as the runtime reports it through NRI: its pod, its cgroup and its spec.
 
-Pure: what the cgroup itself says is read by `nri_enforcement`.
+Pure: what the cgroup itself states is read by `nri_enforcement`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _QEMU_HOOKS = "/etc/libvirt/hooks/qemu.d"
 
 @dataclass(slots=True)
 class KnownContainer:
-    """A container that is created or running, with what its cgroup and its spec say."""
+    """A container that is created or running, with what its cgroup and its spec state."""
 
     container: Container
     """`cpus` is what its cgroup was last seen or set to."""
@@ -67,10 +67,10 @@ def reported(pod: nri.PodSandbox, container: nri.Container, root: Path) -> Known
 
 
 def merged(spec: nri.Cpuset, change: nri.Cpuset) -> nri.Cpuset:
-    """Return what a spec says after an update; what an update leaves out stays."""
+    """Return what a spec states after an update; what an update leaves out stays."""
     return nri.Cpuset(change.cpus or spec.cpus, change.memory_nodes or spec.memory_nodes)
 
 
 def _placement(pod: nri.PodSandbox) -> str:
-    """Return the placement that a sandbox was made with; without the label anybody may have written it."""
+    """Return the placement that a sandbox was made with; without the label any client may have written it."""
     return pod.annotations.get(PLACEMENT, "") if pod.labels.get(PLACED_LABEL) == "true" else ""

@@ -14,10 +14,10 @@ its program begins and again when it has started.
 
 No call waits for a disk, the API server or libvirt. An error here never makes a creation fail.
 
-Until the node's objects are known, as when the API server is away, the specs count as decided: what runs
-keeps its CPUs, since a sandbox may have an old placement of its pod. CPUs that a cgroup has lost stay away:
-the agent before may have ended before it told the runtime. A new container gets what its own sandbox says,
-without the CPUs that a claim uses.
+Until the node's objects are known, as when the API server is unavailable, the specs count as decided: what
+runs keeps its CPUs, since a sandbox may have an old placement of its pod. CPUs that a cgroup has lost stay
+lost: the agent before may have ended before it informed the runtime. A new container gets what its own
+sandbox states, without the CPUs that a claim uses.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ class NriEnforcement:
         self._failed = asyncio.Event()
         """Set when a cgroup could not be set."""
         self._specs_unsure = False
-        """Whether updates were sent of which we do not know that they arrived."""
+        """Whether updates were sent that may not have arrived."""
         self._decided = Cpusets(NO_CPUS, {}, {})
         self._writes: Inotify | None = None
         self._obstacle = ""
         """Why not everything that others write is noticed."""
         self.repairs = 0
-        """Cgroups that said something else than the last decision, and were set again."""
+        """Cgroups that differed from the last decision, and were set again."""
 
     @property
     def is_connected(self) -> bool:
@@ -164,7 +164,7 @@ class NriEnforcement:
         try:
             self._apply()
         except Exception:
-            # The pool of before is as good as its CPUs are still nobody's; all CPUs would be worse.
+            # The last pool is as good as its CPUs are still without an owner; all CPUs would be worse.
             log.exception(
                 "no decision about container %s; it gets the last shared pool", known.container.name
             )
@@ -198,7 +198,7 @@ class NriEnforcement:
             case nri.Event.START | nri.Event.POST_START | nri.Event.POST_UPDATE:
                 if container.id not in self._known:
                     if container.state is nri.ContainerState.STOPPED:
-                        return  # it has stopped already, and nobody will say so again
+                        return  # it has stopped already, and no event will report it again
                     self._take(pod, container)
                     self._apply()
                 known = self._known[container.id]
@@ -212,12 +212,12 @@ class NriEnforcement:
                         self._forget(known.container.id)
 
     def disconnected(self, reason: KvplaceError) -> None:
-        # What runs keeps its cpuset, and a runtime that is away creates nothing.
+        # What runs keeps its cpuset, and a runtime that is down creates nothing.
         self._connected, self._why_away = False, f"{reason}."
         self._say()
 
     def _say(self) -> None:
-        """Say whether every container has its cpuset."""
+        """Return whether every container has its cpuset."""
         known, why = self._known.values(), self._why_away
         said = enforced_condition(self._runtime_name, known, why_away=why, obstacle=self._obstacle)
         self._report.put_condition(said)
@@ -245,7 +245,7 @@ class NriEnforcement:
             self._changed.set()
 
     def _apply(self) -> None:
-        """Decide, and set the cgroups of all containers whose CPUs are others now."""
+        """Decide, and set the cgroups of all containers with other CPUs than before."""
         state = self._own.state
         self._objects_known, self._observes_only = self._own.is_known, state.observes_only
         self._online = state.topology.cpus
@@ -284,7 +284,7 @@ class NriEnforcement:
         return not self._objects_known and bool(has) and not has & ~known.spec.cpus
 
     def _first_cpuset(self, known: KnownContainer) -> nri.Cpuset:
-        """Return what a new container gets while nothing but its own sandbox says what it may have."""
+        """Return what a new container gets while nothing but its own sandbox states what it may have."""
         setting = self._decided.settings.get(known.container.id)
         if setting is None:
             return nri.NO_CPUSET
@@ -352,7 +352,7 @@ class NriEnforcement:
             metrics.CPUSET_REPAIRS.inc()
             log.info("the cgroup of container %s is set to CPU %s again", who, cpus)
         if known.history.given_up and known.retry is None:
-            # Perhaps nobody writes it any more, and so nobody would look at it.
+            # Perhaps nothing writes it any more, and so no event would lead to a check.
             known.retry = asyncio.get_running_loop().call_later(PERIOD_S, self._try_again, known)
 
     def _try_again(self, known: KnownContainer) -> None:
@@ -368,7 +368,7 @@ class NriEnforcement:
             self.set_again()
 
     def set_again(self) -> None:
-        """Set what could not be set, and say what still cannot be."""
+        """Set what could not be set, and state what still cannot be."""
         for known in tuple(self._known.values()):
             if known.failure:
                 self._check(known)
@@ -418,7 +418,7 @@ class NriEnforcement:
     # How the runtime's specs follow
 
     def _with_old_specs(self) -> Iterator[KnownContainer]:
-        """Yield the containers whose spec says something else than what was decided."""
+        """Yield the containers with a spec that differs from the decision."""
         for known in self._known.values():
             if merged(known.spec, self._wanted(known)) != known.spec:
                 yield known
@@ -427,7 +427,7 @@ class NriEnforcement:
         return next(self._with_old_specs(), None) is not None
 
     def _spec_updates(self, *, without: ContainerId | None = None) -> list[nri.ContainerUpdate]:
-        """Take what one answer to the runtime can say; the rest goes by courier."""
+        """Take what one answer to the runtime can state; the rest goes by courier."""
         chosen = list(
             islice((it for it in self._with_old_specs() if it.container.id != without), MAX_UPDATES)
         )
@@ -467,7 +467,7 @@ class NriEnforcement:
             self._specs_unsure = False
 
     def _updates_of(self, containers: Sequence[nri.Container]) -> Sequence[nri.ContainerUpdate]:
-        """Compare all specs with what was decided; they say themselves whether earlier updates arrived."""
+        """Compare all specs with what was decided; they report themselves whether earlier updates arrived."""
         for container in containers:
             if known := self._known.get(container.id):
                 known.spec = container.cpuset

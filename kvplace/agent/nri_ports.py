@@ -1,4 +1,4 @@
-"""What enforcement through NRI asks of the host and of the cluster."""
+"""Calls of enforcement through NRI to the host and to the cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvplace.linux.cpuset_hierarchy import CpusetFile
 
 
 class CgroupCpusets(Protocol):
-    """What is asked of the host's cgroups: `kvplace.linux.cpuset_hierarchy.CpusetHierarchy`."""
+    """Calls to the host's cgroups: `kvplace.linux.cpuset_hierarchy.CpusetHierarchy`."""
 
     @property
     def root(self) -> Path: ...
@@ -27,7 +27,7 @@ class CgroupCpusets(Protocol):
 
 
 class NodeObjects(Protocol):
-    """What the API server knows of this node: `kvplace.agent.own_node.OwnNode`."""
+    """The API server's view of this node: `kvplace.agent.own_node.OwnNode`."""
 
     @property
     def state(self) -> NodeState: ...

@@ -1,4 +1,4 @@
-"""The agent's own container, whose cpuset it may not write where it has a cgroup namespace of its own.
+"""The agent's own container; with a cgroup namespace of its own it may not write its cpuset.
 
 With version 2 and the mount option `nsdelegate`, which systemd uses, the kernel refuses writes to the root of
 a cgroup namespace from inside it (cgroup-v2.rst, delegation). Runtimes give such a namespace to containers

@@ -96,7 +96,7 @@ class OwnNode:
         return self._placements.get(uid)
 
     def confirmed(self, uid: PodUid) -> int:
-        """Return the newest revision to which the cpusets of a pod are narrowed; 0 for none."""
+        """Return the newest revision that the cpusets of a pod are narrowed to; 0 for none."""
         return self._confirmed.get(uid, 0)
 
     def confirm(self, uid: PodUid, revision: int) -> None:

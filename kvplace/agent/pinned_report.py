@@ -1,4 +1,4 @@
-"""What the agent says about one pod: its condition kvplace.io/Pinned, and the words for what differs."""
+"""The agent's report about one pod: its condition kvplace.io/Pinned, and the words for what differs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _KINDS = {
     ThreadRole.IO_THREAD: "I/O threads",
     **dict.fromkeys((ThreadRole.EMULATOR, ThreadRole.VHOST, ThreadRole.MIGRATION), "emulator threads"),
 }
-"""The kinds of threads to which a placement gives CPUs of their own."""
+"""The kinds of threads that get CPUs of their own from a placement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of one pod after a look at it."""
+    """The result of a check of one pod."""
 
     revision: int
     measured: Measurement
@@ -51,12 +51,12 @@ class Verdict:
 
     @property
     def as_placed(self) -> bool:
-        """Whether everything was read and is as the placement says."""
+        """Whether everything was read and is as the placement states."""
         return not (self.differences or self.refusal or self.problem)
 
     @property
     def drift(self) -> str:
-        """What differs, in one sentence; empty when nothing does."""
+        """The differences, in one sentence; empty when there are none."""
         if self.refusal is not None:
             return self.refusal.message
         if self.problem:
@@ -105,7 +105,7 @@ class Verdict:
 
 
 def _where(measured: Measurement) -> str:
-    """Say on which CPUs each kind of thread may run; in one where that is the same for all."""
+    """Name the CPUs of each kind of thread; once where they are the same for all."""
     found = dict.fromkeys(_KINDS.values(), NO_CPUS)
     for thread in measured.threads:
         found[_KINDS[thread.name.role]] |= thread.cpus

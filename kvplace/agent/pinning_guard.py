@@ -1,10 +1,10 @@
-"""Keeps every thread of every claim where its placement says, and says whether it is.
+"""Keeps every thread of every claim where its placement states, and states whether it is.
 
-One look a second reads what the kernel has, sets what differs and reads again (`pinning_sweep`, in a thread
+One check a second reads what the kernel has, sets what differs and reads again (`pinning_sweep`, in a thread
 of its own). What may take its time is done here: libvirt is asked to keep the pins, memory is moved,
 conditions, events and the node's report are written.
 
-A newer revision of a placement is no special case: the wanted state has changed, the threads differ, they
+A newer revision of a placement is not a special case: the wanted state has changed, the threads differ, they
 are set. Only its confirmation is one. It lets the cpuset shrink to the new CPUs, and the revision is not
 reported as pinned before that has been read, because then the old CPUs may go to others.
 """
@@ -45,9 +45,9 @@ from kvplace.linux.qemu import PROC
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
-"""Between two looks; drift is noticed within this time."""
+"""Between two checks; drift is noticed within this time."""
 _LEAST_PAUSE_S = 0.1
-"""Between two looks while something changes all the time."""
+"""Between two checks while something changes all the time."""
 REVISION_WITHIN_S = 10.0
 """A newer revision that the threads do not follow for so long has failed."""
 MEMORY_AGAIN_S = 60.0
@@ -55,7 +55,7 @@ MEMORY_AGAIN_S = 60.0
 
 
 class PinningClient(Protocol):
-    """What the guard asks of a cluster."""
+    """The cluster calls of the guard."""
 
     async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
         """Write one condition of a pod; raises Refused when the pod is gone."""
@@ -72,14 +72,14 @@ class FailedRevision(Protocol):
 
 
 class Revisions(PlacementsInForce, Protocol):
-    """Which revision of each pod's placement is in force, and what becomes of a newer one."""
+    """Which revision of each pod's placement is in effect, and what becomes of a newer one."""
 
     def failure(self, uid: PodUid) -> FailedRevision | None:
         """Return why the newest revision of a pod was given up; None if it was not."""
         ...
 
     def succeeded(self, uid: PodUid, placement: PodPlacement) -> None:
-        """Note that every thread of a pod was seen where a placement says."""
+        """Note that every thread of a pod was seen where a placement states."""
         ...
 
     def failed(self, uid: PodUid, why: str) -> None:
@@ -93,12 +93,12 @@ class Revisions(PlacementsInForce, Protocol):
 
 @dataclass(slots=True)
 class _Progress:
-    """What is remembered of one pod."""
+    """The state that is kept for one pod."""
 
     claim: ClaimHere | None = None
     finding: Finding | None = None
     seen: tuple[object, ...] = ()
-    """All else that decided what was said last."""
+    """All else that decided what was reported last."""
     verdict: Verdict | None = None
     """What its condition states; None before the first statement, and while QEMU does not run."""
     waits_for: int = 0
@@ -149,7 +149,7 @@ class PinningGuard:
         own.subscribe(self._wake.set)
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Check again and again."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pins.run())
@@ -159,7 +159,7 @@ class PinningGuard:
             await self.close()
 
     async def close(self) -> None:
-        """Let go of everything that is kept from one look to the next; it cannot look again."""
+        """Let go of everything that is kept from one check to the next; it cannot check again."""
         if self._closed:
             return
         self._closed = True
@@ -169,7 +169,7 @@ class PinningGuard:
         self._worker.shutdown()
 
     async def look(self) -> None:
-        """Look once at every pod, and say what has changed."""
+        """Check once every pod, and state what has changed."""
         sees_all = self._report.enforcement is not None
         claims = self._claims.now()
         targets = [claim.target for claim in claims.values()]
@@ -190,7 +190,7 @@ class PinningGuard:
         metrics.NOT_PINNED.update(dict.fromkeys(self._not_pinned(), 1))
 
     def _not_pinned(self) -> Iterator[tuple[str, str, str]]:
-        """Name each VM whose condition is False, with its namespace and the reason."""
+        """Name each VM with a False condition, with its namespace and the reason."""
         for uid, progress in self._pods.items():
             claim, verdict = progress.claim, progress.verdict
             if claim is not None and verdict is not None and not verdict.condition.status:
@@ -208,7 +208,7 @@ class PinningGuard:
                     await self._wake.wait()
 
     def _take(self, claim: ClaimHere, finding: Finding | None) -> None:
-        """Draw the consequences of one look at one pod."""
+        """Draw the consequences of one check of one pod."""
         progress = self._pods.setdefault(claim.uid, _Progress())
         failure = self._revisions.failure(claim.uid)
         seen = (finding, self._own.pods.get(claim.uid), failure)
@@ -239,7 +239,7 @@ class PinningGuard:
             self._say(claim, verdict.condition)
 
     def _act(self, claim: ClaimHere, finding: Finding) -> None:
-        """Tell libvirt and people what was set, and what was found in disorder."""
+        """Report to libvirt and to users what was set, and what differed."""
         if finding.pins is not None:
             self._pins.put(claim.uid, (finding.pid, finding.pins))
         if not finding.drift:
@@ -292,7 +292,7 @@ class PinningGuard:
             self._conditions.drop(claim.uid)  # what could not be written yet holds no more
 
     def _take_back(self, claim: ClaimHere) -> None:
-        """Do not go on to say of a VM that has ended that it is pinned."""
+        """No longer report a VM that has ended as pinned."""
         pod = self._own.pods.get(claim.uid)
         said = None if pod is None else pod.condition(PINNED)
         if said is not None and said.status:

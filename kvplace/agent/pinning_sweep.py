@@ -1,7 +1,7 @@
-"""Looks at the threads of every claim again and again, and sets those that are not where they should be.
+"""Checks the threads of every claim again and again, and sets those that are not where they should be.
 
 Synchronous and for one worker thread: everything that may wait for the kernel is here, everything that may
-wait for somebody else (libvirt, the API server) is in `pinning_guard`.
+wait for another process (libvirt, the API server) is in `pinning_guard`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one look at a pod has found."""
+    """The result of one check of a pod."""
 
     measured: Measurement
     differences: tuple[Difference, ...] = ()
@@ -61,7 +61,7 @@ class Finding:
     """Why it could not be read or set."""
     given_up: bool = False
     drift: tuple[Difference, ...] = ()
-    """What had been in order and was not any more when this look began."""
+    """What had been in order and was not any more when this check began."""
     pid: int = 0
     """The process of its QEMU; 0 where there is none."""
     pins: DomainPins | None = None
@@ -69,7 +69,7 @@ class Finding:
 
     @property
     def in_order(self) -> bool:
-        """Whether nothing differs, and there is nothing to try again or to tell."""
+        """Whether nothing differs, and there is nothing to try again or to report."""
         return not (self.differences or self.problem or self.drift) and self.pins is None
 
     @property
@@ -95,7 +95,7 @@ class _Pod:
 
 
 class PinningSweep:
-    """What is kept from one look to the next."""
+    """State that is kept from one check to the next."""
 
     def __init__(
         self, mounted: Path, *, proc: Path = PROC, clock: Callable[[], float] = time.monotonic
@@ -106,9 +106,9 @@ class PinningSweep:
         self._pods: dict[PodUid, _Pod] = {}
 
     def look(self, targets: Iterable[Target]) -> dict[PodUid, Finding]:
-        """Look at every pod; what is found of a pod is the same object as last time while nothing happens.
+        """Check every pod; what is found of a pod is the same object as last time while nothing happens.
 
-        A pod whose containers have not started or have ended is left out.
+        A pod is left out before its containers start and after they end.
         """
         found: dict[PodUid, Finding] = {}
         for target in filter(lambda target: target.containers, targets):
@@ -132,7 +132,7 @@ class PinningSweep:
         if anew:
             pod.read_anew_at = now + READ_ANEW_S
         if pod.wanted.placement != target.wanted.placement:
-            pod.history = RepairHistory()  # what was undone before says nothing about other CPUs
+            pod.history = RepairHistory()  # what was undone before states nothing about other CPUs
         pod.wanted = target.wanted
         try:
             finding = self._measure(pod, target, now, anew=anew)

@@ -46,12 +46,12 @@ _WORKER_THREADS = 2
 
 
 class AgentClient(WatchClient, EventWriter, PublisherClient, PinningClient, Protocol):
-    """What the components of the agent ask of a cluster together."""
+    """The cluster calls of the components of the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningAgent:
-    """What tests and the caller may look at."""
+    """Values for tests and for the caller."""
 
     health_address: Address
     own: OwnNode
@@ -112,7 +112,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
         )
         await enter(only_instance(settings.on_host(LOCK), another_runs))
         readiness.obstacle = _NOT_READ
-        # One line for each component, in the order in which they should begin.
+        # One line for each component, in their order of start.
         components: list[Coroutine[object, object, None]] = [
             *(store.run_in_one_past(cluster) for store in own.stores),
             machine.run(),

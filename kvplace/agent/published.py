@@ -1,7 +1,7 @@
-"""What the agent publishes about its node, as a function of what it knows; pure.
+"""The objects that the agent publishes about its node, as a function of its state; pure.
 
-A description that a person has written stays in force, and the conditions say so: the agent then only reports
-where it contradicts the machine.
+A description that a person has written stays in effect, and the conditions report it: the agent then only
+reports where it contradicts the machine.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kvplace.kube.records import TopologyRecord
 
 
 class WrittenBy(Enum):
-    """Who has written an object, or a field, of this node last."""
+    """The last writer of an object, or of a field, of this node."""
 
-    NOBODY = "nobody"
+    UNKNOWN = "unknown"
     AGENT = "the agent"
     PERSON = "a person"
 
@@ -46,7 +46,7 @@ class Description:
 
 
 def describe(machine: ThisMachine, by_hand: TopologyRecord | None) -> Description:
-    """Choose the description: what a person has written, where somebody has, else the machine itself."""
+    """Choose the description: the one that an operator has written, else the machine itself."""
     if by_hand is None:
         return Description(machine.topology)
     if by_hand.topology is None:
@@ -91,7 +91,7 @@ def _given_out(machine: ThisMachine, description: Description) -> CpuMask:
 def own_conditions(
     machine: ThisMachine, description: Description, cpu_map_by: WrittenBy, resources_by: WrittenBy
 ) -> tuple[Condition, ...]:
-    """Say where the description comes from and what the kubelet holds."""
+    """State where the description comes from and what the kubelet holds."""
     return (_described(machine, description, cpu_map_by, resources_by), _kubelet_state(machine))
 
 
@@ -137,7 +137,7 @@ def _described(
             NodeCondition.DESCRIBED,
             False,
             NodeReason.CONTRADICTS_MACHINE,
-            f"the NodeTopology was written by hand and stays in force, but {description.problem};"
+            f"the NodeTopology was written by hand and stays in effect, but {description.problem};"
             " delete it to have the agent write it",
         )
     reserved = machine.topology.reserved
@@ -148,7 +148,7 @@ def _described(
             NodeCondition.DESCRIBED,
             True,
             NodeReason.WRITTEN_BY_HAND,
-            f"{' and '.join(by_hand)} was written by another than the agent and stays in force;"
+            f"{' and '.join(by_hand)} was written by another than the agent and stays in effect;"
             f" delete it to have the agent write it. Found: {notes}",
         )
     return Condition(NodeCondition.DESCRIBED, True, NodeReason.DISCOVERED, notes)
@@ -164,7 +164,7 @@ def _kubelet_state(machine: ThisMachine) -> Condition:
             NodeCondition.KUBELET_STATE,
             True,
             NodeReason.STATIC_POLICY,
-            f"the kubelet's static policy is in force; its CPUs: {cpus}",
+            f"the kubelet's static policy is in effect; its CPUs: {cpus}",
         )
     return Condition(
         NodeCondition.KUBELET_STATE,

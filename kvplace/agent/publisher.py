@@ -1,6 +1,6 @@
 """Publishes what the agent knows: NodeTopology, its status, the node's cpu-map and the NodeResourceTopology.
 
-Every look compares what should be there with what is there and writes only what differs. The first change is
+Every check compares what should be there with what is there and writes only what differs. The first change is
 written at once, those that follow are gathered for a second.
 """
 
@@ -42,22 +42,22 @@ from kvplace.kube.topology_status import TopologyStatus, transition_times
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-"""Time between two looks."""
+"""Time between two checks."""
 USAGE_S = 10.0
-"""A status of which nothing but the usage has changed is written after so long."""
+"""A status with no other change than its usage is written after so long."""
 ANOTHER_KIND_S = 600.0
 """A cluster without NodeResourceTopologies is asked again after so long."""
 
 
 class PublisherClient(Protocol):
-    """What the publisher asks of a cluster."""
+    """The cluster calls of the publisher."""
 
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
     ) -> str:
         """Create or replace the spec of a NodeTopology; returns its new resource version.
 
-        Raises Conflict when it is not as `before` says.
+        Raises Conflict when it is not as `before` states.
         """
         ...
 
@@ -77,7 +77,7 @@ class PublisherClient(Protocol):
     ) -> ResourceTopologyRecord:
         """Create or replace a NodeResourceTopology.
 
-        Raises Conflict when it is not as `before` says, Refused when the cluster has no such kind.
+        Raises Conflict when it is not as `before` states, Refused when the cluster has no such kind.
         """
         ...
 
@@ -88,7 +88,7 @@ class PublisherClient(Protocol):
 
 @dataclass(slots=True)
 class _Written:
-    """What this process has written last, also where the API server does not tell who wrote it."""
+    """The last writes of this process, also where the API server does not record the writer."""
 
     topology: Topology | None = None
     status: TopologyStatus | None = None
@@ -99,10 +99,10 @@ class _Written:
 
 @dataclass(slots=True)
 class _Resources:
-    """What is known about the NodeResourceTopology."""
+    """The known state of the NodeResourceTopology."""
 
-    by: WrittenBy = WrittenBy.NOBODY
-    """NOBODY until it has been looked for and found, or written."""
+    by: WrittenBy = WrittenBy.UNKNOWN
+    """UNKNOWN until it has been searched for and found, or written."""
     record: ResourceTopologyRecord | None = None
     document: Mapping[str, Any] | None = None
     """As this process has written it."""
@@ -293,7 +293,7 @@ class Publisher:
         known, loop = self._resources, asyncio.get_running_loop()
         if loop.time() < known.no_kind_until:
             return
-        if known.by is WrittenBy.NOBODY:
+        if known.by is WrittenBy.UNKNOWN:
             known.record = await self._cluster.read_resource_topology(node.name)
             if known.record is not None:
                 known.by = WrittenBy.AGENT if known.record.by_agent else WrittenBy.PERSON
@@ -308,7 +308,7 @@ class Publisher:
         try:
             record = await self._cluster.write_resource_topology(node, document, known.record)
         except Conflict:
-            self._resources = _Resources()  # another has written or deleted it: look again who
+            self._resources = _Resources()  # another has written or deleted it: check again who
             raise
         except Refused:
             if known.record is None:

@@ -1,8 +1,8 @@
-"""The agent's part when a running pod gets other cores: which placement is to be in force, and its memory.
+"""The agent's part when a running pod gets other cores: which placement is to be in effect, and its memory.
 
 The loop that repairs drift does the rest: to it a new revision is one more reason why threads are not where
 they should be. While a revision is not confirmed the pod's containers may use its old and its new cores; both
-are its own. A revision that cannot be carried out is given up: the previous placement is in force again, and
+are its own. A revision that cannot be carried out is given up: the previous placement is in effect again, and
 `serve` writes it as the next revision. After a restart of the agent the ledger knows the previous one, or
 that the relocation is over: then no memory is moved.
 """
@@ -38,7 +38,7 @@ class FailedRevision:
 
 
 class Relocations:
-    """The placement that is to be in force for each pod of the node."""
+    """The placement that is to be in effect for each pod of the node."""
 
     def __init__(self, own: OwnNode, proc: Path = Path("/proc")) -> None:
         """`proc` is where the host's processes are."""
@@ -66,7 +66,7 @@ class Relocations:
         return failed
 
     def succeeded(self, uid: PodUid, placement: PodPlacement) -> None:
-        """Note that every thread of a pod was seen where a placement says."""
+        """Note that every thread of a pod was seen where a placement states."""
         self._in_force[uid] = placement
         if self.failure(uid) is None:
             self._own.confirm(uid, placement.revision)

@@ -1,4 +1,4 @@
-"""Puts threads back where they should be, and says what libvirt should know of it."""
+"""Puts threads back where they should be, and states what libvirt should know of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def set_threads(qemu: QemuProcess, found: Iterable[Difference]) -> None:
 
 
 def domain_pins(wanted: Wanted, measured: Measurement) -> DomainPins:
-    """Say what libvirt should keep for the threads that were found; CPUs that are offline are left out."""
+    """State what libvirt should keep for the threads that were found; CPUs that are offline are left out."""
     vcpus: dict[int, CpuMask] = {}
     io_threads: dict[int, CpuMask] = {}
     emulator = NO_CPUS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOST_REPAIRS = 5
-"""Repairs within PERIOD_S after which the agent gives up."""
+"""With so many repairs within PERIOD_S the agent gives up."""
 PERIOD_S = 60.0
 
 

@@ -1,4 +1,4 @@
-"""What an operator decides when starting `kvplace agent`."""
+"""The settings of `kvplace agent`."""
 
 from __future__ import annotations
 

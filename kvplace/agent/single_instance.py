@@ -1,7 +1,7 @@
 """One agent on a node: a second one waits until the first has ended.
 
 Two instances of one NRI plugin that both set CPUs make the runtime refuse every container, and two agents
-that enforce undo each other's work. During an update, or after somebody has started an agent by hand, there
+that enforce undo each other's work. During an update, or after a user has started an agent by hand, there
 may be two for a while. The lock is a file on the host that the kernel unlocks when its holder ends, however
 it ends.
 """
@@ -64,7 +64,7 @@ def _holder(descriptor: int) -> str:
 
 
 async def _locked(descriptor: int) -> None:
-    """Wait for the lock in a thread of its own, which may go on waiting when nobody wants it any more."""
+    """Wait for the lock in a thread of its own, which may go on waiting when nothing wants it any more."""
     loop = asyncio.get_running_loop()
     locked: asyncio.Future[None] = loop.create_future()
     shared = os.dup(descriptor)

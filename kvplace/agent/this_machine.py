@@ -23,7 +23,7 @@ from kvplace.linux.tree import FolderTree
 
 
 class ReservedBy(Enum):
-    """Who decided which CPUs are reserved."""
+    """The source of the reserved CPUs."""
 
     AGENT = "the agent's --reserved-cpus"
     KUBELET = "the kubelet's reservedSystemCPUs"

@@ -1,4 +1,4 @@
-"""What the kernel says about the pod of a claim, compared with what its placement says.
+"""The kernel's report about the pod of a claim, compared with its placement.
 
 A pod is pinned when nothing differs. The comparison is pure: what was measured and what is wanted go in,
 differences come out, each a sentence for people.
@@ -19,7 +19,8 @@ from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import ThreadName, ThreadRole
 
 MISPLACED_ALLOWED = Bytes(256 * 1024 * 1024)
-"""Memory outside the nodes of a strict binding that is no difference: what virt-launcher and libvirt use."""
+"""Memory outside the nodes of a strict binding that does not count as a difference: virt-launcher and libvirt
+use it."""
 
 THREADS_BESIDE_VCPUS = 1024
 """Threads that a QEMU may have beside two for each vCPU: I/O, vhost, migration and its pool of workers."""
@@ -37,10 +38,10 @@ class Thread:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was read of one pod at one moment."""
+    """One reading of one pod."""
 
     threads: tuple[Thread, ...] = ()
-    """Those of its QEMU; none for a plain pod, and for a VM whose QEMU is not there yet."""
+    """Those of its QEMU; none for a plain pod, and for a VM before its QEMU is there."""
     cpusets: Mapping[str, CpuMask] = field(default_factory=lambda: MappingProxyType({}))
     """The effective cpuset of each container that runs the claim, by container name."""
     memory: Mapping[NumaId, Bytes] = field(default_factory=lambda: MappingProxyType({}))
@@ -77,7 +78,7 @@ class ThreadDifference:
 
 @dataclass(frozen=True, slots=True)
 class OfflineDifference:
-    """A thread whose CPUs are all offline, so that it cannot run where it should."""
+    """A thread with no online CPU, so that it cannot run where it should."""
 
     thread: Thread
     should: CpuMask
@@ -91,7 +92,7 @@ class OfflineDifference:
 
 @dataclass(frozen=True, slots=True)
 class MissingThread:
-    """A vCPU of the placement for which QEMU has no thread."""
+    """A vCPU of the placement without a thread in QEMU."""
 
     vcpu: int
 
@@ -101,7 +102,7 @@ class MissingThread:
 
 @dataclass(frozen=True, slots=True)
 class CpusetDifference:
-    """A container whose cpuset is another one than it should be."""
+    """A container with a wrong cpuset."""
 
     container: str
     has: CpuMask
@@ -133,7 +134,7 @@ Difference = ThreadDifference | OfflineDifference | MissingThread | CpusetDiffer
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one pod should look like."""
+    """The desired state of one pod."""
 
     placement: Placement
     cpuset: CpuMask
@@ -155,11 +156,11 @@ class Wanted:
 
     @property
     def measures_memory(self) -> bool:
-        """Whether it matters on which NUMA nodes its memory is."""
+        """Whether the NUMA nodes of its memory matter."""
         return self.placement.numa_memory is NumaMemory.STRICT and bool(self.placement.memory_nodes)
 
     def cpus_of(self, name: ThreadName, io_threads: Mapping[int, int]) -> CpuMask:
-        """Look up the CPUs of a thread; none where it may run anywhere in the cpuset.
+        """Find the CPUs of a thread; none where it may run anywhere in the cpuset.
 
         `io_threads` are the positions of all I/O threads by number: the placement counts them from 0.
         """
@@ -176,7 +177,7 @@ class Wanted:
 
 
 def differences(wanted: Wanted, measured: Measurement) -> tuple[Difference, ...]:
-    """Say what differs; nothing when the pod is pinned as its placement says."""
+    """State what differs; nothing when the pod is pinned as its placement states."""
     return (
         *_threads(wanted, measured),
         *_missing(wanted, measured),

@@ -1,7 +1,7 @@
-"""The processes and cgroups of one claim, kept open so that looking at them again costs next to nothing.
+"""The processes and cgroups of one claim, kept open so that checking them again costs next to nothing.
 
-A look that finds nothing changed is one system call for each thread and container, below 1 µs each. Only when
-it finds a change, and now and then, everything is read anew. Everything here is for one worker thread.
+A check that finds nothing changed is one system call for each thread and container, below 1 µs each. Only
+when it finds a change, and now and then, everything is read anew. Everything here is for one worker thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_PROCESSES = 1024
 """In the containers that run a claim; that of a VM has about ten."""
 _LONGEST_LIST = 65536
 _COMPARED = 4096
-"""Bytes of a cpuset that are compared: enough for every machine whose CPUs are not listed one by one."""
+"""Bytes of a cpuset that are compared: enough for every machine with CPUs in ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ClaimContainer:
 
 
 class WatchedPod:
-    """What is kept open of one pod."""
+    """Files that are kept open for one pod."""
 
     def __init__(
         self, containers: tuple[ClaimContainer, ...], *, vm: bool, mounted: Path, proc: Path = PROC
@@ -61,7 +61,7 @@ class WatchedPod:
             self.qemu.close()
 
     def unchanged(self) -> bool:
-        """Say whether everything is as it was measured last."""
+        """Return whether everything is as it was measured last."""
         if self.vm and self.qemu is None:
             return False
         affinity = os.sched_getaffinity
@@ -120,8 +120,8 @@ class WatchedPod:
             processes = [pid for container in self.containers for pid in processes_of(container.cgroup)]
             if len(processes) > MOST_PROCESSES:
                 raise Unreadable(
-                    f"its containers have {len(processes)} processes, more than the {MOST_PROCESSES} among "
-                    "which QEMU is looked for"
+                    f"its containers have {len(processes)} processes, more than the {MOST_PROCESSES} "
+                    "that are searched for QEMU"
                 )
             if self.qemu is not None:
                 self.qemu.adopt_helpers(processes)

@@ -48,14 +48,14 @@ Stored = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a certificate is for: a server with its names, or a client."""
+    """The purpose of a certificate: a server with its names, or a client."""
 
     name: str
     dns_names: tuple[str, ...] = ()
 
     @property
     def usage(self) -> x509.ObjectIdentifier:
-        """What it may be used for."""
+        """The extended key usage."""
         return ExtendedKeyUsageOID.SERVER_AUTH if self.dns_names else ExtendedKeyUsageOID.CLIENT_AUTH
 
 
@@ -68,7 +68,7 @@ class Pair:
 
     @classmethod
     def read(cls, stored: Stored) -> Self | None:
-        """Read what a Secret holds; None when that is no certificate with its own key."""
+        """Read what a Secret holds; None when that is not a certificate with its own key."""
         try:
             certificate = x509.load_pem_x509_certificate(stored[CERTIFICATE])
             key = load_pem_private_key(stored[KEY], password=None)
@@ -77,7 +77,7 @@ class Pair:
                 or key.public_key() != certificate.public_key()
             ):
                 return None
-            # These are read only when they are asked for, and later nobody expects that they cannot be.
+            # These are read only when they are asked for, and later no caller expects that they cannot be.
             _ = certificate.subject, certificate.issuer, certificate.extensions
         except _UNREADABLE:
             return None
@@ -120,7 +120,7 @@ class Authority:
 
     @property
     def bundle(self) -> bytes:
-        """All certificates by which others trust this CA, as PEM."""
+        """All certificates that make others trust this CA, as PEM."""
         successor = b"" if self.successor is None else self.successor.pem
         previous = b"" if self.previous is None else self.previous.public_bytes(Encoding.PEM)
         return self.signer.pem + successor + previous

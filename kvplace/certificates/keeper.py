@@ -1,6 +1,6 @@
 """Keeps the Secrets of an installation filled with valid certificates, and the webhooks trusting them.
 
-Every look is complete and repeatable: what is missing is made, what is due is renewed, what is right is left
+Every check is complete and repeatable: what is missing is made, what is due is renewed, what is right is left
 alone. Two keepers at once do no harm: each write names the version that it was decided on.
 """
 
@@ -35,7 +35,7 @@ SERVICES = ("kvplace", "kvplace-extender", "kvplace-web")
 
 
 class CertificateStore(Protocol):
-    """What the keeper asks of a cluster."""
+    """The cluster calls of the keeper."""
 
     async def read_secret(self, namespace: str, name: str) -> Secret | None:
         """Read a Secret; None when there is none."""
@@ -51,7 +51,7 @@ class CertificateStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the certificates of an installation say."""
+    """The certificates of an installation."""
 
     namespace: str
     own_namespace: str
@@ -67,7 +67,7 @@ class Names:
 
 
 class Keeper:
-    """Looks after the certificates of one installation."""
+    """Manages the certificates of one installation."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Keeper:
         check_every_s: float = 60.0,
         again_after_s: float = 2.0,
     ) -> None:
-        """`now` decides what is due; `readiness` turns good with the first look that finds all in place."""
+        """`now` decides what is due; `readiness` turns good with the first check that finds all in place."""
         self._store = store
         self._names = names
         self._readiness = readiness
@@ -88,7 +88,7 @@ class Keeper:
         self._again_after_s = again_after_s
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check again and again, until cancelled."""
         while True:
             pause = self._check_every_s
             try:
@@ -96,14 +96,14 @@ class Keeper:
                 if self._readiness.obstacle:
                     pause = self._again_after_s
             except (Conflict, Unavailable) as error:
-                _log.warning("the certificates are looked at again in %s s: %s", self._again_after_s, error)
+                _log.warning("the certificates are checked again in %s s: %s", self._again_after_s, error)
                 pause = self._again_after_s
             await asyncio.sleep(pause)
 
     async def look(self) -> str:
-        """Make, renew and publish what is due, and say what is still to come, if anything.
+        """Make, renew and publish what is due, and state what is still to come, if anything.
 
-        Webhooks may be applied later than this process. Raises Conflict when somebody else was faster.
+        Webhooks may be applied later than this process. Raises Conflict when another writer was first.
         """
         now = self._now()
         authority = await self._keep_authority(now)

@@ -49,7 +49,7 @@ async def _connected(settings: CertificatesSettings) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def keeping(settings: CertificatesSettings, store: CertificateStore) -> AsyncIterator[Address]:
     """Keep certificates while the block runs; gives the address of health and metrics."""
-    readiness = Readiness("no certificate has been looked at yet")
+    readiness = Readiness("no certificate has been checked yet")
     names = Names.of(settings.namespace, settings.own_namespace, settings.client_name)
     async with (
         listening("health", health_application("certificates", readiness), settings.health_address) as health,

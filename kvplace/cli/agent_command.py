@@ -61,7 +61,7 @@ def command(
     health_address: str,
     log_level: str,
 ) -> None:
-    """Publish the machine of a node, keep the CPUs of its VMs for them, and report what the kernel says.
+    """Publish the machine of a node, keep the CPUs of its VMs for them, and report what the kernel measures.
 
     Runs until SIGTERM, once on every node.
     """

@@ -51,8 +51,8 @@ def command(
 ) -> None:
     """Make a CA, a server certificate for `kvplace serve` and a client certificate for its scheduler.
 
-    They are kept in Secrets and renewed when a third of their time is left; the API server is told to trust
-    the webhooks by this CA. Runs until SIGTERM.
+    They are kept in Secrets and renewed when a third of their time is left; the API server is configured to
+    trust the webhooks by this CA. Runs until SIGTERM.
     """
     from kvplace.certificates.process import CertificatesSettings, run
     from kvplace.service.settings import Address

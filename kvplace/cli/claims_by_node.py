@@ -26,7 +26,7 @@ class NodeClaims:
     ledger: Ledger
     notes: tuple[str, ...] = ()
     placements: Mapping[PodUid, Placement] = field(default_factory=lambda: MappingProxyType({}))
-    """By the UIDs of the claims that were made from placements, which say more than a ledger."""
+    """By the UIDs of the claims that were made from placements, which state more than a ledger."""
 
     def find(self, name: str) -> Claim:
         """Find a claim by id, pod, VMI or UID, with or without the namespace; raises BadBody."""

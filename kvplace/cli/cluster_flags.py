@@ -1,4 +1,4 @@
-"""The flags of kubectl with which a command chooses a cluster and what it looks at there.
+"""The flags of kubectl that choose a cluster, and the objects there.
 
 Only click is imported here; `live_cluster` opens what the flags name.
 """
@@ -22,7 +22,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class ClusterFlags:
-    """What a user gave; None and empty values stand for what kubectl would take."""
+    """The user's choice; None and empty values stand for kubectl's defaults."""
 
     kubeconfig: str | None = None
     context: str | None = None

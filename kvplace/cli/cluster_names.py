@@ -1,7 +1,7 @@
 """Names of the live cluster, and of the kubeconfig's contexts, for the completion of words.
 
-One short look: metadata of a bounded number of objects, with the flags that stand on the line already. Where
-no cluster answers in time nothing is offered, and nobody is told: a shell waits while somebody types.
+One short request: metadata of a bounded number of objects, with the flags that stand on the line already.
+Where no cluster answers in time nothing is offered, and nothing is printed: a shell waits while a user types.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def complete_rollout(context: click.Context, _argument: click.Parameter, begun: 
 
 
 def complete_context(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Complete the name of a context, of which the kubeconfig tells without a cluster."""
+    """Complete the name of a context, from the kubeconfig and without a cluster."""
     from kvplace.core.errors import KvplaceError
     from kvplace.kube.kubeconfig import context_names, kubeconfig_files
 
@@ -68,7 +68,7 @@ def complete_vm(context: click.Context, _argument: click.Parameter, begun: str) 
 
 
 def complete_target(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Complete vmi/NAME and pod/NAME; vm/NAME or the NAME of a VM where somebody began so, and `vm NAME`."""
+    """Complete vmi/NAME and pod/NAME; vm/NAME or the NAME of a VM where a user began so, and `vm NAME`."""
     words = context.params.get("words") or ("",)
     if "/" in words[0] or len(words) > 1:
         return []

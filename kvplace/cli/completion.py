@@ -1,7 +1,7 @@
 """Completion: what a shell may offer for the word at the cursor, and the scripts that teach shells to ask.
 
-A shell calls `kvplace` itself for every Tab, so an answer must be quick, and whatever goes wrong is silent: a
-message would land in the middle of the line that somebody types. Click knows commands and options; fish has
+A shell calls `kvplace` itself for every Tab, so an answer must be quick, and errors are not printed: a
+message would land in the middle of the line that a user types. Click knows commands and options; fish has
 its script, and zsh has it with one more case. The one of bash is our own: bash splits words at `=`, and
 offers names beside files.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import click
 
 VARIABLE = "_KVPLACE_COMPLETE"
-"""The variable by which a shell asks; click derives its name from that of the program."""
+"""The variable that a shell sets to ask; click derives its name from the program's."""
 
 _BASH = """\
 # Completion of %(prog_name)s for bash 4.4 or newer.
@@ -61,7 +61,7 @@ def completions(shell: ShellComplete, arguments: list[str], begun: str) -> list[
     """Return what may be offered for a word that was begun; nothing when the line makes no sense."""
     try:
         return ShellComplete.get_completions(shell, arguments, begun)
-    except Exception:  # as the module says: nothing may be printed here, whatever went wrong
+    except Exception:  # as the module states: nothing may be printed here, whatever went wrong
         return []
 
 

@@ -12,7 +12,7 @@ from kvplace.cli.words import Words
 @click.argument("shell", type=Words(SHELLS), metavar="SHELL")
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    """Print the script with which a shell completes words: commands, options, server types, files.
+    """Print the script that makes a shell complete words: commands, options, server types, files.
 
     \b
     bash   echo 'source <(kvplace completion bash)' >> ~/.bashrc

@@ -147,7 +147,7 @@ async def _described(
             await writer.apply(topologies, document, manager=_MANAGER)
         except Conflict as error:
             raise Misconfigured(
-                f"somebody else has described node {node} ({error}); delete that first: "
+                f"another client has described node {node} ({error}); delete that first: "
                 f"kubectl delete nodetopology {node}"
             ) from None
     return document

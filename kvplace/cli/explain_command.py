@@ -27,7 +27,7 @@ _NAMED_WIDE = 20
 _TYPE_AND_NAME = 2
 
 
-@click.command("explain", short_help="Say why a VM fits nowhere, or how it sits on its machine.")
+@click.command("explain", short_help="Explain why a VM fits nowhere, or show its place on its machine.")
 @click.argument("words", nargs=-1, metavar="[vm/NAME|vmi/NAME|pod/NAME]", shell_complete=complete_target)
 @click.option(
     "-f",
@@ -68,7 +68,7 @@ def command(
     """Explain a VM.
 
     One that has no node: what keeps it from every node, with the shortfall, grouped and counted; which
-    changes would make it fit; what kube-scheduler and KubeVirt say. Nodes are asked as the scheduler asks.
+    changes would make it fit; what kube-scheduler and KubeVirt report. Nodes are asked as the scheduler asks.
 
     One that runs: its cores, whether its threads were measured there, who uses the same cores, caches and
     NUMA nodes, and what happened to it.
@@ -77,7 +77,7 @@ def command(
     kvplace explain -f vm.yaml --topology 2x-epyc-9354
 
     With --topology, no cluster is needed: the VM is explained as if it were alone on this machine, with all
-    changes after which it would fit. `kvplace place` takes several VMs side by side.
+    changes that would make it fit. `kvplace place` takes several VMs side by side.
 
     Exit code 3 when it waits and fits nowhere.
     """  # noqa: D301 - click needs the literal backslash

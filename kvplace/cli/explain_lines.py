@@ -97,8 +97,10 @@ def seat_lines(seat: Seat) -> Iterator[str]:
             "", "the API server has no such node any more; Kubernetes deletes the pod in a minute or two"
         )
     elif not seat.is_ready:
-        yield _titled("", "the node is not Ready: what is said below is what was known before;")
-        yield _titled("", f"`kubectl describe node {vm.node}` says since when, and what its kubelet said")
+        yield _titled("", "the node is not Ready: the lines below may be out of date;")
+        yield _titled(
+            "", f"`kubectl describe node {vm.node}` shows since when, and the last report of its kubelet"
+        )
     if vm.placement is None:
         yield _titled("cores", "the pod has no placement of kvplace's; another scheduler may have bound it")
     elif vm.placement.placement.floats:
@@ -169,7 +171,7 @@ def _unclaimed(seat: Seat) -> str:
     whose = f"belong to {', '.join(names) or 'somebody else'}" if others else "have no owner"
     return (
         f"CPUs {format_cpu_list(seat.unclaimed)} of these {whose} in the ledger of the node; "
-        "`kubectl kvplace doctor` says more"
+        "`kubectl kvplace doctor` reports more"
     )
 
 

@@ -1,4 +1,4 @@
-"""Files that somebody names on the command line; `-` is stdin, which only one of them can be."""
+"""Files that a user names on the command line; `-` is stdin, which only one of them can be."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from click.shell_completion import CompletionItem
 from kvplace.cli.output import say
 
 _STDIN = "kvplace.stdin"
-"""Key of the context under which the option is kept that reads stdin."""
+"""Key in the context for the option that reads stdin."""
 
 
 class InputFile(click.ParamType[str]):
-    """A file or folder that is read, by its name; `-` is stdin. Whether it can be read, its reader says."""
+    """A file or folder that is read, by its name; `-` is stdin. Whether it can be read, its reader states."""
 
     name = "file"
 
@@ -34,7 +34,7 @@ class InputFile(click.ParamType[str]):
 def take_stdin(context: click.Context, what: str, form: str = "") -> None:
     """Read stdin for an option, by its name; raises UsageError when another one does, too.
 
-    Says on a terminal what is waited for, and in which `form`: it looks as if the program hung.
+    Prints on a terminal what is waited for and its `form`, since the program seems to hang.
     """
     other = context.meta.setdefault(_STDIN, what)
     if other != what:

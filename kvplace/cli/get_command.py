@@ -29,7 +29,7 @@ GATHER_S = 0.2
 
 
 class What(Enum):
-    """What can be listed."""
+    """The kinds that can be listed."""
 
     VMS = "vms"
     NODES = "nodes"
@@ -94,7 +94,7 @@ def command(
 ) -> int:
     """List VMs or nodes as they are now.
 
-    VMs are the virtual machines and pods that ask for cores, in one namespace, or in all with -A, also those
+    VMs are the virtual machines and pods that opted in, in one namespace, or in all with -A, also those
     that have no pod. The state is Pinned when every thread has been read back on its cores; the phase is
     KubeVirt's. Without the right to list virtual machines only pods are shown.
 
@@ -116,7 +116,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Which VMs a user wants to see, and in which order."""
+    """Which VMs a user wants to see, and their order."""
 
     names: tuple[str, ...]
     states: tuple[VmState, ...]
@@ -248,7 +248,7 @@ def _named(nodes: Iterable[NodeView], names: tuple[str, ...]) -> list[NodeView]:
 def _print(
     listing: Listing[T], found: Sequence[T], names: tuple[str, ...], known: Iterable[str], what: str
 ) -> int:
-    """Print what was found, and say which names were not."""
+    """Print what was found, and state which names were not."""
     from kvplace.core.near_words import did_you_mean
 
     known = list(known)

@@ -1,6 +1,6 @@
 """`kubectl_complete-kvplace`: what kubectl offers for a word after `kubectl kvplace`.
 
-kubectl calls the program of this name on PATH with the words after `kvplace`, the last of which is begun. The
+kubectl calls the program of this name on PATH with the words after `kvplace`; the last one is incomplete. The
 answer has a word per line, a tab before its description, and at the end what the shell may offer besides.
 """
 
@@ -15,7 +15,7 @@ from kvplace.cli.completion import completions
 from kvplace.cli.main import cli
 
 _ALSO_FILES, _NO_FILES, _WORD_GOES_ON = ":0", ":4", ":6"
-"""Directives of cobra, with which kubectl completes; after the last one no blank follows a word."""
+"""Directives of cobra for kubectl's completion; after the last one no blank follows a word."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Opens the cluster that a user's flags name, and says in one sentence what is in the way.
+"""Opens the cluster that a user's flags name, and states in one sentence what is in the way.
 
 A missing right is named together with the role that gives it, and a cluster without kvplace, or with another
-version of its objects, is told from one that does not answer.
+version of its objects, is distinguished from one that does not answer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LiveCluster:
 
     @property
     def vms(self) -> Selector:
-        """The pods that ask for cores in the chosen namespace, with the chosen labels."""
+        """The pods that opted in in the chosen namespace, with the chosen labels."""
         return replace(PLACED_PODS, namespace=self.namespace, label_terms=self.flags.selector)
 
 
@@ -125,7 +125,7 @@ async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
 
 
 def missing_right(error: Denied) -> str:
-    """Say which right is missing, and what gives it."""
+    """State which right is missing, and what gives it."""
     if not error.lacks_right:
         return f"the API server does not let you {error.verb} {error.resource}: {error.said}"
     role = _ROLES.get((error.verb, error.resource))
@@ -138,7 +138,7 @@ def missing_right(error: Denied) -> str:
 
 
 async def _not_installed(error: Missing, session: Session) -> Misconfigured | None:
-    """Say why the cluster does not serve one of our kinds."""
+    """State why the cluster does not serve one of our kinds."""
     try:
         body = await session.request(Call("get", GROUP, f"/apis/{GROUP}"))
     except Missing:

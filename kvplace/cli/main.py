@@ -93,13 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdin = io.TextIOWrapper(io.BytesIO())
     if sys.stdout is None:
         sys.exit(_failed("stdout is closed: the answer cannot be printed", ExitCode.FAILED))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot write is no error
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot write is not an error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
     except OSError as error:
-        # A reader such as `head` that has seen enough is no error worth a message.
+        # A reader such as `head` that has seen enough is not an error worth a message.
         if not isinstance(error, BrokenPipeError):
             where = error.filename or "stdin or stdout"
             _failed(f"{where} cannot be read or written: {error.strerror or error}", ExitCode.FAILED)
@@ -130,7 +130,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _sentence(error: click.UsageError) -> str:
-    """Write what click says as our other messages are: one sentence without a capital and a full stop."""
+    """Write what click states as our other messages are: one sentence without a capital and a full stop."""
     if isinstance(error, click.MissingParameter) and error.param is not None:
         what = error.param.get_error_hint(error.ctx).replace("'", "")
         extra = error.param.type.get_missing_message(error.param, error.ctx)
@@ -148,5 +148,5 @@ def _failed(sentence: str, code: ExitCode) -> int:
 
 
 def _program() -> str:
-    """Return the name by which the user called the program."""
+    """Return the name that the user called the program by."""
     return "kubectl kvplace" if Path(sys.argv[0]).name.startswith("kubectl-") else "kvplace"

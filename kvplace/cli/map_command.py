@@ -89,7 +89,7 @@ def _complete_found(context: click.Context, _option: click.Parameter, begun: str
 
 
 def _claims_on_line(context: click.Context) -> ClaimsByNode | None:
-    """Read the file that stands on the line already; never stdin, on which somebody types."""
+    """Read the file that stands on the line already; never stdin, where a user types."""
     from kvplace.cli.placement_formats import read_claims
 
     placements = context.params.get("placements")
@@ -121,7 +121,7 @@ def _claims_on_line(context: click.Context) -> ClaimsByNode | None:
     metavar="VM=CPUS",
     multiple=True,
     shell_complete=_complete_found,
-    help="The CPUs on which the pinned threads of a VM may really run; the map shows the difference to its "
+    help="The CPUs where the pinned threads of a VM may really run; the map shows the difference to its "
     "placement as drift. May be repeated.",
 )
 @click.option(
@@ -132,7 +132,7 @@ def _claims_on_line(context: click.Context) -> ClaimsByNode | None:
     multiple=True,
     callback=lambda _context, _option, values: Target.of(values),
     shell_complete=_complete_target,
-    help="table (default), wide, json, yaml or svg; or a file to write, whose suffix .svg, .json, .yaml or "
+    help="table (default), wide, json, yaml or svg; or a file to write; its suffix .svg, .json, .yaml or "
     ".txt chooses the form. May be given twice, for a form and a file.",
 )
 @cluster_flags(namespaced=False, selector=False)

@@ -1,6 +1,6 @@
 """The VMs of a core map in a terminal: a table, or a few lines for each VM where a table is too wide.
 
-A name is what one looks for. It is broken only where no line of the terminal can hold it.
+A name is what one searches for. It is broken only where no line of the terminal can hold it.
 """
 
 from __future__ import annotations

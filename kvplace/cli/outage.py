@@ -1,4 +1,4 @@
-"""Says in one sentence that the API server is away, while commands watch it.
+"""Reports in one sentence that the API server is unavailable while commands watch it.
 
 Each watch logs each failed attempt. That is right for a service; a person needs to know it once, and again
 when it lasts.
@@ -17,7 +17,7 @@ from kvplace.kube import list_watch
 from kvplace.kube.api_errors import Expired
 
 REPEATED_S = 60.0
-"""How long nothing more is said of an outage."""
+"""How long nothing more is reported of an outage."""
 
 
 class OneSentence(logging.Handler):
@@ -31,7 +31,7 @@ class OneSentence(logging.Handler):
         self._said_at = float("-inf")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say why a watch was interrupted, unless that has been said a moment ago."""
+        """State why a watch was interrupted, unless that has been reported a moment ago."""
         arguments = record.args if isinstance(record.args, tuple) else ()
         failure = next((value for value in arguments if isinstance(value, KvplaceError)), None)
         if isinstance(failure, Expired) or self._clock() - self._said_at < REPEATED_S:
@@ -43,7 +43,7 @@ class OneSentence(logging.Handler):
 
 @contextlib.contextmanager
 def outages_in_one_sentence(server: str) -> Iterator[None]:
-    """Say so of the watches that run in the block, instead of what they log."""
+    """Report it of the watches that run in the block, instead of what they log."""
     logger = logging.getLogger(list_watch.__name__)
     handler, propagates = OneSentence(server), logger.propagate
     logger.addHandler(handler)

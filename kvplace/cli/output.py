@@ -1,4 +1,4 @@
-"""What all commands share to print: the option `-o`, JSON and YAML, tables, and messages on stderr."""
+"""The common part of printing: the option `-o`, JSON and YAML, tables, and messages on stderr."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Output(Enum):
 
 
 class Answer(Enum):
-    """What a command answers with, and so the forms that `-o` offers; the first one is the default."""
+    """The kind of a command's answer, and so the forms of `-o`; the first one is the default."""
 
     LIST = (Output.TABLE, Output.WIDE, Output.JSON, Output.YAML, Output.NAME)
     """Objects that have names."""
@@ -89,7 +89,7 @@ def plain(text: str) -> str:
 
 
 def print_line(text: str = "", *, err: bool = False) -> None:
-    """Print a line for people, of which a part may be the words of others."""
+    """Print a line for people; a part of it may be foreign text."""
     if err:
         print_message(plain(text))
     else:
@@ -97,7 +97,7 @@ def print_line(text: str = "", *, err: bool = False) -> None:
 
 
 def print_message(text: str) -> None:
-    """Print on stderr. That nobody can read it there does not end a command."""
+    """Print on stderr. A closed stderr does not end a command."""
     try:
         click.echo(text, err=True)
     except OSError:
@@ -167,7 +167,7 @@ def say(sentence: str) -> None:
 def console(file: TextIO, width: int) -> Console:
     """Open a file for drawing, with colours on a terminal unless NO_COLOR is set.
 
-    `width` counts where the file is no terminal.
+    `width` counts where the file is not a terminal.
     """
     from rich.console import Console
 

@@ -63,7 +63,7 @@ _MILLION = 1_000_000
 @click.option(
     "--explain/--no-explain",
     default=True,
-    help="Add to each refusal the changes after which the VM would fit (default: yes).",
+    help="Add to each refusal the changes that would make the VM fit (default: yes).",
 )
 @cpu_manager_state_option
 @example_option("request")

@@ -1,4 +1,4 @@
-"""What a VM of a manifest gets on one machine, in the words of its annotations."""
+"""The placement of a VM of a manifest on one machine, in the words of its annotations."""
 
 from __future__ import annotations
 

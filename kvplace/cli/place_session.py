@@ -33,14 +33,14 @@ from kvplace.core.topology import Topology
 MAX_LINE_BYTES = 1024 * 1024
 """A line of this length or more is not read as a request."""
 INTERRUPTED = "the search for moves was interrupted; a longer one may find better ones"
-"""Marks an answer whose search was ended early."""
+"""Marks an answer from a search that was ended early."""
 _LINE = "the line"
 """How errors about a whole line begin."""
 _MAX_CACHED_SUGGESTIONS = 4096
 
 
 class AnswerKind(Enum):
-    """What became of one line."""
+    """The kind of answer to one line."""
 
     PLACED = "placed"
     REFUSED = "refused"
@@ -50,14 +50,14 @@ class AnswerKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of one request, and the moves before it."""
+    """The decision about one request, and the moves before it."""
 
     found: Placement | Refusal
     moves: tuple[Move, ...] = ()
     interrupted: bool = False
     """Whether the search for moves was ended early."""
     suggestions: Suggestions = NO_SUGGESTIONS
-    """The changes after which a refused VM fits."""
+    """The changes that make a refused VM fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Answer:
     document: Json
     sentence: str
     decision: Decision | None = None
-    """What the sentence says about a request; None for a release and for an invalid line."""
+    """What the sentence states about a request; None for a release and for an invalid line."""
 
 
 class PlaceSession:
@@ -90,7 +90,7 @@ class PlaceSession:
 
         `free` are the CPUs for requests that do not name their own, all of them by default; `foreign` CPUs
         are never given out. `make_room` lets kept VMs move, and `thorough` searches 100 times as long for
-        such moves. `explain` adds to each refusal the changes after which the VM fits.
+        such moves. `explain` adds to each refusal the changes that make the VM fit.
         """
         self._name = name
         self._topology = topology
@@ -118,7 +118,7 @@ class PlaceSession:
     def answer(self, line: str | bytes, number: int = 1, watch: Watch = unwatched) -> Answer:
         """Answer one line of JSON. A line without an id goes by its number, counted from 1.
 
-        `watch` may end the search for moves; the best ones found until then are the answer, which says so.
+        `watch` may end the search for moves; the best ones found until then are the answer, which reports it.
         """
         name = ""
         try:
@@ -137,7 +137,7 @@ class PlaceSession:
     def _place(self, document: Json, name: str, number: int, watch: Watch) -> Answer:
         uid = name or f"request-{number}"
         if self._keep:
-            name = uid  # what is kept can be moved and released, so the answer says by which id
+            name = uid  # what is kept can be moved and released, so the answer states the id
         request = request_of(document, also=("id", "free"))
         return self.place(
             uid, request, self._cpus(document["free"]) if "free" in document else None, name, watch

@@ -173,7 +173,7 @@ class _Reader:
 def _placed(
     bound: PodPlacement, uid: str, *, namespace: str = "", pod: str = "", vmi: str = ""
 ) -> PlacedClaim:
-    """Make the claim of a placement; a bare cpu-map does not say which CPUs are owned."""
+    """Make the claim of a placement; a bare cpu-map does not state which CPUs are owned."""
     placement = bound.placement
     if placement.policy is Policy.EXCLUSIVE and not placement.owned:
         placement = replace(placement, owned=placement.cpus)

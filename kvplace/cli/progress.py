@@ -58,7 +58,7 @@ class Progress:
             self._bar[0].stop()
 
     def show(self, done: int, now: str = "") -> bool:
-        """Say how many pieces are done, and what is done `now`; False once the command is to end."""
+        """State how many pieces are done, and what is done `now`; False once the command is to end."""
         if not self.interrupted and time.monotonic() >= self._next:
             if sys.stderr.isatty():
                 self._draw(done, now)

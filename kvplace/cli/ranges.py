@@ -1,4 +1,4 @@
-"""Ranges of numbers on the command line, in which NaN is not: no comparison keeps it out of one."""
+"""Ranges of numbers on the command line, without NaN: no comparison keeps it out of one."""
 
 from __future__ import annotations
 

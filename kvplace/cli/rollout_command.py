@@ -57,7 +57,7 @@ def command() -> None:
 @click.option(
     "--until",
     type=Words([stage.value for stage in VmStage]),
-    help="When a VM is there (default: pinned; running for VMs that ask for no cores).",
+    help="When a VM is there (default: pinned; running for VMs that did not opt in).",
 )
 @click.option("--timeout", metavar="TIME", help="Longest wait for all VMs, for example 15m (default: 30m).")
 @click.option("--wait-for-room", is_flag=True, help="Make the VMs that will not fit, too; they wait.")
@@ -145,12 +145,12 @@ def resume(
     return run_with_cluster(flags, body)
 
 
-@command.command("status", short_help="Say how far a rollout is.")
+@command.command("status", short_help="Show the progress of a rollout.")
 @click.argument("name", shell_complete=complete_rollout)
 @output_option(Answer.LIST)
 @cluster_flags(everywhere=False, selector=False)
 def status(*, flags: ClusterFlags, name: str, output: Output) -> int:
-    """Say how far a rollout is, from its VMs in the cluster.
+    """State how far a rollout is, from its VMs in the cluster.
 
     Exit code 0 when all VMs are there, 4 when some are not.
     """

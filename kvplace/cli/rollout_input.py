@@ -19,7 +19,7 @@ from kvplace.rollout.wanted import Rollout, read_rollout
 
 @dataclass(frozen=True)
 class RolloutFlags:
-    """What was given beside the files; None for what was not."""
+    """The options beside the files; None where not given."""
 
     name: str | None = None
     count: int | None = None
@@ -30,7 +30,7 @@ class RolloutFlags:
 
 
 def read_given(files: Sequence[str], flags: RolloutFlags, namespace: str | None, default: str) -> Rollout:
-    """Read the rollout; `namespace` is what -n says, `default` counts where nothing says another one.
+    """Read the rollout; `namespace` is what -n states, `default` counts where nothing states another one.
 
     Raises BadBody or UsageError.
     """

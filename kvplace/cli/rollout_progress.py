@@ -1,6 +1,6 @@
 """Asks before a rollout, and shows its run: bars on a terminal, else a line a second, both on stderr.
 
-Ctrl-C stops the run cleanly: what was sent is answered, and its report says how far it came.
+Ctrl-C stops the run cleanly: what was sent is answered, and its report states how far it came.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def shown_run(run: RolloutRun) -> Report:
 
 
 def told_what_is_left(clock: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
-    """Return what tells how many VMs are still to be deleted, once a second."""
+    """Return a function that reports how many VMs are still to be deleted, once a second."""
     next_line = clock() + _LINE_S
 
     def tell(left: int, of: int) -> None:
@@ -58,7 +58,7 @@ def told_what_is_left(clock: Callable[[], float] = time.monotonic) -> Callable[[
 
 @contextlib.asynccontextmanager
 async def _stalls(run: RolloutRun) -> AsyncIterator[None]:
-    """Say what is waited for whenever nothing has changed for a while, once for each time."""
+    """State what is waited for whenever nothing has changed for a while, once for each time."""
 
     async def watch() -> None:
         before: Counts | None = None

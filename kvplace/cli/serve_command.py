@@ -128,7 +128,7 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
 @click.option(
     "--web-proxy-ca",
     type=_FILE,
-    help="CA of an authenticating proxy: it alone may then call the web map, and says who is asking.",
+    help="CA of an authenticating proxy: only it may then call the web map, and it names the user.",
 )
 @click.option(
     "--web-proxy-name",

@@ -32,7 +32,7 @@ def command(scenario: str | None, output: Output) -> int:
     """Simulate VMs that arrive at a cluster and end, for each strategy and seed of a scenario.
 
     The report counts VMs that were placed, refused, refused although enough was free, and spread over more
-    NUMA nodes or L3 caches than needed. It says how much of the cluster was in use at the first refusal and
+    NUMA nodes or L3 caches than needed. It states how much of the cluster was in use at the first refusal and
     at the end, and how much was stranded: free CPUs without memory for them, free memory without CPUs.
 
     Equal scenarios give equal reports, except for times. Refused VMs are part of the answer: the exit code

@@ -35,7 +35,7 @@ _VM_ORDERS = ("cpus", "memory", "name")
 def command(*, what: str, sort_by: str | None, limit: int | None, output: Output, flags: ClusterFlags) -> int:
     """Show how full the nodes are, or which VMs hold most.
 
-    FRAGMENTED says how much smaller the largest free block inside a NUMA node is than the free CPUs of the
+    FRAGMENTED states how much smaller the largest free block inside a NUMA node is than the free CPUs of the
     node could form: 0 % where all that is free lies together. With nodes, a summary of the cluster follows.
     """
     from kvplace.cli.live_cluster import run_with_cluster
@@ -98,7 +98,7 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
             click.echo(vm_reference(vm))
         return ExitCode.DONE
     if not vms:
-        say(f"there is no VM that asks for cores in {live.namespace or 'the cluster'}")
+        say(f"there is no VM that requests cores in {live.namespace or 'the cluster'}")
         return ExitCode.DONE
     everywhere = live.flags.all_namespaces
     heads = (*(("NAMESPACE",) if everywhere else ()), *VM_HEADS)

@@ -42,7 +42,7 @@ def node_row(node: NodeView, *, wide: bool) -> tuple[str, ...]:
 
 
 def vm_row(vm: VmView, *, with_namespace: bool) -> tuple[str, ...]:
-    """Give the cells of a VM; SOCKETS, NUMA and L3 say over how many of them it is spread."""
+    """Give the cells of a VM; SOCKETS, NUMA and L3 state over how many of them it is spread."""
     request = None if vm.request is None else vm.request.request
     placed = None if vm.placement is None else vm.placement.placement
     pages = request.huge_pages.items() if request else ()
@@ -73,7 +73,7 @@ def cluster_summary(view: ClusterView) -> list[tuple[str, str]]:
     lines = [
         (
             "nodes",
-            counted(len(view.nodes), "node") + (f", {unusable} of which cannot hold VMs" if unusable else ""),
+            counted(len(view.nodes), "node") + (f", {unusable} of them cannot hold VMs" if unusable else ""),
         ),
         (
             "CPUs",

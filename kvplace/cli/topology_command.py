@@ -135,7 +135,7 @@ def _huge_pages(node: NumaNode) -> str:
 
 
 def _distances(topology: Topology) -> Iterator[Sequence[str]]:
-    """Yield the matrix as it was described, a row for each node; `-` where the machine does not say."""
+    """Yield the matrix as it was described, a row for each node; `-` where the machine does not state."""
     nodes = topology.numa_nodes
     yield ("DISTANCE", *(f"to {node.id}" for node in nodes))
     for node in nodes:

@@ -40,7 +40,7 @@ def command(*, flags: ClusterFlags, client_only: bool, output: Output) -> None:
 
 
 def _say_what_is_missing(found: Releases) -> None:
-    """Name each right that is missing once, with the programs whose releases it would show."""
+    """Name each right that is missing once, with the programs that it would show."""
     from kvplace.cli.live_cluster import missing_right
 
     programs: dict[str, list[str]] = {}
@@ -49,7 +49,7 @@ def _say_what_is_missing(found: Releases) -> None:
     for sentence, names in programs.items():
         say(f"nothing is known of {' and '.join(names)}: {sentence}")
     if not found.denied and not any(name in found.of for name in _OURS):
-        say("neither serve nor the agent was found; `kubectl kvplace doctor` says what is installed")
+        say("neither serve nor the agent was found; `kubectl kvplace doctor` lists what is installed")
 
 
 def _of_cluster(flags: ClusterFlags) -> Releases:
@@ -63,5 +63,5 @@ def _of_cluster(flags: ClusterFlags) -> Releases:
     try:
         return run_with_cluster(flags, body)
     except BaseException:
-        say(f"this command is of release {__version__}; about the cluster nothing can be said:")
+        say(f"this command is of release {__version__}; cluster unreachable:")
         raise

@@ -1,4 +1,4 @@
-"""What to do about each claim and each bound pod, as pure decisions about one moment.
+"""Actions for each claim and each bound pod, as pure decisions about one moment.
 
 The truth, in this order: a bound pod's placement, then the ledger. A claim ends when its pod's QEMU has
 ended, never because of its age alone: an unbound pod is read from the API server before its claim is
@@ -19,11 +19,11 @@ from kvplace.kube.records import PodRecord
 
 
 class ClaimAction(Enum):
-    """What to do about a claim."""
+    """The action for a claim."""
 
     KEEP = "keep"
     COMPARE = "compare"
-    """Its pod is bound here: keep it as long as it says what the pod's placement says."""
+    """Its pod is bound here: keep it as long as it reports what the pod's placement states."""
     RELEASE = "release"
     READ_POD = "read pod"
     """The cache alone cannot decide: read the pod from the API server, then decide again."""
@@ -42,7 +42,7 @@ def action_from_cache(
 ) -> ClaimAction:
     """Decide about a claim, given its pod in the cache.
 
-    `was_deleted`: the cache had the pod and no longer has it, so it is looked for at once.
+    `was_deleted`: the cache had the pod and no longer has it, so it is searched for at once.
     `runs`: the agent of the node reports that the pod runs.
     `age_s`: how long this process has seen the claim as it is.
     `patience_s`: how long a claim may wait for its binding before its pod is read.
@@ -93,22 +93,22 @@ def action_from_live_pod(
 
 
 def _action_on_end(pod: PodRecord, *, runs: bool) -> ClaimAction:
-    """Decide about a pod whose QEMU has ended by its status; the claim stays while the agent sees it run."""
+    """Decide about a pod after its QEMU ended by its status; the claim stays while the agent sees it run."""
     return ClaimAction.KEEP if runs and not pod.is_terminal else ClaimAction.RELEASE
 
 
 def _is_reservation(claim: Claim) -> bool:
     """Whether a claim is of a pod that waits, as far as it shows.
 
-    A pod that somebody has bound who knows no reservations may get other cores before it is seen to be bound.
+    A pod that was bound without regard to reservations may get other cores before it is seen to be bound.
     """
     return claim.reserved is not None and claim.relocation is None
 
 
 def _action_on_reservation(node: NodeName, pod: PodRecord, age_s: float, reserved_s: float) -> ClaimAction:
-    """Decide about what is reserved for a pod: nobody has run there, and its bind writes the ledger first."""
+    """Decide about a reservation: nothing has run there, and the pod's bind writes the ledger first."""
     if pod.node == node and claim_of_bound_pod(pod) is not None:
-        return ClaimAction.COMPARE  # bound by somebody who knows no reservations
+        return ClaimAction.COMPARE  # bound without regard to reservations
     is_over = bool(pod.node) or pod.deleting or pod.has_ended or age_s > reserved_s
     return ClaimAction.RELEASE if is_over else ClaimAction.KEEP
 
@@ -159,7 +159,7 @@ def claim_of_bound_pod(pod: PodRecord) -> Claim | None:
 def replaces(restored: Claim, stored: Claim | None) -> bool:
     """Whether the claim that a bound pod's placement gives takes the place of the stored one.
 
-    They differ when a binding that nobody waited for any more came after all. While other cores are being
+    They differ when a binding that had been given up came after all. While other cores are being
     given to the pod, and when they were given since the pod was read, the ledger knows better.
     """
     if stored is None or _is_reservation(stored):
@@ -172,4 +172,4 @@ def replaces(restored: Claim, stored: Claim | None) -> bool:
 _UNPINNED = f'"policy":"{Policy.NONE.value}"'
 """How the placement of such a pod contains it; few others have to be read."""
 SETTLE_S = 2.0
-"""The cache may have a claim before its pod; a pod that is missing is looked for only after this."""
+"""The cache may have a claim before its pod; a pod that is missing is searched for only after this."""

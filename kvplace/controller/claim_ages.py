@@ -1,6 +1,6 @@
 """How long claims have been as they are, by this process's own clock.
 
-The clocks of two machines differ, and jump. So the date in a claim tells attempts apart, and nothing more;
+The clocks of two machines differ, and jump. So the date in a claim distinguishes attempts, and nothing more;
 what counts is how long this process has seen it unchanged.
 """
 
@@ -21,7 +21,7 @@ class ClaimAges:
         self._seen: dict[NodeName, dict[PodUid, tuple[str, float]]] = {}
 
     def look(self, node: NodeName, claims: Iterable[Claim]) -> None:
-        """Take in the claims of a node whose age matters; all others are forgotten."""
+        """Take in the claims of a node that may end by age; all others are forgotten."""
         now, before = self._clock(), self._seen.pop(node, {})
         seen = {claim.uid: _since(claim, before.get(claim.uid), now) for claim in claims}
         if seen:

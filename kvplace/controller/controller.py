@@ -1,7 +1,7 @@
 """The loop that keeps ledgers true: it releases, restores and relocates claims.
 
-Watch events only say which node to look at; the work compares the whole node. So a missed or doubled event
-costs time, never correctness, and all nodes are looked at from time to time.
+Watch events only state which node to check; the work compares the whole node. So a missed or doubled event
+costs time, never correctness, and all nodes are checked from time to time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from kvplace.nodes.node_cache import NodeCache
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-"""Pause before a node whose reconciliation failed is tried again."""
+"""Pause before a failed reconciliation of a node is tried again."""
 _ADDED_AT_ONCE = 500
 """Nodes that a round makes due in one go; it takes 2 ms."""
 
 
 class ControllerClient(ReconcilerClient, RelocatorClient, NodeAnnotator, Protocol):
-    """What the controller asks of a cluster, apart from watches and ledger writes."""
+    """The cluster calls of the controller, apart from watches and ledger writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ControllerSettings:
     patience_s: float = 60.0
     """How long a claim may wait for its binding before its pod is read; far above a bind's limit."""
     round_s: float = 30.0
-    """Time between two looks at every node."""
+    """Time between two checks every node."""
     wake_pause_s: float = 0.25
     """Least time between two wake-ups of waiting pods, so that many releases at once cause one."""
     compare_s: float = 2.0
@@ -74,7 +74,7 @@ class Controller:
         self._ledgers = cache.ledgers
         self._watched_ledgers = cache.ledger_store
         self._outages = cache.ledger_store.outages
-        """Outages of that watch, up to the last one after which waiting pods were woken."""
+        """Outages of that watch that have led to a wake of waiting pods."""
         self._queue = WorkQueue(replica=settings.replica or socket.gethostname(), spread_s=settings.spread_s)
         self._index = PodIndex(cache)
         self._waker = Waker(
@@ -104,7 +104,7 @@ class Controller:
         )
         self._pods = cache.pods
         self._reserved: dict[NodeName, frozenset[PodUid]] = {}
-        """The pods for which something is reserved, by node."""
+        """The pods with a reservation, by node."""
         cache.pods.subscribe(self._pod_seen)
         cache.nodes.subscribe(self._node_seen)
         cache.topologies.subscribe(self._report_seen)
@@ -113,7 +113,7 @@ class Controller:
 
     @property
     def waiting_pods(self) -> int:
-        """How many pods that ask for cores have no node yet."""
+        """How many pods that opted in have no node yet."""
         return self._index.waiting
 
     @property
@@ -128,7 +128,7 @@ class Controller:
 
     @property
     def queue_length(self) -> int:
-        """How many nodes are to be looked at, now or soon."""
+        """How many nodes are to be checked, now or soon."""
         return len(self._queue)
 
     def hold_ended(self, node: NodeName) -> None:
@@ -195,7 +195,7 @@ class Controller:
             self._queue.add(node, after_s=self._settings.compare_s if is_in_order else 0.0)
 
     def _report_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
-        """Make a node due whose agent reports something new about its pods or the kubelet's CPUs."""
+        """Make a node due when its agent reports something new about its pods or the kubelet's CPUs."""
         if after is None:
             return
         kubelet_cpus = before.kubelet_cpus if before is not None else NO_CPUS
@@ -210,7 +210,7 @@ class Controller:
                     self._queue.add(pod.node)
 
     def _ledger_seen(self, node: NodeName) -> None:
-        """Make a node due where a pod gets other cores, or something is reserved, whose ledger has lost the
+        """Make a node due where a pod gets other cores, or something is reserved, and the ledger has lost the
         claim of a bound pod, or that has the claim of an unknown pod.
 
         The last after a while: a claim may be seen before its pod.

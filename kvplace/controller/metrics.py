@@ -1,4 +1,4 @@
-"""What the controller counts."""
+"""The metrics of the controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pods that ask for cores by their node and VM, and which were deleted while they had a claim."""
+"""The pods that opted in by their node and VM, and which were deleted while they had a claim."""
 
 from __future__ import annotations
 

@@ -49,11 +49,11 @@ SILENCE_S = 30.0
 _TRIES = 4
 """How often a pod is read to restore its claim, while others write into the ledger."""
 _SOON_S = 0.1
-"""A reservation that is just about to end is looked at again after this."""
+"""A reservation that is just about to end is checked again after this."""
 
 
 class ReconcilerClient(Protocol):
-    """What the reconciler asks of a cluster, apart from ledger writes."""
+    """The cluster calls of the reconciler, apart from ledger writes."""
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         """Read a pod as the API server has it now; None if there is none."""
@@ -64,7 +64,7 @@ class ReconcilerClient(Protocol):
         ...
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
-        """Delete a ledger that is still as `before` says; raises Conflict if it is not, or has owners."""
+        """Delete a ledger that is still as `before` states; raises Conflict if it is not, or has owners."""
         ...
 
 
@@ -100,7 +100,7 @@ class Reconciler:
         self._released = released
         self._look_again = look_again
         self._missing: dict[PodUid, tuple[float, str]] = {}
-        """When pods with a claim were found to be gone, on nodes whose agent has not reported them.
+        """When pods with a claim were found to be gone, on nodes with an agent that has not reported them.
 
         With the version of what the agent had written last by then. When it has written since, the time of
         that, and no version: what it wrote may be older than the container.
@@ -111,7 +111,7 @@ class Reconciler:
         """Since when nodes lack the report of an agent that was there."""
         self._overlaps: dict[PodUid, str] = {}
         self._lasting: set[PodUid] = set()
-        """Pods with a claim of whose CPUs the kubelet has allocated some, or another pod owns some."""
+        """Pods with a claim on CPUs that the kubelet has allocated or another pod owns."""
         self._agreeing: dict[PodUid, tuple[str, CpuMask, CpuMask]] = {}
         """Placements of pods, and what the claims had that were found to agree with them."""
         cache.pods.subscribe(self._pod_seen)
@@ -120,15 +120,15 @@ class Reconciler:
     async def reconcile(self, node: NodeName) -> None:
         """Bring a node's ledger in step with its pods; raises then what a write for one pod raises.
 
-        1. Release or keep each claim, and give what has come free to those for whom it is reserved.
-        2. Restore the claims that bound pods lack, and those that say something else than their placements.
-        3. Report CPUs of running VMs that somebody else has, too.
+        1. Release or keep each claim, and give released CPUs to their reservations.
+        2. Restore the claims that bound pods lack, and those that state something else than their placements.
+        3. Report CPUs of running VMs that another client has, too.
         4. Delete the empty ledger of a node that is gone.
         """
         record = self._ledgers.current(node)
         if record is not None and record.problem:
             log.error("the ledger cannot be read: %s", record.problem, extra={"node": node})
-            return  # until a person fixes it, or the next round says so again
+            return  # until a person fixes it, or the next round reports it again
         claims: Mapping[PodUid, Claim] = record.ledger.claims if record is not None else {}
         self._ages.look(node, (claim for claim in claims.values() if not self._is_bound(node, claim)))
         lacking = [pod for pod in self._index.on_node(node) if pod.uid not in claims]
@@ -252,7 +252,7 @@ class Reconciler:
 
         The agent may not have seen its container yet, or its report may have been deleted and be about to be
         written again: its silence counts after a while only. And before it counts the report is read, which
-        a late watch may not have told of.
+        a late watch may not have reported.
         """
         told = self._topologies.get(node)
         if told is None or told.enforcement is Enforcement.NONE:
@@ -300,7 +300,7 @@ class Reconciler:
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
             nonlocal released
             stored = ledger.claims.get(claim.uid)
-            if stored is None:  # by an earlier write of ours without an answer, or by somebody else
+            if stored is None:  # by an earlier write of ours without an answer, or by another client
                 return LedgerChange(), None
             released = not only_if_unchanged or stored == claim
             return LedgerChange(releases=(claim.uid,) if released else ()), None
@@ -432,7 +432,7 @@ class Reconciler:
             self._overlaps.pop(claim.uid, None)
 
     def _taken_by_kubelet(self, node: NodeName, claim: Claim) -> str:
-        """Say which owned CPUs the kubelet's static policy, which reads no ledger, has given away, too."""
+        """State which owned CPUs the kubelet's static policy, which reads no ledger, has given away, too."""
         described = self._topologies.get(node)
         taken = claim.owned & described.kubelet_cpus if described is not None else NO_CPUS
         if not taken:
@@ -444,7 +444,7 @@ class Reconciler:
 
     @staticmethod
     def _shared_with_owner(node: NodeName, claim: Claim, ledger: Ledger) -> str:
-        """Say on which CPUs a VM runs as one of those that share them, although another pod owns them.
+        """State the CPUs that a VM runs on as a sharing VM although another pod owns them.
 
         The rules of the ledger concern owners only. So it can become like this when a claim was deleted by
         hand and comes back.
@@ -463,7 +463,7 @@ class Reconciler:
         record = self._ledgers.current(node)
         if record is None or node in self._nodes.records or record.ledger.claims or record.ledger.owners:
             return
-        with contextlib.suppress(Conflict):  # another replica claims there: the next round looks again
+        with contextlib.suppress(Conflict):  # another replica claims there: the next round checks again
             await self._cluster.delete_ledger(record)
 
 

@@ -1,11 +1,11 @@
 """The next step towards other cores for a running pod, as a pure decision about what is stored.
 
     Begin ──▶ ledger: the claim holds the next placement, too
-    Write ──▶ pod: kvplace.io/placement and cpu-map say the next revision
+    Write ──▶ pod: kvplace.io/placement and cpu-map state the next revision
     Wait  ──▶ the node's agent carries it out and reports the revision
     Finish ─▶ ledger: the claim holds the new placement alone
     GoBack ─▶ the agent reports that it failed: the old placement becomes one more revision
-    Resume ─▶ somebody has taken the relocation out of the ledger: it is put back there
+    Resume ─▶ another client has taken the relocation out of the ledger: it is put back there
 
 Each step follows from the ledger, the pod and the agent's report alone, so it does not matter who made the
 last one, or whether its answer arrived.
@@ -36,7 +36,7 @@ class Cannot:
     """Its owner asks for what a running pod cannot get."""
 
     why: str
-    """One sentence that says what to do instead."""
+    """One sentence that states what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Begin:
     pod_request: PodRequest
     """What is asked for now."""
     previous: PodPlacement | None
-    """The placement in force; None for a pod that was never placed."""
+    """The placement in effect; None for a pod that was never placed."""
 
     @property
     def revision(self) -> int:
@@ -63,12 +63,12 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Somebody else is next: the agent, a watch, or the reconciler, which restores a claim that was taken."""
+    """The next step is another component's: the agent, a watch, or the reconciler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Give up what the placement in force does not need."""
+    """Give up what the placement in effect does not need."""
 
     in_force: PodPlacement
 
@@ -83,7 +83,7 @@ class GoBack:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What the pod says, or what its agent has undone it to, is no longer in the ledger."""
+    """The pod's placement, or the one that its agent restored, is no longer in the ledger."""
 
     relocation: Relocation
 
@@ -102,8 +102,8 @@ def next_step(
 ) -> Step:
     """Return the next step for a pod that is bound to the node with this ledger.
 
-    `asked`: the options that its owner asks for now, None where nobody has edited them. `enforces`: whether
-    the node has an agent that sets cpusets. `migrates`: whether the VM has another pod.
+    `asked`: the options that its owner asks for now, None where they were not edited. `enforces`:
+    whether the node has an agent that sets cpusets. `migrates`: whether the VM has another pod.
     """
     if pod.has_ended or not pod.node:
         return Nothing()
@@ -200,7 +200,7 @@ def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) 
 def _obstacle(
     pod: PodRecord, placed: PodPlacement | None, asked: PinningOptions, *, enforces: bool, migrates: bool
 ) -> str:
-    """Say why a running pod cannot get what is asked; empty if it can be tried."""
+    """State why a running pod cannot get what is asked; empty if it can be tried."""
     if found := contradiction_in(asked):
         return f"{found.word.value} contradicts {found.other.value}: {found.reason}"
     if not enforces:

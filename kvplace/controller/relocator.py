@@ -1,7 +1,7 @@
 """Other cores for running pods: carries out the steps of `relocation_step` on one node after the other.
 
 Any number of replicas may work on one pod. A step that another replica has made already is a write that
-changes nothing, or one that the API server refuses; the next look decides again.
+changes nothing, or one that the API server refuses; the next check decides again.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ log = logging.getLogger(__name__)
 RELOCATED = "kvplace.io/Relocated"
 """Pod condition: whether the running pod got the cores that its edited annotations ask for."""
 _STEPS = 4
-"""Steps for one pod in one look; from Begin to Wait it takes two."""
+"""Steps for one pod in one check; from Begin to Wait it takes two."""
 
 
 class RelocatorClient(Protocol):
-    """What relocating asks of a cluster, apart from watches and ledger writes."""
+    """The cluster calls of relocating, apart from watches and ledger writes."""
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         """Read a pod as the API server has it now; None if there is none."""
@@ -188,7 +188,7 @@ class Relocator:
                 return await self._resume(node, pod, claim, relocation)
 
     def _asked(self, pod: PodRecord) -> PinningOptions | None:
-        """Read what a pod's owner asks for now; None where nobody has edited it."""
+        """Read what a pod's owner asks for now; None where it was not edited."""
         if not pod.vmi:
             return read_options(pod.asking)
         vmi = self._vmis.get(pod.vmi_uid)
@@ -219,7 +219,7 @@ class Relocator:
         def decide(ledger: Ledger) -> tuple[LedgerChange, str]:
             stored = ledger.claims.get(pod.uid)
             if stored != seen:
-                return LedgerChange(), ""  # somebody was faster
+                return LedgerChange(), ""  # conflict with another writer
             machine = self._cache.machine(node)
             if isinstance(machine, Unusable):
                 return LedgerChange(), f"node {node}: {machine.problem}"
@@ -257,7 +257,7 @@ class Relocator:
         if isinstance(machine, Unusable) or isinstance(
             _place_again(machine, self._cache.ledger(node), pod, request), Refusal
         ):
-            return True  # what follows says why not
+            return True  # what follows states why not
         paid = f"{pod.resources.get('cpu', 0)}m CPU, and needs {request.least_millicores}m"
         if not pod.vmi:
             await self._cannot(pod, f"the pod requests {paid}: raise what its containers request")
@@ -287,7 +287,7 @@ class Relocator:
             log.info("a placement was not written: %s", error, extra=_about(node, pod))
 
     # Finish and GoBack. Each answers on the pod first: while the ledger has the relocation, the step is made
-    # again, whichever of the two writes has failed. A replica whose cache is late must not answer.
+    # again, whichever of the two writes has failed. A replica with a late cache must not answer.
 
     async def _finish(self, node: NodeName, pod: PodRecord, in_force: PodPlacement) -> bool:
         """Answer, and release what is no longer used; returns whether that was done."""
@@ -359,19 +359,19 @@ class Relocator:
         def decide(ledger: Ledger) -> tuple[LedgerChange, tuple[bool, str]]:
             stored = ledger.claims.get(pod.uid)
             if stored != seen:
-                return LedgerChange(), (True, "")  # somebody was faster
+                return LedgerChange(), (True, "")  # conflict with another writer
             empty = _empty_claim(pod)
             claim = claim_with_lost_relocation(ledger, stored or empty, lost)
             taken = held_by_others(ledger, claim)
             if not taken:
                 return LedgerChange(claims=(claim,)), (True, "")
             why = (
-                f"revision {lost.next.revision} cannot be in force on {node}: "
+                f"revision {lost.next.revision} cannot be in effect on {node}: "
                 f"CPUs {format_cpu_list(taken)} belong to others by now"
             )
             claim = claim_without_lost_relocation(ledger, stored or empty, lost)
             if held_by_others(ledger, claim) & ~(stored or empty).cpus:
-                return LedgerChange(), (False, f"{why}, and also those on which it runs; restart it")
+                return LedgerChange(), (False, f"{why}, and also those that it runs on; restart it")
             return LedgerChange(claims=(claim,)), (True, why)
 
         is_resumed, why = await self._cache.ledgers.change(node, decide)
@@ -382,7 +382,7 @@ class Relocator:
     # Answers.
 
     async def _cannot(self, pod: PodRecord, why: str) -> None:
-        """Say that nothing changes, and why."""
+        """State that nothing changes, and why."""
         event = relocation_refused(owner_reference(pod), why)
         self._events.record(event)
         await self._answer(pod, Condition(RELOCATED, False, "NotRelocated", why))

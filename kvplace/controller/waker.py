@@ -4,11 +4,11 @@ It does so when a node changes; otherwise it would take five minutes. So an anno
 after a release, when Filter no longer holds cores for a pod that has not taken them, and when the description
 of a machine changes or is known before its node is; also at the start, since the process that ended may have
 released cores and not come to it, and after this process could not follow the ledgers, since it may have
-refused pods for which another one had released cores.
+refused pods although another one had released cores.
 
-While nobody waits, nobody is woken. But kube-scheduler may have tried a pod in vain that the watch has not
-shown yet. So what came free for nobody is remembered, and causes one wake when the watch shows the next pod
-that was tried in vain.
+While no pod waits, none is woken. But kube-scheduler may have tried a pod in vain that the watch has not
+shown yet. So cores that were released while none waited are remembered, and causes one wake when the watch
+shows the next pod that was tried in vain.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RETRY_S = 0.5
 
 
 class NodeAnnotator(Protocol):
-    """What the waker asks of a cluster."""
+    """The cluster calls of the waker."""
 
     async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
         """Set annotations of a node; raises Refused if the node is gone."""
@@ -41,7 +41,7 @@ class NodeAnnotator(Protocol):
 
 
 class Waker:
-    """Annotates one of the nodes on which waiting pods may now fit."""
+    """Annotates one of the nodes where waiting pods may now fit."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class Waker:
         pause_s: float,
         now: Callable[[], datetime],
     ) -> None:
-        """`any_waits` says whether a pod has no node; `pause_s` is the least time between annotations."""
+        """`any_waits` states whether a pod has no node; `pause_s` is the least time between annotations."""
         self._cluster = cluster
         self._nodes = cache.nodes
         self._any_waits = any_waits
         self._pause_s = pause_s
         self._now = now
         self._freed: dict[NodeName, None] = {}
-        """Where a pod may fit since the last wake; where it came free last stands last."""
+        """Where a pod may fit since the last wake; where it was released last stands last."""
         self._refused = 0
         """How many pods wait that kube-scheduler has tried in vain."""
         self._changed = asyncio.Event()
@@ -67,7 +67,7 @@ class Waker:
         cache.topologies.subscribe(self._topology_seen)
         cache.nodes.subscribe(self._node_seen)
         cache.pods.subscribe(self._pod_seen)
-        self._freed.clear()  # topologies that were known before are no reason
+        self._freed.clear()  # topologies that were known before do not count
         self._changed.clear()
         if any_waits():  # since before we came: cores may have been released for them
             self.all_freed()
@@ -80,14 +80,14 @@ class Waker:
     def hold_ended(self, node: NodeName) -> None:
         """Note that a pod may now fit on a node that was refused while cores there were held for another one.
 
-        Until one was refused nobody is woken: the other one may wait itself, for its disk for example.
+        Until one was refused none is woken: the other one may wait itself, for its disk for example.
         """
         self._note(node)
         if self._refused:
             self._changed.set()
 
     def all_freed(self) -> None:
-        """Note that a pod may now fit on some node, nobody knows on which."""
+        """Note that a pod may now fit on some unknown node."""
         self._freed |= dict.fromkeys(self._nodes.records)
         self._changed.set()
 
@@ -130,7 +130,7 @@ class Waker:
             self.node_freed(after.node)
 
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
-        # kube-scheduler may have tried it before our watch told of it, and got a no.
+        # kube-scheduler may have tried it before our watch reported it, and was refused.
         is_new = before is None and after is not None and after.name in self._topologies.records
         cpu_map = before.cpu_map if before is not None else ""
         if after is not None and (is_new or after.cpu_map != cpu_map):

@@ -1,4 +1,4 @@
-"""The nodes whose ledgers are to be reconciled, and when."""
+"""The nodes with ledgers to reconcile, and when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvplace.core.scalars import NodeName
 
 
 class WorkQueue:
-    """Nodes by the time at which they are due: each is in the queue once, with the earliest of its times.
+    """Nodes by their due time: each is in the queue once, with the earliest of its times.
 
     A node that becomes due while it is being worked on is taken again after that, never twice at once. Each
     replica adds a delay of its own for each node, from a hash of both names. So replicas seldom do the same

@@ -61,11 +61,11 @@ VM_SIZE = "kvplace.io/vm-size"
 
 
 _FOREIGN_WORDS = (EXPLAIN, MOVABLE)
-"""Options whose bare words other programs may use as keys of their own."""
+"""Options with bare words that other programs may use as keys of their own."""
 
 
 def meant_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Return the keys that nothing reads though one of kvplace's was surely meant, each with that one.
+    """Return the keys that are likely typos of kvplace's, each with the right one.
 
     `cpu-sets`, `cpu_set` and a bare `smt` are such keys. Those that begin with `kvplace.io/` are not:
     admission refuses them.

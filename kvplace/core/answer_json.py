@@ -27,7 +27,7 @@ def placement_document(
 
 
 def refusal_document(refusal: Refusal, suggestions: Suggestions = NO_SUGGESTIONS) -> Json:
-    """Write a refusal with its numbers, and with the changes after which the VM would fit."""
+    """Write a refusal with its numbers, and with the changes that would make the VM fit."""
     document: Json = {
         "reason": refusal.reason.value,
         "message": refusal.message,
@@ -42,7 +42,7 @@ def refusal_document(refusal: Refusal, suggestions: Suggestions = NO_SUGGESTIONS
 
 
 def suggestion_document(suggestion: Suggestion) -> Json:
-    """Write a suggestion: the key that changes and what it would have to say, or the moves."""
+    """Write a suggestion: the key that changes and what it would have to state, or the moves."""
     document: Json = {"change": suggestion.field, "message": suggestion.sentence}
     if suggestion.moves:
         document["moves"] = [move_document(move) for move in suggestion.moves]

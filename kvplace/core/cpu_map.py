@@ -26,7 +26,7 @@ _MAX_TEXT = 256 * 1024
 def read_cpu_map(text: str) -> dict[PackageId, tuple[CpuId, ...]]:
     """Read CPU ids by socket number, ids in the order written, sockets ascending.
 
-    Raises BadAnnotation when it is no such map, names a CPU twice, or is empty.
+    Raises BadAnnotation when it is not such a map, names a CPU twice, or is empty.
     """
     if len(text) > _MAX_TEXT:
         raise BadAnnotation(CPU_MAP, text, f"is longer than {_MAX_TEXT} characters")

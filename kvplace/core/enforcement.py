@@ -1,4 +1,4 @@
-"""How a node keeps other containers off the CPUs that its VMs own; its agent says so in the NodeTopology."""
+"""How a node keeps other containers off owned CPUs; its agent reports it in the NodeTopology."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Enforcement(Enum):
-    """What sets the cpusets of a node's containers: `status.enforcement` of its NodeTopology."""
+    """The mechanism that sets cpusets on a node: `status.enforcement` of its NodeTopology."""
 
     NONE = "none"
     """Nothing: there is no agent, or it only observes."""

@@ -11,7 +11,7 @@
         BadDomainXml       a libvirt domain document
         BadBody            JSON that came over the wire or from a file
         Forbidden          the API server denies a right that we need
-      Corrupt              an invariant is broken: stop and say so
+      Corrupt              an invariant is broken: stop and report it
 
 Only `Conflict` and `Unavailable` are worth another try. The tables at the end are the one place
 where an error becomes an exit code, an HTTP status or a gRPC status.
@@ -39,7 +39,7 @@ class Unavailable(KvplaceError):
 
 
 class Absent(KvplaceError):
-    """There is nothing of the name that somebody asked for."""
+    """There is no object of the given name."""
 
 
 class Misconfigured(KvplaceError):
@@ -127,15 +127,15 @@ _GRPC_STATUSES: tuple[tuple[type[KvplaceError], GrpcStatus], ...] = (
 
 
 def exit_code_of(error: KvplaceError) -> ExitCode:
-    """Look up the exit code of a command that ends in this error."""
+    """Find the exit code of a command that ends in this error."""
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
 
 
 def http_status_of(error: KvplaceError) -> int:
-    """Look up the HTTP status for a request that ended in this error."""
+    """Find the HTTP status for a request that ended in this error."""
     return next(status for kind, status in _HTTP_STATUSES if isinstance(error, kind))
 
 
 def grpc_status_of(error: KvplaceError) -> GrpcStatus:
-    """Look up the gRPC status for a call that ended in this error."""
+    """Find the gRPC status for a call that ended in this error."""
     return next(status for kind, status in _GRPC_STATUSES if isinstance(error, kind))

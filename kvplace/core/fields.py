@@ -1,4 +1,4 @@
-"""The fields of a JSON object, each read with an error that names it and says what it must be.
+"""The fields of a JSON object, each read with an error that names it and states what it must be.
 
 Every document that kvplace reads (annotations, ledgers, machines, requests) is read with `Fields`, so that a
 wrong field is reported in the same words everywhere. Errors are ValueErrors; the reader of a document turns

@@ -1,4 +1,4 @@
-"""What is free on one machine: its topology less the claims in its ledger.
+"""Free CPUs and memory of one machine: its topology less the claims in its ledger.
 
 `Free` is hashable and holds nothing else, so that an answer found for one (machine, free, request)
 serves every node in the same state.
@@ -61,7 +61,7 @@ def free_of(
 ) -> Free:
     """Compute what is free on a machine after the ledger's claims and the tentative `holds`.
 
-    A hold whose pod already has a claim counts once. `only` restricts the CPUs further, for instance
+    A hold of a pod with a claim counts once. `only` restricts the CPUs further, for instance
     to the node's own `cpu-map`. `pools_shrink`: an agent takes CPUs out of the pools of `numa` VMs when
     exclusive VMs get them; each pool keeps one core of each of its NUMA nodes. Without an agent exclusive VMs
     get no CPU of such a pool.

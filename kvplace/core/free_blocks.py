@@ -15,7 +15,7 @@ from kvplace.core.topology import Topology
 
 
 class Domain(Enum):
-    """What a free block lies inside of; the values are labels of metrics."""
+    """The kind of domain around a free block; the values are labels of metrics."""
 
     SOCKET = "socket"
     NUMA = "numa"
@@ -40,7 +40,7 @@ class FreeBlock:
 
 @dataclass(frozen=True, slots=True)
 class FreeBlocks:
-    """What is free on one machine, and its largest free blocks."""
+    """The number of free CPUs of one machine, and its largest free blocks."""
 
     allocatable: int
     free: int

@@ -1,6 +1,6 @@
 """The NUMA cells of a guest with `guest-numa: mirror`.
 
-Guest NUMA cells lie on the host's NUMA nodes, guest cores on host cores where that can be said truly, and
+Guest NUMA cells lie on the host's NUMA nodes, guest cores on host cores where that can be reported truly, and
 cells are as far apart as their nodes. What QEMU cannot express (a cell without memory, an odd number of
 bytes) is settled here; the rewriting of the domain only writes the cells.
 """

@@ -17,7 +17,7 @@ def bytes_in_pages(pages: Mapping[Bytes, int]) -> Bytes:
 
 
 def plain_bytes(memory: Bytes, pages: Mapping[Bytes, int]) -> Bytes:
-    """Say how much memory lies outside huge pages, given all of it."""
+    """State how much memory lies outside huge pages, given all of it."""
     return Bytes(max(0, memory - bytes_in_pages(pages)))
 
 
@@ -39,7 +39,7 @@ def read_page_counts(pages: object, at: str) -> dict[Bytes, int]:
         except ValueError as error:
             raise ValueError(f"{at}: {error}") from None
         if not size:
-            raise ValueError(f"{at}: {shown(text)} is no page size; write 2Mi or 1Gi")
+            raise ValueError(f"{at}: {shown(text)} is not a page size; write 2Mi or 1Gi")
         if size in counts:
             raise ValueError(f"{at} has pages of {format_bytes(size)} twice; write one count of them")
         if type(count) is not int or not 0 <= count <= MOST_PAGES:

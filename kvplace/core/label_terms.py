@@ -20,7 +20,7 @@ _TERM = re.compile(
 
 
 class Operator(Enum):
-    """What a term demands of a label."""
+    """The demand of a term on a label."""
 
     IN = "in"
     NOT_IN = "notin"
@@ -39,7 +39,7 @@ class LabelTerm:
     values: tuple[str, ...] = ()
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Say whether an object with these labels is selected; one without the label is `notin` anything."""
+        """Return whether an object with these labels is selected; no label is `notin` anything."""
         match self.operator:
             case Operator.IN:
                 return labels.get(self.key) in self.values
@@ -76,7 +76,7 @@ LabelTerms = tuple[LabelTerm, ...]
 
 
 def read_label_terms(text: str) -> LabelTerms:
-    """Read a selector; raises BadBody that says where it cannot be read."""
+    """Read a selector; raises BadBody that states where it cannot be read."""
     terms: list[LabelTerm] = []
     position = 0
     while position < len(text.rstrip()):

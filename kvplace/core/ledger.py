@@ -46,7 +46,7 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What is kept for a pod that waits, while VMs move or are evicted for it."""
+    """CPUs that are kept for a waiting pod while VMs move or are evicted for it."""
 
     owned: CpuMask
     """CPUs that the pod is to own; its claim owns those that are free already."""
@@ -56,7 +56,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one pod holds on the node; keyed by pod UID, never by VMI (a migration has two pods)."""
+    """The holdings of one pod on the node; keyed by pod UID, never by VMI (a migration has two pods)."""
 
     uid: PodUid
     namespace: str
@@ -73,7 +73,7 @@ class Claim:
     since: str
     """When it was claimed, RFC 3339."""
     revision: int = 1
-    """The revision of the pod's placement that it was made for, or that the last relocation put in force."""
+    """The revision of the pod's placement that it was made for, or that the last relocation put in effect."""
     relocation: Relocation | None = None
     """The change under way; everything above then includes what both placements need."""
     reserved: Reserved | None = None
@@ -237,7 +237,7 @@ class Ledger:
 def merge_patch(ledger: Ledger, change: LedgerChange) -> dict[str, Any]:
     """Write a change as the JSON merge patch of a NodeLedger's spec, touching only what changes.
 
-    A merge patch keeps what it does not name: whatever a claim no longer says is taken out by name.
+    A merge patch keeps what it does not name: whatever a claim no longer states is taken out by name.
     """
     owners: dict[str, str | None] = {}
     claims: dict[str, Any] = {}

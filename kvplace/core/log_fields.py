@@ -1,4 +1,4 @@
-"""The fields of a log line that say which pod it is about: `log.info(..., extra=about_pod(...))`.
+"""The fields of a log line that state which pod it is about: `log.info(..., extra=about_pod(...))`.
 
 One way for all components, so that the lines about a pod can be joined by its UID, whoever wrote them.
 """

@@ -24,7 +24,7 @@ OTHERS = PodUid("other programs")
 
 @dataclass(frozen=True, slots=True)
 class MemoryInUse:
-    """What others use, by NUMA node."""
+    """Memory that others use, by NUMA node."""
 
     memory: Mapping[NumaId, Bytes] = field(default_factory=dict)
     """Bytes outside huge pages."""
@@ -32,7 +32,7 @@ class MemoryInUse:
     """Pages by page size in bytes."""
 
     def claim(self) -> Claim:
-        """Write it as a claim, which decisions then need not tell from that of a VM."""
+        """Write it as a claim, which decisions then treat as the claim of a VM."""
         nodes = self.memory.keys() | self.huge_pages.keys()
         memory = {
             node: Bytes(self.memory.get(node, NO_BYTES) + bytes_in_pages(self.huge_pages.get(node, {})))
@@ -103,8 +103,9 @@ class Used:
 
 
 _PARTS, _PARTS_OF_PAGES = 32, 64
-"""What others use is published in parts of what a node has: so the API server is told of changes that matter,
-and nodes of one type mostly stay in equal states. At least one part of the memory is kept for the host."""
+"""What others use is published in parts of what a node has: so the API server is informed of changes that
+matter, and nodes of one type mostly stay in equal states. At least one part of the memory is kept for the
+host."""
 
 
 def in_use(measured: Mapping[NumaId, Used], before: MemoryInUse) -> MemoryInUse:

@@ -1,7 +1,7 @@
 """Which other VMs a VM shares hardware with, and how closely: what makes one VM feel another.
 
 Two VMs on one core compete for its execution units, in one L3 cache for its space, on one NUMA node for
-memory bandwidth. The smallest thing that two have in common says it all.
+memory bandwidth. The smallest thing that two have in common states it all.
 """
 
 from __future__ import annotations
@@ -63,5 +63,5 @@ def neighbours_of(uid: PodUid, cpus: CpuMask, topology: Topology, ledger: Ledger
 
 
 def _reach(sets: Iterable[CpuMask], cpus: CpuMask) -> CpuMask:
-    """Unite the sets in which a VM has CPUs."""
+    """Unite the sets where a VM has CPUs."""
     return union(one for one in sets if one & cpus)

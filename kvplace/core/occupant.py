@@ -27,7 +27,7 @@ class Occupant:
 
 
 def occupant_of_claim(name: str, claim: Claim, topology: Topology | None) -> Occupant:
-    """Make a VM of which only its claim is known: it holds what the claim says and stays there."""
+    """Make a VM from its claim alone: it holds what the claim states and stays there."""
     cpus = CpuMask(claim.cpus | claim.still_in_use)
     held = Placement(
         claim.policy,

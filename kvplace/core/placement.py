@@ -1,7 +1,7 @@
 """The cores of one VM: the answer of the allocator, and the annotation that the hook reads from the pod.
 
 `Placement` is the decision about one machine. `PodPlacement` binds it to one pod and one node: the
-annotation `kvplace.io/placement`. It is written only in the Binding, and its pod UID lets every reader tell
+annotation `kvplace.io/placement`. It is written only in the Binding, and its pod UID lets every reader see
 its own placement from one that was inherited, edited or left behind.
 
 Readers ignore keys that they do not know, so that a release may add some. A hook that did not know guest
@@ -128,7 +128,7 @@ class PodPlacement:
 
     @classmethod
     def floating(cls, *, pod_uid: PodUid, node: NodeName) -> PodPlacement:
-        """Say that a pod runs unpinned because nothing fitted and its user asked to `float` then."""
+        """State that a pod runs unpinned because nothing fitted and its user asked to `float` then."""
         return cls(pod_uid, node, "", OnFailure.FLOAT, Placement(Policy.NONE, (), NO_CPUS))
 
     @classmethod
@@ -185,7 +185,7 @@ class PodPlacement:
 
 @lru_cache(maxsize=1024)
 def _placement_of(text: str) -> PodPlacement:
-    """Read an annotation once: whoever looks after a pod reads it several times in a row."""
+    """Read an annotation once: whoever manages a pod reads it several times in a row."""
     try:
         return _read(_fields(text))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The fingerprint of the pods on a node, by which a scheduler sees whether a NodeResourceTopology is current.
+"""The fingerprint of the pods on a node: schedulers check with it that a NodeResourceTopology is current.
 
 As github.com/k8stopologyawareschedwg/podfingerprint v001 defines it: XXH64 over the sorted XXH64 of every
 pod's name, each with the XXH64 of its namespace as seed (https://github.com/Cyan4973/xxHash, XXH64).
@@ -21,7 +21,7 @@ _P1, _P2, _P3, _P4, _P5 = (
 )
 _STRIPE = 32
 _REMEMBERED = 1024
-"""Pods whose hashes are kept; a node has a quarter of it."""
+"""Pods with a cached hash; a node has a quarter of it."""
 
 
 def pod_fingerprint(pods: Iterable[tuple[str, str]]) -> str:

@@ -42,7 +42,7 @@ _LEAST_WITHOUT_UNIT = 1 << 20
 def parse_quantity(text: str | float) -> Fraction:
     """Read a quantity such as `8Gi`, `500m`, `2` or `1e3`; raises ValueError naming the text.
 
-    A number with a point is what its decimal digits say, as for the API server: 0.1 is a tenth.
+    A number with a point is what its decimal digits state, as for the API server: 0.1 is a tenth.
     """
     if isinstance(text, int):
         return Fraction(text)
@@ -81,7 +81,7 @@ def parse_bytes(text: str | float) -> Bytes:
 def parse_memory(text: str | int) -> Bytes:
     """Read an amount of memory that a person wrote: as `parse_bytes`, but a unit must be there.
 
-    Raises ValueError for a few bytes without a unit, which are surely meant otherwise: `32`, `500m`.
+    Raises ValueError for a few bytes without a unit, which are likely meant otherwise: `32`, `500m`.
     """
     count = parse_bytes(text)
     unit = str(text).strip().lstrip("+0123456789.")
@@ -110,7 +110,7 @@ def format_bytes(count: int) -> str:
 
 
 def about_bytes(count: int) -> str:
-    """Write bytes as people say them, to three digits: 8345600Ki is `7.96Gi`, 8Gi stays `8Gi`."""
+    """Write bytes as people state them, to three digits: 8345600Ki is `7.96Gi`, 8Gi stays `8Gi`."""
     power = min((max(count, 1).bit_length() - 1) // 10, len(_BINARY))
     if not power:
         return str(count)

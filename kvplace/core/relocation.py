@@ -41,7 +41,7 @@ def claim_while_relocating(claim: Claim, relocation: Relocation) -> Claim:
 
 
 def claim_after_relocation(claim: Claim, in_force: PodPlacement) -> Claim | None:
-    """Return what a claim holds once a placement is in force alone; None when it then holds nothing."""
+    """Return what a claim holds once a placement is in effect alone; None when it then holds nothing."""
     if in_force.placement.floats:
         return None
     return claim_of(
@@ -67,7 +67,7 @@ def way_back(claim: Claim, failed: PodPlacement) -> Claim:
 def _back_to(before: PodPlacement | None, failed: PodPlacement) -> Relocation:
     """Return a relocation to the placement before a failed one.
 
-    The new revision counts as the answer to the same options, so that they are not tried again until somebody
+    The new revision counts as the answer to the same options, so that they are not tried again until a user
     edits them.
     """
     back = before or PodPlacement.floating(pod_uid=failed.pod_uid, node=failed.node)
@@ -76,7 +76,7 @@ def _back_to(before: PodPlacement | None, failed: PodPlacement) -> Relocation:
 
 
 def claim_with_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -> Claim:
-    """Return what a claim held before somebody took it out of the ledger during a relocation.
+    """Return what a claim held before a user took it out of the ledger during a relocation.
 
     What it holds for a relocation that was begun since stays its own. A pool is what others have left of it.
     """
@@ -97,7 +97,7 @@ def claim_with_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -
 
 
 def claim_without_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -> Claim:
-    """Return the claim with which a pod goes back at once, where others have its next cores by now.
+    """Return the claim of a pod that goes back at once because others have its next cores by now.
 
     What it holds stays its own until the agent has confirmed that.
     """

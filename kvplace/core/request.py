@@ -1,4 +1,4 @@
-"""What one VM asks for, normalised: the values of the annotations as enums, the sizes as numbers.
+"""The request of one VM, normalised: the values of the annotations as enums, the sizes as numbers.
 
 A `Request` travels from pod admission to the extender in the annotation `kvplace.io/request`, so
 that nothing after admission needs the VM itself.
@@ -68,7 +68,7 @@ def scope_hint(value: object) -> str:
 
 
 class Policy(Enum):
-    """What others may do with the CPUs of a VM (`kvplace.io/cpu-policy`)."""
+    """The use of a VM's CPUs by others (`kvplace.io/cpu-policy`)."""
 
     EXCLUSIVE = "exclusive"
     SHARE = "share"
@@ -110,7 +110,7 @@ class GuestNuma(Enum):
 
 
 class OnFailure(Enum):
-    """What becomes of a VM that cannot be placed (`kvplace.io/on-failure`)."""
+    """The fate of a VM that cannot be placed (`kvplace.io/on-failure`)."""
 
     WAIT = "wait"
     FLOAT = "float"
@@ -179,7 +179,7 @@ class Request:
 
     @property
     def least_millicores(self) -> int:
-        """What its pod requests at least, so that quotas and kube-scheduler count it.
+        """The least that its pod requests, so that quotas and kube-scheduler count it.
 
         All CPUs that it will own; how many more whole cores cost (`kvplace.io/smt`) depends on the node. A
         tenth of those that it shares, as KubeVirt requests by default: exclusive VMs do not get them.

@@ -43,7 +43,7 @@ class PodRequest:
 
     @classmethod
     def of(cls, request: Request, annotations: Mapping[str, str], *, vmi: str = "") -> PodRequest:
-        """Complete a request with what the annotations of its object say; raises BadAnnotation."""
+        """Complete a request with what the annotations of its object state; raises BadAnnotation."""
         return cls(
             request,
             vmi=vmi,

@@ -1,7 +1,7 @@
 """The JSON form of a request: the one reader and writer of all commands, documents and annotations.
 
-The keys are a stable interface. What is wrong is said in one sentence that names the key, its value and what
-it must be.
+The keys are a stable interface. What is wrong is reported in one sentence that names the key, its value and
+what it must be.
 """
 
 from __future__ import annotations

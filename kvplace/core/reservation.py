@@ -1,11 +1,11 @@
-"""Claims of pods that wait for cores that others leave for them: what is freed for one, nobody else gets.
+"""Claims of pods that wait for cores that others leave for them: what is freed for one, no other client gets.
 
 Running VMs move to other cores, or VMs of lower priority are evicted.
 
 A CPU cannot go from one owner to the next in one write. So a reservation has two parts. What is free when it
 is made it owns at once, and the API server keeps everybody else off. What others still own is written in it,
-and every replica takes that for given away. When it has come free, the next write of the ledger, whatever it
-is about, makes the waiting pod its owner; the replica that released it makes that write at once.
+and every replica takes that for given away. When it has been released, the next write of the ledger, whatever
+it is about, makes the waiting pod its owner; the replica that released it makes that write at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvplace.core.scalars import NO_CPUS, CpuMask
 RESERVED_S = 30.0
 """How long a reservation stays after it was made, renewed or has grown, as each replica measures it."""
 LONGEST_S = 900.0
-"""The same while somebody ends whose CPUs are reserved: one that does not end is nobody's promise."""
+"""The same while the present owner of reserved CPUs ends; longer, since its end is not certain."""
 
 
 def reserve(ledger: Ledger, whole: Claim, *, but: CpuMask, until: str) -> Claim:
@@ -50,10 +50,10 @@ def kept_for(whole: Claim, ledger: Ledger, free: Free) -> Claim:
 
 
 def grown(ledger: Ledger) -> Iterator[Claim]:
-    """Return the reservations that may own more by now, each with what has come free for it.
+    """Return the reservations that may own more by now, each with what has been released for it.
 
-    Somebody may have reserved a CPU twice: the first one gets it, and the ledger can still be written. So it
-    can where somebody has written a reservation that says to own what another pod owns: it gets nothing.
+    A user may have reserved a CPU twice: the first one gets it, and the ledger can still be written. So it
+    can where a foreign reservation claims CPUs that another pod owns: it gets nothing.
     """
     given = NO_CPUS
     for claim in ledger.claims.values():
@@ -65,7 +65,7 @@ def grown(ledger: Ledger) -> Iterator[Claim]:
 
 
 def _is_contested(ledger: Ledger, claim: Claim) -> bool:
-    """Whether a claim says to own a CPU that another pod owns."""
+    """Whether a claim states to own a CPU that another pod owns."""
     return any(ledger.owners.get(cpu, claim.uid) != claim.uid for cpu in cpus_of(claim.owned))
 
 

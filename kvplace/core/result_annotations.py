@@ -1,4 +1,4 @@
-"""What kvplace writes on a pod: the placement, its `cpu-map`, and Crane's result if asked for."""
+"""Annotations that kvplace writes on a pod: the placement, its `cpu-map`, and Crane's result if asked for."""
 
 from __future__ import annotations
 

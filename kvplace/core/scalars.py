@@ -1,4 +1,4 @@
-"""Types of the plain numbers and texts that kvplace passes around, so that mypy tells them apart.
+"""Types of the plain numbers and texts that kvplace passes around, so that mypy distinguishes them.
 
 A CPU id, a NUMA node's id and its index in a topology are all small integers, and a mask of CPUs is an
 integer, too: taken for each other they give a wrong answer and no error. At run time each is the `int` or

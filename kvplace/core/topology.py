@@ -1,4 +1,4 @@
-"""What one machine is made of, as sets of CPUs.
+"""The parts of one machine, as sets of CPUs.
 
 Packages, NUMA nodes, L3 groups and cores are each a set of CPUs; nothing is derived from id
 arithmetic, and the levels need not nest (a NUMA node may span packages, a package may span nodes).
@@ -113,7 +113,7 @@ class Topology:
     def sockets(self) -> tuple[Package, ...]:
         """The packages as places that are near; the NUMA nodes where every package is one core.
 
-        Hypervisors make such packages by default, and so do s390x and POWER: they say nothing of nearness.
+        Hypervisors make such packages by default, and so do s390x and POWER: they report nothing of nearness.
         """
         if len(self.packages) == 1 or {package.cpus for package in self.packages} != set(self.cores):
             return self.packages
@@ -121,7 +121,7 @@ class Topology:
 
     @cached_property
     def kind_of_core(self) -> Mapping[CpuMask, int]:
-        """What tells big cores from small ones on hybrid machines: how many threads a core has."""
+        """The difference of big cores and small ones on hybrid machines: how many threads a core has."""
         return {core: core.bit_count() for core in self.cores}
 
     @cached_property

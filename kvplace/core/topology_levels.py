@@ -1,8 +1,8 @@
 """Complete levels of a machine, from what its kernel or libvirt reports about each CPU.
 
 A description may leave a level out or contradict itself. Such a level is replaced by the next coarser one,
-and a note says where and why; nothing is guessed from ids. Distances are kept as reported, also where they
-are partial or asymmetric, and a note says so.
+and a note states where and why; nothing is guessed from ids. Distances are kept as reported, also where they
+are partial or asymmetric, and a note reports it.
 """
 
 from __future__ import annotations

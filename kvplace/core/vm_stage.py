@@ -23,7 +23,7 @@ class VmStage(Enum):
         return _ORDER.index(self)
 
     def includes(self, other: VmStage) -> bool:
-        """Say whether a VM at this stage has reached the other one."""
+        """Return whether a VM at this stage has reached the other one."""
         return self.rank >= other.rank
 
 

@@ -1,1 +1,1 @@
-"""What of an installation in a cluster is missing or wrong, each with its fix: `kvplace doctor`."""
+"""Checks of an installation in a cluster; every finding has a fix: `kvplace doctor`."""

@@ -32,7 +32,7 @@ WEBHOOKS = {
     "validatingwebhookconfigurations": ("vm.kvplace.io",),
 }
 LEFT_ALONE = ("kvplace-system", "kvplace-agent", "kvplace-certificates", "kube-system")
-"""The namespaces whose objects the API server does not send to the webhooks."""
+"""The namespaces that the API server excludes from the webhooks."""
 POLICIES = (
     "agent-events.kvplace.io",
     "agent-nodes.kvplace.io",
@@ -142,7 +142,7 @@ def check_policies(found: Installation) -> Iterator[Finding]:
     has_agent = bool(found.component("daemonsets", AGENT))
     for name in POLICIES:
         if name.startswith(_OF_AGENTS) and not has_agent:
-            continue  # there is nobody whose writes they bound
+            continue  # there are no writes to bound
         about = f"ValidatingAdmissionPolicy {name}"
         policy = found.named("validatingadmissionpolicies", name)
         bindings = [

@@ -94,7 +94,7 @@ def check_agents(found: Installation) -> Iterator[Finding]:
 
 
 def check_conditions(found: Installation) -> Iterator[Finding]:
-    """Check what the agents themselves say about their nodes, and what the kubelets hold."""
+    """Check what the agents themselves state about their nodes, and what the kubelets hold."""
     for view in found.view.nodes.values():
         if view.described is not None:
             yield from _said(view.described)
@@ -122,7 +122,7 @@ def check_conditions(found: Installation) -> Iterator[Finding]:
 
 
 def check_reserved(found: Installation) -> Iterator[Finding]:
-    """Check that QEMU's own threads find reserved CPUs on each NUMA node from which VMs get cores."""
+    """Check that QEMU's own threads find reserved CPUs on each NUMA node that VMs get cores from."""
     lacking = {
         view.name: numbers
         for view in found.view.nodes.values()

@@ -189,7 +189,7 @@ def _of_configuration(about: str, configuration: Mapping[str, Any], named: str) 
 
 
 def _elects(configuration: Mapping[str, Any]) -> bool:
-    """Whether a scheduler takes our Lease: it may have been told to take another one, or none."""
+    """Whether a scheduler takes our Lease: it may have been configured to take another one, or none."""
     election = at(configuration, "leaderElection") or {}
     return election.get("leaderElect") is not False and election.get("resourceName", _LEASE) == _LEASE
 

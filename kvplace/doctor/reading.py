@@ -61,12 +61,12 @@ _OWN_REVIEWS = ApiKind("selfsubjectaccessreviews", "authorization.k8s.io")
 _REVIEWS = ApiKind("subjectaccessreviews", "authorization.k8s.io")
 _WEBHOOK = "pod.kvplace.io"
 _LACKS_RIGHT = "cannot create resource"
-"""In the refusal of somebody without the right; admission, such as PodSecurity, answers HTTP 403, too."""
+"""In the refusal of a user without the right; admission, such as PodSecurity, answers HTTP 403, too."""
 _SECOND_LOOK_S = 5.0
 
 
 class Reader(Protocol):
-    """What doctor reads."""
+    """Calls that read, for doctor."""
 
     async def read_version(self) -> str:
         """Read the release of the API server."""
@@ -94,12 +94,12 @@ class Reader(Protocol):
 
 
 class Trier(Protocol):
-    """What doctor asks the API server to try; nothing of it is stored."""
+    """Calls that the API server tries for doctor; nothing of them is stored."""
 
     async def create(
         self, kind: ApiKind, document: Document, *, namespace: str = "", dry_run: bool = False
     ) -> Document:
-        """Create an object, or with `dry_run` only say what would come of it."""
+        """Create an object, or with `dry_run` only state what would come of it."""
         ...
 
 
@@ -113,11 +113,11 @@ async def read_installation(
     now: Callable[[], datetime],
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Installation:
-    """Read all that the checks look at; a trial pod is refused in `namespace`.
+    """Read all that the checks check; a trial pod is refused in `namespace`.
 
-    Pods and claims that do not match are looked at again some seconds later.
+    Pods and claims that do not match are checked again some seconds later.
 
-    Raises Unauthenticated and Unavailable: then nothing can be said.
+    Raises Unauthenticated and Unavailable: then nothing can be reported.
     """
     reading = _Reading(reader, trier)
     version = await reader.read_version()
@@ -143,7 +143,7 @@ async def read_installation(
 
 
 async def read_view(cluster: ListClient) -> ClusterView:
-    """Read nodes, VMs and ledgers; nothing where our kinds are not installed, which another check says."""
+    """Read nodes, VMs and ledgers; nothing where our kinds are not installed, which another check states."""
     try:
         return await read_cluster(cluster)
     except Missing:
@@ -201,7 +201,7 @@ class _Reading:
         self.objects[_SECRETS.resource] = await self.guarded(_SECRETS.resource, secrets, ())
 
     async def trial(self, namespace: str) -> str:
-        """Give the API server a pod that our webhook refuses, without storing it; return what it says."""
+        """Give the API server a pod that our webhook refuses, without storing it; return what it reports."""
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -1,6 +1,6 @@
 """Which releases run in a cluster, as far as the caller may see it.
 
-Deployments and DaemonSets say it best. Whoever may not list those of the whole cluster sees the pods of
+Deployments and DaemonSets state it best. Whoever may not list those of the whole cluster sees the pods of
 kvplace, with the rights of `kvplace-viewer`. Each part is read by itself: one that may not be read leaves the
 others as they are, and is named.
 """
@@ -27,7 +27,7 @@ _HOOK, _HOOK_SETTING = "hook", "SIDECAR_IMAGE"
 
 
 class Reader(Protocol):
-    """What is read."""
+    """The calls that read releases."""
 
     async def read_version(self) -> str:
         """Read the release of the API server."""
@@ -46,7 +46,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Releases:
-    """What was found, and what may not be seen."""
+    """The releases that were found, and the missing rights."""
 
     of: Mapping[str, str]
     """By program; several of one program with commas, an empty text for images that are named by digests."""
@@ -85,7 +85,7 @@ async def read_releases(reader: Reader) -> Releases:
 
 
 async def _programs(reader: Reader, component: str) -> tuple[Document, ...]:
-    """Read the objects of a program that say its image; raises Denied where pods may not be read either."""
+    """Read the objects of a program that state its image; raises Denied where pods may not be read either."""
     labels = f"{NAME_LABEL}=kvplace,{COMPONENT_LABEL}={component}"
     try:
         return await reader.read_list(_OWNERS[component], labels=labels)

@@ -141,7 +141,7 @@ def _sentence(error: ErrorDetails) -> str:
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Leaves out what says nothing in these documents: null, defaults of null, and titles made of keys."""
+    """Leaves out what states nothing in these documents: null, defaults of null, and titles made of keys."""
 
     def nullable_schema(self, schema: Any) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])

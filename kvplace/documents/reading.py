@@ -2,7 +2,7 @@
 
 A text must mean one thing: duplicate keys, tags and numbers that cannot be read are errors. Keys are strings
 and so are dates, as in JSON. Anchors, aliases and merge keys are taken as kubectl takes them; the limits are
-those of the text in which they are written out. Every error is one sentence that names the document.
+those of the text with all of them written out. Every error is one sentence that names the document.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
         return content.decode("utf-8-sig")
     except ValueError:
         utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        fix = "it is UTF-16, as some shells write it" if utf_16 else "it is no text, or in another encoding"
+        fix = "it is UTF-16, as some shells write it" if utf_16 else "it is not text, or in another encoding"
         raise BadBody(f"{what} is not valid UTF-8: {fix}; save it as UTF-8") from None
 
 
@@ -117,7 +117,7 @@ def _check_characters(value: object, text: str, what: str) -> None:
 
 @cache
 def _json_loader() -> Any:
-    """Make the loader in which dates are strings, as in JSON."""
+    """Make the loader that reads dates as strings, as in JSON."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -131,7 +131,7 @@ def _json_loader() -> Any:
 
 @dataclass(slots=True)
 class _Anchored:
-    """What an anchor stands for: where it began, and how large and deep it is."""
+    """The value of an anchor: where it began, and how large and deep it is."""
 
     began: int
     depth: int

@@ -53,7 +53,7 @@ class RequestedVms(Document):
 
     @property
     def demands(self) -> Json:
-        """What it demands of its node, as in the spec of a pod; empty where it says nothing."""
+        """The demand on its node, as in the spec of a pod; empty where it states nothing."""
         return self.model_dump(include=set(_DEMANDS), by_alias=True, exclude_none=True)
 
     @model_validator(mode="wrap")

@@ -67,7 +67,7 @@ timeout: 15m
 
 
 def name_problem(name: str) -> str | None:
-    """Say why a VM cannot have this name; None when it can."""
+    """State why a VM cannot have this name; None when it can."""
     if len(name) > _LONGEST_NAME:
         return f"{shown(name)} has {len(name)} characters; the name of a VM has at most {_LONGEST_NAME}"
     if not re.fullmatch(_NAME, name):
@@ -88,7 +88,7 @@ def _name(text: str) -> str:
 def read_duration(value: object) -> float:
     """Read 90s, 15m or 2h as seconds; raises ValueError."""
     if not isinstance(value, str) or not re.fullmatch(_DURATION, value):
-        raise ValueError(f"{shown(value)} is no duration; write for example 90s, 15m or 2h")
+        raise ValueError(f"{shown(value)} is not a duration; write for example 90s, 15m or 2h")
     return float(int(value[:-1]) * _SECONDS[value[-1]])
 
 
@@ -103,14 +103,14 @@ def _wave(value: object) -> int | str:
         return value
     if isinstance(value, str) and re.fullmatch(_PERCENT, value):
         return value
-    raise ValueError(f"{shown(value)} is no size of a wave; write a number of VMs, or a share such as 10%")
+    raise ValueError(f"{shown(value)} is not a size of a wave; write a number of VMs, or a share such as 10%")
 
 
 def _template(value: object) -> str | dict[str, Any]:
     if isinstance(value, dict) or (isinstance(value, str) and value.strip()):
         return value
     raise ValueError(
-        f"{shown(value)} is no template; write a VirtualMachine, a VirtualMachineInstance or a file"
+        f"{shown(value)} is not a template; write a VirtualMachine, a VirtualMachineInstance or a file"
     )
 
 
@@ -159,7 +159,7 @@ class TemplatedVms(Document):
 
 
 class RolloutDocument(Document):
-    """What `kvplace rollout create` makes."""
+    """A rollout: the input of `kvplace rollout create`."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
@@ -177,7 +177,7 @@ class RolloutDocument(Document):
     max_failures: Annotated[int, Field(strict=True, ge=1, le=MOST_VMS)] | None = None
     """Nothing more is made once so many VMs have failed; default: the others are made all the same."""
     until: VmStage = VmStage.PINNED
-    """When a VM is there. One that asks for no cores is there when it runs, one that stays off when it is
+    """When a VM is there. One that did not opt in is there when it runs, one that stays off when it is
     made."""
     timeout: Duration = 1800.0
     """How long one run waits for all of them."""

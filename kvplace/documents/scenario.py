@@ -80,7 +80,7 @@ class VmEntry(Document):
 
 
 class ScenarioDocument(ClusterDocument):
-    """What `kvplace simulate` simulates: a cluster and its load. Either `mix` or `vms` describes the VMs."""
+    """The input of `kvplace simulate`: a cluster and its load. Either `mix` or `vms` describes the VMs."""
 
     mix: Annotated[tuple[MixEntry, ...], Field(max_length=1000)] | None = None
     """Kinds of VMs, drawn at random by their share."""

@@ -1,4 +1,4 @@
-"""What a request demands of its node besides cores, in the words of a pod's spec; of a live cluster only."""
+"""A request's demand on its node besides cores, in the words of a pod's spec; for a live cluster only."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class NodeTerm(_Camel):
 
 
 class NodeTerms(_Camel):
-    """Terms of which one must select the node."""
+    """Terms; one of them must select the node."""
 
     node_selector_terms: Annotated[tuple[NodeTerm, ...], Field(min_length=1)]
 
 
 class NodeAffinityKeys(_Camel):
-    """What is demanded of the node; preferences do not matter to a plan."""
+    """The demand on the node; preferences do not matter to a plan."""
 
     required: NodeTerms = Field(alias="requiredDuringSchedulingIgnoredDuringExecution")
 

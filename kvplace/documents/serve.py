@@ -74,7 +74,7 @@ class ServeDocument(Document):
     """Certificate file of the web map, if another than tlsCert."""
     web_tls_key: Text | None = None
     web_proxy_ca: Text | None = None
-    """CA file of an authenticating proxy: it alone may then call the web map, and says who is asking."""
+    """CA file of an authenticating proxy: only it may then call the web map, and it names the user."""
     web_proxy_names: tuple[Text, ...] = ()
     """Names in the proxy's certificate; by default any."""
     log_level: Literal["debug", "info", "warning", "error"] | None = None

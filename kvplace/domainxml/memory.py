@@ -103,7 +103,7 @@ class _Cell:
 
     number: int
     vcpus: CpuMask
-    """Those with CPUs on the host; vCPUs that can be plugged in later say nothing about their cell."""
+    """Those with CPUs on the host; vCPUs that can be plugged in later state nothing about their cell."""
     memory: int
 
 

@@ -30,9 +30,7 @@ def only_child(root: etree._Element, name: str) -> etree._Element | None:
     """Find the one child of that name; raises BadDomainXml when there are several, which libvirt misreads."""
     found = root.findall(name)
     if len(found) > 1:
-        raise BadDomainXml(
-            f"the domain has {len(found)} <{name}> elements, of which libvirt reads one; keep one"
-        )
+        raise BadDomainXml(f"the domain has {len(found)} <{name}> elements, but libvirt reads one; keep one")
     return found[0] if found else None
 
 

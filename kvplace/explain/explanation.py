@@ -22,7 +22,7 @@ _RUNS_THERE = "the VM runs there, and a live migration goes to another node"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What somebody reported about the VM."""
+    """An event about the VM."""
 
     when: str
     """RFC 3339, the last time."""
@@ -41,18 +41,18 @@ class Seat:
     node: NodeView
     neighbours: tuple[Neighbour, ...] = ()
     measured_since: str = ""
-    """Since when the agent says the same about its threads, RFC 3339; empty when it says nothing."""
+    """Since when the agent reports the same about its threads, RFC 3339; empty when it reports nothing."""
     is_ready: bool = True
-    """Whether the node's kubelet reports; if not, what is said about the VM is old."""
+    """Whether the node's kubelet reports; if not, what is reported about the VM is old."""
 
     @property
     def report(self) -> PodReport | None:
-        """What the agent measures; None without an agent, or before it has looked."""
+        """The agent's measurement; None without an agent, or before its first check."""
         return self.node.reports.get(self.vm.pod.uid)
 
     @property
     def unclaimed(self) -> CpuMask:
-        """CPUs that are its own by its placement, and by its node's ledger nobody's or another VM's.
+        """Its own CPUs by its placement that have no owner or another one in the node's ledger.
 
         None of a VM that has ended: its claim is released by then.
         """
@@ -79,7 +79,7 @@ class Explanation:
     request: PodRequest | None
     """None for what asks for no cores."""
     notes: tuple[str, ...] = ()
-    """Sentences that say what else matters, the most important first."""
+    """Sentences that state what else matters, the most important first."""
     fitting: Fitting | None = None
     """The answers of all nodes, for a VM that has none yet."""
     seats: tuple[Seat, ...] = ()
@@ -102,7 +102,7 @@ def asked_nodes(
 ) -> Iterable[AskedNode]:
     """Combine what kvplace and kube-scheduler know of every node of the cluster.
 
-    `leaving` are the nodes on which the VM runs, of one that is to migrate. What is claimed or reserved for
+    `leaving` are the present nodes of a VM that is to migrate. What is claimed or reserved for
     its `pod` already does not keep it away.
     """
     for name, stored in view.nodes.items():
@@ -133,13 +133,13 @@ def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
 
 
 def may_move(view: ClusterView, node: NodeView) -> frozenset[str]:
-    """Name the VMs of a node whose owners had agreed to moves when their pods were made."""
+    """Name the VMs of a node that had opted in to moves when their pods were made."""
     found = (view.vms.get(uid) for uid in node.ledger.claims)
     return frozenset(f"{vm.namespace}/{vm.name}" for vm in found if vm is not None and agrees(vm))
 
 
 def seat_of(vm: VmView, node: NodeView, measured_since: str = "", *, is_ready: bool = True) -> Seat:
-    """Look at a bound VM among its neighbours."""
+    """Check a bound VM among its neighbours."""
     placement = vm.placement
     if placement is None or isinstance(node.machine, Unusable):
         return Seat(vm, node, (), measured_since, is_ready)

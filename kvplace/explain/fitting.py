@@ -1,7 +1,8 @@
 """Where a VM would fit, why it does not, and what would change that: pure, over a view of all nodes.
 
-Each node is asked with the function that Filter asks with, so what it says here is what it would say there.
-The first thing that keeps a VM from a node is what counts: kube-scheduler's own filters come before kvplace.
+Each node is asked with the function that Filter asks with, so what it reports here is what it would state
+there. The first thing that keeps a VM from a node is what counts: kube-scheduler's own filters come before
+kvplace.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kvplace.nodes.node_answer import answer_of
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 
 _LOOKED_INTO = 2
-"""Nodes for which changes are searched: dozens of placements each, and the next nodes say much the same."""
+"""Changes are searched for so many nodes: dozens of placements each, and other nodes give much the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class AskedNode:
     occupants: tuple[Occupant, ...] = ()
     """All VMs with claims there; empty where one of them is not known well enough to be moved."""
     movable: frozenset[str] = frozenset()
-    """The ids of those whose owners had agreed to moves when their pods were made."""
+    """The ids of the VMs that had opted in to moves when their pods were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,13 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class NodeSuggestions:
-    """Changes after which the VM fits on one node."""
+    """Changes that make the VM fit on one node."""
 
     node: NodeName
     refusal: Refusal
     suggestions: Suggestions
     need_movable: tuple[str, ...] = ()
-    """The VMs that would move, and whose owners had not agreed when their pods were made."""
+    """The VMs that would move but had not opted in when their pods were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Fitting:
 
 
 def fit(nodes: Iterable[AskedNode], request: Request, strategy: Strategy = Strategy.PACK) -> Fitting:
-    """Ask every node; where none can hold the VM, look for the smallest changes after which one can."""
+    """Ask every node; where none can hold the VM, search for the smallest changes that let one hold it."""
     answers = _Answers(request)
     candidates: list[Candidate] = []
     refusals: dict[NodeName, Refusal] = {}

@@ -1,4 +1,4 @@
-"""What KubeVirt, kube-scheduler and the kubelet say about a VM in its objects, as sentences."""
+"""Reports of KubeVirt, kube-scheduler and the kubelet about a VM in its objects, as sentences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def state_of(document: Document) -> str:
 
 
 def notes_on_document(document: Document, *, asks: bool) -> Iterator[str]:
-    """Say why an object of the cluster has no pod that asks for cores, whether it asks itself or not."""
+    """State why an object of the cluster has no pod that opted in, whether it asks itself or not."""
     status = document.get("status") or {}
     if not asks:
         yield "it asks for no cores: kvplace leaves it alone"
@@ -41,7 +41,7 @@ def notes_on_document(document: Document, *, asks: bool) -> Iterator[str]:
 
 
 def _without_effect(document: Document) -> Iterator[str]:
-    """Name keys with which somebody surely meant to ask for cores, and how to write them."""
+    """Name keys that are likely typos of kvplace's, and how to write them."""
     template = (document.get("spec") or {}).get("template")
     asked = _keys(template or document, "annotations")
     for key, meant in meant_keys(asked).items():
@@ -61,7 +61,7 @@ def _keys(document: Document, kind: str) -> tuple[str, ...]:
 
 
 def notes_on_vmi(vmi: Document) -> Iterator[str]:
-    """Say what else matters about a VMI that has pods: a pause, a migration, conditions that are not met."""
+    """State what else matters about a VMI with pods: a pause, a migration, conditions that are not met."""
     status = vmi.get("status") or {}
     paused = condition(vmi, "Paused")
     if paused is not None and paused.get("status") == "True":
@@ -76,23 +76,23 @@ def notes_on_vmi(vmi: Document) -> Iterator[str]:
     elif migration and not migration.get("completed"):
         target = migration.get("targetNode") or "a node that is not chosen yet"
         yield f"it migrates live from {migration.get('sourceNode') or status.get('nodeName')} to {target}"
-    # What these say of a VM that has not begun to start, kube-scheduler and kubelet say in more words.
+    # What these state of a VM that has not begun to start, kube-scheduler and kubelet report in more words.
     begins = status.get("phase") not in ("Scheduled", "Running")
     yield from _unmet(status, ("PodScheduled", *(("Ready",) if begins else ())))
 
 
 def notes_on_waiting(pod: Document) -> Iterator[str]:
-    """Say what kube-scheduler says about a pod without a node."""
+    """State what kube-scheduler reports about a pod without a node."""
     scheduled = condition(pod, "PodScheduled")
     if scheduled is None:
         name = (pod.get("spec") or {}).get("schedulerName", "")
-        yield f"no scheduler has looked at it yet: does one run under the name {name}?"
+        yield f"no scheduler has tried it yet: does one run under the name {name}?"
     elif scheduled.get("message"):
-        yield from _said("kube-scheduler says", scheduled["message"])
+        yield from _said("kube-scheduler reports", scheduled["message"])
 
 
 def notes_on_containers(pod: Document) -> Iterator[str]:
-    """Say what the containers of a bound pod wait for."""
+    """State what the containers of a bound pod wait for."""
     status, metadata, spec = pod.get("status") or {}, pod.get("metadata") or {}, pod.get("spec") or {}
     sidecars = {
         one.get("name")
@@ -117,14 +117,14 @@ def notes_on_containers(pod: Document) -> Iterator[str]:
             held = held or container in initial
             yield (
                 f"container {name} runs and is not ready; `kubectl -n {metadata.get('namespace')} exec "
-                f"{metadata.get('name')} -c {name} -- kvplace-hook ready --once` says why"
+                f"{metadata.get('name')} -c {name} -- kvplace-hook ready --once` prints why"
             )
     if starting:
-        yield "the kubelet prepares its volumes, network and images; the events say what is missing"
+        yield "the kubelet prepares its volumes, network and images; the events name what is missing"
 
 
 def notes_on_held(pod: Document) -> Iterator[str]:
-    """Say what keeps a pod running whose QEMU has ended; the kubelet ends one that is deleted anyway."""
+    """State what keeps a pod running after its QEMU ended; the kubelet ends a deleted one anyway."""
     metadata = pod.get("metadata") or {}
     if metadata.get("deletionTimestamp"):
         return
@@ -139,7 +139,7 @@ def notes_on_held(pod: Document) -> Iterator[str]:
 
 
 def _next_step(container: Document, pod: Document, *, is_ours: bool) -> Iterator[str]:
-    """Say where a person looks next about a container that does not start, or does not stay."""
+    """State where to check next for a container that does not start, or does not stay."""
     name, reason = container.get("name"), container["state"]["waiting"].get("reason") or ""
     image = container.get("image")
     if "Image" in reason and image:
@@ -163,7 +163,9 @@ def _unmet(status: Document, known: Container[str] = ()) -> Iterator[str]:
     failed = condition({"status": status}, "Failure")
     if failed is not None and failed.get("status") == "True" and failed.get("message"):
         since = failed.get("lastTransitionTime")
-        yield from _said(f"KubeVirt says since {since}" if since else "KubeVirt says", failed["message"])
+        yield from _said(
+            f"KubeVirt reports since {since}" if since else "KubeVirt reports", failed["message"]
+        )
     said = set()
     for one in status.get("conditions") or ():
         kind, message = str(one.get("type")), one.get("message")
@@ -171,11 +173,11 @@ def _unmet(status: Document, known: Container[str] = ()) -> Iterator[str]:
             continue
         if message not in said:
             said.add(message)
-            yield from _said(f"KubeVirt says {kind} is false", message)
+            yield from _said(f"KubeVirt reports {kind} is false", message)
 
 
 def _said(who: str, message: str) -> Iterator[str]:
-    """Repeat what somebody says; where it is that a program does not answer, say first which one."""
+    """Repeat a message; where it reports that a program does not answer, name that program first."""
     if sentence := unanswered(message):
         yield sentence
     yield f"{who}: {message}"
@@ -186,7 +188,7 @@ def _statuses(status: Document, key: str) -> Iterable[dict[str, Any]]:
 
 
 def note_on_reservation(node: NodeName, claim: Claim, reserved: Reserved) -> str:
-    """Say what is reserved for a VM while other VMs make room for it, and what of it they still have."""
+    """State what is reserved for a VM while other VMs make room for it, and what of it they still have."""
     text = f"room is made for it on {node}: CPUs {format_cpu_list(reserved.owned)} are reserved for it"
     still_in_use = (
         f"; CPUs {format_cpu_list(claim.still_in_use)} of them are still in use" if claim.still_in_use else ""

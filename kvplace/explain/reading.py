@@ -51,7 +51,7 @@ Stated = Callable[[Document, str], PodRequest | None]
 
 
 class Reader(Protocol):
-    """What an explanation asks of a cluster about objects of any kind."""
+    """The cluster calls of an explanation about objects of any kind."""
 
     async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
         """Read one object; None where there is none, or no such kind."""
@@ -71,7 +71,7 @@ class Reader(Protocol):
 
 
 class TargetKind(Enum):
-    """What can be explained; the values are the kinds of the API."""
+    """The kinds that can be explained; the values are those of the API."""
 
     VM = "VirtualMachine"
     VMI = "VirtualMachineInstance"
@@ -176,7 +176,7 @@ async def explain_document(
     strategy: Strategy,
 ) -> Explanation:
     """Explain a VM, VMI or pod that a person has written and perhaps not created."""
-    stated(document, namespace)  # a mistake in the document is said before a cluster is asked
+    stated(document, namespace)  # a mistake in the document is reported before a cluster is asked
     view, nodes = await together(read_cluster(cluster), _read_nodes(reader))
     metadata = document.get("metadata") or {}
     target = Target(
@@ -208,7 +208,7 @@ class _Explaining:
     def of_pods(
         self, vms: tuple[VmView, ...], raw: Mapping[str, Document], vmi: Document | None
     ) -> Explanation:
-        """Explain a VM by its pods; its instance says whether its guest runs, as in `get vms`."""
+        """Explain a VM by its pods; its instance states whether its guest runs, as in `get vms`."""
         if vmi is not None:
             phase = (vmi.get("status") or {}).get("phase") or ""
             known = VmStatus(self._target.namespace, self._target.name, status=phase, is_instance=True)
@@ -241,7 +241,7 @@ class _Explaining:
         )
 
     def of_document(self, document: Document, stated: Stated) -> Explanation:
-        """Explain what has no pod that asks for cores."""
+        """Explain what has no pod that opted in."""
         request = stated(document, self._target.namespace)
         spec = document.get("spec") or {}
         is_vm = document.get("kind") != TargetKind.POD.value
@@ -266,7 +266,7 @@ class _Explaining:
             yield from notes_on_vmi(vmi)
         for vm in waiting:
             if any(other.state is not VmState.ENDING for other in seated):
-                yield f"pod {vm.pod.name}, to which it shall migrate live, has no node yet"
+                yield f"pod {vm.pod.name}, the target of its live migration, has no node yet"
             elif seated:
                 yield f"its former pod {seated[0].pod.name} has not ended yet"
             yield from self._notes_on_waiting(vm)
@@ -328,10 +328,10 @@ def _vms_of(view: ClusterView, target: Target) -> tuple[VmView, ...]:
 
 
 async def _elsewhere(reader: Reader, kind: ApiKind, view: ClusterView, target: Target) -> str:
-    """Say where an object of this name is, or which one was surely meant."""
+    """State where an object of this name is, or which one was likely meant."""
     try:
         found = await reader.read_list(kind, fields=f"metadata.name={target.name}")
-    except Forbidden:  # whoever may look into one namespace only
+    except Forbidden:  # whoever may search one namespace only
         found = ()
     if namespaces := sorted(one["metadata"]["namespace"] for one in found):
         return f", but one of this name in {_some(namespaces)}: choose its namespace with -n"
@@ -346,7 +346,7 @@ async def _elsewhere(reader: Reader, kind: ApiKind, view: ClusterView, target: T
         if vm.namespace == target.namespace
     }
     near = did_you_mean(target.name, sorted(filter(None, names)))
-    return near or "; `kubectl kvplace get vms -A` lists the VMs that ask for cores"
+    return near or "; `kubectl kvplace get vms -A` lists the VMs that opted in"
 
 
 async def _read_nodes(reader: Reader) -> dict[NodeName, NodeObject]:

@@ -1,10 +1,10 @@
 """`kvplace-hook`: the sidecar's process, and the probe that asks whether it is ready.
 
-kvplace-hook [serve]    answer KubeVirt until SIGTERM, or until it says Shutdown where nothing else ends
+kvplace-hook [serve]    answer KubeVirt until SIGTERM, or until it reports Shutdown where nothing else ends
                         this container
 kvplace-hook ready      exit 0 as soon as the hook answers and this pod's placement is there and its CPUs
                         are protected, after 10 seconds 1 and why, or 0 where the VM may float;
-                        with --once say so at once
+                        with --once report it at once
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this container may use of the machine now: its CPUs and NUMA nodes.
+"""The CPUs and NUMA nodes that this container may use now.
 
 Without an agent all containers of the pod have one cpuset. With a pin outside it QEMU does not start, and the
 kernel silently cuts down a pin that is partly outside. Both are found here, before libvirt gets the domain.
@@ -47,15 +47,15 @@ def check_protected(bound: PodPlacement, env: PodEnvironment) -> None:
 
 
 def unprotected(bound: PodPlacement, env: PodEnvironment) -> str | None:
-    """Say which owned CPUs the agent does not protect yet; None when it protects all, or was never to.
+    """State which owned CPUs the agent does not protect yet; None when it protects all, or was never to.
 
-    A CPU that is offline is in nobody's cpuset, which proves nothing.
+    A CPU that is offline is in no cpuset, which proves nothing.
     """
     owned = bound.placement.owned
     if not bound.enforced or not owned:
         return None
     node, allowed = _node(env), allowed_cpus(env)
-    look = f"look at the pod of kvplace-agent on {node} and at kubectl get nodetopology {env.node} -o yaml"
+    look = f"check the pod of kvplace-agent on {node} and kubectl get nodetopology {env.node} -o yaml"
     if allowed is None:
         return (
             f"the hook sidecar's cpuset cannot be read, so nothing shows that the CPUs are protected; {look}"
@@ -70,7 +70,7 @@ def unprotected(bound: PodPlacement, env: PodEnvironment) -> str | None:
         return None
     return (
         f"other containers may still use CPU {format_cpu_list(owned & allowed)}, which this VM owns: the "
-        f"agent on {node} has not taken it from the hook sidecar, whose cpuset is "
+        f"agent on {node} has not taken it from the hook sidecar, which has the cpuset "
         f"{format_cpu_list(allowed)}; {look}"
     )
 

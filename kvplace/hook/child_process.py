@@ -24,7 +24,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Outcome(NamedTuple):
-    """What came back: the answer when the status is OK, else one sentence."""
+    """The result: the answer when the status is OK, else one sentence."""
 
     status: GrpcStatus
     output: bytes

@@ -186,7 +186,7 @@ class GrpcConnection:
         self.fail(stream, status, sentence)
 
     def _end(self, stream: int, headers: list[tuple[str, str]]) -> None:
-        """Answer with headers alone, and tell a client that is still sending to stop."""
+        """Answer with headers alone, and stop a client that is still sending."""
         try:
             self._http.send_headers(stream, headers, end_stream=True)
             self._http.reset_stream(stream, ErrorCodes.NO_ERROR)

@@ -32,13 +32,13 @@ _STRICT_AND_MOVE = 1 | 2  # what QEMU asks mbind for
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 Trial = Callable[[NumaMemory, Sequence[int]], str | None]
-"""Says why memory cannot be bound to these nodes, or None when it can."""
+"""States why memory cannot be bound to these nodes, or None when it can."""
 
 
 def settle_memory(
     placement: Placement, allowed_nodes: int | None, on_failure: OnFailure, trial: Trial
 ) -> tuple[Placement, str | None]:
-    """Keep the memory binding where it will work, else remove it and say why.
+    """Keep the memory binding where it will work, else remove it and state why.
 
     Raises Misconfigured instead for `numa-memory: strict` with `on-failure: wait`.
     """

@@ -20,14 +20,14 @@ class PodEnvironment:
     pod_folder: str
     """The downward API volume: `placement`, `cpu-map`, `request`, `uid`, `name`, `namespace`."""
     hook_folder: str
-    """Where virt-launcher looks for our socket."""
+    """Where virt-launcher searches for our socket."""
     container: str
     node: NodeName
     """Name of the node, empty when it is not known."""
     libvirt_hook_folder: str = "/var/run/kvplace-libvirt-hooks"
     """What the container of libvirt sees as /etc/libvirt/hooks/qemu.d."""
     stays: bool = False
-    """Whether the kubelet ends this container with the pod, so that it must not end when KubeVirt says
+    """Whether the kubelet ends this container with the pod, so that it must not end when KubeVirt reports
     Shutdown: the kubelet would start it again."""
     proc: str = "/proc"
     sys: str = "/sys"
@@ -49,7 +49,7 @@ class PodEnvironment:
 
     @property
     def socket(self) -> str:
-        """Our socket; its name contains the container's, by which KubeVirt tells sidecars apart."""
+        """Our socket; its name contains the container's, since KubeVirt distinguishes sidecars by it."""
         return f"{self.hook_folder}/kvplace-{self.container}.sock"
 
     @property

@@ -1,7 +1,7 @@
 """The sidecar's probe: KubeVirt starts the VM only when every sidecar of its pod is ready.
 
 The kubelet runs it in the container again and again until it succeeds, and starting a process there costs
-more than the checks. So the probe imports as little as it can, and waits for a while before it says no.
+more than the checks. So the probe imports as little as it can, and waits for a while before it reports no.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kvplace.hook.pod_environment import PodEnvironment
 PATIENCE_S = 10.0
 """How long the probe waits; the kubelet's time limit for it must be longer."""
 _PAUSE_S = 0.1
-"""Between two looks: a change of a cpuset cannot be awaited."""
+"""Between two checks: a change of a cpuset cannot be awaited."""
 
 
 def wait_until_ready(env: PodEnvironment, seconds: float = PATIENCE_S) -> None:
     """Return when the VM may start; raises what `check_ready` raised last when `seconds` have passed.
 
-    A VM that may float then starts without a placement of its own, if the hook can say so in its log.
+    A VM that may float then starts without a placement of its own, if the hook can report it in its log.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -38,7 +38,7 @@ def wait_until_ready(env: PodEnvironment, seconds: float = PATIENCE_S) -> None:
 
 
 def check_ready(env: PodEnvironment) -> None:
-    """Raise Misconfigured unless the hook listens and this pod's placement is there, valid and in force."""
+    """Raise Misconfigured unless the hook listens and this pod's placement is there, valid and in effect."""
     _check_listening(env)
     bound = placement_of_pod(env)
     if bound.enforced and bound.placement.owned:

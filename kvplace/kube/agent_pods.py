@@ -1,4 +1,4 @@
-"""Reads the pods of the agents, of which only their node counts, and whether they are ready."""
+"""Reads the node of each agent pod, and whether the pod is ready."""
 
 from __future__ import annotations
 

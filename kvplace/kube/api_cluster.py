@@ -136,7 +136,7 @@ class ApiCluster:
         self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()
 
     def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
-        """Follow the selected objects of a kind, as `WatchClient` says."""
+        """Follow the selected objects of a kind, as `WatchClient` states."""
         session = self._session
         return follow(self.list_watch(kind, selector), pause=session.pause, closed=lambda: session.closed)
 
@@ -214,16 +214,16 @@ class ApiCluster:
             raise Refused(str(error)) from error
 
     async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
-        """Nominate a node for a pod that is still as `pod` says; raises Conflict if it has changed.
+        """Nominate a node for a pod that is still as `pod` states; raises Conflict if it has changed.
 
-        The resource version also keeps a nomination by somebody else.
+        The resource version also keeps a nomination by another client.
         """
         await self._session.request(pod_calls.nominate_call(pod, node, self._written_by))
 
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
     ) -> str:
-        """Create a node's NodeTopology, or replace the spec of the one that is still as `before` says.
+        """Create a node's NodeTopology, or replace the spec of the one that is still as `before` states.
 
         Returns its new resource version; raises Conflict when there is another one by now. The object is
         deleted together with the node.
@@ -252,7 +252,7 @@ class ApiCluster:
     async def write_resource_topology(
         self, node: NodeRecord, document: Mapping[str, Any], before: ResourceTopologyRecord | None
     ) -> ResourceTopologyRecord:
-        """Create a NodeResourceTopology, or replace the one that is still as `before` says.
+        """Create a NodeResourceTopology, or replace the one that is still as `before` states.
 
         Raises Conflict when there is another one by now, and Refused when the cluster has no such kind.
         """
@@ -270,7 +270,7 @@ class ApiCluster:
         return decoded(_MAPPING, body, "virtualmachineinstances")
 
     async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
-        """Read a ledger, as `LedgerClient` says."""
+        """Read a ledger, as `LedgerClient` states."""
         try:
             body = await self._session.request(ledger_calls.read_call(node))
         except Missing:
@@ -278,7 +278,7 @@ class ApiCluster:
         return ledger_record(decoded(_CUSTOM, body, ledger_calls.RESOURCE))
 
     async def create_ledger(self, node: NodeName) -> LedgerRecord:
-        """Create an empty ledger, as `LedgerClient` says."""
+        """Create an empty ledger, as `LedgerClient` states."""
         try:
             body = await self._session.request(ledger_calls.create_call(node))
         except Conflict:
@@ -289,7 +289,7 @@ class ApiCluster:
         return ledger_record(decoded(_CUSTOM, body, ledger_calls.RESOURCE))
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
-        """Change a ledger, as `LedgerClient` says."""
+        """Change a ledger, as `LedgerClient` states."""
         after = before.ledger.after(change)
         try:
             body = await self._session.request(ledger_calls.write_call(before, change, after))
@@ -305,7 +305,7 @@ class ApiCluster:
         return written
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
-        """Delete a ledger that is still as `before` says; one that is gone already is no error.
+        """Delete a ledger that is still as `before` states; one that is gone already is not an error.
 
         Raises Conflict when it has changed, is another one, or still has owners.
         """
@@ -348,12 +348,12 @@ class ApiCluster:
         )
 
     async def review_token(self, token: str, audiences: Sequence[str] = ()) -> Person | None:
-        """Ask whose token it is, for one of some audiences or for the API server; None if it is nobody's."""
+        """Ask for the user of a token, for some audiences or the API server; None if it has none."""
         body = await self._session.request(token_review(token, audiences))
         return read_token_review(body, audiences)
 
     async def review_access(self, person: Person, right: Right) -> bool:
-        """Ask whether somebody has a right in the whole cluster."""
+        """Ask whether a user has a right in the whole cluster."""
         return read_access_review(await self._session.request(access_review(person, right)))
 
     async def close(self) -> None:

@@ -34,7 +34,7 @@ NOT_JSON = (msgspec.MsgspecError, RecursionError)
 
 
 class ApiUnavailable(Unavailable):
-    """The API server did not answer, or said that it cannot now.
+    """The API server did not answer, or stated that it cannot now.
 
     `untouched` means that the request was certainly not carried out; otherwise the outcome is unknown.
     """
@@ -45,7 +45,7 @@ class ApiUnavailable(Unavailable):
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
-        """Seconds to wait as the server asks; None when it does not say."""
+        """Seconds to wait as the server asks; None when it does not state."""
         self.untouched = untouched
 
 
@@ -58,11 +58,11 @@ class TooLarge(Unavailable):
 
 
 class Silent(Unavailable):
-    """A watch has said nothing at all since it was opened, although bookmarks come every minute."""
+    """A watch has reported nothing at all since it was opened, although bookmarks come every minute."""
 
 
 class Unreadable(Unavailable):
-    """The API server sent something that is not what its kind looks like."""
+    """The API server sent something that is not what its kind should be."""
 
 
 class Missing(Refused):

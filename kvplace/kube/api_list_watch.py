@@ -43,7 +43,7 @@ _VERSION = msgspec.json.Decoder(VersionOnly)
 
 
 class Form(Enum):
-    """What of its objects a resource is asked for: the Accept headers of a list and of a watch."""
+    """The parts of objects that are requested: the Accept headers of a list and of a watch."""
 
     WHOLE = (JSON, JSON)
     METADATA = (METADATA_LIST, METADATA_ONLY)
@@ -71,7 +71,7 @@ class Resource(Generic[R]):
         *,
         form: Form = Form.WHOLE,
     ) -> Self:
-        """Describe a resource whose objects the decoder reads; `record` raises Unreadable then."""
+        """Describe a resource with objects that the decoder reads; `record` raises Unreadable then."""
         return cls(name, path, lambda raw: record(decoded(decoder, raw, name)), form)
 
     def path_in(self, namespace: str) -> str:

@@ -1,7 +1,7 @@
 """The calls of a rollout to an API server: VMs applied, watched and deleted, documents kept, quotas read.
 
-VMs are written with server-side apply, so an application whose answer was lost can be repeated; it costs the
-API server no more than a creation. The document of a rollout is a ConfigMap, whose creation is what makes a
+VMs are written with server-side apply, so an application with a lost answer can be repeated; it costs the
+API server no more than a creation. The document of a rollout is a ConfigMap; its creation makes a
 name taken.
 """
 
@@ -71,7 +71,7 @@ class ApiRollouts:
         self._page_size = page_size
 
     def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
-        """Follow the selected objects of a kind, as `WatchClient` says."""
+        """Follow the selected objects of a kind, as `WatchClient` states."""
         session = self._session
         selector.check(kind)
         source: ApiListWatch[R] = ApiListWatch(session, _RESOURCES[kind], selector, page_size=self._page_size)
@@ -85,7 +85,7 @@ class ApiRollouts:
     async def apply_vm(self, vm: Mapping[str, Any], *, dry_run: bool = False) -> None:
         """Apply a VirtualMachine or VirtualMachineInstance; a dry run stores nothing.
 
-        Raises Conflict when somebody else has written one of its fields, and what admission says.
+        Raises Conflict when another client has written one of its fields, and what admission states.
         """
         name, namespace = vm["metadata"]["name"], vm["metadata"]["namespace"]
         resource = RESOURCE_OF[vm["kind"]]
@@ -103,7 +103,7 @@ class ApiRollouts:
         )
 
     async def delete_vm(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """Delete a VM if it is still this one; one that is gone is no error."""
+        """Delete a VM if it is still this one; one that is gone is not an error."""
         resource = RESOURCE_OF[kind]
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         await self._delete(resource.name, f"{resource.path_in(namespace)}{path_of(name)}", name, options)
@@ -143,7 +143,7 @@ class ApiRollouts:
         )
 
     async def delete_document(self, namespace: str, rollout: str) -> None:
-        """Delete the document of a rollout; one that is gone is no error."""
+        """Delete the document of a rollout; one that is gone is not an error."""
         await self._delete("configmaps", _config_map(namespace, rollout), rollout, {})
 
     async def read_quotas(self, namespace: str) -> tuple[Quota, ...]:

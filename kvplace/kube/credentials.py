@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's token and the CA of the API server."""
 _AS = ("as", "as-uid", "as-groups", "as-user-extra")
-"""Keys of a user of a kubeconfig that acts as somebody else."""
+"""Keys of a user of a kubeconfig that acts as another user."""
 _IN_HEADERS = "!#$&'*+^`|"
 """What the name of a header may hold besides letters, digits and what `quote` never changes."""
 _ISSUED = {"client-certificate": "clientCertificateData", "client-key": "clientKeyData"}
@@ -72,7 +72,7 @@ class Credentials:
     proxy: str | None = None
     server_hostname: str | None = None
     impersonation: tuple[tuple[str, str], ...] = ()
-    """The headers that ask the API server to act as somebody else."""
+    """The headers that ask the API server to act as another user."""
 
 
 async def load_credentials(options: CredentialOptions) -> Credentials:
@@ -125,7 +125,7 @@ def _namespace_of_pod() -> str:
 
 
 class TokenFile:
-    """A token that somebody replaces in its file, read again once a minute."""
+    """A token that a user replaces in its file, read again once a minute."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Read it; raises OSError, or ValueError for an empty file."""
@@ -137,7 +137,9 @@ class TokenFile:
     async def __call__(self) -> str:
         if self._clock() - self._read_at >= TOKEN_AGE_S:
             self._read_at = self._clock()
-            with contextlib.suppress(OSError, ValueError):  # the old one may still do; 401 tells
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # the old one may still be valid; a 401 would show it
                 self._header = self._read()
         return self._header
 
@@ -163,8 +165,9 @@ async def _of_context(context: KubeContext, token: str | None) -> Credentials:
 async def _of_login_program(context: KubeContext) -> Credentials:
     """Run the program of a user's `exec`, which issues a token, a certificate or both.
 
-    On a terminal the program has stdin and stderr, so that it can ask; else what it says on stderr is in the
-    error. It runs in a thread that nothing waits for: a signal ends this process although the program runs.
+    On a terminal the program has stdin and stderr, so that it can ask; else what it reports on stderr is in
+    the error. It runs in a thread that nothing waits for: a signal ends this process although the program
+    runs.
     """
     try:
         from kubernetes.config import ConfigException
@@ -199,7 +202,7 @@ async def _of_login_program(context: KubeContext) -> Credentials:
 
 
 def _shown_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
-    """Write what a program with `provideClusterInfo` is told: the CA in place, as ExecCredential has it."""
+    """Write the input of a program with `provideClusterInfo`: the CA in place, as ExecCredential has it."""
     ca = _bytes(cluster, "certificate-authority")
     shown = {key: value for key, value in cluster.items() if not key.startswith("certificate-authority")}
     return shown if ca is None else {**shown, "certificate-authority-data": base64.b64encode(ca).decode()}
@@ -303,7 +306,7 @@ def _name_in_certificate(cluster: Mapping[str, Any]) -> str | None:
 
 
 def _impersonation_by(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Read whom a user of a kubeconfig acts as; raises ValueError rather than act as somebody else."""
+    """Read whom a user of a kubeconfig acts as; raises ValueError rather than act as another user."""
     name, groups, extra = user.get("as"), user.get("as-groups") or [], user.get("as-user-extra") or {}
     if not name:
         if given := [key for key in _AS if user.get(key)]:

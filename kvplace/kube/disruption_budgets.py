@@ -1,6 +1,6 @@
 """PodDisruptionBudgets as JSON spells them, and how core gets them.
 
-They are read when somebody preempts, not watched: KubeVirt keeps one for each VM that can migrate, and each
+They are read when a user preempts, not watched: KubeVirt keeps one for each VM that can migrate, and each
 changes with its VM, while preemption is rare.
 """
 
@@ -55,7 +55,7 @@ class BudgetObject(_BudgetObject, frozen=True):
 
 
 def disruption_budget(document: BudgetObject) -> DisruptionBudget:
-    """Read a PodDisruptionBudget; a selector with an operator that nobody knows selects nothing."""
+    """Read a PodDisruptionBudget; a selector with an operator that it is unknown selects nothing."""
     selector = document.spec.selector or LabelSelector()
     labels = [LabelTerm(key, Operator.IN, (value,)) for key, value in (selector.match_labels or {}).items()]
     expressions = [one.term for one in selector.match_expressions or ()]

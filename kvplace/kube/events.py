@@ -2,7 +2,7 @@
 
 An event reports to the owner of a VM what happened to it (events.k8s.io/v1). Components make one with a
 constructor of this module and give it to an `EventRecorder`, which never holds them up. What an object of
-Kubernetes says already gets no event: the cores of a VM are on its pod. A pod that
+Kubernetes states already gets no event: the cores of a VM are on its pod. A pod that
 kube-scheduler tries again every second has the same message every second, or messages that change all the
 time: the recorder writes each once in a while, and of changing ones only so many.
 """
@@ -32,13 +32,13 @@ PERIOD_S = 300.0
 MESSAGES_PER_PERIOD = 5
 """Different messages of one reason about one object that are written in a period; more are dropped."""
 _REMEMBERED = 10_000
-"""Pairs of object and reason whose messages are remembered; the oldest is forgotten first."""
+"""Pairs of object and reason with a remembered message; the oldest is forgotten first."""
 _NOTE_LIMIT = 1024
 """Bytes that the API server takes of a note."""
 _UNWRITTEN = 1_000
 """Events that wait for the API server at most; more are dropped."""
 AT_ONCE = 16
-"""Events that are written at the same time: more would take the connections on which pods are bound."""
+"""Events that are written at the same time: more would take the connections that bind pods."""
 _LAST_S = 5.0
 """How long the end of a process waits for what is still to be written."""
 
@@ -62,7 +62,7 @@ class EventReason(Enum):
 
     @property
     def action(self) -> str:
-        """What was tried."""
+        """The action that was tried."""
         match self:
             case EventReason.FLOATING:
                 return "Binding"
@@ -139,7 +139,7 @@ def vmi_reference(namespace: str, name: str, uid: str) -> ObjectReference:
 
 
 def owner_reference(pod: PodRecord) -> ObjectReference:
-    """Refer to what the owner of a pod looks at: its VirtualMachineInstance, or a plain pod itself."""
+    """Refer to what the owner of a pod checks: its VirtualMachineInstance, or a plain pod itself."""
     if pod.vmi:
         return vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid)
     return pod_reference(pod.namespace, pod.name, pod.uid)
@@ -174,7 +174,7 @@ def relocation_refused(regarding: ObjectReference, why: str) -> EventRecord:
 
 
 def making_room(regarding: ObjectReference, move: str) -> EventRecord:
-    """Report to a VM that moves, or to the one that waits, who moves for whom."""
+    """Report a move to the VM that moves, or to the VM that waits for it."""
     return EventRecord(regarding, EventReason.MAKING_ROOM, move)
 
 
@@ -195,13 +195,13 @@ def pinning_drift(regarding: ObjectReference, differences: str, *, repaired: boo
 
 
 def _about(regarding: ObjectReference) -> dict[str, object]:
-    """Name the object in a log line: only pods have `uid`, by which lines are joined."""
+    """Name the object in a log line: only pods have `uid`, the key that joins lines."""
     name = f"{regarding.namespace}/{regarding.name}"
     return {"uid": regarding.uid, "pod": name} if regarding.kind == "Pod" else {"vm": name}
 
 
 class EventWriter(Protocol):
-    """What the recorder asks of a cluster."""
+    """The cluster calls of the recorder."""
 
     async def record_event(self, event: EventRecord) -> None:
         """Write one event."""
@@ -253,7 +253,7 @@ class EventRecorder:
             log.warning("some events are lost: the API server has not taken them within %s s", within_s)
 
     def _is_due(self, event: EventRecord) -> bool:
-        """Say whether an event is to be written now, and remember it as written."""
+        """Return whether an event is to be written now, and remember it as written."""
         now = self._clock()
         key = (event.regarding, event.reason)
         written = {

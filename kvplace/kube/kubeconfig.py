@@ -88,7 +88,7 @@ def _check_server(server: object, what: str) -> None:
         raise Misconfigured(f"{what} has no server, its URL")
     try:
         url = urlsplit(server)
-        (url.hostname or "").encode("idna")  # as names are looked up
+        (url.hostname or "").encode("idna")  # as names are resolved
         usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
         usable = False
@@ -107,7 +107,7 @@ def _at_home(path: str) -> Path:
 
 
 def _exists(path: Path) -> bool:
-    """Say whether there is a file of this name; there is none where the name is no name of a file."""
+    """Return whether there is a file of this name; there is none where the name is not a valid file name."""
     try:
         return path.exists()
     except OSError:
@@ -160,7 +160,7 @@ def _entries(document: Mapping[str, Any], kind: str, what: str) -> list[tuple[st
 
 
 def _absolute(content: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """Make the paths of an entry absolute; a program's name without a folder is looked for in PATH."""
+    """Make the paths of an entry absolute; a program's name without a folder is searched for in PATH."""
     given = {key: value for key, value in content.items() if value is not None}
     paths = {
         key: str(folder / given[key]) for key in _PATHS if isinstance(given.get(key), str) and given[key]

@@ -1,10 +1,10 @@
 """The calls that read and write NodeLedgers, as values; `ApiCluster` makes them.
 
-Every write says on which state it was decided: with a resource version, which is never used twice, so it also
-identifies a ledger that was created again under the same name.
+Every write names the state that it was decided on: with a resource version, which is never used twice, so it
+also identifies a ledger that was created again under the same name.
 
 A ledger is replaced as a whole: for a patch the API server has to encode the stored ledger, to merge the
-texts and to decode the result. Only a ledger that holds more than kvplace reads, such as somebody's label or
+texts and to decode the result. Only a ledger that holds more than kvplace reads, such as a user's label or
 a field of a newer version, is patched, so that this stays.
 """
 
@@ -21,9 +21,9 @@ from kvplace.kube.session import METADATA_ONLY, Call, path_of
 RESOURCE = "nodeledgers"
 _WRITTEN_BY = {"fieldManager": "kvplace"}
 _OURS = {**_WRITTEN_BY, "fieldValidation": "Ignore"}
-"""Of a ledger that kvplace writes as a whole nobody reads warnings about fields, and to find them costs."""
+"""Of a ledger that kvplace writes as a whole nothing reads warnings about fields, and to find them costs."""
 _UNTRACKED: list[dict[str, str]] = [{}]
-"""The `managedFields` after which the API server does not know who wrote which field, until somebody applies
+"""The `managedFields` that make the API server forget the writer of each field, until a user applies
 the object. At later writes it then compares no fields either.
 """
 _encode = msgspec.json.encode
@@ -54,7 +54,7 @@ def create_call(node: NodeName) -> Call:
 
 
 def write_call(before: LedgerRecord, change: LedgerChange, after: Ledger) -> Call:
-    """Change a ledger that is still as `before` says; `after` is the result of the change."""
+    """Change a ledger that is still as `before` states; `after` is the result of the change."""
     metadata = {"resourceVersion": before.resource_version, "managedFields": _UNTRACKED}
     body: dict[str, object]
     if before.is_whole:
@@ -81,7 +81,7 @@ def write_call(before: LedgerRecord, change: LedgerChange, after: Ledger) -> Cal
 
 
 def delete_call(before: LedgerRecord) -> Call:
-    """Delete a ledger that is still as `before` says."""
+    """Delete a ledger that is still as `before` states."""
     preconditions = {"resourceVersion": before.resource_version, "uid": before.uid}
     return Call(
         "delete",

@@ -1,4 +1,4 @@
-"""What is counted about the writes of ledgers."""
+"""The metrics of ledger writes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ LEDGER_LAST_WRITE = Gauge(
 )
 LEDGER_CONFLICTS = Counter(
     "kvplace_ledger_conflicts_total",
-    "Lost writes of ledgers: version (somebody was faster) or owner (a CPU would have changed hands).",
+    "Lost writes of ledgers: version (conflict with another writer) or owner (a CPU had another owner).",
     ["kind"],
 )

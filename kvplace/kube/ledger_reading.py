@@ -59,17 +59,17 @@ def ledger_record(document: CustomObject) -> LedgerRecord:
 
 
 def _somebodys(metadata: MetaWithWriters) -> bool:
-    """Whether somebody has given the object what kvplace does not write."""
+    """Whether a user has given the object what kvplace does not write."""
     given = (metadata.annotations, metadata.owner_references, metadata.finalizers)
     return bool(metadata.labels) or any(each is not None for each in given)
 
 
 def _ledger(spec: msgspec.Raw) -> tuple[Ledger, bool]:
-    """Read a ledger, and whether it says all that the spec says."""
+    """Read a ledger, and whether it reports all that the spec states."""
     try:
         found = _SPEC.decode(spec)
     except msgspec.ValidationError:
-        return read_ledger(_JSON.decode(spec)), False  # which says what is wrong, if anything is
+        return read_ledger(_JSON.decode(spec)), False  # which states what is wrong, if anything is
     is_whole = True
 
     def claim_of(uid: PodUid, raw: msgspec.Raw) -> Claim:
@@ -83,7 +83,7 @@ def _ledger(spec: msgspec.Raw) -> tuple[Ledger, bool]:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _claim_of_text(uid: PodUid, text: bytes) -> tuple[Claim, bool]:
-    """Read a claim, and whether it says all that its text says."""
+    """Read a claim, and whether it reports all that its text states."""
     document = _JSON.decode(text)
     claim = read_claim(uid, document)
     is_plain = document.keys() <= _PLAIN and len(document.get("memory") or ()) == len(claim.memory)

@@ -37,7 +37,7 @@ ENOUGH = 8
 
 
 class LedgerClient(Protocol):
-    """What the ledgers ask of a cluster."""
+    """The cluster calls of the ledgers."""
 
     async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
         """Read a ledger as the API server has it now; None when there is none."""
@@ -48,7 +48,7 @@ class LedgerClient(Protocol):
         ...
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
-        """Change a ledger that is still as `before` says; returns what is stored then.
+        """Change a ledger that is still as `before` states; returns what is stored then.
 
         Raises Conflict when it has changed or is gone, OwnershipConflict when a CPU would change hands.
         """
@@ -94,7 +94,8 @@ class Ledgers:
 
         They gather no longer once no change to any node has come for `quiet_seconds`: nothing more will join.
         A write costs the API server more than a binding, however many claims go with it. kube-scheduler binds
-        in the background, so a bind that gathers delays nobody else. It waits for the answer of a preemption.
+        in the background, so a bind that gathers delays no other client. It waits for the answer of a
+        preemption.
         """
         self._cluster = cluster
         self._records: dict[NodeName, LedgerRecord] = {}
@@ -120,12 +121,12 @@ class Ledgers:
         return self._records.get(node)
 
     def nodes_claimed_by(self, uid: PodUid) -> frozenset[NodeName]:
-        """The nodes on which a pod has a claim; more than one only after a crash or a race."""
+        """The nodes where a pod has a claim; more than one only after a crash or a race."""
         return frozenset(self._claimed_on.get(uid, ()))
 
     @property
     def nodes_with_reservations(self) -> frozenset[NodeName]:
-        """The nodes on which something is reserved for a pod that waits."""
+        """The nodes with a reservation for a waiting pod."""
         return frozenset(self._reserved_on)
 
     def all(self) -> Iterator[LedgerRecord]:
@@ -141,7 +142,7 @@ class Ledgers:
     async def change(self, node: NodeName, decide: Decision[T], *, at_once: bool = False) -> T:
         """Decide on the node's ledger and store the decision; returns the answer of the decision.
 
-        `at_once` is for a caller for whom others wait: what has gathered goes along, and no more gathers.
+        `at_once` is for a caller that others wait for: what has gathered goes along, and no more gathers.
         Raises what the decision raises, Conflict when others keep winning, Unavailable when the outcome
         stays unknown, and Corrupt when the stored ledger cannot be read.
         """
@@ -227,8 +228,8 @@ class Ledgers:
     async def _write(self, node: NodeName, batch: list[PendingChange[Any]]) -> list[PendingChange[Any]]:
         """Store what the batch decides; returns the changes that are to be decided again after it.
 
-        After a lost or unanswered write the ledger is read, which shows whose write counts. So it is for a
-        conflict that a decision finds in the ledger as the watch has told it, which may be late.
+        After a lost or unanswered write the ledger is read, which shows the write that counts. So it is for a
+        conflict that a decision finds in the ledger as the watch has reported it, which may be late.
         """
         record = self.current(node)
 
@@ -272,7 +273,7 @@ class Ledgers:
         return [*self._take_over(record.node), *batch.again] if batch.change else list(batch.again)
 
     def _take_over(self, node: NodeName) -> list[PendingChange[Any]]:
-        """Give what has just come free to those for whom it is reserved, by the next write and at once."""
+        """Give CPUs that were just released to their reservations, by the next write and at once."""
         record = self.current(node)
         if record is None or not any(grown(record.ledger)):
             return []
@@ -321,7 +322,7 @@ class Ledgers:
 
 
 def _log_lost(node: NodeName, change: LedgerChange, error: KvplaceError) -> None:
-    """Write one line for each pod whose claim was to change."""
+    """Write one line for each pod with a claim to change."""
     for claim in change.claims:
         about = about_pod(claim.uid, claim.namespace, claim.pod, vmi=claim.vmi, node=node)
         log.info("the claim was not stored: %s", error, extra=about)

@@ -8,13 +8,13 @@
 
 `step` makes one move and has no clock; `follow` repeats it and pauses after failures: growing pauses with
 jitter, short ones again after a stream that worked. Streams that end, answers that stop in mid-line, versions
-that expire (HTTP 410 or inside the stream) and servers that ask for a pause all lead to a state from which it
+that expire (HTTP 410 or inside the stream) and servers that ask for a pause all lead to a state where it
 goes on.
 
-Only failures that say nothing about the version are resumed from. After a restore of etcd the API server may
-know nothing of it: kube-apiserver answers HTTP 500 to a version that it cannot read, and says nothing to one
-that it has yet to reach, not even bookmarks. A list that is older than what was seen before is reported as
-Corrupt: what a process remembers of its own writes is then no more true.
+Only failures that state nothing about the version are resumed from. After a restore of etcd the API server
+may know nothing of it: kube-apiserver answers HTTP 500 to a version that it cannot read, and states nothing
+to one that it has yet to reach, not even bookmarks. A list that is older than what was seen before is
+reported as Corrupt: what a process remembers of its own writes is then no more true.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Stream(Protocol[R_co]):
 
 
 class ListWatch(Protocol[R_co]):
-    """What can be listed and watched."""
+    """A resource that can be listed and watched."""
 
     @property
     def name(self) -> str:

@@ -25,6 +25,6 @@ class MatchExpression(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def term(self) -> LabelTerm | None:
-        """The condition; None where nobody knows the operator, and nothing meets it."""
+        """The condition; None where it is unknown the operator, and nothing meets it."""
         operator = _OPERATORS.get(self.operator)
         return None if operator is None else LabelTerm(self.key, operator, self.values or ())

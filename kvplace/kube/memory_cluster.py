@@ -99,7 +99,7 @@ class MemoryCluster:
         self.disruption_budgets: list[DisruptionBudget] = []
         """The PodDisruptionBudgets as their controller has counted them last."""
         self.tokens: dict[tuple[str, str], Person] = {}
-        """Whose each token is, by the token and its audience; "" is the API server."""
+        """The user of each token, by the token and its audience; "" is the API server."""
         self.allowed: set[tuple[str, Right]] = set()
         """The rights of people, by their names."""
 

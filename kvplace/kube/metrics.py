@@ -1,4 +1,4 @@
-"""What every process counts about the API server."""
+"""The metrics of every process about the API server."""
 
 from __future__ import annotations
 

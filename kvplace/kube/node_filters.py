@@ -16,7 +16,7 @@ from kvplace.kube.match_expressions import MatchExpression
 
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _SCHEDULABLE = "kubevirt.io/schedulable"
-"""Label of the nodes on which virt-handler is alive."""
+"""Label of the nodes with a live virt-handler."""
 _READY = "Ready"
 _REPELLING = ("NoSchedule", "NoExecute")
 _OF_UNREADY_NODES = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -46,7 +46,7 @@ class Toleration(_ApiObject, frozen=True):
     effect: str = ""
 
     def tolerates(self, taint: Taint) -> bool:
-        """Say whether a taint does not keep the pod away."""
+        """Return whether a taint does not keep the pod away."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:
@@ -61,7 +61,7 @@ class Term(_ApiObject, frozen=True):
     match_fields: tuple[MatchExpression, ...] | None = None
 
     def selects(self, node: NodeObject) -> bool:
-        """Say whether a node meets them."""
+        """Return whether a node meets them."""
         expressions, fields = self.match_expressions or (), self.match_fields or ()
         name = {"metadata.name": node.metadata.name}
         return bool(expressions or fields) and (
@@ -71,13 +71,13 @@ class Term(_ApiObject, frozen=True):
 
 
 class Terms(_ApiObject, frozen=True):
-    """Terms of which one must select the node."""
+    """Terms; one of them must select the node."""
 
     node_selector_terms: tuple[Term, ...] | None = None
 
 
 class NodeAffinity(_ApiObject, frozen=True):
-    """What a pod demands of its node; preferences do not matter here."""
+    """A pod's demand on its node; preferences do not matter here."""
 
     required: Terms | None = msgspec.field(
         name="requiredDuringSchedulingIgnoredDuringExecution", default=None
@@ -91,7 +91,7 @@ class Affinity(_ApiObject, frozen=True):
 
 
 class PodDemands(_ApiObject, frozen=True):
-    """What the spec of a pod, or of a VMI, demands of a node."""
+    """Read the demand of a pod's or a VMI's spec on a node."""
 
     node_selector: dict[str, str] | None = None
     affinity: Affinity | None = None
@@ -106,7 +106,7 @@ class NodeMetadata(_ApiObject, frozen=True):
 
 
 class NodeSpec(_ApiObject, frozen=True):
-    """What keeps pods away."""
+    """A taint: it keeps pods away."""
 
     unschedulable: bool = False
     taints: tuple[Taint, ...] | None = None
@@ -127,7 +127,7 @@ class NodeStatus(_ApiObject, frozen=True):
 
 
 class NodeObject(_ApiObject, frozen=True):
-    """A node, as far as these filters look at it."""
+    """A node, as far as these filters read it."""
 
     metadata: NodeMetadata = NodeMetadata()
     spec: NodeSpec = NodeSpec()
@@ -135,12 +135,12 @@ class NodeObject(_ApiObject, frozen=True):
 
     @property
     def is_ready(self) -> bool:
-        """Whether its kubelet says so; a node without the condition has not begun."""
+        """Whether its kubelet reports it; a node without the condition has not begun."""
         return any(one.type == _READY and one.status == "True" for one in self.status.conditions or ())
 
 
 def obstacle(node: NodeObject, demands: PodDemands) -> str:
-    """Say in one clause why a pod cannot go to a node; empty when none of these filters objects."""
+    """State in one clause why a pod cannot go to a node; empty when none of these filters objects."""
     tolerations = demands.tolerations or ()
     taints = [one for one in node.spec.taints or () if one.effect in _REPELLING]
     if node.spec.unschedulable and not _tolerated(Taint(_UNSCHEDULABLE, "", "NoSchedule"), tolerations):

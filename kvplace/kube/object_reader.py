@@ -1,4 +1,4 @@
-"""Single objects and lists of any kind, as JSON or as a type: for commands that look at a cluster once.
+"""Single objects and lists of any kind, as JSON or as a type: for commands that check a cluster once.
 
 Long-running processes watch records (`watches`); this is for the many kinds that only a person asks about.
 """

@@ -57,7 +57,7 @@ from kvplace.kube.records import (
 )
 
 COMPUTE = "compute"
-"""The container of a virt-launcher pod in which QEMU runs."""
+"""The container of a virt-launcher pod that runs QEMU."""
 
 
 AGENT = "kvplace-agent"
@@ -119,7 +119,7 @@ class ObjectMeta(_ApiObject, frozen=True):
     deletion_timestamp: str | None = None
     annotations: Annotations | None = None
     labels: msgspec.Raw = _ABSENT
-    """As JSON: most of them are read only when somebody asks."""
+    """As JSON: most of them are read only when a user asks."""
     owner_references: tuple[OwnerReference, ...] | None = None
 
 
@@ -175,7 +175,7 @@ class VmiObject(_ApiObject, frozen=True):
 
 
 class OwnedAnnotations(_ApiObject, frozen=True):
-    """The annotations of which it matters who has written them."""
+    """The annotations with a writer that matters."""
 
     cpu_map: msgspec.Raw = msgspec.field(name=f"f:{CPU_MAP}", default=_ABSENT)
 
@@ -276,7 +276,7 @@ class NodeRow(_ApiObject, frozen=True):
 
 
 class RowsOfTable(_ApiObject, frozen=True):
-    """One page of a list as a table, or what a watch says of one object."""
+    """One page of a list as a table, or what a watch reports of one object."""
 
     metadata: ListMeta
     rows: list[msgspec.Raw] | None = None
@@ -290,7 +290,7 @@ class WatchLine(_ApiObject, frozen=True):
 
 
 class VersionOnly(_ApiObject, frozen=True):
-    """The object of a bookmark, or the answer to a write whose content is known."""
+    """The object of a bookmark, or the answer to a write of known content."""
 
     metadata: MetaWithWriters
 
@@ -298,7 +298,7 @@ class VersionOnly(_ApiObject, frozen=True):
 def pod_record(pod: PodObject) -> PodRecord:
     """Cut a pod down to its record; request and placement count only on a pod with the label.
 
-    With it, the API server lets nobody but kvplace write them; without it, anybody may have.
+    With it, the API server lets only kvplace write them; without it, any client may have.
     """
     metadata, status = pod.metadata, pod.status
     annotations = metadata.annotations or _NO_ANNOTATIONS
@@ -328,7 +328,7 @@ def pod_record(pod: PodObject) -> PodRecord:
         ),
         asking={} if vmi.name else annotations.asking,
         resource_version=metadata.resource_version,
-        # Of a pod that has its node, nobody asks any more.
+        # Of a pod that has its node, nothing asks any more.
         shape=NO_SHAPE if pod.spec.node_name else pod.spec.shape,
         priority=pod.spec.priority,
         was_tried=any(map(_was_tried, status.conditions or ())),
@@ -347,7 +347,7 @@ def _condition(found: PodConditionObject) -> Condition:
 
 
 def _was_tried(condition: PodConditionObject) -> bool:
-    """Whether a condition says that kube-scheduler has looked at a pod; a closed gate is no look."""
+    """Whether a condition states that kube-scheduler has checked a pod; a closed gate is not an attempt."""
     return condition.type == "PodScheduled" and condition.reason != "SchedulingGated"
 
 

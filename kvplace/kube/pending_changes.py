@@ -17,7 +17,7 @@ T = TypeVar("T")
 Decision = Callable[[Ledger], tuple[LedgerChange, T]]
 """A pure question to the ledger as it will be: what to change, and what to answer the caller.
 
-It may be asked several times; it must look for its own earlier effect first (by pod UID). Raising a
+It may be asked several times; it must search for its own earlier effect first (by pod UID). Raising a
 KvplaceError leaves the ledger alone and reaches the caller.
 """
 
@@ -43,20 +43,20 @@ class PendingChange(Generic[T]):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a group of pending changes makes of one ledger."""
+    """The result of a group of pending changes of one ledger."""
 
     change: LedgerChange
     """Everything to be stored in one write."""
     decided: tuple[tuple[PendingChange[Any], object], ...]
     """The changes in it, each with its answer."""
     failed: tuple[tuple[PendingChange[Any], KvplaceError], ...]
-    """The changes whose decision raised an error."""
+    """The changes with a decision that raised an error."""
     again: tuple[PendingChange[Any], ...]
     """Refused changes that are decided again after this write, because its releases may help them."""
 
 
 def no_change(_ledger: Ledger) -> tuple[LedgerChange, None]:
-    """Decide nothing; what is reserved and has come free is written all the same."""
+    """Decide nothing; what is reserved and has been released is written all the same."""
     return LedgerChange(), None
 
 
@@ -65,7 +65,7 @@ def decide_together(ledger: Ledger, pending: Collection[PendingChange[Any]]) -> 
 
     A released claim is gone for the changes after it, but its CPUs keep their owner until the next write:
     the API server compares with the stored owners, so a CPU cannot be released and claimed in one write.
-    Before all others come the pods for which CPUs are reserved that have no owner any more.
+    Before all others come the pods with reserved CPUs that have no owner any more.
     """
     claims: dict[PodUid, Claim] = {claim.uid: claim for claim in grown(ledger)}
     ledger = ledger.after(LedgerChange(claims=tuple(claims.values())))

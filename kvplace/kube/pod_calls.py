@@ -1,6 +1,7 @@
 """The calls that change pods, as values; `ApiCluster` makes them.
 
-Every one says which pod it means by its UID: a pod that was created again under the same name is another one.
+Every one states which pod it means by its UID: a pod that was created again under the same name is another
+one.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def condition_call(pod: PodRecord, condition: Mapping[str, Any], written_by: Map
 
 
 def nominate_call(pod: PodRecord, node: NodeName, written_by: Mapping[str, str]) -> Call:
-    """Nominate a node for a pod that is still as `pod` says."""
+    """Nominate a node for a pod that is still as `pod` states."""
     still = {"uid": pod.uid, "resourceVersion": pod.resource_version}
     return _status_call(pod, still, {"nominatedNodeName": node}, written_by)
 
@@ -87,7 +88,7 @@ def resize_call(pod: PodRecord, container: str, millicores: int, written_by: Map
 
 
 def pod_path(namespace: str, pod: str, *subresource: str) -> str:
-    """Say where a pod, or a subresource of it, is."""
+    """State where a pod, or a subresource of it, is."""
     return path_of("api", "v1", "namespaces", namespace, "pods", pod, *subresource)
 
 

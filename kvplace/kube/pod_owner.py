@@ -1,8 +1,8 @@
 """Which VM a pod belongs to: one answer for everything that reads pods.
 
-The request of a pod says it: admission has checked it, and the API server lets nobody change it. Whoever may
-edit a pod writes its owner references, so these only add the UID, and count by themselves where no request
-says anything.
+The request of a pod names it: admission has checked it, and the API server lets no client change it. Whoever
+may edit a pod writes its owner references, so these only add the UID, and count by themselves where no
+request states anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvplace.kube.api_errors import NOT_JSON
 
 VMI = "VirtualMachineInstance"
 _KUBEVIRT = "kubevirt.io/"
-"""How the API versions of KubeVirt begin; anybody can define a kind of the same name in another group."""
+"""How the API versions of KubeVirt begin; any client can define a kind of the same name in another group."""
 
 
 class OwnerReference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -29,12 +29,12 @@ class OwnerReference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
     @property
     def is_vmi(self) -> bool:
-        """Whether a VMI is said to control the object; whoever creates or edits the object can write that."""
+        """Whether a VMI controls the object by its metadata, which its creator and editors can write."""
         return self.kind == VMI and self.api_version.startswith(_KUBEVIRT) and self.controller is True
 
 
 class _StatedVm(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The VM in a request, `namespace/name`; None where the request says nothing about that."""
+    """The VM in a request, `namespace/name`; None where the request states nothing about that."""
 
     vmi: str | None = None
 
@@ -42,7 +42,7 @@ class _StatedVm(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 def vmi_of(request: str, owners: Iterable[OwnerReference]) -> OwnerReference:
     """Return the VMI of a pod by its request and owners; without a name for a plain pod.
 
-    Its UID is empty where no owner is of that name. A pod whose request cannot be read counts as plain.
+    Its UID is empty where no owner is of that name. A pod with an unreadable request counts as plain.
     """
     stated: str | None = None
     if request:

@@ -1,7 +1,7 @@
-"""What of a pod's spec decides to which nodes kube-scheduler may send it.
+"""The parts of a pod's spec that decide which nodes kube-scheduler may choose.
 
 Two pods of one scheduling shape are offered the same nodes, apart from the amounts that they ask for. A pod
-whose node also depends on other pods, on volumes or on devices has no shape: only kube-scheduler knows.
+has no shape if its node also depends on other pods, on volumes or on devices: only kube-scheduler knows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ABSENT = msgspec.Raw(b"")
 _NODE_INDEPENDENT = frozenset(
     {"configMap", "downwardAPI", "emptyDir", "hostPath", "image", "name", "nfs", "projected", "secret"}
 )
-"""The name of a volume, and the kinds of volumes that no filter of kube-scheduler looks at."""
+"""The name of a volume, and the kinds of volumes that no filter of kube-scheduler checks."""
 
 
 class _SpecObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -61,7 +61,7 @@ class ContainerPort(_SpecObject, frozen=True):
 
 
 class Resources(_SpecObject, frozen=True):
-    """What a container asks for, by resource."""
+    """The requests of a container, by resource."""
 
     requests: dict[str, msgspec.Raw] | None = None
 
@@ -95,7 +95,7 @@ class PodSpec(_SpecObject, frozen=True):
 
     @property
     def shape(self) -> bytes:
-        """What pods have in common that are offered the same nodes; `NO_SHAPE` if a pod is on its own."""
+        """The common part of pods that are offered the same nodes; `NO_SHAPE` if a pod is on its own."""
         if self._is_on_its_own:
             return NO_SHAPE
         resources = {name for container in self._containers for name in container.resources.requests or ()}
@@ -110,7 +110,7 @@ class PodSpec(_SpecObject, frozen=True):
 
     @property
     def resources(self) -> Mapping[str, int]:
-        """What kube-scheduler counts for the pod, in thousandths of each unit, by resource.
+        """Kube-scheduler's count for the pod, in thousandths of each unit, by resource.
 
         Its volumes that are attached to nodes are counted as one more resource, `VOLUMES`: nodes have limits.
         """

@@ -1,4 +1,4 @@
-"""What kvplace keeps of a Kubernetes object: small frozen values with only the fields that are read.
+"""Records of Kubernetes objects: small frozen values with only the fields that are read.
 
 A full virt-launcher pod is 18 KB of JSON and a thousand Python objects; a cache of records is what makes
 five thousand pods cheap. Annotations stay texts here; core reads their content and raises its own errors.
@@ -44,11 +44,11 @@ class PodRecord:
     compute_terminated: bool = False
     """Whether the container `compute`, the one with QEMU, has ended."""
     compute_container: ContainerId = NO_CONTAINER
-    """The id of that container; empty until the kubelet has said that it was created."""
+    """The id of that container; empty until the kubelet has reported that it was created."""
     conditions: tuple[Condition, ...] = ()
-    """What kvplace says in its status: the conditions whose type begins with `kvplace.io/`."""
+    """What kvplace states in its status: the conditions with a type that begins with `kvplace.io/`."""
     asking: Mapping[str, str] = field(default_factory=dict)
-    """The annotations of a plain pod that ask for cores; a VM asks on its VMI."""
+    """The annotations of a plain pod that opted in; a VM asks on its VMI."""
     resource_version: str = ""
     shape: bytes = NO_SHAPE
     """Equal for unbound pods that kube-scheduler offers the same nodes; `NO_SHAPE` for one on its own."""
@@ -59,7 +59,7 @@ class PodRecord:
     unschedulable: str = ""
     """Why kube-scheduler has found no node for it yet, in its words."""
     nominated: NodeName = NO_NODE
-    """The node that somebody has nominated for it: `status.nominatedNodeName`."""
+    """The node that a user has nominated for it: `status.nominatedNodeName`."""
     labels: str = ""
     """Its labels as JSON, once it has a node; disruption budgets select by them."""
     resources: Mapping[str, int] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class AgentPod:
 
 @dataclass(frozen=True, slots=True)
 class VmiRecord:
-    """A VirtualMachineInstance whose annotations were edited while it ran."""
+    """A VirtualMachineInstance with annotations that were edited while it ran."""
 
     namespace: str
     name: str
@@ -115,22 +115,22 @@ class VmiRecord:
 
 @dataclass(frozen=True, slots=True)
 class PodReport:
-    """What the agent of a node reports about one pod with a claim: an entry of NodeTopology's status.pods."""
+    """The report of a node's agent about one pod with a claim: an entry of NodeTopology's status.pods."""
 
     uid: PodUid
     namespace: str = ""
     pod: str = ""
     """Its name."""
     revision: int = 0
-    """The revision of the placement whose affinities were read back last; 0: none yet."""
+    """The revision of the placement that was read back last; 0: none yet."""
     pinned: bool = False
-    """Whether every thread is where that revision says."""
+    """Whether every thread is where that revision states."""
     running: bool = False
     """Whether a container of the pod that uses its CPUs exists on the node."""
     failed_revision: int = 0
     """The newest revision that the agent could not carry out and has undone; 0: none."""
     restored_placement: str = ""
-    """The placement that is in force instead, as JSON; empty unless a revision failed."""
+    """The placement that is in effect instead, as JSON; empty unless a revision failed."""
     cpus: CpuMask = NO_CPUS
     """The CPUs that the threads of its QEMU, or of a plain pod, may actually run on."""
     drift: str = ""
@@ -171,14 +171,14 @@ class TopologyRecord:
     by_agent: bool = False
     """Whether the node's agent has written the spec last; otherwise it was written by hand."""
     conditions: tuple[Condition, ...] = ()
-    """What its agent says about itself."""
+    """What its agent reports about itself."""
     observed_generation: int | None = None
     """The generation that its agent has seen."""
     in_use: MemoryInUse = NOTHING_IN_USE
     """Memory that something else than VMs with claims uses, as its agent measures it."""
 
     def allows_same_placements(self, other: TopologyRecord) -> bool:
-        """Say whether placing is the same with both: an agent writes more often than a machine changes."""
+        """Return whether placing is the same with both: an agent writes more often than a machine changes."""
         return (
             self.topology is other.topology
             and self.problem == other.problem
@@ -210,4 +210,4 @@ class LedgerRecord:
     uid: str = ""
     problem: str = ""
     is_whole: bool = True
-    """Whether `ledger` says all that is stored, so that writing it as a whole loses nothing of others."""
+    """Whether `ledger` states all that is stored, so that writing it as a whole loses nothing of others."""

@@ -1,4 +1,4 @@
-"""Which of two resource versions is newer: watches and answers of writes tell of one object in any order."""
+"""Which of two resource versions is newer: watches and answers of writes report one object in any order."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Backoff:
 
 
 def is_retried(error: BaseException) -> bool:
-    """Say whether another try may end better."""
+    """Return whether another try may end better."""
     return isinstance(error, Conflict | Unavailable)
 
 

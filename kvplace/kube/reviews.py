@@ -68,7 +68,7 @@ _ACCESS_REVIEW = msgspec.json.Decoder(_AccessReview)
 
 
 def token_review(token: str, audiences: Sequence[str]) -> Call:
-    """Ask whose token it is; without `audiences` it must be one for the API server itself."""
+    """Ask for the user of a token; without `audiences` it must be one for the API server itself."""
     spec: dict[str, Any] = {"token": token}
     if audiences:
         spec["audiences"] = list(audiences)
@@ -76,7 +76,7 @@ def token_review(token: str, audiences: Sequence[str]) -> Call:
 
 
 def read_token_review(body: bytes, audiences: Sequence[str]) -> Person | None:
-    """Read whose token it is; None if it is nobody's, or for none of the `audiences` that were asked for.
+    """Read the user of a token; None if it has none, or for none of the `audiences` that were asked for.
 
     An authenticator that does not know of audiences answers without any.
     """
@@ -95,7 +95,7 @@ def read_token_review(body: bytes, audiences: Sequence[str]) -> Person | None:
 
 
 def access_review(person: Person, right: Right) -> Call:
-    """Ask whether somebody has a right in the whole cluster."""
+    """Ask whether a user has a right in the whole cluster."""
     spec = {
         "user": person.name,
         "uid": person.uid,

@@ -79,7 +79,7 @@ class ApiSecrets:
     ) -> None:
         """Create a Secret, or replace the content of the one that is as `before`.
 
-        Raises Conflict when somebody else has created, changed or deleted it.
+        Raises Conflict when another client has created, changed or deleted it.
         """
         document = {
             "apiVersion": "v1",

@@ -141,7 +141,7 @@ class Session:
 
     @property
     def server_time(self) -> datetime:
-        """The API server's present time, as its answers say it; our own clock's where they do not."""
+        """The API server's present time, as its answers state it; our own clock's where they do not."""
         said, then = self._dated
         try:
             moment = parsedate_to_datetime(said)
@@ -196,7 +196,7 @@ class Session:
         return await policy(self._request, call, limit, timeout_s or self._limits.answer_s)
 
     async def open_stream(self, call: Call) -> LineStream:
-        """Open a watch, whose answer comes line by line; the caller closes it."""
+        """Open a watch; its answer comes line by line, and the caller closes it."""
         patience = aiohttp.ClientTimeout(
             total=None, sock_connect=self._limits.connect_s, sock_read=self._limits.silence_s
         )
@@ -359,14 +359,14 @@ def _is_untouched(error: KvplaceError) -> bool:
 
 
 def _reason(error: OSError) -> str:
-    """Say why no connection came about; asyncio's words repeat the address, aiohttp's show objects."""
+    """State why no connection came about; asyncio's words repeat the address, aiohttp's show objects."""
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return error.strerror or str(error) or "it was closed during the handshake"
 
 
 def _tls_reason(error: aiohttp.ClientConnectorSSLError) -> str:
-    """Say what OpenSSL found, in its own words: aiohttp's and Python's show objects and lines of C."""
+    """State what OpenSSL found, in its own words: aiohttp's and Python's show objects and lines of C."""
     found = error.os_error
     reason = found.reason if isinstance(found, ssl.SSLError) else ""
     return reason.replace("_", " ").lower() if reason else str(found)

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakSet
 
 _LAST_ROUNDS = 100
-"""Rounds of the loop in which sockets are to be closed; a few are enough."""
+"""Rounds of the loop for closing sockets; a few are enough."""
 
 
 class Sockets:

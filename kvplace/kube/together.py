@@ -1,7 +1,7 @@
-"""Several calls at the same time, of which none outlives the others.
+"""Several calls at the same time; none outlives the others.
 
 `asyncio.gather` leaves the others running when one fails. Their connections may be closed under them a moment
-later, and nobody catches what they raise then: a person would see it as a traceback. And work that is taken
+later, and nothing catches what they raise then: a person would see it as a traceback. And work that is taken
 for ended may be begun a second time beside them.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvplace.core.errors import KvplaceError
 
 if TYPE_CHECKING:
-    from asyncio import gather as all_ended  # its types say what each awaitable gives
+    from asyncio import gather as all_ended  # its types state what each awaitable gives
     from asyncio import gather as together
 else:
 
@@ -31,7 +31,7 @@ else:
     async def all_ended(*awaitables: Awaitable[Any]) -> list[Any]:
         """Await all at the same time to their end and return what they give, or raise then what one raises.
 
-        For writes, after which something is still to be done. A mistake of ours is raised before all others.
+        For writes that are followed by more work. A mistake of ours is raised before all others.
         """
         given = await asyncio.gather(*awaitables, return_exceptions=True)
         errors = [one for one in given if isinstance(one, BaseException)]

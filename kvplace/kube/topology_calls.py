@@ -1,6 +1,6 @@
 """The calls on NodeTopologies and NodeResourceTopologies, as values; `ApiCluster` makes them.
 
-A new object is owned by its node, so it is deleted together with the node. Every change says on which state
+A new object is owned by its node, so it is deleted together with the node. Every change names the state that
 it was decided, with a resource version.
 """
 
@@ -19,7 +19,7 @@ from kvplace.kube.session import METADATA_ONLY, Call, path_of
 
 RESOURCE = "nodetopologies"
 RESOURCE_TOPOLOGY = "noderesourcetopologies"
-"""The kind by which other schedulers learn about NUMA nodes."""
+"""The kind that other schedulers read about NUMA nodes."""
 _encode = msgspec.json.encode
 
 
@@ -69,7 +69,7 @@ def write_resource_topology_call(
     before: ResourceTopologyRecord | None,
     written_by: Mapping[str, str],
 ) -> Call:
-    """Create a NodeResourceTopology, or replace the one that is still as `before` says."""
+    """Create a NodeResourceTopology, or replace the one that is still as `before` states."""
     if before is None:
         metadata, name = _metadata_of_new(node), []
     else:
@@ -86,7 +86,7 @@ def write_resource_topology_call(
 
 
 def _metadata_of_new(node: NodeRecord) -> dict[str, Any]:
-    """Name a new object after a node, with which the API server deletes it."""
+    """Name a new object after a node; the API server deletes both together."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
     return {"name": node.name, "ownerReferences": [owner]}
 

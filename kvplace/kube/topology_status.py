@@ -77,7 +77,7 @@ def _pod_document(pod: PodReport) -> dict[str, Any]:
         "cpus": format_cpu_list(pod.cpus),
         "drift": pod.drift[:1024],
     }
-    # Revisions begin at 1; 0 means none, which is no field.
+    # Revisions begin at 1; 0 means none and is left out.
     optional = {
         "revision": pod.revision,
         "failedRevision": pod.failed_revision,

@@ -1,4 +1,4 @@
-"""Who did not answer, read from what the API server, kube-scheduler and virt-controller repeat of an error.
+"""The program that did not answer, from errors in messages of API server, kube-scheduler and virt-controller.
 
 Their messages name an address and a Go error. A person wants to know which program that is, and whether the
 obstacle passes by itself.
@@ -20,7 +20,7 @@ _PASSING = re.compile(
 
 
 def unanswered(message: str) -> str:
-    """Say in one sentence which program did not answer, and where to look; empty where all have answered."""
+    """State in one sentence which program did not answer, and where to check; empty where all did."""
     message = " ".join(message.split())
     if (found := _EXTENDER.search(message)) is not None:
         return _sentence("`kvplace serve`", "kube-scheduler", "", found["cause"])
@@ -34,14 +34,13 @@ def unanswered(message: str) -> str:
 
 
 def passes(message: str) -> bool:
-    """Say whether an obstacle may pass by itself, as an outage does and a refusal does not."""
+    """Return whether an obstacle may pass by itself, as an outage does and a refusal does not."""
     return _PASSING.search(message) is not None
 
 
 def _sentence(who: str, whom: str, at: str, cause: str) -> str:
     if any(word in cause for word in _CERTIFICATE):
-        return (
-            f"{whom} does not accept the certificate of {who}{at}: {cause}; `kubectl kvplace doctor` says why"
-        )
+        why = "`kubectl kvplace doctor` reports why"
+        return f"{whom} does not accept the certificate of {who}{at}: {cause}; {why}"
     look = "`kubectl -n kvplace-system get pods` shows whether it runs"
     return f"{who} does not answer {whom}{at}: {cause}; {look}"

@@ -61,7 +61,7 @@ class VmiObjectPhase:
 
 @dataclass(frozen=True, slots=True)
 class LauncherPod:
-    """The pod in which a VM runs."""
+    """The pod that a VM runs in."""
 
     namespace: str
     name: str

@@ -1,7 +1,7 @@
-"""What KubeVirt itself says of its VMs, for people who look at those that ask for cores.
+"""KubeVirt's own status of its VMs, for lists of VMs that opted in.
 
 Of a VirtualMachine that is what `kubectl get vm` prints as its status, of a VirtualMachineInstance its phase.
-Nobody needs either to decide, so the caches of `serve` have none of it.
+Decisions need neither, so the caches of `serve` have none of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class VmStatus:
     created: str = ""
     """When it was created, RFC 3339."""
     status: str = ""
-    """In KubeVirt's word; empty before KubeVirt has said anything."""
+    """In KubeVirt's word; empty before KubeVirt has reported anything."""
     is_instance: bool = False
     """Whether it is a VirtualMachineInstance."""
     options: PinningOptions | None = None
@@ -43,7 +43,7 @@ class VmStatus:
 
     @property
     def key(self) -> VmName:
-        """What names a VM and its instance alike."""
+        """The name of a VM and of its instance."""
         return self.namespace, self.name
 
 

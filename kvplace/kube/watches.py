@@ -1,8 +1,8 @@
-"""What can be watched in a cluster, how a watch is narrowed down, and the events that it reports.
+"""Resources that can be watched, selectors of a watch, and the events that it reports.
 
 The words are those of kube-rs: a watch begins with `Init`, reports the whole list with `InitApply`, and
 ends that with `InitDone`; then come `Apply` and `Delete`. A list may begin again at any time. `Alive` and
-`Interrupted` say between them whether what was reported can still be true.
+`Interrupted` state between them whether what was reported can still be true.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NODES: Kind[NodeName, NodeRecord] = Kind(
     "nodes", lambda record: record.name, {NAME_FIELD: lambda record: record.name}
 )
 NODE_STATUSES: Kind[NodeName, NodeRecord] = Kind("nodes", NODES.key, NODES.fields)
-"""Nodes with their status, for people; to decide, nobody needs it."""
+"""Nodes with their status, for people; to decide, nothing needs it."""
 TOPOLOGIES: Kind[NodeName, TopologyRecord] = Kind(
     "nodetopologies", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
 )
@@ -67,7 +67,7 @@ LEDGERS: Kind[NodeName, LedgerRecord] = Kind(
     "nodeledgers", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
 )
 AGENT_PODS: Kind[PodUid, AgentPod] = Kind("pods", lambda record: record.uid, {})
-"""For people who look at nodes: an agent that is gone cannot say so itself."""
+"""For people who check nodes: an agent that is gone cannot report it itself."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Selector:
     labels: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
     namespace: str = ""
-    """Only objects of this namespace, for which a right in that namespace is enough; empty for all."""
+    """Only objects of this namespace, with a right in that namespace alone; empty for all."""
     label_terms: LabelTerms = ()
     """Further conditions on labels, as a person asks for them."""
 
@@ -89,7 +89,7 @@ class Selector:
                 raise ValueError(f"{kind.name} cannot be selected by field {name}, only by {known}")
 
     def selects(self, kind: Kind[K, R], record: R, labels: Mapping[str, str]) -> bool:
-        """Say whether a watch with this selector reports an object."""
+        """Return whether a watch with this selector reports an object."""
         for name, value in self.labels.items():
             if labels.get(name) != value:
                 return False
@@ -103,11 +103,11 @@ class Selector:
 
 EVERYTHING = Selector()
 PLACED_PODS = Selector(labels={PLACED_LABEL: "true"})
-"""Pods that ask for cores: pod admission labels them."""
+"""Pods that opted in: pod admission labels them."""
 AGENTS = Selector(labels={"app.kubernetes.io/name": "kvplace", "app.kubernetes.io/component": "agent"})
 """The pods of agents, by the labels that manifests/agent gives them."""
 EDITED_VMIS = Selector(labels={EDITED_LABEL: "true"})
-"""VMIs whose asking annotations were edited while they ran: admission labels them."""
+"""VMIs with a request that was edited while they ran: admission labels them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +162,8 @@ class WatchClient(Protocol):
     def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
         """Follow the selected objects of a kind until the cluster is closed.
 
-        Begins with Init, and begins again whenever the past is lost. Never raises for a server that is
-        away, busy or has forgotten the past: it tries again with growing pauses. Interrupted by Corrupt says
-        that the past has changed, as after a restore of etcd; the records that follow are of the new one.
+        Begins with Init, and begins again whenever the past is lost. Never raises for a server that is down,
+        busy or has forgotten the past: it tries again with growing pauses. Interrupted by Corrupt states that
+        the past has changed, as after a restore of etcd; the records that follow are of the new one.
         """
         ...

@@ -1,1 +1,1 @@
-"""What kvplace reads of libvirt."""
+"""Reads and writes of libvirt."""

@@ -1,9 +1,9 @@
-"""Sets the pins of a running VM through the libvirt in its pod, so that `virsh vcpupin` says what is true.
+"""Sets the pins of a running VM through the libvirt in its pod, so that `virsh vcpupin` states what is true.
 
 The socket and whatever answers at it belong to the pod, so nothing is taken for granted. No link on the way
 to the socket is followed, which could lead out of the container. The domain must have the UUID and the name
-with which the VM's own QEMU was started. Every size is this machine's or the placement's: libvirt's own
-Python binding is not used, because it allocates what the peer says, for each call. Any call may hang for
+that started the VM's own QEMU. Every size is this machine's or the placement's: libvirt's own
+Python binding is not used, because it allocates what the peer states, for each call. Any call may hang for
 ever: this module is for a process that can be killed (`kvplace.libvirt.pinning_process`).
 """
 
@@ -143,7 +143,7 @@ class _Libvirt:
         return found.raw
 
     def is_about_no_domain(self) -> bool:
-        """Say whether the last error was that a domain does not exist."""
+        """Return whether the last error was that a domain does not exist."""
         error = self._functions["virGetLastError"]()
         return bool(error) and error.contents.code == _NO_DOMAIN
 
@@ -222,6 +222,6 @@ def _open_socket(root: Path, path: str) -> int:
 
 
 def _bytes_of_a_map(pins: DomainPins) -> int:
-    """Count the bytes in which every CPU of this machine and of the pins has a bit."""
+    """Count the bytes that hold a bit for every CPU of this machine and of the pins."""
     highest = max((*pins.vcpus.values(), pins.emulator, *pins.io_threads.values())).bit_length()
     return (max(os.sysconf("SC_NPROCESSORS_CONF"), highest) + 7) // 8

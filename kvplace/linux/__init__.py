@@ -1,1 +1,1 @@
-"""What kvplace reads of a Linux host."""
+"""Reads and writes of a Linux host."""

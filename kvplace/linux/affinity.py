@@ -1,6 +1,6 @@
 """The CPUs that a thread may run on, read from and given to the scheduler with one system call each.
 
-Reading costs less than 1 µs; /proc/PID/status, which says the same, costs 40 times as much. CPUs that are
+Reading costs less than 1 µs; /proc/PID/status, which states the same, costs 40 times as much. CPUs that are
 offline are left out, as the scheduler leaves them out.
 """
 

@@ -17,7 +17,7 @@ UNIFIED = "unified"
 
 
 def effective_cpus(process: Path, mounted: Path) -> CpuMask:
-    """Read the CPUs that the cgroup of a process lets it use; none where no cpuset is in force.
+    """Read the CPUs that the cgroup of a process lets it use; none where no cpuset is in effect.
 
     `process` is its folder in /proc, `mounted` where cgroups are mounted. Raises Gone when the process is
     gone, NotPermitted when its cgroup may not be read, Unreadable for contents that make no sense.

@@ -40,8 +40,8 @@ class ContainerCgroup:
 def kubepods_folders(root: Path) -> Iterator[Path]:
     """Find `kubepods`; there is one unless kubelets run beside each other.
 
-    It is searched for in the root and in cgroups there whose name begins with `kubelet`. What other cgroups
-    contain belongs to nodes that run inside of containers of this one.
+    It is searched for in the root and in cgroups there with a name that begins with `kubelet`. What other
+    cgroups contain belongs to nodes that run inside of containers of this one.
     """
     for name in folder_names(root):
         if is_kubepods(name):

@@ -3,7 +3,7 @@
 What is reported: cgroups that appear and end, and writes to their cpuset files, whoever makes them. A folder
 is listed after the watch on it was set, so that nothing between the two is missed. A `kubepods` that is made
 later in a cgroup below the root is found by `look_everywhere` only. Other programs may have used up the
-inotify of root: then `look_everywhere` finds everything, and `obstacle` says why nothing else does.
+inotify of root: then `look_everywhere` finds everything, and `obstacle` states why nothing else does.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _CPUSET_FILES = frozenset(file.value for file in CpusetFile)
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What has changed since the last look."""
+    """Changes since the last check."""
 
     appeared: frozenset[ContainerId] = frozenset()
     """Containers with a new cgroup, also those that had another one before."""
     ended: frozenset[ContainerId] = frozenset()
     written: frozenset[ContainerId] = frozenset()
-    """Containers whose cpuset files somebody has written, which may have been ourselves."""
+    """Containers with cpuset files that were written, perhaps by ourselves."""
     everything: bool = False
     """Whether any other cpuset may have changed: that of a parent, or reports were lost."""
 

@@ -62,7 +62,7 @@ def read_cpu_manager_state(text: str, *, what: str = "cpu_manager_state") -> Cpu
             return _version_4(data, checksum)
         return _older_version(root)
     except (_Unreadable, ValueError) as error:
-        raise BadBody(f"{what} is no cpu_manager_state that the kubelet would read: {error}") from None
+        raise BadBody(f"{what} is not a cpu_manager_state that the kubelet would read: {error}") from None
 
 
 def _version_4(data: object, checksum: object) -> CpuManagerState:

@@ -67,12 +67,12 @@ class CpusetHierarchy:
             raise
 
     def is_set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS) -> bool:
-        """Say whether nothing has to be written for a cgroup to have exactly this set."""
+        """Return whether nothing has to be written for a cgroup to have exactly this set."""
         found = self.configured(folder, file)
         return found == wanted or (not found and self.effective(folder, file) == wanted)
 
     def limit(self, folder: Path, cpus: CpuMask) -> str:
-        """Say why a cgroup may not use these online CPUs that it is set to; nothing where it may.
+        """State why a cgroup may not use these online CPUs that it is set to; nothing where it may.
 
         With version 2 those above it can forbid it; one that may use none of its own uses those of its
         parent. Raises as `configured` does.
@@ -144,7 +144,7 @@ class CpusetHierarchy:
 
 
 def find_cpuset_hierarchy(mounted: Path) -> CpusetHierarchy:
-    """Find where cgroups have cpusets, below the folder in which cgroups are mounted.
+    """Find where cgroups have cpusets, below the mount point of cgroups.
 
     Raises Misconfigured when there is none.
     """

@@ -1,7 +1,7 @@
-"""Changes in folders as the kernel reports them (inotify(7)), so that nobody has to poll.
+"""Changes in folders as the kernel reports them (inotify(7)), so that nothing has to poll.
 
-Only writes, creations and removals by processes are reported. A file of the kernel whose content changes by
-itself, as cpusets do when a CPU goes offline, is not. A cgroup that was removed stays watched, and counts
+Only writes, creations and removals by processes are reported. A file of the kernel with content that changes
+by itself, as cpusets do when a CPU goes offline, is not. A cgroup that was removed stays watched, and counts
 towards the user's limit of watches, until `forget`.
 
 These are three calls of libc. The packages for it start a process to find libc and follow trees in ways that
@@ -26,14 +26,14 @@ _BUFFER = 64 * 1024
 
 
 class Change(IntFlag):
-    """What happened in a folder; the values are the kernel's."""
+    """Kinds of changes in a folder; the values are the kernel's."""
 
     WRITTEN = 0x2
     MOVED_HERE = 0x80
     CREATED = 0x100
     REMOVED = 0x200
     OVERFLOW = 0x4000
-    """Reports were lost: look at everything again."""
+    """Reports were lost: check everything again."""
     IGNORED = 0x8000
     """The folder itself is gone."""
     FOLDER = 0x40000000
@@ -66,7 +66,7 @@ class Inotify:
         return self._descriptor
 
     def watch(self, folder: Path, changes: Change) -> None:
-        """Report changes from now on; once more for the same folder is no error.
+        """Report changes from now on; once more for the same folder is not an error.
 
         Raises Gone or NotPermitted, or Misconfigured when the user's limit of watches is reached.
         """
@@ -85,7 +85,7 @@ class Inotify:
         return tuple(self._numbers)
 
     def forget(self, folder: Path) -> None:
-        """Report no more changes of a folder; one that is not watched is no error."""
+        """Report no more changes of a folder; one that is not watched is not an error."""
         number = self._numbers.pop(folder, None)
         if number is not None:
             self._libc.inotify_rm_watch(self._descriptor, number)  # fails when the kernel has ended it

@@ -1,6 +1,6 @@
 """Small files of the kernel below /proc and /sys, and why one cannot be read.
 
-What they describe (a process, a cgroup) may end at any moment, and a container may lack the right to look at
+What they describe (a process, a cgroup) may end at any moment, and a container may lack the right to check
 it. A reader must not take the one for the other, so each is an error of its own.
 """
 
@@ -38,7 +38,8 @@ class Unreadable(Unavailable):
 def read_text(path: Path, most_bytes: int = _LARGEST, goes_on: Callable[[], bool] = lambda: True) -> str:
     """Read a file; raises Gone, NotPermitted or Unreadable that names it.
 
-    Unreadable also for more than `most_bytes`, and where `goes_on`, which is asked after each part, says no.
+    Unreadable also for more than `most_bytes`, and where `goes_on`, which is asked after each part, states
+    no.
     """
     try:
         # Files of the kernel are read thousands at a time; this takes a third of what Path.read_text takes.

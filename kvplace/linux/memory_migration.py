@@ -36,7 +36,7 @@ def migrate_memory(pid: int, sources: Iterable[NumaId], targets: Iterable[NumaId
     if number is None:
         raise Unreadable(f"memory cannot be moved on {platform.machine()}: its system call is not known")
     libc = ctypes.CDLL(None, use_errno=True)
-    # The kernel reads one bit less than it is told.
+    # The kernel reads one bit less than it is given.
     stayed = int(
         libc.syscall(number, pid, ctypes.c_ulong(words * _WORD + 1), _words(old, words), _words(new, words))
     )

@@ -1,4 +1,4 @@
-"""How much memory and how many huge pages of each NUMA node are used, by anybody."""
+"""How much memory and how many huge pages of each NUMA node are used, by any process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NODE = re.compile(r"node(\d{1,5})")
 _PAGES = re.compile(r"hugepages-(\d{1,12})kB")
 _LINE = re.compile(r"^(?:Node \d+ )?(\w+(?:\(\w+\))?):\s*(\d+)(?: kB)?$", re.MULTILINE)
 _GIVEN_BACK = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
-"""What is free, and what the kernel frees as soon as somebody wants it: the page cache."""
+"""What is free, and what the kernel frees on demand: the page cache."""
 
 
 @dataclass(frozen=True, slots=True)

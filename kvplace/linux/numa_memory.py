@@ -1,4 +1,4 @@
-"""On which NUMA nodes memory is, of a cgroup (cheap, everything in it) or of one process (exact, dear)."""
+"""The NUMA nodes of memory, of a cgroup (cheap, everything in it) or of one process (exact, dear)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task (a process or a thread) may use, as /proc/PID/status and /proc/PID/task/TID/status say."""
+"""CPUs and memory that a task (a process or a thread) may use, from /proc/PID/status and its tasks'."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _MIGRATION = re.compile(r"(live_migration|migration|multifd|mig/|postcopy|return
 
 
 class ThreadRole(Enum):
-    """What a thread of a VM works for."""
+    """The role of a thread of a VM."""
 
     VCPU = "vCPU"
     IO_THREAD = "I/O thread"
@@ -46,7 +46,7 @@ class ThreadRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ThreadName:
-    """What the name of a thread says."""
+    """The content of a thread's name."""
 
     role: ThreadRole
     number: int = 0
@@ -60,7 +60,7 @@ class ThreadName:
 
 
 def classify(name: str) -> ThreadName:
-    """Tell from its name what a thread of QEMU works for."""
+    """Read from its name what a thread of QEMU works for."""
     if found := _VCPU.match(name):
         return ThreadName(ThreadRole.VCPU, int(found[1]), name)
     if found := _IO_THREAD.fullmatch(name):

@@ -48,7 +48,7 @@ def discover(tree: Tree) -> Discovery:
 
 
 def total_memory(meminfo: str) -> Bytes:
-    """Read the size of the memory that the content of a `meminfo` is about; 0 where it does not say."""
+    """Read the size of the memory that the content of a `meminfo` is about; 0 where it does not state."""
     match = _MEM_TOTAL.search(meminfo)
     return Bytes(int(match[1]) * 1024 if match else 0)
 
@@ -135,7 +135,7 @@ class _Reader:
             for number, folder in ((number, f"{_NODE_FOLDER}/node{number}") for number in ids)
         ]
         if len(nodes) == 1:
-            # The only node has what the machine has, also where the kernel says it of the machine alone.
+            # The only node has what the machine has, also where the kernel reports it of the machine alone.
             whole = self._node(nodes[0].id, "proc", nodes[0].cpus, _PAGES_FOLDER)
             memory, pages = nodes[0].memory or whole.memory, nodes[0].huge_pages or whole.huge_pages
             return [replace(nodes[0], memory=memory, huge_pages=pages)]

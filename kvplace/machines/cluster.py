@@ -57,7 +57,7 @@ def _nodes(entry: NodeEntry, path: str, read_at: Callable[[str], Topology]) -> I
 
 
 def _running(vms: Sequence[RunningVm], topology: Topology, path: str) -> tuple[Occupant, ...]:
-    """Place the VMs whose CPUs are given, then the others where kvplace would; keeps their order."""
+    """Place the VMs with given CPUs, then the others where kvplace would; keeps their order."""
     found: dict[int, Occupant] = {}
     for number in sorted(range(len(vms)), key=lambda number: vms[number].cpus is None):
         node = ClusterNode(NodeName(""), topology, tuple(found.values()))

@@ -103,7 +103,7 @@ def find_machine(name: str | None) -> Machine:
     try:
         is_file = path.exists() or "/" in name or "." in name
     except OSError:
-        is_file = True  # no file can have such a name: reading it says so
+        is_file = True  # no file can have such a name: reading it reports it
     return read_machine_at(path) if is_file else Machine(name, read_machine(name))
 
 

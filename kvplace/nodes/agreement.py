@@ -1,6 +1,6 @@
 """Which VMs need `kvplace.io/movable` before running VMs make room, as their pods were made with it.
 
-`serve` moves no other VM. So every command that suggests or plans a move says for which VMs it is still to be
+`serve` moves no other VM. So every command that suggests or plans a move names the VMs that are still to be
 written, in the same words.
 """
 
@@ -18,7 +18,7 @@ def agrees(vm: VmView | None) -> bool:
 
 
 def agreement_needed(names: Iterable[str]) -> str:
-    """Say in one clause which VMs need the annotation for a move; empty where all have it."""
+    """State in one clause which VMs need the annotation for a move; empty where all have it."""
     needed = sorted(set(names))
     if not needed:
         return ""

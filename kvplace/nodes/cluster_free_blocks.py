@@ -1,6 +1,6 @@
-"""What is free in the whole cluster, for metrics: totals over the free blocks of every node.
+"""Free CPUs of the whole cluster, for metrics: totals over the free blocks of every node.
 
-A node is looked at again when it has changed, in slices, so that thousands of changed nodes never hold the
+A node is checked again when it has changed, in slices, so that thousands of changed nodes never hold the
 event loop for long.
 """
 
@@ -30,7 +30,7 @@ class ClusterFreeBlocks:
         cache.subscribe(self._node_changed)
 
     async def refresh(self) -> None:
-        """Look again at every node that has changed."""
+        """Check again every node that has changed."""
         ends = time.perf_counter() + SLICE_S
         while self._changed:
             node, _ = self._changed.popitem()
@@ -46,7 +46,7 @@ class ClusterFreeBlocks:
     def _node_changed(self, node: NodeName) -> None:
         if node in self._by_node or node in self._cache.nodes.records:
             self._changed[node] = None
-        else:  # it came and went between two looks
+        else:  # it came and went between two checks
             self._changed.pop(node, None)
 
     def _look(self, node: NodeName) -> None:

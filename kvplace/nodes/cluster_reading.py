@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class ListClient(Protocol):
-    """A cluster whose objects can be listed."""
+    """A cluster with objects that can be listed."""
 
     async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
         """Read all selected objects of a kind once."""

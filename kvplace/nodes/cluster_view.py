@@ -1,7 +1,7 @@
-"""What people are shown of a cluster: every node with its CPUs and claims, every VM with its place and state.
+"""The view of a cluster for people: every node with its CPUs and claims, every VM with its place and state.
 
 Values of one moment, made of the records that the API server gives: from lists that were read once
-(`cluster_reading`), or from watches (`watched_view`). A VM here is a pod that asks for cores, so a plain pod
+(`cluster_reading`), or from watches (`watched_view`). A VM here is a pod that opted in, so a plain pod
 is one, too, and during a live migration there are two of a name.
 """
 
@@ -61,17 +61,17 @@ class NodeView:
 
     @property
     def problem(self) -> str:
-        """One clause that says why nothing can be placed there; empty where something can."""
+        """One clause that states why nothing can be placed there; empty where something can."""
         return self.snapshot.problem if isinstance(self.snapshot, Unusable) else ""
 
     @property
     def reports(self) -> Mapping[PodUid, PodReport]:
-        """What its agent measures, by pod."""
+        """Its agent's measurements, by pod."""
         return {} if self.described is None else self.described.pods
 
     @cached_property
     def free_blocks(self) -> FreeBlocks | None:
-        """What is free, and its largest free blocks; None where nothing can be placed."""
+        """Its free CPUs and its largest free blocks; None where nothing can be placed."""
         if isinstance(self.snapshot, Unusable):
             return None
         machine = self.snapshot.machine
@@ -119,7 +119,7 @@ class VmState(Enum):
     PINNED = "Pinned"
     """Every thread has been read back on the cores of the newest placement."""
     NOT_PINNED = "NotPinned"
-    """It runs, and the agent says that threads are not where they should be."""
+    """It runs, and the agent reports that threads are not where they should be."""
     FLOATING = "Floating"
     """It runs without cores of its own: nothing fitted and its user asked to `float` then, or for `none`."""
     ENDING = "Ending"
@@ -130,7 +130,7 @@ class VmState(Enum):
 
 @dataclass(frozen=True)
 class VmView:
-    """One pod that asks for cores: what it asked for, where it sits and whether that is measured.
+    """One pod that opted in: what it asked for, where it sits and whether that is measured.
 
     In a list for people (`vm_listing`) a VM without a pod is one, too: its pod then has no name.
     """
@@ -139,9 +139,9 @@ class VmView:
     claim: Claim | None = None
     """What it holds in its node's ledger; None when that is nothing, or was not read."""
     kubevirt: VmStatus | None = None
-    """What KubeVirt says of it; None for a plain pod, and where that was not read."""
+    """What KubeVirt reports of it; None for a plain pod, and where that was not read."""
     reserved_on: NodeName = NO_NODE
-    """Of a VM that waits: the node on which other VMs make room for it; its claim there says what."""
+    """Of a VM that waits: the node where other VMs make room for it; its claim there has the CPUs."""
 
     @property
     def namespace(self) -> str:
@@ -164,7 +164,7 @@ class VmView:
 
     @cached_property
     def request(self) -> PodRequest | None:
-        """What it asks for; None when kvplace could not have written that."""
+        """Its request; None when kvplace could not have written that."""
         try:
             return read_pod_request(self.pod.request)
         except BadAnnotation:
@@ -208,7 +208,7 @@ class VmView:
 
     @property
     def pinned(self) -> Condition | None:
-        """What the agent says about its threads."""
+        """The agent's report about its threads."""
         return self.pod.condition(PINNED)
 
     @property
@@ -235,7 +235,7 @@ class VmView:
 
 
 _BEFORE_THE_GUEST = ("Pending", "Scheduling", "Scheduled")
-"""Phases of a VirtualMachineInstance whose guest does not run yet."""
+"""Phases of a VirtualMachineInstance before its guest runs."""
 _OVER = {"Succeeded": VmState.ENDED, "Failed": VmState.FAILED}
 
 
@@ -248,7 +248,7 @@ class ClusterView:
 
     @cached_property
     def totals(self) -> FreeBlockTotals:
-        """What is free in all nodes together."""
+        """The free CPUs of all nodes together."""
         return FreeBlockTotals(
             node.free_blocks for node in self.nodes.values() if node.free_blocks is not None
         )
@@ -263,7 +263,7 @@ class ClusterView:
         return {node: tuple(vms) for node, vms in found.items()}
 
     def named(self, namespace: str, name: str) -> tuple[VmView, ...]:
-        """Return the VMs whose VMI or pod has this name."""
+        """Return the VMs with a VMI or pod of this name."""
         return tuple(
             vm for vm in self.vms.values() if vm.namespace == namespace and name in (vm.pod.vmi, vm.pod.name)
         )

@@ -1,7 +1,7 @@
 """A short-lived pod that reads the machine of a node: how a node without an agent is described.
 
 Every container sees the sysfs of its machine, so the pod needs nothing of the node: no volume, no token,
-no capability, no root. It prints the NodeTopology, which is read from its log and checked before anybody
+no capability, no root. It prints the NodeTopology, which is read from its log and checked before anything
 uses it.
 """
 
@@ -25,7 +25,7 @@ CONTAINER = "topology"
 MAX_LOG_BYTES = 1 << 20
 """Far more than the largest machine takes, and little enough to hold."""
 _NOTE = "kvplace: "
-"""How the lines begin that the program says on stderr; a log mixes both."""
+"""How the lines begin that the program reports on stderr; a log mixes both."""
 _POLL_S = 0.5
 _CANNOT_START = (
     "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable",
@@ -36,7 +36,7 @@ _CANNOT_START = (
 
 
 class PodClient(Protocol):
-    """What describing a node asks of a cluster."""
+    """The cluster calls of describing a node."""
 
     async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
         """Read one object; None where there is none."""
@@ -56,7 +56,7 @@ class PodClient(Protocol):
 
 
 def describing_pod(node: NodeName, image: str, seconds: float) -> dict[str, Any]:
-    """Write the pod; it ends by itself, even if nobody is left to delete it."""
+    """Write the pod; it ends by itself, even if nothing is left to delete it."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -135,7 +135,7 @@ def _read_described(log: bytes, node: NodeName, failure: str) -> tuple[Topology,
     if failure:
         said = "; ".join((*notes, *text.splitlines()[-1:])) or "nothing"
         raise BadTopology(
-            f"the pod on node {node} could not read its machine ({failure}); it said: {said[:500]}"
+            f"the pod on node {node} could not read its machine ({failure}); it printed: {said[:500]}"
         )
     try:
         _, topology = read_node_topology(json_object(text, what=f"what the pod on node {node} printed"))
@@ -145,7 +145,7 @@ def _read_described(log: bytes, node: NodeName, failure: str) -> tuple[Topology,
 
 
 def check_node(node: NodeObject | None, name: NodeName) -> None:
-    """Raise Misconfigured or Unavailable for a node on which no pod can be started."""
+    """Raise Misconfigured or Unavailable for a node where no pod can be started."""
     if node is None:
         raise Misconfigured(f"there is no node {name}; `kubectl get nodes` lists them")
     if not node.is_ready:

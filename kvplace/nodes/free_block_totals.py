@@ -18,7 +18,7 @@ class FreeBlockTotals:
         """How many nodes have a largest free block of so many CPUs, and of so many whole cores."""
         self._possible = dict.fromkeys(Domain, 0)
         self.nodes = 0
-        """Nodes on which something can be placed, full ones included."""
+        """Nodes where something can be placed, full ones included."""
         self.allocatable = 0
         self.free = 0
         for free_blocks in nodes:
@@ -41,7 +41,7 @@ class FreeBlockTotals:
         return max(self._sizes[domain][1], default=0)
 
     def nodes_with(self, domain: Domain, cpus: int) -> int:
-        """Count the nodes whose largest free block has so many CPUs or more."""
+        """Count the nodes with a free block of so many CPUs or more."""
         return sum(count for size, count in self._sizes[domain][0].items() if size >= cpus)
 
     def fragmentation(self, domain: Domain) -> float:

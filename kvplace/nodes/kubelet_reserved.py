@@ -1,7 +1,7 @@
-"""The CPUs that a kubelet reserves for its host, as it says itself through the API server.
+"""The CPUs that a kubelet reserves for its host, as it reports itself through the API server.
 
 A pod could see them only in the kubelet's configuration file: that takes a volume of the host and often root.
-Who may describe nodes can often ask the kubelet (`get nodes/proxy`); others are told what was not read.
+Who may describe nodes can often ask the kubelet (`get nodes/proxy`); others are informed what was not read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvplace.kube.object_reader import Document
 
 
 class KubeletReader(Protocol):
-    """What is asked of a cluster."""
+    """The cluster calls of this module."""
 
     async def read_kubelet_configuration(self, node: str) -> Document:
         """Read the configuration that a kubelet runs with."""
@@ -27,7 +27,7 @@ class KubeletReader(Protocol):
 async def reserved_by_kubelet(
     reader: KubeletReader, node: NodeName, topology: Topology
 ) -> tuple[CpuMask, str]:
-    """Return the CPUs to reserve where nobody names any, and a sentence about where they come from."""
+    """Return the CPUs to reserve where no user names any, and a sentence about where they come from."""
     lowest = topology.cores[0]
     others = f"CPU {format_cpu_list(lowest)} is reserved, the core of the lowest CPU; --reserved names others"
     try:
@@ -42,4 +42,4 @@ async def reserved_by_kubelet(
         return lowest, f"the kubelet's reservedSystemCPUs could not be read ({error}): {others}"
     if not reserved:
         return lowest, f"the kubelet of {node} reserves no CPU (reservedSystemCPUs): {others}"
-    return reserved, f"CPU {format_cpu_list(reserved)} is reserved, as the kubelet's reservedSystemCPUs say"
+    return reserved, f"CPU {format_cpu_list(reserved)} is reserved, as the kubelet's reservedSystemCPUs state"

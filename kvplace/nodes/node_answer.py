@@ -1,4 +1,4 @@
-"""What a node answers to a request: the question that Filter, Bind and `explain` ask alike."""
+"""A node's answer to a request: Filter, Bind and `explain` ask the same question."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
 
 
 def answer_of(node: NodeSnapshot, request: Request) -> Fit | Refusal:
-    """Say what a node in this state gives to a VM, or why it does not fit."""
+    """State what a node in this state gives to a VM, or why it does not fit."""
     machine = node.machine
     answer = place(machine.topology, node.free, request)
     if not isinstance(answer, Refusal):

@@ -31,7 +31,7 @@ from kvplace.nodes.relocation_times import RelocationTimes
 
 
 class NodeClient(WatchClient, LedgerClient, Protocol):
-    """What the cache asks of a cluster."""
+    """The cluster calls of the cache."""
 
 
 class NodeCache:
@@ -94,7 +94,7 @@ class NodeCache:
         return described is not None and described.enforcement is not Enforcement.NONE
 
     def is_leaving(self, uid: PodUid) -> bool:
-        """Say whether the claim of a pod comes free without anybody's doing."""
+        """Return whether the claim of a pod is released without an eviction."""
         pod = self.pods.get(uid)
         return pod is None or pod.deleting or pod.has_ended
 

@@ -34,7 +34,7 @@ class NodeMachine:
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether the node gives out fewer CPUs than its topology says are allocatable."""
+        """Whether the node gives out fewer CPUs than its topology states are allocatable."""
         return self.allocatable != self.topology.allocatable
 
     def free(self, ledger: Ledger, holds: Iterable[Claim] = ()) -> Free:
@@ -61,7 +61,7 @@ class Unusable:
     """Nothing can be placed on a node."""
 
     problem: str
-    """One clause that says why, without the node's name."""
+    """One clause that states why, without the node's name."""
 
 
 NOT_DESCRIBED = Unusable("neither a NodeTopology object nor a cpu-map annotation describes the node")

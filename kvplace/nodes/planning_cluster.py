@@ -1,6 +1,6 @@
 """A live cluster as plans start from it: its nodes, what keeps VMs away from them, and VMs that wait already.
 
-What kube-scheduler's own filters say counts as in `explain`, with the same words.
+What kube-scheduler's own filters state counts as in `explain`, with the same words.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PODS = ApiKind("pods")
 
 
 class FormReader(Protocol):
-    """A cluster whose objects can be listed as types that name the fields that matter."""
+    """A cluster with objects that can be listed as types with the fields that matter."""
 
     async def read_list_as(
         self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
@@ -49,7 +49,7 @@ class _PodMetadata(msgspec.Struct, frozen=True):
 
 
 class WaitingPod(msgspec.Struct, frozen=True):
-    """What a pod without a node demands of one."""
+    """The demand of a pod without a node on its node."""
 
     metadata: _PodMetadata
     spec: PodDemands
@@ -64,14 +64,14 @@ class PlanningCluster:
     objects: Mapping[NodeName, NodeObject] = field(default_factory=dict)
     """All nodes, as kube-scheduler sees them."""
     unusable: ClosedNodes = field(default_factory=dict)
-    """Nodes of which kvplace knows no machine, or cannot read the ledger."""
+    """Nodes without a known machine, or without a readable ledger."""
     waiting: int = 0
     """How many VMs wait already and were given room here."""
     agreed: frozenset[str] = frozenset()
-    """The ids of the VMs whose owners had agreed to moves when their pods were made."""
+    """The ids of the VMs that had opted in to moves when their pods were made."""
 
     def closed_to(self, demands: PodDemands) -> ClosedNodes:
-        """Say to which nodes VMs with these demands never go."""
+        """Name the nodes that VMs with these demands never go to."""
         closed = dict(self.unusable)
         for name, node in self.objects.items():
             sentence = obstacle(node, demands)
@@ -105,7 +105,7 @@ async def read_planning_cluster(cluster: ListClient, reader: FormReader) -> Plan
 def planning_cluster(
     view: ClusterView, nodes: Iterable[NodeObject], pods: Iterable[WaitingPod] = ()
 ) -> PlanningCluster:
-    """Combine what kvplace and kube-scheduler know; `pods` says what VMs that wait demand of a node."""
+    """Combine what kvplace and kube-scheduler know; `pods` states what VMs that wait demand of a node."""
     objects = {NodeName(node.metadata.name): node for node in nodes}
     unusable = {
         name: Refusal(Reason.NO_TOPOLOGY, node.problem, {}, never=True)

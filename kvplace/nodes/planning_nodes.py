@@ -18,10 +18,10 @@ from kvplace.nodes.node_machine import NodeMachine, Unusable
 
 
 def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
-    """Return every node on which something can be placed, with the VMs that its ledger names.
+    """Return every node where something can be placed, with the VMs that its ledger names.
 
-    A VM is called `namespace/name`. One whose placement is not known, or that is getting other cores, holds
-    what its claim says and stays there.
+    A VM is called `namespace/name`. A VM with an unknown placement, or one that is getting other cores, holds
+    what its claim states and stays there.
     """
     narrowed: dict[tuple[str, CpuMask], Topology] = {}
     names = names_of_claims(view)
@@ -65,7 +65,7 @@ def _occupant(name: str, view: ClusterView, node: NodeView, claim: Claim) -> Occ
 
 
 def _as_claimed(vm: VmView, claim: Claim) -> tuple[Request, Placement] | None:
-    """The VM's own request and placement, where they say what its claim says."""
+    """The VM's own request and placement, where they report what its claim states."""
     if vm.request is None or vm.placement is None:
         return None
     placement = vm.placement.placement

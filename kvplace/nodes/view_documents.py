@@ -66,7 +66,7 @@ def free_blocks_document(free_blocks: FreeBlocks) -> Json:
 
 
 def vm_document(vm: VmView) -> Json:
-    """Write a VM: what it asked for, where it sits, and what its agent says."""
+    """Write a VM: what it asked for, where it sits, and what its agent reports."""
     return {
         "apiVersion": API_VERSION,
         "kind": VM_KIND,

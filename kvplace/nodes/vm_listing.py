@@ -1,8 +1,8 @@
-"""The VMs that ask for cores as a list for people: their pods, and those that have no pod.
+"""The VMs that opted in as a list for people: their pods, and those that have no pod.
 
-A pod says where a VM is and whether it is pinned. KubeVirt's own objects say how far KubeVirt is with it, and
-name the VMs that are stopped, or cannot start, and so have no pod. Who may not read them sees the pods alone.
-While VMs wait, the ledgers say for which of them other VMs make room.
+A pod reports where a VM is and whether it is pinned. KubeVirt's own objects state how far KubeVirt is with
+it, and name the VMs that are stopped, or cannot start, and so have no pod. Who may not read them sees the
+pods alone. While VMs wait, the ledgers name the VMs that others make room for.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def listed_vms(
     selector: Selector,
     ledgers: Iterable[LedgerRecord] = (),
 ) -> tuple[VmView, ...]:
-    """Combine pods with what KubeVirt says, and with what the ledgers reserve for those that wait.
+    """Combine pods with what KubeVirt reports, and with what the ledgers reserve for those that wait.
 
-    A VM whose pods have all ended is there without a pod, too. The selector is that of the pods; of a VM
+    A VM with ended pods only is there without a pod, too. The selector is that of the pods; of a VM
     without a pod it concerns the labels that its pod would have.
     """
     vms: dict[tuple[str, str], VmStatus] = {}
@@ -90,7 +90,7 @@ async def read_listed_vms(cluster: ListClient, selector: Selector) -> VmListing:
 async def _read_statuses(
     cluster: ListClient, kind: Kind[VmName, VmStatus], selector: Selector
 ) -> tuple[tuple[VmStatus, ...], str]:
-    """Read what KubeVirt says, nothing where there is no KubeVirt; and why it may not be read."""
+    """Read what KubeVirt reports, nothing where there is no KubeVirt; and why it may not be read."""
     try:
         return await cluster.read_all(kind, selector), ""
     except Missing:

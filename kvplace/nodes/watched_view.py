@@ -2,7 +2,7 @@
 
 First everything is yielded, then again and again what has changed since. Changes that follow each other
 within a moment are yielded together. Misconfigured and Refused, such as for a missing right, are raised, and
-an API server that is away is waited for.
+an unavailable API server is waited for.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Connection:
 
     @classmethod
     async def open(cls, socket: Path) -> Connection:
-        """Connect; raises Unavailable where nobody listens and Misconfigured where we may not."""
+        """Connect; raises Unavailable where no process listens and Misconfigured where we may not."""
         try:
             return cls(*await asyncio.open_unix_connection(socket))
         except PermissionError as error:
@@ -109,7 +109,7 @@ class Connection:
     def _forget(self, future: asyncio.Future[Any]) -> None:
         self._waiting.discard(future)
         if not future.cancelled():
-            future.exception()  # nobody need wait for it any more
+            future.exception()  # nothing need wait for it any more
 
     async def _handle(self, message: Message, answer: Callable[[Call], Awaitable[bytes]]) -> None:
         match message.channel, message.type:

@@ -3,7 +3,7 @@
 A plugin may call `UpdateContainers` for that, but containerd before 2.4 can block for good when a container
 event meets such a call (containerd/containerd issue 13733). What a plugin answers to Synchronize is applied
 under the locks in their safe order, so a second, short connection carries the updates there. The runtime does
-not say whether they took effect: read the cgroups.
+not state whether they took effect: read the cgroups.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def deliver(
 ) -> None:
     """Have the runtime update containers.
 
-    `choose` gets all containers with what their specs say now, and returns at most MAX_UPDATES updates.
+    `choose` gets all containers with what their specs state now, and returns at most MAX_UPDATES updates.
     `name` must be another one than that of the plugin that creates containers. Returns when the runtime has
     the answer; it needs about 10 ms more for each container in it. Raises Unavailable or Misconfigured.
     """

@@ -79,7 +79,7 @@ class FrameReader:
         self._streams: dict[int, bytearray] = {channel.value: bytearray() for channel in Channel}
 
     def receive(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that are complete now; raises BadPeer for bytes that are no NRI."""
+        """Yield the messages that are complete now; raises BadPeer for bytes that are not NRI."""
         self._received += data
         while len(self._received) >= _FRAME.size:
             number, length = _FRAME.unpack_from(self._received)

@@ -247,7 +247,7 @@ def _read(name: str, payload: bytes) -> Any:
     try:
         return _CLASSES[name].FromString(payload)
     except DecodeError:
-        raise BadPeer(f"the NRI runtime sent {len(payload)} bytes that are no {name}") from None
+        raise BadPeer(f"the NRI runtime sent {len(payload)} bytes that are not a {name}") from None
 
 
 def _written(name: str, **fields: object) -> bytes:

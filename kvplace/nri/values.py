@@ -1,4 +1,4 @@
-"""What an NRI runtime reports to a plugin about pods and containers, and what the plugin may ask of it.
+"""An NRI runtime's reports to a plugin about pods and containers, and the plugin's requests to it.
 
 These are the few fields that kvplace uses. Nothing outside this package sees protocol buffers.
 """
@@ -19,7 +19,7 @@ DEFAULT_REQUEST_TIMEOUT_S = 2.0
 
 
 class Event(IntEnum):
-    """What a plugin can subscribe to; the numbers are NRI's."""
+    """Events that a plugin can subscribe to; the numbers are NRI's."""
 
     RUN_POD = 1
     STOP_POD = 2
@@ -84,7 +84,7 @@ class Container:
     cgroup_path: str = ""
     """As in the OCI spec: a path, or `slice:prefix:name` with the systemd driver."""
     cpuset: Cpuset = NO_CPUSET
-    """As in the OCI spec; the cgroup may say something else."""
+    """As in the OCI spec; the cgroup may state something else."""
 
 
 @dataclass(frozen=True, slots=True)

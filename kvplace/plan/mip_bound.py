@@ -46,7 +46,7 @@ _NOT_INSTALLED = "--optimal needs HiGHS, which is not installed: pip install 'kv
 
 @dataclass(frozen=True, slots=True)
 class MipBound:
-    """What the solver found within its time limit."""
+    """The solver's result within its time limit."""
 
     bound: Tally
     """No plan places more VMs, or as many with more vCPUs."""

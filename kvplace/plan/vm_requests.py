@@ -29,8 +29,9 @@ def vm_requests_of(
 ) -> tuple[VmRequest, ...]:
     """Read requests from a text; raises BadBody that names the place in `what`.
 
-    `running` are the ids of VMs that run already. `closed_to` says to which nodes of a live cluster VMs with
-    certain demands never go; other nodes have no labels and taints, so a request may then demand nothing.
+    `running` are the ids of VMs that run already. `closed_to` names the nodes of a live cluster that VMs
+    with certain demands never go; other nodes have no labels and taints, so a request may then demand
+    nothing.
     """
     found: dict[str, VmRequest] = {}
     known = set(running)

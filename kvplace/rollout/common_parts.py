@@ -1,7 +1,7 @@
-"""What all VMs of one template would have in common, though each needs its own: disks, addresses, ids. Pure.
+"""Parts that all VMs of one template would share though each needs its own: disks, addresses, ids. Pure.
 
 A template that was read from a cluster has the disks of that VM, and its MAC addresses and UUID where
-KubeVirt or somebody else has written them into it.
+KubeVirt or another client has written them into it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _parts(spec: _VmiSpec) -> Iterator[str]:
 
 
 def _read(content: object, kind: type[_T]) -> _T:
-    """Read what concerns this module; where the shape is wrong the API server says so."""
+    """Read what concerns this module; where the shape is wrong the API server reports it."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError:

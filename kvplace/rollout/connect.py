@@ -62,7 +62,7 @@ def rollouts_on(session: Session, namespace: str) -> Rollouts:
 
 
 async def has_agent_pod(session: Session, node: NodeName) -> bool | None:
-    """Say whether a pod of the agent is ready on a node; None without the right to see it."""
+    """Return whether a pod of the agent is ready on a node; None without the right to see it."""
     reader = ObjectReader(session)
     try:
         pods = await reader.read_list_as(_AgentPod, _PODS, labels=_AGENT, fields=f"spec.nodeName={node}")

@@ -32,7 +32,7 @@ class Forecast:
     refused: tuple[RefusedVms, ...]
     """VMs that fit nowhere, those with equal requests together."""
     unplanned: tuple[str, ...]
-    """VMs that ask for no cores, or whose size is not known yet."""
+    """VMs that did not opt in, or with a size that is not known yet."""
     notes: tuple[str, ...] = ()
     """Sentences about what the forecast starts from."""
     why_unplanned: str = _SIZELESS
@@ -56,7 +56,7 @@ class Forecast:
         lines = list(self.notes)
         if self.nodes:
             nodes = counted(len(self.by_node), "node")
-            lines.append(f"{counted(len(self.nodes), 'VM')} will get cores on {nodes}, as it looks now")
+            lines.append(f"{counted(len(self.nodes), 'VM')} will get cores on {nodes}, as of now")
         if self.unplanned:
             lines.append(f"{counted(len(self.unplanned), 'VM')} not planned: {self.why_unplanned}")
         for group in self.refused:
@@ -68,7 +68,7 @@ class Forecast:
 def forecast(
     cluster: PlanningCluster, vms: Iterable[WantedVm], strategy: Strategy = Strategy.PACK
 ) -> Forecast:
-    """Plan the VMs that ask for cores on nodes with what runs there."""
+    """Plan the VMs that opted in on nodes with what runs there."""
     wanted = list(vms)
     templates = {id(vm.template): vm.template for vm in wanted}
     closed = {key: cluster.closed_to(template.demands) for key, template in templates.items()}
@@ -87,14 +87,14 @@ def forecast(
 
 
 def unplanned(vms: Iterable[WantedVm], *, by_choice: bool) -> Forecast:
-    """Foretell nothing: nobody wanted it, or no VM can be planned."""
+    """Foretell nothing: no user wanted it, or no VM can be planned."""
     why = "planning was left out" if by_choice else _SIZELESS
     wanted = list(vms)
     return Forecast({}, (), tuple(vm.name for vm in wanted), _doubts(wanted), why)
 
 
 def _doubts(vms: Iterable[WantedVm]) -> tuple[str, ...]:
-    """Name the annotations of templates that ask for nothing, and those that were surely meant."""
+    """Name the annotations of templates that ask for nothing, and those that were likely meant."""
     return tuple(
         dict.fromkeys(
             f"annotation {key} of the template of {vm.name} has no effect: did you mean {meant}?"

@@ -1,9 +1,9 @@
-"""On which nodes nobody measures whether VMs are pinned, so that nobody waits for it there.
+"""Nodes where no agent measures whether VMs are pinned, so that no VM waits for it there.
 
-Only the agent of a node does. It describes its node, and says something about each VM there within seconds.
-An agent that was removed leaves all that behind, also what it has said about VMs. It is silent about VMs that
-are new; about others it says nothing new, and has no pod on the node. Where nobody measures, VMs get a little
-time in which somebody may say something all the same; then running is the last that is known of them.
+Only the agent of a node does. It describes its node, and states something about each VM there within seconds.
+An agent that was removed leaves all that behind, also what it has reported about VMs. It reports nothing
+about VMs that are new; about others it reports nothing new, and has no pod on the node. Where no agent
+measures, VMs get a little time for a late report; then running is the last that is known of them.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from kvplace.rollout.tracker import TrackedVm, Tracker
 
 _GRACE_S = 10.0
 SILENT_S = 30.0
-"""An agent that has said nothing so long about a VM that runs is not there."""
+"""An agent that has reported nothing so long about a VM that runs is not there."""
 _ATTEMPTS = 6
 
 
 class Agent(Enum):
-    """What is known of the agent of a node."""
+    """The known state of a node's agent."""
 
     NONE = "none"
     """None describes the node."""
     SILENT = "silent"
-    """One has described the node, and says nothing about the VMs asked about."""
+    """One has described the node, and states nothing about the VMs asked about."""
     GONE = "gone"
-    """One has said something about them, and has no pod on the node that is ready."""
+    """One has reported something about them, and has no pod on the node that is ready."""
     SPEAKS = "speaks"
-    """It says something about one of them; or nobody may read whether it does."""
+    """It states something about one of them; or nothing may be read of it."""
 
 
 class Measuring:
-    """Asks about every node on which VMs run and wait to be pinned."""
+    """Asks about every node where VMs run and wait to be pinned."""
 
     def __init__(self, tracker: Tracker, reported_on: AgentReader, on_change: Callable[[], None]) -> None:
         self._tracker = tracker
@@ -83,7 +83,7 @@ class Measuring:
 
 
 def waiting_nodes(tracker: Tracker) -> set[NodeName]:
-    """Return the nodes of the VMs that run and are to be pinned, of which nobody has said anything yet."""
+    """Return the nodes of running VMs that are to be pinned and have no report yet."""
     return {vm.observed.node for vm in tracker.vms.values() if _waits(vm)}
 
 
@@ -105,7 +105,7 @@ def _waits(vm: TrackedVm) -> bool:
 
 
 async def agent_of(node: NodeName, pods: set[str], reported_on: AgentReader) -> tuple[Agent, str]:
-    """Say what is known of the agent of a node, by what it says about these pods, and what it had written."""
+    """State what is known of the agent of a node, by its reports about these pods and its last writes."""
     policy = retrying(attempts=_ATTEMPTS, retried=lambda error: isinstance(error, Unavailable))
     try:
         report = await policy(reported_on, node)

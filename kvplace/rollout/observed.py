@@ -16,7 +16,7 @@ _OVER = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the cluster says about a VM at one moment."""
+    """The cluster's report about a VM at one moment."""
 
     stage: VmStage | None = None
     """None while it does not exist."""
@@ -28,11 +28,11 @@ class Observed:
     hindrance: str = ""
     """Why it comes no further now; it may pass by itself, and KubeVirt tries again."""
     waiting: str = ""
-    """What its next stage waits for, where somebody says it."""
+    """What its next stage waits for, where that is known."""
     has_ended: bool = False
     """Whether its guest has shut down by itself."""
     measured: tuple[float | None, str] | None = None
-    """What an agent has said last: since when it is pinned, or why it is not; None when nothing."""
+    """What an agent has reported last: since when it is pinned, or why it is not; None when nothing."""
 
 
 NOT_THERE = Observed()
@@ -100,7 +100,7 @@ def _failure(made: VmObject | VmiObjectPhase, vmi: VmiObjectPhase | None) -> str
 
 
 def _unmade(vm: VmObject | None, vmi: VmiObjectPhase | None, pod: LauncherPod | None) -> str:
-    """Say why KubeVirt cannot make the next object; empty where it can."""
+    """State why KubeVirt cannot make the next object; empty where it can."""
     if vmi is None:
         return "" if vm is None else vm.failure
     return vmi.unmade if pod is None else ""

@@ -1,4 +1,4 @@
-"""What a rollout asks of a cluster: `kvplace.kube.api_rollouts` answers."""
+"""The cluster calls of a rollout: `kvplace.kube.api_rollouts` answers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NodeReader: TypeAlias = Callable[[], Awaitable[PlanningCluster]]
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """What the agent of a node has written last, and whether it is still there."""
+    """The last writes of a node's agent, and whether it is still there."""
 
     pods: AbstractSet[str]
-    """The UIDs of the pods about which it says something."""
+    """The UIDs of the pods in its report."""
     written: str = ""
     """Changes with everything that it writes."""
     has_pod: bool | None = None
@@ -32,7 +32,7 @@ class AgentReport:
 
 
 AgentReader: TypeAlias = Callable[[NodeName], Awaitable[AgentReport | None]]
-"""Reads what the agent of a node says; None where none describes it."""
+"""Reads what the agent of a node reports; None where none describes it."""
 
 
 class RolloutCluster(Protocol):

@@ -1,4 +1,4 @@
-"""What is looked at before a rollout makes its first VM: names that are taken, quotas, rights, templates.
+"""Checks before a rollout makes its first VM: names that are taken, quotas, rights, templates.
 
 Every mistake that can be known beforehand is one sentence then, with nothing made. Templates are checked by
 the API server itself, by a dry run of one VM of each, unless some VM of it has been made already.
@@ -26,14 +26,14 @@ from kvplace.rollout.wanted import Rollout, WantedVm
 
 _SHOWN_NAMES = 3
 _NO_DRY_RUN = "does not support dry run"
-"""In what the API server says of a webhook with side effects, which it then does not ask."""
+"""In what the API server reports of a webhook with side effects, which it then does not ask."""
 _MEMORY = ("requests.memory", "memory")
 """Two names of one resource of quotas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What exists already of a rollout."""
+    """The objects of a rollout that exist already."""
 
     vms: tuple[VmObject, ...]
     vmis: tuple[VmiObjectPhase, ...]
@@ -41,7 +41,7 @@ class Found:
 
 
 async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
-    """Read what exists of a rollout; raises Refused when a VM of its names belongs to somebody else."""
+    """Read what exists of a rollout; raises Refused when a VM of its names belongs to another client."""
     everything = Selector(namespace=rollout.namespace)
     try:
         vms = await cluster.read_all(VMS, everything)
@@ -50,7 +50,7 @@ async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
         raise Misconfigured(
             "the cluster serves no VirtualMachines: install KubeVirt, or choose another cluster"
         ) from error
-    # The instance of a VirtualMachine belongs to whom that belongs to, whatever labels it has.
+    # The instance of a VirtualMachine belongs to the VM's rollout, whatever labels it has.
     rollouts = {one.name: one.rollout for one in vmis} | {one.name: one.rollout for one in vms}
     foreign = {
         name: owner for name, owner in rollouts.items() if name in rollout.by_name and owner != rollout.name
@@ -70,7 +70,7 @@ async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
 async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[WantedVm]) -> tuple[str, ...]:
     """Check that the `missing` VMs of a rollout can be made; raises Misconfigured or Refused.
 
-    Returns sentences about what looks wrong and what could not be checked.
+    Returns sentences about what seems wrong and what could not be checked.
     """
     doubts = _in_common(rollout, missing)
     unmade = {vm.name for vm in missing}
@@ -95,7 +95,7 @@ async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[Wan
 
 
 def _in_common(rollout: Rollout, missing: Sequence[WantedVm]) -> tuple[str, ...]:
-    """Say what several VMs would have in common though each needs its own; raises Misconfigured for disks."""
+    """State what several VMs would share though each needs its own; raises Misconfigured for disks."""
     number = Counter(id(vm.template) for vm in rollout.vms)
     several = {id(vm.template): vm for vm in reversed(missing) if number[id(vm.template)] > 1}
     doubts = []
@@ -111,7 +111,7 @@ def _in_common(rollout: Rollout, missing: Sequence[WantedVm]) -> tuple[str, ...]
 
 
 def quota_problem(quotas: Iterable[Quota], vms: Sequence[WantedVm]) -> str | None:
-    """Say which quota the VMs would exceed; None when none that can be foretold."""
+    """State which quota the VMs would exceed; None when none that can be foretold."""
     wanted = _wanted(vms)
     for quota in quotas:
         for resource, amount in wanted.items():

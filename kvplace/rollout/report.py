@@ -1,4 +1,4 @@
-"""What a rollout has come to: counts, failures and times, for people and for programs."""
+"""The result of a rollout: counts, failures and times, for people and for programs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Report:
     duration: float | None = None
     """Seconds that the run took."""
     unmeasured: Mapping[str, NodeName] = field(default_factory=dict)
-    """VMs whose goal was to be pinned and whose end is to run, with their nodes: no agent measures there."""
+    """VMs that were to be pinned and only run, with their nodes: no agent measures there."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class Report:
         where = (
             f"{counted(len(nodes), 'node')} where no agent measures ({', '.join(nodes[:_SHOWN_NODES])}{more})"
         )
-        return (f"{vms} on {where}: nobody knows whether they are pinned, so they are there when they run",)
+        return (f"{vms} on {where}: it is unknown whether they are pinned, so they are there when they run",)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -109,7 +109,7 @@ class Report:
 
 
 def by_reason(failures: Iterable[Failure]) -> Iterable[Sequence[Failure]]:
-    """Group failures whose reasons differ in nothing but the name of the VM, or of its pod."""
+    """Group failures with reasons that differ only in the name of the VM, or of its pod."""
     groups: dict[str, list[Failure]] = {}
     for one in failures:
         own = re.escape(one.name) + r"(-[a-z0-9]{5}\b)?"

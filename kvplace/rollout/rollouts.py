@@ -1,4 +1,4 @@
-"""The rollouts of one namespace: prepared, created, resumed, looked at and deleted."""
+"""The rollouts of one namespace: prepared, created, resumed, checked and deleted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Prepared:
 
 
 class Rollouts:
-    """What can be done with rollouts in one namespace."""
+    """Operations on the rollouts of one namespace."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Rollouts:
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`now` is the time of the cluster, by which it says since when a VM runs."""
+        """`now` is the time of the cluster; the start times of VMs are in it."""
         self.namespace = namespace
         self._cluster = cluster
         self._read_nodes = read_nodes
@@ -104,7 +104,7 @@ class Rollouts:
                 await self._cluster.store_document(rollout.namespace, rollout.name, rollout.text)
             except Conflict:
                 raise Refused(
-                    f"somebody else has just begun a rollout {shown(rollout.name)} in namespace "
+                    f"another client has just begun a rollout {shown(rollout.name)} in namespace "
                     f"{rollout.namespace}; choose another name"
                 ) from None
         left_out = {} if everything else prepared.forecast.left_out
@@ -128,7 +128,7 @@ class Rollouts:
         return tuple(sorted(await self._cluster.read_documents(self.namespace)))
 
     async def status(self, name: str) -> Report:
-        """Say how far a rollout is."""
+        """State how far a rollout is."""
         rollout = await self.stored(name)
         found = await look(self._cluster, rollout)
         tracker = Tracker(rollout)
@@ -141,7 +141,7 @@ class Rollouts:
         return report_of(name, rollout.namespace, tracker.vms.values(), {})
 
     def left_out(self, prepared: Prepared) -> Report:
-        """Report a rollout of which nothing fits, and of which nothing is made."""
+        """Report a rollout that does not fit at all, and is not made."""
         rollout = prepared.rollout
         return report_of(rollout.name, rollout.namespace, (), prepared.forecast.left_out)
 
@@ -158,7 +158,7 @@ class Rollouts:
     ) -> int:
         """Delete a rollout's VMs, wait until they are gone, and forget it; returns how many there were.
 
-        `on_change` is told how many VMs are left, 0 while only their pods are, and how many there were.
+        `on_change` is informed how many VMs are left, 0 while only their pods are, and how many there were.
         Raises Absent when there is nothing of that name, and Unavailable when VMs are left after the time.
         """
         doomed = await self._doomed(name)
@@ -171,7 +171,7 @@ class Rollouts:
 
         answers = await asyncio.gather(*(delete(*one) for one in doomed), return_exceptions=True)
         for answer in answers:
-            # A conflict is another VM that somebody has made under the name meanwhile.
+            # A conflict is another VM that a user has made under the name meanwhile.
             if isinstance(answer, BaseException) and not isinstance(answer, Conflict):
                 raise answer
         await self._wait_until_gone(name, timeout_s, lambda left: on_change(left, len(doomed)))
@@ -229,7 +229,7 @@ class Rollouts:
             for store in (vms, vmis, pods):
                 if store.failure is not None:
                     raise Unavailable(
-                        f"{after} nobody knows what is left of rollout {shown(name)}: {store.failure}"
+                        f"{after} what is left is unknown of rollout {shown(name)}: {store.failure}"
                     ) from None
             still = {**vms.records, **vmis.records}
             what = counted(len(still), "VM") if still else f"{counted(len(pods.records), 'pod')} of its VMs"
@@ -242,7 +242,7 @@ class Rollouts:
 
 
 def _differences(stored: str, text: str) -> list[str]:
-    """Name the keys in which two documents differ; `vms` where one of them cannot be read."""
+    """Name the keys that differ in two documents; `vms` where one of them cannot be read."""
     try:
         one, other = json_object(stored, what="stored"), json_object(text, what="given")
     except BadBody:

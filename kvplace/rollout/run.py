@@ -1,6 +1,6 @@
 """One run of a rollout: makes the VMs that are missing, in waves, and follows all of them to their goal.
 
-Everything is told by three watches; nothing is polled. A run can be stopped or killed at any moment, and
+Everything is reported by three watches; nothing is polled. A run can be stopped or killed at any moment, and
 another one goes on from what is in the cluster.
 """
 
@@ -41,7 +41,7 @@ _OUTDATED = "the object has been modified"
 _AFTER_CONFLICT_S = 0.5
 """Conflicts are otherwise tried again at once."""
 _GATHERING_S = 0.1
-"""Changes that come so shortly after another are looked at together: each look is at all VMs."""
+"""Changes that come so shortly after another are checked together: each check is at all VMs."""
 
 
 class RolloutRun:
@@ -73,7 +73,7 @@ class RolloutRun:
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._applications: set[asyncio.Task[None]] = set()
         self._denials: dict[Kind[Any, Any], tuple[float, Forbidden]] = {}
-        """The watches that are denied, each with the moment from which on it ends the run."""
+        """The watches that are denied, each with the time when it ends the run."""
 
     @property
     def counts(self) -> Counts:
@@ -82,7 +82,7 @@ class RolloutRun:
 
     @property
     def waits_for(self) -> str:
-        """Say what the VMs under way wait for, in one clause; empty where none is under way."""
+        """State what the VMs under way wait for, in one clause; empty where none is under way."""
         waiting = [vm for vm in self._tracked if vm.status is Status.UNDER_WAY]
         stages = Counter(vm.stage for vm in waiting)
         parts = [
@@ -178,7 +178,7 @@ class RolloutRun:
                 if _may_pass(error) and self._halted.is_set():
                     self._tracker.takes_back(vm.name)
                 elif isinstance(error, Conflict) and not _may_pass(error):
-                    self._tracker.refused(vm.name, f"somebody else has written it: {error}")
+                    self._tracker.refused(vm.name, f"another client has written it: {error}")
                 else:
                     self._tracker.refused(vm.name, str(error))
 
@@ -217,7 +217,7 @@ class RolloutRun:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, store: Store[Any, Any]) -> None:
-        """Follow one kind; what says that a watch works or not also wakes the run."""
+        """Follow one kind; what states that a watch works or not also wakes the run."""
         has_watched = False
         async for event in self._cluster.watch(store.kind, store.selector):
             had_synced = store.has_synced
@@ -238,5 +238,5 @@ class RolloutRun:
 
 
 def _may_pass(error: KvplaceError) -> bool:
-    """Say whether the same application may be accepted a moment later."""
+    """Return whether the same application may be accepted a moment later."""
     return isinstance(error, Unavailable) or (isinstance(error, Conflict) and _OUTDATED in str(error))

@@ -1,4 +1,4 @@
-"""Templates: VirtualMachines and VirtualMachineInstances as people write them, of which many are made.
+"""Templates: VirtualMachines and VirtualMachineInstances as people write them, to make many of each.
 
 A template gives its labels, annotations and spec. Its name, its status and what an API server has written
 into it are left out, so that an object that was read from a cluster serves as one, too.
@@ -43,11 +43,11 @@ class Template:
     demands: PodDemands
     """What its VMs demand of a node, cores apart."""
     stays_off: bool = False
-    """Whether its VMs are only stored, and somebody else starts them."""
+    """Whether its VMs are only stored, and another client starts them."""
     pod_memory: Bytes = NO_BYTES
     """What the pod of each VM requests at least, as far as it is known; QEMU's overhead comes on top."""
     meant: Mapping[str, str] = field(default_factory=dict)
-    """Annotations that nothing reads though one of kvplace's was surely meant, each with that one."""
+    """Annotations that are likely typos of kvplace's, each with the right key."""
 
     def manifest(self, name: str, namespace: str, rollout: str) -> Json:
         """Write the VM of that name; the rollout's label is on it, its VMI and its pod."""

@@ -1,7 +1,7 @@
 """The state of every VM of a rollout, kept up to date by watches and by what the run itself does.
 
 Times of a VM that this run makes count from the moment it was sent, by this process's clock. Those of others
-are the cluster's, whose clocks tell whole seconds.
+are the cluster's, in whole seconds.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class TrackedVm:
 
     wanted: WantedVm
     unmeasured: AbstractSet[NodeName]
-    """The nodes on which nobody measures."""
+    """The nodes where no agent measures."""
     vm: VmObject | None = None
     vmi: VmiObjectPhase | None = None
     pods: dict[str, LauncherPod] = field(default_factory=dict)
     observed: Observed = NOT_THERE
     sent_at: float | None = None
-    """When this run sent it; None when another one did, or nobody yet."""
+    """When this run sent it; None when another run did, or none yet."""
     is_stored: bool = False
-    """Whether the API server has answered that it is stored; the watch tells it a moment later."""
+    """Whether the API server has answered that it is stored; the watch reports it a moment later."""
     refusal: str = ""
     """Why it could not be made."""
     obstacle: str = ""
@@ -65,14 +65,14 @@ class TrackedVm:
 
     @property
     def waiting(self) -> str:
-        """What its next stage waits for; empty where nobody says it."""
+        """The cause that its next stage waits for; empty where unknown."""
         if self.stage is None:
             return self.obstacle
         if self.observed.hindrance:
             return self.observed.hindrance
         if self.observed.waiting or self.stage is not VmStage.RUNNING or self.goal is not VmStage.PINNED:
             return self.observed.waiting
-        return f"the agent of node {self.observed.node} has not said yet whether it is pinned"
+        return f"the agent of node {self.observed.node} has not reported yet whether it is pinned"
 
     @property
     def failure(self) -> str:
@@ -147,7 +147,7 @@ class Tracker:
         self._on_change()
 
     def nobody_measures(self, node: NodeName) -> None:
-        """Note that VMs of a node come no further than running, until somebody measures one there again."""
+        """Note that VMs of a node come no further than running, until an agent measures one there again."""
         self._unmeasured.add(node)
 
     def vm_changed(self, before: VmObject | None, after: VmObject | None) -> None:

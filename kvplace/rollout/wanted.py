@@ -66,7 +66,7 @@ def read_rollout(content: object, namespace: str, *, folder: Path = Path(), what
 
 
 def stored_rollout(text: str, namespace: str, name: str) -> Rollout:
-    """Read a rollout as the cluster keeps it; raises Misconfigured when somebody has changed it."""
+    """Read a rollout as the cluster keeps it; raises Misconfigured when another client has changed it."""
     what = f"the document of rollout {name} in ConfigMap kvplace-rollout-{name}"
     return read_rollout(json_object(text, what=what), namespace, what=what)
 

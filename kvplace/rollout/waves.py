@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Status(Enum):
-    """What waves need to know about a VM."""
+    """The part of a VM's state that waves need."""
 
     TO_MAKE = "to make"
     UNDER_WAY = "under way"

@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 _BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
 """Pauses before a binding without an answer is repeated."""
 _YOUNG_S = 30.0
-"""With the longest bind, far below the controller's patience with claims whose binding does not come."""
+"""With the longest bind, far below the controller's patience with claims without a binding."""
 
 
 class PodClient(PodReader, Protocol):
-    """What the scheduler asks of a cluster, apart from watches and ledgers."""
+    """The cluster calls of the scheduler, apart from watches and ledgers."""
 
     async def bind(
         self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
@@ -195,7 +195,7 @@ class Binder:
         """Store the claim of a pod, and with it those of the pods that are planned for the same node.
 
         What is reserved for it becomes its claim. A claim that is stored already is taken over. The
-        controller releases old claims whose binding never came; a new date tells it that this one is about
+        controller releases old claims without a binding; a new date informs it that this one is about
         to come.
         """
         snapshot = self._cache.snapshot(args.node)
@@ -234,7 +234,7 @@ class Binder:
             return LedgerChange(claims=(claim, *along)), decision
 
         decision = await self._cache.ledgers.change(args.node, decide)
-        self._along.pop(args.uid, None)  # the next attempt cannot tell whether this one's binding arrives
+        self._along.pop(args.uid, None)  # the next attempt cannot know whether this one's binding arrives
         stored = self._cache.ledger(args.node).claims
         held_and_stored = [held.uid for held in self._holds.on_node(args.node) if held.uid in stored]
         for uid in [args.uid, *held_and_stored]:
@@ -244,7 +244,7 @@ class Binder:
     def _is_young(self, claim: Claim) -> bool:
         """Whether this process has stored a claim along with another one a moment ago.
 
-        Whoever takes over any other claim dates it anew: that tells the controllers of all replicas, and
+        Whoever takes over any other claim dates it anew: that informs the controllers of all replicas, and
         other binds of the pod, that its binding is about to come.
         """
         along, at = self._along.get(claim.uid, (None, 0.0))
@@ -320,7 +320,7 @@ class Binder:
         """Bind until it is known that the pod is bound or cannot be; in the latter case release its claim.
 
         A write without an answer may have taken effect, or may still do so. It is repeated: then it
-        succeeds, or fails because the pod is bound, and the pod itself shows with which cores. Nothing is
+        succeeds, or fails because the pod is bound, and the pod itself shows its cores. Nothing is
         sent after the deadline, since the controller may then have released the claim. The claim of a pod
         that is gone is left to the controller, too: it may have been bound, by this attempt or another, and
         its container may still run.

@@ -1,4 +1,4 @@
-"""What a stored claim stands for: the placement behind it, and whether its pod was bound with it."""
+"""The meaning of a stored claim: the placement behind it, and whether its pod was bound with it."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 
 class Mode(Enum):
-    """Who chooses the node (`serve --mode`)."""
+    """The component that chooses the node (`serve --mode`)."""
 
     DECIDE = "decide"
     ADVISE = "advise"
@@ -89,7 +89,7 @@ class ExtenderSettings:
 
 
 class ExtenderClient(PodClient, NominationClient, BudgetReader, Protocol):
-    """What the extender asks of a cluster, apart from watches and ledgers."""
+    """The cluster calls of the extender, apart from watches and ledgers."""
 
 
 class Extender:
@@ -163,7 +163,7 @@ class Extender:
         return result
 
     def _leave_unless_needed(self, uid: PodUid, node: NodeName | None) -> None:
-        """Tell that a pod leaves the cores that were held for it on a node, if it goes elsewhere."""
+        """Note that a pod leaves the cores that were held for it on a node, if it goes elsewhere."""
         if node is None or node == self.holds.node_of(uid):
             return
         if node not in self._cache.ledgers.nodes_claimed_by(uid):
@@ -174,9 +174,9 @@ class Extender:
 
         1. Read what the pod asks for.
         2. A pod that has a claim from an earlier attempt, or along with another pod's, goes to its node.
-        3. A pod that is planned goes where the plan says.
+        3. A pod that is planned goes where the plan states.
         4. Otherwise choose the best node, hold there what it would give, and plan those that wait beside it.
-        5. If no node can hold the pod, say why.
+        5. If no node can hold the pod, state why.
         """
         if not self._cache.has_synced:
             return FilterResult(error="kvplace has not read the cluster yet; it will in a moment")
@@ -253,7 +253,7 @@ class Extender:
     def _claimed(
         self, uid: PodUid, nodes: Collection[NodeName], request: Request
     ) -> dict[NodeName, Candidate]:
-        """Return where a pod has a claim already, from an attempt whose binding did not come.
+        """Return where a pod has a claim already, from an attempt without a binding.
 
         Also where something is reserved for it, once it fits there.
         """
@@ -297,9 +297,9 @@ class Extender:
         return [HostPriority(node, 10 if node in taken else known.get(node, 0)) for node in args.names]
 
     async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
-        """Answer which pods of which node have to go for a pod, or that it has to wait.
+        """Answer with the victims for a pod by node, or that it has to wait.
 
-        Nobody has to go for a pod for which room is being made, or something is reserved already.
+        No pod has to go while room is being made, or when something is reserved already.
         """
         with PREEMPTION_SECONDS.time():
             if await self.room.is_under_way(args.pod.uid):

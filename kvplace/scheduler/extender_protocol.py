@@ -25,7 +25,7 @@ MAX_BODY = 8 * 1024 * 1024
 
 
 MAX_NODES = 20_000
-"""Most nodes of one call, four times the largest cluster that Kubernetes supports; each is looked at."""
+"""Most nodes of one call, four times the largest cluster that Kubernetes supports; each is checked."""
 
 
 _LONGEST_REFUSAL = 1_000
@@ -69,7 +69,7 @@ class FilterResult(msgspec.Struct, frozen=True):
 
     @classmethod
     def passing(cls, args: ExtenderArgs, names: list[NodeName]) -> Self:
-        """Answer that these nodes can hold the pod, in the form in which kube-scheduler sent them."""
+        """Answer that these nodes can hold the pod, in the form that kube-scheduler sent."""
         if args.nodes is None:
             return cls(names=names)
         return cls(nodes={"items": [args.nodes[name] for name in names]})
@@ -147,7 +147,7 @@ class MetaVictims(msgspec.Struct, frozen=True):
 
 
 class PreemptionResult(msgspec.Struct, frozen=True):
-    """The answer of preempt: a node that is not in it is no candidate any more."""
+    """The answer of preempt: a node that is not in it is not a candidate any more."""
 
     victims: Mapping[NodeName, MetaVictims] = msgspec.field(
         default_factory=dict, name="NodeNameToMetaVictims"

@@ -1,4 +1,4 @@
-"""What every node could give to a request, cached.
+"""The offer of every node to a request, cached.
 
 The best node is found without placing the VM on every node (`ranking`), and nothing is computed again for a
 node that has not changed since the last equal request. Both answers come in slices, so that a new kind of VM
@@ -49,7 +49,7 @@ class FitTable:
         self._states.node_changed(node)
 
     async def describe(self, names: Collection[NodeName]) -> None:
-        """Describe nodes before anybody asks about them."""
+        """Describe nodes before the first request for them."""
         asked = self._set_of(names)
         await in_slices(lambda piece: self._states.describe(asked, piece))
 
@@ -166,7 +166,7 @@ def _unusable(node: Unusable) -> Refusal:
 
 
 def _in_full(found: Refusal | Shortfall, request: Request) -> Refusal:
-    """Say it in words."""
+    """State it in words."""
     if isinstance(found, Refusal):
         return found
     answer = answer_of(found.node, request)

@@ -22,7 +22,7 @@ from kvplace.core.scalars import NodeName, PodUid
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What a pod would get on a node."""
+    """The offer of a node to a pod."""
 
     node: NodeName
     claim: Claim
@@ -97,7 +97,7 @@ class Holds:
             left(node)
 
     def drop_expired(self) -> None:
-        """End the holds whose time is over; the oldest come first."""
+        """End the expired holds; the oldest come first."""
         now = self._clock()
         for uid, hold in list(self._holds.items()):
             if hold.until > now:
@@ -110,7 +110,7 @@ class Holds:
         return hold if hold is not None and node in (None, hold.node) else None
 
     def node_of(self, uid: PodUid) -> NodeName | None:
-        """Return the node on which a pod has a hold."""
+        """Return the node where a pod has a hold."""
         hold = self._holds.get(uid)
         return hold.node if hold is not None else None
 
@@ -119,7 +119,7 @@ class Holds:
         return (claim for uid, claim in self._on_node.get(node, {}).items() if uid != but)
 
     def planned_node(self, uid: PodUid) -> NodeName | None:
-        """Return the node for which a pod is planned; None once kube-scheduler has asked about it."""
+        """Return the node that a pod is planned for; None once kube-scheduler has asked about it."""
         hold = self._holds.get(uid)
         return hold.node if hold is not None and hold.planned else None
 
@@ -129,7 +129,7 @@ class Holds:
 
     @property
     def planned_nodes(self) -> set[NodeName]:
-        """The nodes for which pods are planned."""
+        """The nodes that pods are planned for."""
         return {hold.node for hold in self._holds.values() if hold.planned}
 
     def asked(self, uid: PodUid) -> None:

@@ -55,18 +55,18 @@ class Reply:
 
 
 class Verbs(Protocol):
-    """What kube-scheduler asks of an extender."""
+    """The calls of kube-scheduler to an extender."""
 
     async def filter(self, args: ExtenderArgs) -> FilterResult:
-        """Say which nodes can hold a pod."""
+        """State which nodes can hold a pod."""
         ...
 
     async def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
-        """Say how good each node is for a pod."""
+        """State how good each node is for a pod."""
         ...
 
     async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
-        """Say which victims make a pod fit."""
+        """State which victims make a pod fit."""
         ...
 
     async def bind(self, args: BindingArgs) -> BindingResult:

@@ -59,7 +59,7 @@ _PSEUDO_HEADERS = (b":method", b":path")
 _CONFIGURATION = H2Configuration(
     client_side=False,
     header_encoding=None,
-    # Of the headers only the method and the path are read, and both are looked up: others decide nothing.
+    # Of the headers only the method and the path are read, and both are found: others decide nothing.
     validate_inbound_headers=False,
     normalize_inbound_headers=False,
     validate_outbound_headers=False,
@@ -69,7 +69,7 @@ _CONFIGURATION = H2Configuration(
 
 @dataclass(slots=True)
 class _Call:
-    """A call whose body is still to come."""
+    """A call with a body that is still to come."""
 
     method: str
     path: str
@@ -126,7 +126,7 @@ class Http2Connection(asyncio.Protocol):
             self._close()
 
     def is_overdue(self, now: float) -> bool:
-        """Say whether the caller is too slow; an idle connection is ended in the protocol's own way."""
+        """Return whether the caller is too slow; an idle connection is ended in the protocol's own way."""
         quiet_s = now - self._moved_at
         if (self._unsent or not self._is_greeted) and quiet_s > self._limits.request_s:
             return True
@@ -236,7 +236,7 @@ class Http2Connection(asyncio.Protocol):
                 self._close()
 
     def _take_call(self, stream: int) -> _Call | None:
-        """Take a call out of those whose bodies are still to come."""
+        """Take a call out of those with a body still to come."""
         call = self._calls.pop(stream, None)
         if call is not None:
             self._unread -= len(call.body)

@@ -4,8 +4,8 @@ When kube-scheduler asks about one pod of a rollout, the others usually wait alr
 with it, over the same nodes: each gets a planned hold, and later calls are answered from it. The first bind
 on a node then claims for all that are planned there, in one write of its ledger.
 
-A plan is no promise. The pod that is asked about now comes before those that are only planned: where it fits
-nowhere else, it takes the cores of pods of its own or lower priority, which are then planned anew.
+A plan is not a promise. The pod that is asked about now comes before those that are only planned: where it
+fits nowhere else, it takes the cores of pods of its own or lower priority, which are then planned anew.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ server did not bind the last ones before their binds timed out.
 OFFER_S = 5.0
 """How long an offer is used: a node that is new, or free again, is not considered before."""
 _SHAPES = 64
-"""Shapes whose offers are remembered, the last ones."""
+"""Shapes with remembered offers, the last ones."""
 _AT_ONCE = 3
-"""Pods or machines that are looked at before others get their turn on the event loop."""
+"""Pods or machines that are checked before others get their turn on the event loop."""
 
 
 class OfferedNodes:
@@ -92,7 +92,7 @@ class JointPlan:
         self._offered = OfferedNodes()
 
     def node_of(self, pod: PodRecord, names: Collection[NodeName]) -> NodeName | None:
-        """Return the node for which a pod is planned, if it still can go there.
+        """Return the planned node of a pod, if it still can go there.
 
         A node that kube-scheduler does not offer, although it was asked about all, is one that it has
         rejected for a reason of its own; it will reject it for the others that are planned there, too.
@@ -120,7 +120,7 @@ class JointPlan:
         3. The others, in kube-scheduler's order.
 
         Where nodes are nominated, it waits for some more pods before, and for the nominations afterwards:
-        kube-scheduler, which tries one pod after the other, would otherwise look at all nodes for the next.
+        kube-scheduler, which tries one pod after the other, would otherwise check all nodes for the next.
         """
         names = frozenset(names)
         self._remember_offer(pod, names)
@@ -226,7 +226,7 @@ class JointPlan:
         """Return what a pod asks for, if it can be planned."""
         try:
             return self._pending.request_of(pod)
-        except BadAnnotation:  # its own filter call says what is wrong
+        except BadAnnotation:  # its own filter call states what is wrong
             return None
 
     async def _take_over(
@@ -284,6 +284,6 @@ class JointPlan:
 def is_about_nominated_node(pod: PodRecord, names: Collection[NodeName]) -> bool:
     """Whether kube-scheduler asks about the pod's nominated node alone.
 
-    So it does before it looks at any other, and again where it accepts no other.
+    So it does before it checks any other, and again where it accepts no other.
     """
     return len(names) == 1 and pod.nominated in names

@@ -1,4 +1,4 @@
-"""What the extender counts."""
+"""The metrics of the extender."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ REJECTED_CALLS = Counter(
 )
 PREEMPTIONS = Counter(
     "kvplace_extender_preemptions_total",
-    "Preempt calls by answer: victims, waiting (for cores that come free anyway), making-room, none, "
+    "Preempt calls by answer: victims, waiting (for cores that are released anyway), making-room, none, "
     "unchanged.",
     ["answer"],
 )
 ROOMS = Counter(
     "kvplace_extender_rooms_total",
-    "VMs for which moves were searched, by outcome: made, stopped, none (no moves found).",
+    "Searches for moves, by outcome: made, stopped, none (no moves found).",
     ["outcome"],
 )
 ROOM_MOVES = Counter("kvplace_extender_room_moves_total", "Running VMs that began to move for others.")

@@ -1,8 +1,8 @@
 """Which running VMs of a node may get other cores now, and what the others hold.
 
-A VM moves only if its owner says so (`kvplace.io/movable`), and only while nothing else is going on with it:
-its agent reports every thread in its place, its owner has not asked for other options, it does not migrate,
-and it has not moved in the last ten minutes (`nodes/relocation_times.py`).
+A VM moves only if its owner opted in (`kvplace.io/movable`), and only while nothing else is going on with
+it: its agent reports every thread in its place, its owner has not asked for other options, it does not
+migrate, and it has not moved in the last ten minutes (`nodes/relocation_times.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MovableVms:
         self._cache = cache
 
     def may_be_on(self, node: NodeName) -> bool:
-        """Whether it is worth looking closer at a node: an agent sets cpusets there, and a VM may move."""
+        """Whether it is worth checking closer at a node: an agent sets cpusets there, and a VM may move."""
         if not self._cache.enforces(node):
             return False
         claims = self._cache.ledger(node).claims
@@ -148,7 +148,7 @@ def _runs(pod: PodRecord) -> bool:
 
 
 def _is_settled(placed: PodPlacement, pod: PodRecord, claim: Claim, machine: NodeMachine) -> bool:
-    """Whether its claim holds just what its placement says, on the machine that is there now."""
+    """Whether its claim holds just what its placement states, on the machine that is there now."""
     placement = placed.placement
     return (
         (placed.pod_uid, placed.node) == (pod.uid, pod.node)

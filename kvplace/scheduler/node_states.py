@@ -37,14 +37,14 @@ class NodeState:
 
 
 class Unseen:
-    """The states that somebody has not looked at yet.
+    """The states that have not been checked yet.
 
     Those that a slice leaves are not listed again by the next one.
     """
 
     def __init__(self) -> None:
         self._last = 0
-        """The number up to which every state has been looked at."""
+        """The number of the last state that has been checked."""
         self._left: list[NodeState] = []
         """States that are newer, the oldest last."""
 

@@ -1,10 +1,10 @@
-"""Nominating the nodes of planned pods, so that kube-scheduler looks at one node instead of thousands.
+"""Nominating the nodes of planned pods, so that kube-scheduler checks one node instead of thousands.
 
 kube-scheduler tries `status.nominatedNodeName` first, and all other nodes only if that one fails. It is one
 more write to the API server for each pod, so it pays in large clusters only. It is a hint: one that comes
 too late, or fails, changes nothing but the cost. So that few come too late, kube-scheduler gets its
 answer about one pod when the nominations of those that were planned beside it are written. A pod that
-somebody else has nominated or bound since it was planned is left alone.
+another client has nominated or bound since it was planned is left alone.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 4
 """Nominations under way: enough to stay ahead of kube-scheduler, few enough to leave the rest to binds."""
 _PATIENCE_S = 1.0
-"""How long kube-scheduler's answer waits at most: looking at all nodes for every pod costs it more."""
+"""How long kube-scheduler's answer waits at most: checking all nodes for every pod costs it more."""
 _ATTEMPTS = 3
 _WATCH_S = 0.5
 """How long a nomination waits for the version of the pod that it made, or that was made meanwhile."""
 
 
 class NominationClient(Protocol):
-    """What nominating asks of a cluster."""
+    """The cluster calls of nominating."""
 
     async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
-        """Nominate a node for a pod that is still as `pod` says.
+        """Nominate a node for a pod that is still as `pod` states.
 
         Raises Conflict if it has changed, and Refused if it is gone or must not be nominated.
         """
@@ -45,7 +45,7 @@ class NominationClient(Protocol):
 
 
 class Nominations:
-    """The planned pods whose nodes are still to be nominated, in kube-scheduler's order."""
+    """The planned pods without a nominated node, in kube-scheduler's order."""
 
     def __init__(self, cluster: NominationClient, cache: NodeCache, holds: Holds, *, from_nodes: int) -> None:
         """Nominate in clusters of at least `from_nodes` nodes; 0: never."""
@@ -64,7 +64,7 @@ class Nominations:
 
     @property
     def pay(self) -> bool:
-        """Whether the cluster is so large that looking at all nodes costs more than a nomination."""
+        """Whether the cluster is so large that checking all nodes costs more than a nomination."""
         return 0 < self._from_nodes <= len(self._cache.nodes.records)
 
     @property

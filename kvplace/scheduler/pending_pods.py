@@ -1,7 +1,7 @@
 """The pods that kube-scheduler has asked about, one record each, until they are bound or gone.
 
-A record says what the pod asks for, how often and since when kube-scheduler has tried it, why it was refused
-last, and why its node was chosen. UID and attempt together name one decision in the log.
+A record states what the pod asks for, how often and since when kube-scheduler has tried it, why it was
+refused last, and why its node was chosen. UID and attempt together name one decision in the log.
 
 One rule forgets records: when the watch shows that a pod is bound or gone, its record goes. If the end of a
 pod was seen before the question, nothing would remove the record. So each new record examines the two oldest.
@@ -34,7 +34,7 @@ _EXAMINED = 2
 
 
 class PodReader(Protocol):
-    """What reading a pod request asks of a cluster."""
+    """The cluster calls of reading a pod request."""
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         """Read a pod as the API server has it now; None if there is none."""
@@ -43,7 +43,7 @@ class PodReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AskingPod:
-    """What a pod asks for, and the VMI of the pod."""
+    """The request of a pod, and its VMI."""
 
     pod_request: PodRequest
     vmi: ObjectReference | None
@@ -52,7 +52,7 @@ class AskingPod:
 
 @dataclass(slots=True)
 class PendingPod:
-    """What is known about a pod that is not bound yet."""
+    """The state of a pod that is not bound yet."""
 
     asking: AskingPod | None = None
     """None until the request is read."""

@@ -1,14 +1,14 @@
 """The verb preempt: whom kube-scheduler evicts so that a VM of higher priority gets cores that fit its scope.
 
-kube-scheduler asks after it has found, on up to some hundred nodes, pods of lower priority whose eviction
+kube-scheduler asks after it has found, on up to some hundred nodes, pods of lower priority; their eviction
 gives the VM enough CPUs in number. Which cores they have it does not know. The answer names one node, and on
-it the victims of least cost in kube-scheduler's own order whose cores make the VM fit. They may be others
+it the victims of least cost in kube-scheduler's own order that make the VM fit. They may be others
 than those that were sent, and the node one that was not sent: where Filter has just found only cores missing.
 
-Nobody is evicted in vain: where a VM fits once those have ended that end anyway, it waits for them, but not
-for ever for one that does not come to its end. What the victims leave is reserved for it in the node's ledger
-(`core/reservation.py`) before they are named, so no replica gives it to anybody else. Only a pod of higher
-priority may take it.
+No pod is evicted in vain: where a VM fits once pods have ended that end anyway, it waits for them, but
+not for ever for one that does not come to its end. What the victims leave is reserved for it in the node's
+ledger (`core/reservation.py`) before they are named, so no replica gives it to any other pod. Only a pod
+of higher priority may take it.
 
 What kube-scheduler counts besides cores is not known here. So other victims than its own must request as much
 of each resource, and where more than amounts decides (affinity, host ports), its own victims stay.
@@ -51,9 +51,9 @@ from kvplace.scheduler.pending_pods import PendingPods
 log = logging.getLogger(__name__)
 
 MOST_NODES = 500
-"""Nodes that one call looks at: first those that kube-scheduler has sent."""
+"""Nodes that one call checks: first those that kube-scheduler has sent."""
 MOST_SECONDS = 4.0
-"""How long one call looks; kube-scheduler schedules nothing meanwhile, and gives up after httpTimeout."""
+"""How long one call searches; kube-scheduler schedules nothing meanwhile, and gives up after httpTimeout."""
 MOST_EQUALS = 16
 """Nodes with equally cheap victims among which the one with the best placement is chosen."""
 PATIENCE_SECONDS = 120.0
@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 
 class BudgetReader(Protocol):
-    """What preemption asks of a cluster."""
+    """The cluster calls of preemption."""
 
     async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
         """Read all PodDisruptionBudgets."""
@@ -76,7 +76,7 @@ class BudgetReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What the best node so far needs."""
+    """The victims of the best node so far."""
 
     node: NodeName
     victims: Victims
@@ -87,7 +87,7 @@ class _Offer:
 
 
 class Preemptor:
-    """Answers preempt, and reserves the cores that come free for whom they come free."""
+    """Answers preempt, and reserves the cores for the pod that they are released for."""
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class Preemptor:
         """How many bound pods have each priority."""
         cache.pods.subscribe(self._pod_seen)
 
-    # What Filter asks and says.
+    # What Filter asks and states.
 
     def may_help(self, pod: PodRecord) -> bool:
-        """Say whether anybody could be evicted for a pod at all."""
+        """Return whether any pod could be evicted for a pod at all."""
         return any(priority < pod.priority for priority in self._priorities)
 
     def refused(self, pod: PodRecord, nodes: Collection[NodeName]) -> None:
@@ -140,7 +140,7 @@ class Preemptor:
         return False
 
     def _outranked(self, ledger: Ledger, pod: PodRecord) -> frozenset[PodUid]:
-        """Return the pods of lower priority than a pod for which something is reserved."""
+        """Return the pods with a reservation and a lower priority than a pod."""
         reserved = (uid for uid, claim in ledger.claims.items() if claim.reserved is not None)
         known = ((uid, self._cache.pods.get(uid)) for uid in reserved if uid != pod.uid)
         return frozenset(uid for uid, other in known if other is not None and other.priority < pod.priority)
@@ -178,7 +178,7 @@ class Preemptor:
     # The verb.
 
     async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
-        """Answer which pods of which node have to go for a pod; an empty answer lets it wait."""
+        """Answer with the victims for a pod by node; an empty answer lets it wait."""
         if not self._cache.has_synced:
             raise Unavailable("kvplace has not read the cluster yet; it will in a moment")
         asking = self._pending.request_of(args.pod)
@@ -314,7 +314,7 @@ class Preemptor:
             yield Question(known, request, ours, leaving, certain, violations=max(0, unknown))
 
     def _leaving(self, node: NodeName) -> frozenset[PodUid]:
-        """Return the pods whose claims on a node come free without anybody's doing.
+        """Return the pods with claims on a node that are released anyway.
 
         What is reserved for a pod does not: the cache may have it before its pod.
         """
@@ -334,7 +334,7 @@ class Preemptor:
         pending.leaving = dict.fromkeys(leaving, self._clock()) | still
 
     def _awaited_in_vain(self, uid: PodUid, leaving: frozenset[PodUid]) -> frozenset[PodUid]:
-        """Return those for whom a pod has waited for so long that they count as staying."""
+        """Return the pods that another one has waited for so long that they count as staying."""
         waiting, oldest = self._pending.get(uid).leaving, self._clock() - PATIENCE_SECONDS
         return frozenset(other for other in leaving if waiting.get(other, oldest) < oldest)
 
@@ -376,7 +376,7 @@ def _needed(
     here: Mapping[PodUid, PodRecord],
     ending: Sequence[PodRecord | None],
 ) -> dict[str, int]:
-    """What victims must request together: as much as those that were sent, or as the pod if that is less.
+    """The least that victims must request together: as much as the sent ones, or the pod if that is less.
 
     What pods request that end anyway counts, too, as long as kube-scheduler counts it. Nothing is needed
     on a node that was not sent: there is enough of everything but cores.

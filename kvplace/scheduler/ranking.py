@@ -61,7 +61,7 @@ class Shortfall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _MachineShortage:
-    """What is missing on machines of one kind."""
+    """The shortage on machines of one kind."""
 
     shortage: Shortage
     groups: dict[str, tuple[str, bool, str]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class _MachineShortage:
 
 
 class Ranking:
-    """What is known about every state for one request."""
+    """Knowledge about every state for one request."""
 
     def __init__(self, request: Request, strategy: Strategy, remembered: RememberedAnswers) -> None:
         """`remembered` are the answers of all rankings together."""

@@ -1,4 +1,4 @@
-"""What nodes in some states have answered to requests, remembered beyond the nodes that were in these states.
+"""Answers of nodes in some states to requests, remembered longer than the nodes stay in these states.
 
 VMs of one size fill equal machines alike: each machine goes through the states that others have been in.
 """
@@ -35,7 +35,7 @@ class RememberedAnswers:
         self._answer = lru_cache(maxsize=_REMEMBERED)(_answer)
 
     def of(self, node: NodeSnapshot, request: Request) -> Fit | Refusal:
-        """Say what a node in this state gives to a VM, or why it does not fit."""
+        """Return what a node in this state gives to a VM, or why it does not fit."""
         return self._answer(_Question(node.key, request.key, node, request))
 
 

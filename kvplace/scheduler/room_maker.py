@@ -3,12 +3,12 @@
 Filter names a VM that fits on no node. If moves are found, they are begun one after the other: one write of
 the node's ledger each, which the controller and the node's agent then carry out as every relocation. The
 first of these writes also reserves what the VM will get (`core/reservation.py`), so every replica can bind it
-there, also when this one is gone by then. The next move begins when the last one is in force. No VM is
+there, also when this one is gone by then. The next move begins when the last one is in effect. No VM is
 evicted for the one that waits meanwhile.
 
-Whatever happens, only the moves that were begun are completed or undone, and a reservation that nobody renews
-ends. So giving up is always safe: when the deadline has passed, a VM could not be moved, or the node has
-changed.
+Whatever happens, only the moves that were begun are completed or undone, and a reservation that nothing
+renews ends. So giving up is always safe: when the deadline has passed, a VM could not be moved, or the node
+has changed.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from kvplace.scheduler.pending_pods import AskingPod, PodReader
 log = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""VMs for which one replica makes room at a time: as many VMs move at most, and one on each node."""
+"""One replica makes room for so many VMs at a time: as many VMs move at most, and one on each node."""
 PATIENCE_S = 300.0
 """How long all moves for one VM may take; then it is given up."""
 PAUSE_S = 60.0
-"""How long no room is made for a VM again after that ended, or none was found; a VM whose move failed is left
-in peace ten times as long."""
+"""How long no room is made for a VM again after that ended, or none was found; a VM with a failed move is
+left in peace ten times as long."""
 _BOUND_S = 30.0
-"""How long a VM for which room was made may take to be bound."""
+"""How long a VM may take to be bound after room was made for it."""
 _DECIDED_S = 4.0
 """How long a preempt call waits for the search; kube-scheduler gives up after 10 s."""
 _REST = 4
@@ -69,16 +69,16 @@ Search = Callable[[Sequence[CrowdedNode], Request], Coroutine[Any, Any, RoomOnNo
 
 
 class MakeRoom(Enum):
-    """For whom room is made (`serve --make-room`)."""
+    """The VMs that room is made for (`serve --make-room`)."""
 
     OFF = "off"
     ON_REQUEST = "on-request"
-    """For VMs that ask for it: `kvplace.io/make-room`."""
+    """For VMs that request it: `kvplace.io/make-room`."""
     AUTOMATIC = "automatic"
 
 
 class _Stopped(Exception):
-    """No room is made for a VM any more; says why in one clause."""
+    """No room is made for a VM any more; states why in one clause."""
 
 
 @dataclass(eq=False)
@@ -137,7 +137,7 @@ class RoomMaker:
             cache.ledgers.subscribe(lambda _node: self._changed.set())
             cache.pods.subscribe(lambda _before, _after: self._changed.set())
 
-    # What the extender asks and says.
+    # What the extender asks and states.
 
     def fits_nowhere(self, pod: PodRecord, asking: AskingPod, nodes: Collection[NodeName]) -> None:
         """Make room for a pod on one of the nodes, soon, if that is wanted and not tried too often."""
@@ -155,7 +155,7 @@ class RoomMaker:
         self._asked.put_nowait(making)
 
     async def is_under_way(self, uid: PodUid) -> bool:
-        """Say whether room is being made for a pod; waits until it is known whether moves help."""
+        """Return whether room is being made for a pod; waits until it is known whether moves help."""
         making = self._making.get(uid)
         if making is None:
             return self._is_reserved(uid)
@@ -194,13 +194,13 @@ class RoomMaker:
             ROOMS.labels(outcome).inc()
 
     def _say_why(self, making: _Making, why: str) -> None:
-        """Tell the owner of the VM that waits; what became of one that waits no longer it knows."""
+        """Write an event on the VM that waits; the owner of one that waits no longer knows its end."""
         log.info("no room is made any more: %s", why, extra=_about(making.pod, making.node))
         if self._waits(making.pod):
             self._events.record(room_not_made(owner_reference(making.pod), why))
 
     async def _find(self, making: _Making) -> RoomOnNode | None:
-        """Look for moves on the nodes with most free CPUs, those that have VMs that may move.
+        """Search for moves on the nodes with most free CPUs, those that have VMs that may move.
 
         None where there are none, or room is being made for another VM on that node.
         """
@@ -231,7 +231,7 @@ class RoomMaker:
         return found
 
     async def _carry_out(self, making: _Making, room: RoomOnNode) -> bool:
-        """Make the moves and wait for the bind; returns whether all were made, after saying why if not."""
+        """Make the moves and wait for the bind; returns whether all were made, after stating why if not."""
         pod, node, moves = making.pod, room.node, room.plan.moves
         making.since = rfc3339(self._now())
         whole = claim_of(
@@ -261,7 +261,7 @@ class RoomMaker:
         return True
 
     async def _give_back(self, making: _Making) -> None:
-        """End the reservation, unless it has become the claim of the VM, or somebody else's."""
+        """End the reservation, unless it has become the claim of the VM, or another client's."""
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
             is_ours = self._reservation(making, ledger) is not None
@@ -394,7 +394,7 @@ class RoomMaker:
         await self._changed.wait()
 
     def _check(self, making: _Making) -> None:
-        """Raise _Stopped when the VM waits no longer, or somebody else has got what was reserved for it."""
+        """Raise _Stopped when the VM waits no longer, or another client has got what was reserved for it."""
         if not self._waits(making.pod):
             raise _Stopped("the VM waits no longer")
         assert making.node is not None
@@ -417,7 +417,7 @@ class RoomMaker:
             self._not_before.popitem(last=False)
 
     def _tell(self, making: _Making, vm: MovableVm, move: Move, which: str) -> None:
-        """Tell both owners who moves for whom."""
+        """Write an event about the move on both VMs."""
         pod, mover, node = making.pod, vm.pod, making.node
         way = f"from CPUs {format_cpu_list(move.before.cpus)} to {format_cpu_list(move.after.cpus)} of {node}"
         for_whom = f"this VM moves {way}, to make room for {_called(pod, mover)}"

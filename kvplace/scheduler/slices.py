@@ -35,7 +35,7 @@ class Slice:
 
 
 ENDLESS = Slice(float("inf"))
-"""For those who have nobody to wait for them."""
+"""No limit, for callers off the event loop."""
 
 
 async def in_slices(compute: Callable[[Slice], T]) -> T:

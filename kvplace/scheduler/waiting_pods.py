@@ -1,9 +1,9 @@
 """The pods that wait for their first try, by scheduling shape, in kube-scheduler's order.
 
 Only a pod that kube-scheduler has not tried yet is sure to be tried soon. One that was tried and refused
-comes again when something changes, nobody knows when, and one with a nominated node is about to go there.
+comes again when something changes, at an unknown time, and one with a nominated node is about to go there.
 
-In a large cluster the first pod of a plan costs kube-scheduler a look at thousands of nodes, and those that
+In a large cluster the first pod of a plan costs kube-scheduler a check of thousands of nodes, and those that
 are planned beside it, and nominated, cost it one node each. VMs of a rollout arrive some dozens a second. So
 the first pod of a stream waits a moment for others (`Gathering`).
 """

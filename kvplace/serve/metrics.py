@@ -25,18 +25,18 @@ from kvplace.scheduler.extender import Extender
 from kvplace.service.metrics import Series
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Sizes of free blocks by which nodes are counted, in CPUs."""
+"""Sizes of free blocks for counting nodes, in CPUs."""
 
 NODES = Gauge(
     "kvplace_cluster_nodes", "Nodes by whether VMs can be placed on them: usable, unusable.", ["state"]
 )
 UNUSABLE = Series(
-    Gauge("kvplace_cluster_unusable_node", "1 for each node on which no VM can be placed.", ["node"])
+    Gauge("kvplace_cluster_unusable_node", "1 for each node where no VM can be placed.", ["node"])
 )
 ENFORCED = Series(
     Gauge(
         "kvplace_cluster_enforced_node",
-        "1 for each node whose NodeTopology states that an agent keeps other containers off owned CPUs.",
+        "1 for each node with an agent that keeps other containers off owned CPUs, by its NodeTopology.",
         ["node"],
     )
 )
@@ -50,7 +50,7 @@ OVERLAPPING = Series(
 ALLOCATABLE = Gauge("kvplace_cluster_allocatable_cpus", "CPUs of usable nodes that VMs may get.")
 FREE = Gauge("kvplace_cluster_free_cpus", "CPUs that an exclusive VM could get.")
 CLAIMS = Gauge("kvplace_cluster_claims", "Claims in all ledgers.")
-PODS = Gauge("kvplace_cluster_pods", "Pods that ask for cores: waiting, bound.", ["state"])
+PODS = Gauge("kvplace_cluster_pods", "Pods that opted in: waiting, bound.", ["state"])
 OLDEST_WAITING = Series(
     Gauge(
         "kvplace_cluster_oldest_waiting_pod_seconds",
@@ -81,7 +81,7 @@ FRAGMENTATION = Gauge(
 OLDEST_UNBOUND = Series(
     Gauge(
         "kvplace_ledger_oldest_unbound_claim_seconds",
-        "Age of the oldest claim whose pod is not bound; no series without one.",
+        "Age of the oldest claim of an unbound pod; no series without one.",
         ["node", "vm_namespace", "vm"],
     )
 )
@@ -90,9 +90,9 @@ WATCH_AGE = Gauge(
     "Time since the API server was last heard about a kind, be it by a bookmark, which comes every minute.",
     ["kind"],
 )
-HOLDS = Gauge("kvplace_extender_holds", "Pods for which Filter holds cores until their Bind.")
+HOLDS = Gauge("kvplace_extender_holds", "Pods with cores that Filter holds until their Bind.")
 BINDS_UNDER_WAY = Gauge("kvplace_extender_binds_under_way", "Binds that have begun and not ended.")
-CONTROLLER_QUEUE = Gauge("kvplace_controller_queue_nodes", "Nodes whose ledgers are to be looked at.")
+CONTROLLER_QUEUE = Gauge("kvplace_controller_queue_nodes", "Nodes with ledgers to check.")
 EVENT_QUEUE = Gauge("kvplace_events_queue_length", "Events that are still to be written.")
 
 
@@ -164,7 +164,7 @@ class ClusterGauges:
                 NODES_WITH_FREE_BLOCK.labels(scope, str(size)).set(free_blocks.nodes_with(domain, size))
 
     async def _look_at_claims(self) -> None:
-        """Count the claims and find the oldest one whose pod is not bound."""
+        """Count the claims and find the oldest one of an unbound pod."""
         pods, count = self._cache.pods, 0
         oldest: tuple[str, NodeName, Claim] | None = None
         ends = time.perf_counter() + SLICE_S

@@ -43,7 +43,7 @@ from kvplace.web.settings import WebSettings
 class ServeClient(
     NodeClient, ExtenderClient, ControllerClient, VmiReader, EventWriter, ReviewClient, Protocol
 ):
-    """What the components of `serve` ask of a cluster together."""
+    """The cluster calls of the components of `serve`."""
 
 
 def run(settings: ServeSettings) -> None:

@@ -27,7 +27,7 @@ class ServeReadiness(Readiness):
     """The stores that decisions rest on."""
 
     def health(self) -> Health:
-        """Say whether the replica can serve, and what is wrong."""
+        """Return whether the replica can serve, and what is wrong."""
         if self.obstacle:
             return Health(False, self.obstacle)
         failing = [store for store in self.stores if store.failing_s >= self.patience_s]

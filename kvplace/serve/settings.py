@@ -1,4 +1,4 @@
-"""What an operator decides when starting `kvplace serve`."""
+"""The settings of `kvplace serve`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServeSettings:
     admission_address: Address
     health_address: Address
     admission_client_ca: Path | None = None
-    """Callers of admission must have a certificate of this CA; None: nobody needs one."""
+    """Callers of admission must have a certificate of this CA; None: nothing needs one."""
     admission_client_names: tuple[str, ...] = ()
     """Names that those certificates must carry one of; empty: any."""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)

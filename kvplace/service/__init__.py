@@ -1,1 +1,1 @@
-"""What every long-running process shares: TLS, JSON log lines, listening, health and metrics."""
+"""Common parts of every long-running process: TLS, JSON log lines, listening, health and metrics."""

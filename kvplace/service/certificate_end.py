@@ -1,6 +1,6 @@
 """When certificates end, read from their PEM files.
 
-OpenSSL tells Python only about certificates that it has verified. The few fields before the validity of an
+OpenSSL shows Python only certificates that it has verified. The few fields before the validity of an
 X.509 certificate are skipped by their lengths (RFC 5280, 4.1).
 """
 

@@ -1,4 +1,4 @@
-"""Who may call a listener: the names in the certificate that a client has shown and TLS has verified.
+"""The clients that may call a listener, by the names in their verified certificates.
 
 A client certificate of the right CA is not enough where that CA signs for others, too.
 """

@@ -32,7 +32,7 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What the callers of one listener may take together and each."""
+    """Bounds for the callers of one listener, together and each."""
 
     connections: int = 768
     """Three API servers may have 200 changes under way each, and each may need a connection."""
@@ -51,7 +51,7 @@ class KeepsOwnTime(Protocol):
     """A protocol that knows itself when its caller is too slow: it serves several requests at once."""
 
     def is_overdue(self, now: float) -> bool:
-        """Say whether the connection is to be cut; `now` is the loop's time."""
+        """Return whether the connection is to be cut; `now` is the loop's time."""
         ...
 
     def hang_up(self) -> None:
@@ -93,7 +93,7 @@ class Connections:
     def noticing_loss(
         self, transport: asyncio.BaseTransport | None, call: Callable[[], None]
     ) -> Iterator[None]:
-        """Have something called when the caller of a connection goes away, while the block runs."""
+        """Have something called when the caller of a connection disconnects, while the block runs."""
         connection = self._open.get(transport)
         if connection is None:  # gone already
             call()

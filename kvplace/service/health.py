@@ -30,7 +30,7 @@ class Readiness:
     """One sentence for `/readyz`; empty when ready."""
 
     def health(self) -> Health:
-        """Say whether the process can serve, or why not."""
+        """Return whether the process can serve, or why not."""
         return Health(not self.obstacle, self.obstacle or "ok")
 
 

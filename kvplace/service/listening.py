@@ -73,7 +73,7 @@ async def http1_server(
 
 @contextlib.asynccontextmanager
 async def while_connected(request: web.Request) -> AsyncIterator[None]:
-    """Give the block up as soon as the caller goes away; a long answer would learn it from its next bytes."""
+    """Give the block up as soon as the caller disconnects; a long answer would notice at its next bytes."""
     limit = asyncio.timeout(None)
     try:
         async with limit:
@@ -90,7 +90,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def _noting_complete_requests(connections: Connections) -> Callable[..., Awaitable[web.StreamResponse]]:
     @web.middleware
     async def note(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        # A compressed body may be a thousand times larger than what was sent; nobody needs to send one.
+        # A compressed body may be a thousand times larger than what was sent; nothing needs to send one.
         if request.headers.get("Content-Encoding", "identity") != "identity":
             return web.Response(status=415, text="compressed bodies are not read\n")
         request[_CONNECTIONS] = connections
@@ -102,6 +102,6 @@ def _noting_complete_requests(connections: Connections) -> Callable[..., Awaitab
                     raise
                 return (
                     web.Response()
-                )  # nobody gets it; aiohttp would log a traceback for each caller that goes
+                )  # the caller is gone; aiohttp would log a traceback for each caller that goes
 
     return note

@@ -15,7 +15,7 @@ from kvplace.service.settings import Address
 
 _BACKLOG = 128
 _NO_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
-"""What a kernel answers that was started with ipv6.disable=1, or whose IPv6 has no address to bind."""
+"""The answer of a kernel with ipv6.disable=1, or without an IPv6 address to bind."""
 
 
 async def listening_socket(address: Address) -> socket.socket:
@@ -47,7 +47,7 @@ def _listen(family: int, where: tuple[object, ...]) -> socket.socket:
     # follows another one would wait for the caller's delayed acknowledgement, 40 ms on Linux.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if family == socket.AF_INET6:  # `::` takes IPv4, too, whatever the host's net.ipv6.bindv6only says
+        if family == socket.AF_INET6:  # `::` takes IPv4, too, whatever the host's net.ipv6.bindv6only states
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(where)

@@ -1,4 +1,4 @@
-"""What every long-running process counts about itself, and the watch over its event loop."""
+"""The metrics of every long-running process about itself, and the watch over its event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _EVERY_S = 0.25
 
 
 class Series:
-    """The series of a gauge whose label values name nodes or pods: it has those of the last update only."""
+    """The series of a gauge with nodes or pods in its labels: it has those of the last update only."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge

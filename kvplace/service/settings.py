@@ -1,4 +1,4 @@
-"""Settings that every long-running process has: where it listens and with which certificates."""
+"""Settings that every long-running process has: its addresses and certificates."""
 
 from __future__ import annotations
 

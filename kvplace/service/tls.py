@@ -1,6 +1,6 @@
 """TLS of a listener, with certificates that may be renewed while the process runs.
 
-cert-manager and the kubelet replace mounted files in place. A server context never looks at its files again,
+cert-manager and the kubelet replace mounted files in place. A server context never checks its files again,
 so every new connection gets the newest context that could be loaded.
 """
 

@@ -90,7 +90,7 @@ def _machines(count: int) -> dict[NodeName, Topology]:
 
 @dataclass(frozen=True)
 class _Decided:
-    """A VM whose node is chosen and whose pod is to be bound."""
+    """A VM with a chosen node and a pod to bind."""
 
     name: str
     vmi: Mapping[str, Any]

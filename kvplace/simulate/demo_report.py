@@ -48,7 +48,7 @@ class PlacedVm:
 
 @dataclass(frozen=True, slots=True)
 class RefusedVm:
-    """A VM that was refused: by which component, and the message that its user gets."""
+    """A refused VM: the component that refused it, and the message for its user."""
 
     name: str
     by: str
@@ -143,7 +143,7 @@ class DemoReport:
 
 @dataclass(frozen=True, slots=True)
 class SimilarRefusals:
-    """VMs whose refusals differ in numbers only."""
+    """VMs with refusals that differ in numbers only."""
 
     by: str
     reason: str
@@ -164,7 +164,7 @@ def similar_refusals(report: DemoReport) -> list[SimilarRefusals]:
 def domain_diff(vm: PlacedVm) -> list[str]:
     """Give the changes to a domain as a unified diff without newlines.
 
-    An empty element can be written in two ways; that alone is no change.
+    An empty element can be written in two ways; that alone is not a change.
     """
     return list(
         difflib.unified_diff(

@@ -65,7 +65,7 @@ class ActiveVms:
             self._count(vm, -1)
 
     def end_next(self) -> Departure | None:
-        """Let the VM end whose time comes first; None when none will end."""
+        """Let the next VM end; None when none will end."""
         while self._ends:
             at, name = heapq.heappop(self._ends)
             vm = self._running.pop(name, None)

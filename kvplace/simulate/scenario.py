@@ -1,4 +1,4 @@
-"""What one `kvplace simulate` runs: the nodes and the load of a scenario document."""
+"""The input of one `kvplace simulate`: the nodes and the load of a scenario document."""
 
 from __future__ import annotations
 

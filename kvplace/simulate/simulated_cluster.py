@@ -23,7 +23,7 @@ from kvplace.scheduler.fit_table import FitTable
 from kvplace.simulate.load import Vm
 
 _MOST_NODES_SEARCHED_FOR_MOVES = 8
-"""Nodes on which moves are searched for, for one VM."""
+"""Nodes where moves are searched for one VM."""
 
 
 class SimulatedCluster:

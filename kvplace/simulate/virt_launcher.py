@@ -1,4 +1,4 @@
-"""What KubeVirt makes of a VM: its VMI, virt-launcher pod and libvirt domain, for the demo.
+"""KubeVirt's objects for a VM: its VMI, virt-launcher pod and libvirt domain, for the demo.
 
 They have the fields that kvplace reads or changes, as virt-controller and virt-launcher write them.
 """

@@ -1,7 +1,7 @@
-"""What is wrong with the agent of a node, in one sentence, for people who look at the map.
+"""Faults of a node's agent, in one sentence, for readers of the map.
 
 An agent writes what it measures, and whether it is well. What it has written stays when it is gone, and then
-looks as true as before. So its pod is looked at, too.
+seems as true as before. So its pod is checked, too.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import AgentPod, TopologyRecord
 from kvplace.kube.store import Store
 
-GONE = "its agent is gone or not ready: nothing is measured there, and what it has said may be old"
+GONE = "its agent is gone or not ready: nothing is measured there, and what it has reported may be old"
 
 
 class Agents:
     """The agents of all nodes, as far as their pods may be seen."""
 
     def __init__(self, pods: Store[PodUid, AgentPod]) -> None:
-        """`pods` are those of agents; nobody is called gone before their list is complete."""
+        """`pods` are those of agents; none is called gone before their list is complete."""
         self._pods = pods
         self._ready: dict[NodeName, set[PodUid]] = {}
         self._listeners: list[Callable[[NodeName], None]] = []
@@ -36,7 +36,7 @@ class Agents:
             self._tell(node)
 
     def trouble(self, node: NodeName, described: TopologyRecord | None) -> str:
-        """Say what is wrong with the agent of a node; empty where all is well, or none belongs there."""
+        """State what is wrong with the agent of a node; empty where all is well, or none belongs there."""
         if described is None:
             return ""
         belongs = described.by_agent or described.observed_generation is not None
@@ -44,7 +44,7 @@ class Agents:
             return GONE
         for condition in described.conditions:
             if condition.type == "Ready" and condition.status is False:
-                return f"its agent says {condition.reason}: {condition.message}"
+                return f"its agent reports {condition.reason}: {condition.message}"
         seen = described.observed_generation
         if seen is not None and seen < described.generation:
             return "its agent has not seen the newest description yet"

@@ -62,7 +62,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class MapClient(ReviewClient, WatchClient, Protocol):
-    """What the map asks of a cluster."""
+    """The cluster calls of the map."""
 
 
 class WebMap:
@@ -153,7 +153,7 @@ class WebMap:
         with self._feed.stream(reader), contextlib.suppress(ConnectionResetError):  # the reader went away
             async with while_connected(request):
                 await response.prepare(request)
-                # Says at once that the stream is open, which browsers would show with the first event only.
+                # States at once that the stream is open, which browsers would show with the first event only.
                 await response.write(b"retry: 2000\n\n")
                 await self._write_changes(response, viewer, position)
         return response
@@ -169,7 +169,7 @@ class WebMap:
                     asked_at = time.monotonic()
 
     async def _still_may(self, viewer: Viewer) -> bool:
-        """Whether a stream goes on; it ends where nobody can say: its page is told why when it returns."""
+        """Whether a stream goes on; it ends where that is unknown; its page then asks why."""
         try:
             return await self._visitors.still_may(viewer)
         except KvplaceError:
@@ -233,7 +233,7 @@ class WebMap:
 async def web_map(
     cluster: MapClient, cache: NodeCache, free_blocks: ClusterFreeBlocks, settings: WebSettings
 ) -> AsyncIterator[web.Application]:
-    """Make the application, and look for changes while the block runs."""
+    """Make the application, and search for changes while the block runs."""
     sessions = None if settings.behind_proxy else Sessions(settings.tls.key)
     visitors = Visitors(Gate(cluster, settings.holds_s), sessions)
     agent_pods = Store(AGENT_PODS, AGENTS)

@@ -1,4 +1,4 @@
-"""What the pages show, as JSON: a node with its core map, a VM with its seat and its neighbours, a search."""
+"""The content of the pages, as JSON: a node with its core map, a VM with its neighbours, a search."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def view_of(cache: NodeCache, name: NodeName) -> NodeView:
 
 
 def vms_on(cache: NodeCache, node: NodeView) -> list[VmView]:
-    """List the VMs that a node's ledger has claims of, but for those whose pods are gone."""
+    """List the VMs with a claim in a node's ledger and a pod."""
     found = (_vm(cache, claim) for claim in node.ledger.claims.values())
     return [vm for vm in found if vm is not None]
 
 
 async def search(cache: NodeCache, query: str) -> Json:
-    """Find nodes and VMs whose name contains all words of a query; at most 50 of each.
+    """Find nodes and VMs with all words of a query in the name; at most 50 of each.
 
     Gives way to others now and then: a large cluster has tens of thousands of names.
     """
@@ -132,7 +132,7 @@ def _vm(cache: NodeCache, claim: Claim) -> VmView | None:
 
 
 def _state_document(node: NodeView | None, uid: PodUid, vm: VmView | None) -> Json:
-    """Say how a VM is doing, in a word, and what is wrong or waited for, in a sentence."""
+    """State how a VM is doing, in a word, and what is wrong or waited for, in a sentence."""
     if vm is None:
         return {"state": VmState.ENDED.value, "sentence": "its pod is gone; its cores are being released"}
     report = node.reports.get(uid) if node is not None else None
@@ -219,7 +219,7 @@ def _pod_document(cache: NodeCache, agents: Agents, pod: PodRecord) -> Json:
 
 
 def _reserved_on(cache: NodeCache, pod: PodRecord) -> NodeName:
-    """Name the node on which other VMs make room for a pod that waits; empty where none does."""
+    """Name the node where other VMs make room for a waiting pod; empty where none does."""
     for name in cache.ledgers.nodes_claimed_by(pod.uid):
         claim = cache.ledger(name).claims.get(pod.uid)
         if claim is not None and claim.reserved is not None:

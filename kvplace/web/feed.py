@@ -1,8 +1,8 @@
-"""Telling open pages what has changed: server-sent events, gathered, bounded and able to resume.
+"""Reports to open pages what has changed: server-sent events, gathered, bounded and able to resume.
 
-Changes gather for a second and go to everybody together. Nothing is queued for anybody: a page that is slow
-is sent what has changed since the revision it has, once it can take more. A page that comes back names the
-last revision that it has seen (Last-Event-ID); where this replica cannot say what it missed, it loads
+Changes gather for a second and go to everybody together. Nothing is queued for a page: a page that is
+slow is sent what has changed since the revision it has, once it can take more. A page that comes back names
+the last revision that it has seen (Last-Event-ID); where this replica cannot state what it missed, it loads
 everything anew. Without a page open nothing is computed.
 """
 
@@ -53,7 +53,7 @@ class Feed:
         return self._position(self._rows.revision)
 
     async def run(self) -> None:
-        """Look for changes while anybody follows, until cancelled."""
+        """Search for changes while any page follows, until cancelled."""
         while True:
             await self._opened.wait()
             await self._rows.stale.wait()
@@ -64,7 +64,7 @@ class Feed:
             await asyncio.sleep(self._gather_s)
 
     async def refresh(self) -> None:
-        """Bring the rows up to date, and tell everybody what is new."""
+        """Bring the rows up to date, and send what is new to every page."""
         await self._rows.refresh()
         if self._rows.revision != self._announced:
             self._announced = self._rows.revision
@@ -80,7 +80,7 @@ class Feed:
     def stream(self, reader: str) -> Iterator[None]:
         """Count a page that follows, while the block runs; raises Unavailable when too many do already.
 
-        One reader gets three quarters of the places at most: there is one for somebody else.
+        One reader gets three quarters of the places at most: there is one for another client.
         """
         if self._streams.total() >= self._most:
             raise Unavailable(f"{self._most} pages follow this replica already; close one, or try later")

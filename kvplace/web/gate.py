@@ -1,9 +1,9 @@
-"""Who may look at the map: whoever may list the ledgers of the cluster, as its own RBAC says.
+"""The right to the map: by the cluster's own RBAC, every user who may list the ledgers has it.
 
 A ledger names the pods and VMs of all namespaces, and the map shows what ledgers show. So the right on them
-is the right to the map, and somebody with less sees nothing of it: a map of one namespace would still tell
-where others run. There are no users, roles or passwords of its own. The API server is asked whose a token is
-and what its owner may do, and both again after a minute.
+is the right to the map, and a user with less sees nothing of it: a map of one namespace would still show
+where others run. There are no users, roles or passwords of its own. The API server is asked for the user of a
+token and what its owner may do, and both again after a minute.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _REFUSAL_HOLDS_S = 5.0
 
 
 class ReviewClient(Protocol):
-    """What the gate asks of a cluster."""
+    """The cluster calls of the gate."""
 
     async def review_token(self, token: str, audiences: Sequence[str] = ()) -> Person | None:
-        """Ask whose token it is, for one of some audiences or for the API server; None if it is nobody's."""
+        """Ask for the user of a token, for some audiences or the API server; None if it has none."""
         ...
 
     async def review_access(self, person: Person, right: Right) -> bool:
-        """Ask whether somebody has a right in the whole cluster."""
+        """Ask whether a user has a right in the whole cluster."""
         ...
 
 
@@ -51,7 +51,7 @@ class _Identity:
 
 
 class Gate:
-    """Knows people by their tokens, and who of them may look."""
+    """Knows users by their tokens, and which of them may read the map."""
 
     def __init__(self, cluster: ReviewClient, holds_s: float = 60.0) -> None:
         """`holds_s` is how long a yes holds; a no holds for some seconds."""
@@ -64,7 +64,7 @@ class Gate:
         self._rights: Remembered[_Identity, bool] = Remembered(seconds)
 
     async def person_of(self, token: str) -> Person | None:
-        """Return whose token it is; None if it is nobody's. Tokens are not kept, only their digests."""
+        """Return the user of a token; None if it has none. Tokens are not kept, only their digests."""
 
         async def ask() -> Person | None:
             for audiences in ((AUDIENCE,), ()):

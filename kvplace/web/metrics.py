@@ -1,4 +1,4 @@
-"""What the web map counts about itself."""
+"""The metrics of the web map about itself."""
 
 from __future__ import annotations
 

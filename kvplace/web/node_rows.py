@@ -1,8 +1,8 @@
-"""One row for each node of the cluster, and what has changed in them since a reader last looked.
+"""One row for each node of the cluster, and what has changed in them since a reader's last request.
 
-A row is computed when somebody looks and the node has changed, in slices, so that thousands of changed nodes
+A row is computed on a request when the node has changed, in slices, so that thousands of changed nodes
 never hold the event loop for long. Every change of a row gets the next revision; a reader that knows a
-revision gets just the rows with a later one, however long it was away.
+revision gets just the rows with a later one, however long it was gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvplace.web.agents import Agents
 from kvplace.web.documents import view_of, vms_on
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Sizes of VMs, in CPUs, for which nodes with room are counted."""
+"""Sizes of VMs, in CPUs, for counting nodes with room."""
 _REMEMBERED_ENDS = 4096
 _WAITING_NAMED = 20
 
@@ -42,7 +42,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What has changed since some revision."""
+    """Changes since some revision."""
 
     rows: tuple[msgspec.Raw, ...]
     gone: tuple[NodeName, ...]
@@ -73,7 +73,7 @@ class NodeRows:
         agents.subscribe(self._mark)
 
     async def refresh(self) -> None:
-        """Look again at every node that has changed."""
+        """Check again every node that has changed."""
         self.stale.clear()
         await self._free_blocks.refresh()
         ends = time.perf_counter() + SLICE_S
@@ -157,7 +157,7 @@ class NodeRows:
             self._waiting[either.uid] = after
         else:
             self._waiting.pop(either.uid, None)
-        if was_waiting or either.uid in self._waiting:  # also for what kube-scheduler says about it now
+        if was_waiting or either.uid in self._waiting:  # also for what kube-scheduler reports about it now
             self._totals_changed = True
             self.stale.set()
 

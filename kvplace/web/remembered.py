@@ -29,7 +29,7 @@ class Remembered(Generic[K, V]):
         at_once: int = 32,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seconds` says how long an answer holds."""
+        """`seconds` states how long an answer holds."""
         self._seconds = seconds
         self._most = most
         self._at_once = at_once
@@ -48,7 +48,7 @@ class Remembered(Generic[K, V]):
         task = self._under_way.get(question)
         if task is None:
             if len(self._under_way) >= self._at_once:
-                raise Unavailable("too many people are being looked up at this moment; try again")
+                raise Unavailable("too many users are being checked at this moment; try again")
             task = asyncio.get_running_loop().create_task(self._ask(question, ask))
             self._under_way[question] = task
             task.add_done_callback(lambda _: self._under_way.pop(question, None))

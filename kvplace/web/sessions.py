@@ -1,6 +1,6 @@
-"""Sessions of people who signed in with a token: a signed cookie says who they are, and until when.
+"""Sessions of people who signed in with a token: a signed cookie states who they are, and until when.
 
-The token itself is looked at once and kept nowhere: whoever steals the cookie can look at the map, and
+The token itself is checked once and kept nowhere: whoever steals the cookie can check the map, and
 nothing else, until it ends. Every replica can read the cookies of the others, because all derive the key from
 the private key of the certificate that they share. Rights are not in the cookie: they are asked for anew.
 """
@@ -36,7 +36,7 @@ _SECRET_HOLDS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Somebody who has signed in."""
+    """A user who has signed in."""
 
     person: Person
     ends: float
@@ -59,7 +59,7 @@ class Sessions:
     """Writes and reads the cookies."""
 
     def __init__(self, secret: Path, clock: Callable[[], float] = time.time) -> None:
-        """`secret` is a file that the replicas share and nobody else has; `clock` gives Unix time."""
+        """`secret` is a file that the replicas share and no other client has; `clock` gives Unix time."""
         self._secret = secret
         self._clock = clock
         self._key, self._read_at = b"", float("-inf")
@@ -67,7 +67,7 @@ class Sessions:
     def open(self, person: Person, token: str) -> tuple[Session, str]:
         """Begin a session for the owner of a token; returns it and its cookie.
 
-        Raises Refused for somebody whose groups do not fit into a cookie.
+        Raises Refused for a user with more groups than fit into a cookie.
         """
         session = Session(person, min(token_end(token), self._clock() + LONGEST_S))
         extra = {key: list(values) for key, values in person.extra.items()}

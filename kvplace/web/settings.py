@@ -1,4 +1,4 @@
-"""What an operator decides about the web map."""
+"""The settings of the web map."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class WebSettings:
 
     address: Address
     tls: TlsFiles
-    """With a client CA, an authenticating proxy with a certificate of it says who is asking, and nobody else
-    may connect; without one, people sign in with tokens."""
+    """With a client CA, an authenticating proxy with a certificate of it reports who is asking, and no other
+    client may connect; without one, people sign in with tokens."""
     limits: ConnectionLimits = field(
         default_factory=lambda: ConnectionLimits(connections=256, idle_s=120.0, unread_bytes=4 << 20)
     )
     streams: int = 128
     """How many pages may follow the changes at the same time."""
     heartbeat_s: float = 15.0
-    """Pause between signs of life on a stream. Proxies cut connections on which nothing happens."""
+    """Pause between signs of life on a stream. Proxies cut idle connections."""
     holds_s: float = 60.0
     """How long an answer of the API server about a person holds."""
 

@@ -1,7 +1,7 @@
-"""Who sends a request: an authenticating proxy's word, a bearer token, or the cookie of a session.
+"""The user of a request, from an authenticating proxy, a bearer token, or the cookie of a session.
 
-A listener has one way in. Behind a proxy only the proxy can connect, by its certificate, and its headers say
-who is asking, in the form that Kubernetes itself uses (`X-Remote-User`). Without one these headers are
+A listener has one way in. Behind a proxy only the proxy can connect, by its certificate, and its headers
+state who is asking, in the form that Kubernetes itself uses (`X-Remote-User`). Without one these headers are
 ignored, and people bring a token: in the `Authorization` header, or once, in the form of `login`.
 """
 
@@ -24,7 +24,7 @@ _USER, _UID, _GROUP, _EXTRA = "X-Remote-User", "X-Remote-Uid", "X-Remote-Group",
 
 
 class TurnedAway(Exception):
-    """Somebody who may not look, or who is not known."""
+    """A user without the right to the map, or an unknown one."""
 
     def __init__(self, status: int, sentence: str) -> None:
         """`status` is 401 where signing in may help, else 403."""
@@ -34,7 +34,7 @@ class TurnedAway(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Somebody who may look."""
+    """A user with the right to the map."""
 
     person: Person
     session: Session | None = None
@@ -45,7 +45,7 @@ class Visitors:
     """Decides about every request."""
 
     def __init__(self, gate: Gate, sessions: Sessions | None) -> None:
-        """Without `sessions` a proxy says who is asking."""
+        """Without `sessions` a proxy states who is asking."""
         self._gate = gate
         self._sessions = sessions
 
@@ -55,13 +55,13 @@ class Visitors:
         return self._sessions is not None
 
     async def viewer_of(self, request: web.Request) -> Viewer:
-        """Return who sends a request; raises TurnedAway for whoever may not look."""
+        """Return the user of a request; raises TurnedAway for a user without the right to the map."""
         viewer = await self._known(request)
         await self._check(viewer.person)
         return viewer
 
     async def still_may(self, viewer: Viewer) -> bool:
-        """Return whether somebody may go on looking, as pages that stay open need to know."""
+        """Return whether a user still has the right to the map, for pages that stay open."""
         if viewer.session is not None and self.seconds_left(viewer.session) <= 0:
             return False
         return await self._gate.may_look(viewer.person)
@@ -69,7 +69,7 @@ class Visitors:
     async def sign_in_with(self, token: str) -> tuple[Session, str]:
         """Begin a session for the owner of a token; returns it and its cookie.
 
-        Raises TurnedAway for whoever may not look.
+        Raises TurnedAway for a user without the right to the map.
         """
         assert self._sessions is not None
         person = await self._owner(token)
@@ -128,7 +128,7 @@ def is_from_elsewhere(request: web.Request) -> bool:
 def _of_proxy(request: web.Request) -> Person:
     name = request.headers.get(_USER, "")
     if not name:
-        raise _nobody(f"the proxy does not say who is asking: the header {_USER} is missing")
+        raise _nobody(f"the proxy does not name the user: the header {_USER} is missing")
     extra: dict[str, tuple[str, ...]] = {}
     for header in set(request.headers):
         if header.lower().startswith(_EXTRA):

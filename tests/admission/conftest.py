@@ -53,7 +53,7 @@ def admission(control_plane: ControlPlane) -> Iterator[Admission]:
 
 @pytest.fixture(scope="module")
 def frozen(control_plane: ControlPlane) -> Iterator[str]:
-    """Put the policy in force in one namespace, without webhooks."""
+    """Put the policy in effect in one namespace, without webhooks."""
     name = f"frozen-{secrets.token_hex(4)}"
     control_plane.create_namespace(name)
     with registered(control_plane, "policy/pod-results.yaml", [name], name=name):

@@ -29,7 +29,7 @@ ASKS = {"cpu-set": "one-numa"}
 
 
 def vmi(annotations: Mapping[str, str] | None = ASKS, name: str = "db", **domain: Any) -> Json:
-    """Make a VMI of 4 vCPUs and 4Gi unless `domain` says otherwise."""
+    """Make a VMI of 4 vCPUs and 4Gi unless `domain` states otherwise."""
     return {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
@@ -56,7 +56,7 @@ def vm(template_annotations: Mapping[str, str] | None = ASKS, **domain: Any) -> 
 def captured_pod(path: Path, annotations: Mapping[str, str] = ASKS, *, sidecar: bool = True) -> Json:
     """Read a captured virt-launcher pod, as if its VMI had these annotations and our hook sidecar.
 
-    Captured pods without a hook stay so; `sidecar=False` leaves the others with the hook of somebody else.
+    Captured pods without a hook stay so; `sidecar=False` leaves the others with the hook of another client.
     """
     pod: Json = json.loads(path.read_text())
     pod["metadata"].setdefault("annotations", {}).update(annotations)

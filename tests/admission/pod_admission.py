@@ -54,7 +54,7 @@ def cpu(pod: Json, name: str) -> Any:
 
 
 def is_guaranteed(pod: Json) -> bool:
-    """Say whether the kubelet would give this pod the QoS class Guaranteed."""
+    """Return whether the kubelet would give this pod the QoS class Guaranteed."""
     return all(
         parse_quantity(amounts["limits"].get(kind, -1)) == parse_quantity(amounts["requests"].get(kind, -2))
         for entry in containers(pod)

@@ -23,12 +23,12 @@ def named(pod: Json) -> Json:
 
 
 def forged_pod() -> Json:
-    """Make a pod with a placement that somebody has written."""
+    """Make a pod with a placement that a user has written."""
     pod = plain_pod({"kvplace.io/placement": "{}"})
     pod["metadata"]["labels"] = {"kvplace.io/placed": "true"}
     return pod
 
 
 def message(refusal: RequestRefused) -> str:
-    """Return what the API server says to the user."""
+    """Return what the API server reports to the user."""
     return str(refusal.answer["message"])

@@ -164,7 +164,7 @@ def test_a_vm_with_options_becomes_a_pod_with_a_request(
     control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
 ) -> None:
     _, namespace = admission
-    annotations = {**ASKS, "kvplace.io/placement": "left by somebody"}
+    annotations = {**ASKS, "kvplace.io/placement": "left by a user"}
     kubevirt.create(VMS, namespace, vm_manifest("asks", annotations))
     pod = kubevirt.launcher_pod(namespace, "asks")
     path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMIS}/asks"

@@ -39,15 +39,15 @@ EMPTY = {"name": "e"}
     [
         (
             {"containers": [EMPTY] * 1025},
-            "Pod default/solver has 1025 containers; a pod that asks for CPUs may have 1024",
+            "Pod default/solver has 1025 containers; a pod with a request may have 1024",
         ),
         (
             {"initContainers": [HOOK] * 1025},
-            "Pod default/solver has 1026 containers; a pod that asks for CPUs may have 1024",
+            "Pod default/solver has 1026 containers; a pod with a request may have 1024",
         ),
         (
             {"ephemeralContainers": [EMPTY] * 1024},
-            "Pod default/solver has 1025 containers; a pod that asks for CPUs may have 1024",
+            "Pod default/solver has 1025 containers; a pod with a request may have 1024",
         ),
         (
             {"containers": [EMPTY, HOOK, HOOK]},

@@ -1,4 +1,4 @@
-"""Who has written which field of a VMI and of its pod is not recorded, unless somebody has applied it."""
+"""Who has written which field of a VMI and of its pod is not recorded, unless a user has applied it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A VM whose author surely meant to ask for cores gets a warning, and is created."""
+"""A VM whose author likely meant to ask for cores gets a warning, and is created."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_READER = "nothing reads the annotation"
 
 @pytest.fixture(scope="module")
 def namespace(control_plane: ControlPlane, kubevirt: KubeVirt) -> Iterator[str]:
-    """Put the policy in force in one namespace."""
+    """Put the policy in effect in one namespace."""
     assert kubevirt.plane is control_plane
     name = f"misspelt-{secrets.token_hex(4)}"
     control_plane.create_namespace(name)

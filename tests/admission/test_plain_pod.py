@@ -1,4 +1,4 @@
-"""Pods without a VM at creation, and whatever else may be said in one."""
+"""Pods without a VM at creation, and whatever else may be reported in one."""
 
 from __future__ import annotations
 

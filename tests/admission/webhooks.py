@@ -108,7 +108,7 @@ class Webhooks:
 
 
 def question(raw: Any, operation: str = "CREATE", old: Json | None = None, **more: Any) -> bytes:
-    """Write an AdmissionReview as the API server does, with all that it says and we do not read."""
+    """Write an AdmissionReview as the API server does, with all that it reports and we do not read."""
     kind = raw.get("kind", "Pod") if isinstance(raw, dict) else "Pod"
     request = {
         "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",

@@ -40,7 +40,7 @@ def now(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class PlayedObjects:
-    """The objects of a node as a test says."""
+    """The objects of a node as a test states."""
 
     def __init__(self, state: NodeState, *, is_known: bool = True) -> None:
         self.state = state
@@ -117,7 +117,7 @@ class PlayedContainer:
     spec: nri.Cpuset = nri.NO_CPUSET
     phase: Phase = Phase.CREATED
     read_cpus: CpuMask = NO_CPUS
-    """What the spec said when it was read for the first process."""
+    """What the spec stated when it was read for the first process."""
     first_cpus: CpuMask = NO_CPUS
     """What its program's first instruction could run on."""
 
@@ -126,7 +126,7 @@ class PlayedContainer:
         return f"/{self.id}"
 
     def value(self) -> nri.Container:
-        """As the runtime tells it to plugins."""
+        """As the runtime asks it to plugins."""
         starts = self.phase in (Phase.STARTING, Phase.RUNNING)
         state = nri.ContainerState.RUNNING if starts else nri.ContainerState.CREATED
         pid = 100 if starts else 0
@@ -248,7 +248,7 @@ class PlayedRuntime:
         self._observe(nri.Event.REMOVE, container)
 
     def remove_pod(self, pod: nri.PodSandbox) -> None:
-        """Remove a pod whose containers never said that they stopped."""
+        """Remove a pod whose containers never stated that they stopped."""
         del self.pods[pod.id]
         for container in list(self.containers.values()):
             if container.pod is pod:
@@ -263,7 +263,7 @@ class PlayedRuntime:
         return self.cgroups.cpus[self._folder(container)]
 
     def write_cgroup(self, container: PlayedContainer, cpus: CpuMask) -> None:
-        """Write its cgroup as somebody else."""
+        """Write its cgroup as another client."""
         self.cgroups.cpus[self._folder(container)] = cpus
 
     def _observe(self, event: nri.Event, container: PlayedContainer) -> None:

@@ -1,4 +1,4 @@
-"""Which pods the guard looks at, and what it wants of each."""
+"""Which pods the guard checks, and what it wants of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The newest value for each pod reaches somebody who may be slow or away."""
+"""The newest value for each pod reaches a user who may be slow or away."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A, B = PodUid("a"), PodUid("b")
 
 
 class Receiver:
-    """Takes values, after the errors it was told to raise."""
+    """Takes values, after the errors it was configured to raise."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[PodUid, int]] = []
@@ -163,7 +163,7 @@ async def test_one_that_takes_long_waits_for_its_share_whatever_its_value() -> N
     with pytest.MonkeyPatch.context() as patch:
         async with running(deliveries):
             real = loop.time
-            patch.setattr(loop, "time", lambda: real() + next(moments))  # 6 s later at each look
+            patch.setattr(loop, "time", lambda: real() + next(moments))  # 6 s later at each check
             deliveries.put(A, 1)
             await receiver.asked_times(1)
             patch.undo()

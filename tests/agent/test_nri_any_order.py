@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: no container runs on CPUs that a claim in force owns for another."""
+"""Whatever happens in whatever order: no container runs on CPUs that a claim in effect owns for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The condition CpusetsEnforced says what the cgroups are, and not what was decided."""
+"""The condition CpusetsEnforced states what the cgroups are, and not what was decided."""
 
 from __future__ import annotations
 

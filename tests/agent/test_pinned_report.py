@@ -1,4 +1,4 @@
-"""What the condition of a pod says."""
+"""What the condition of a pod reports."""
 
 from __future__ import annotations
 

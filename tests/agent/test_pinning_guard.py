@@ -1,4 +1,4 @@
-"""What the guard does with what a look has found; the looks, and what it asks of others, are played here.
+"""What the guard does with what a check has found; the looks, and what it asks of others, are played here.
 
 How it keeps the threads of a real VM is tested in tests/libvirt_session/test_pinning_guard.py.
 """
@@ -39,7 +39,7 @@ FOUND = Finding(Measurement((Thread(Tid(7), classify("CPU 0/KVM"), parse_cpu_lis
 
 
 class Sweep:
-    """Finds what a test says."""
+    """Finds what a test states."""
 
     found = FOUND
 
@@ -103,7 +103,7 @@ class Nobody:
 
 
 class Guarded:
-    """A node with one VM, which its guard looks at."""
+    """A node with one VM, which its guard checks."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -129,7 +129,7 @@ class Guarded:
         self.own.pods.apply(Delete(self.own.pods.records[VM]))
 
     async def looks(self, count: int = 5) -> None:
-        """Look so often, and let what begins at a look end before the next one."""
+        """Look so often, and let what begins at a check end before the next one."""
         for _ in range(count):
             await self.guard.look()
             for _ in range(5):

@@ -1,4 +1,4 @@
-"""Looks at processes that play QEMU, in real cgroups: threads come, go and move, and so do whole VMs."""
+"""Checks processes that play QEMU, in real cgroups: threads come, go and move, and so do whole VMs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ON_FIRST, ON_SECOND = mask_of([FIRST]), mask_of([SECOND])
 PLACEMENT = Placement(Policy.SHARE, (SECOND,), ON_SECOND, emulator_cpus=ON_FIRST)
 UID = pod_uid(1)
 
-pytestmark = pytest.mark.skipif(FIRST == SECOND, reason="one CPU cannot be told from another here")
+pytestmark = pytest.mark.skipif(FIRST == SECOND, reason="one CPU cannot be distinguished from another here")
 
 
 class Clock:
@@ -139,7 +139,7 @@ def test_a_container_with_too_many_processes_is_reported(
     monkeypatch.setattr("kvplace.agent.watched_pod.MOST_PROCESSES", 0)
     assert qemus.pids
     assert look(sweep, target).problem == (
-        "its containers have 1 processes, more than the 0 among which QEMU is looked for"
+        "its containers have 1 processes, more than the 0 that are searched for QEMU"
     )
 
 

@@ -381,7 +381,7 @@ def by_hand(host: Host) -> Topology:
 
 
 def owned(agent: Agent) -> int:
-    """The owned CPUs that the status says."""
+    """The owned CPUs that the status states."""
     usage = agent.status.usage
     assert usage is not None
     return usage.owned
@@ -415,7 +415,7 @@ async def test_how_many_cpus_are_used_goes_with_the_next_write_of_the_status(
         assert (empty.owned, empty.pods) == (0, 0)
         assert empty.cpus == agent.machine.machine.topology.cpus.bit_count()
         await own_one_more(agent, cluster)
-        await own_one_more(agent, cluster)  # and so the look at the first one is over
+        await own_one_more(agent, cluster)  # and so the check of the first one is over
         agent.report.put_pod(PodReport(PodUid("db"), pinned=True))
         await agent.until(lambda: owned(agent) == 2)
         full = agent.status.usage

@@ -1,4 +1,4 @@
-"""What libvirt is told of the pins."""
+"""What libvirt is informed of the pins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured of a pod, compared with what its placement says."""
+"""What was measured of a pod, compared with what its placement states."""
 
 from __future__ import annotations
 

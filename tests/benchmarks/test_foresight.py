@@ -1,4 +1,4 @@
-"""What somebody could do who knew the future, in loads small enough to see it."""
+"""What a user could do who knew the future, in loads small enough to see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns by which allocators are compared count what they say."""
+"""The columns by which allocators are compared count what they report."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ async def test_a_damaged_secret_is_mended(
 
 
 P256 = bytes.fromhex("06082a8648ce3d030107")
-"""The curve of our keys, as a certificate says it."""
+"""The curve of our keys, as a certificate states it."""
 OF_EXTENSIONS = bytes.fromhex("0603551d")
 """How the name of each extension begins."""
 

@@ -153,7 +153,7 @@ def test_an_endless_file_is_refused(
         ({"memory": -1}, "-1 is negative"),
         ({"memory": 1e30}, "must be a quantity such as 8Gi"),
         ({"cpus": "0-999999999999"}, "is above the highest id 16383"),
-        ({"hugePages": {"0": 1}}, "'0' is no page size"),
+        ({"hugePages": {"0": 1}}, "'0' is not a page size"),
         ({"distances": {"x": 1}}, "is not the id of a NUMA node"),
     ],
 )

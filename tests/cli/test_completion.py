@@ -41,7 +41,7 @@ def test_the_shell_completes_a_word(words: str, offered: list[str]) -> None:
 
 
 def completed(words: str) -> list[str]:
-    """Return what bash is told for the last word; nothing may be said besides."""
+    """Return what bash is told for the last word; nothing may be reported besides."""
     completion = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     done = subprocess.run(
         COMMAND,
@@ -69,6 +69,6 @@ def test_nodes_and_vms_of_a_file_with_placements_are_offered(tmp_path: Path) -> 
     assert completed(f"{line} --node w") == ["plain,west"]
     assert completed(f"{line} --node east --found d") == ["plain,db=", "plain,dns="]
     assert completed(f"{line} --node west --found d") == []
-    assert completed(f"{line} --found d") == []  # of which node is not said
+    assert completed(f"{line} --found d") == []  # of which node is not reported
     assert completed("kvplace map epyc-7502p --placements - --node w") == []
     assert completed(f"kvplace map epyc-7502p --placements {tmp_path / 'none'} --found d") == []

@@ -1,4 +1,4 @@
-"""A command that watches says once that the API server is away."""
+"""A command that watches states once that the API server is away."""
 
 from __future__ import annotations
 

@@ -61,12 +61,12 @@ def test_words_of_others_cannot_begin_a_line_of_their_own(capsys: pytest.Capture
     listing = Listing(
         Printed[str]("Vm", ("SAID",), lambda said: (said,), lambda said: {"said": said}, str), Output.TABLE
     )
-    print_line("VM db: it says\r\nall is well\n")
-    listing.print_all(["it says\n\tall is well"])
-    say("it says\nkvplace: all is well")
+    print_line("VM db: it reports\r\nall is well\n")
+    listing.print_all(["it reports\n\tall is well"])
+    say("it reports\nkvplace: all is well")
     out, err = capsys.readouterr()
-    assert out.splitlines() == ["VM db: it says all is well ", "SAID", "it says all is well"]
-    assert err == "kvplace: it says kvplace: all is well\n"
+    assert out.splitlines() == ["VM db: it reports all is well ", "SAID", "it reports all is well"]
+    assert err == "kvplace: it reports kvplace: all is well\n"
 
 
 def test_columns_stand_below_each_other_whatever_the_width_of_their_letters(

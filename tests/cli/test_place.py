@@ -162,7 +162,7 @@ def test_huge_pages_are_counted_by_numa_node() -> None:
         ('{"vcpus": 1, "memory": -1}', "memory: -1 is negative"),
         ('{"vcpus": 1, "memory": "2Ei"}', "is more than 1Ei"),
         ('{"vcpus": 1, "hugepages": 8}', "hugepages is 8; it must be an object"),
-        ('{"vcpus": 1, "hugepages": {"0": 8}}', "is no page size"),
+        ('{"vcpus": 1, "hugepages": {"0": 8}}', "is not a page size"),
         ('{"vcpus": 1, "hugepages": {"1Gi": "8"}}', "hugepages['1Gi'] is '8'"),
         ('{"vcpus": 1, "free": 3}', "free is 3"),
         ('{"vcpus": 1, "free": "3-1"}', "runs backwards"),

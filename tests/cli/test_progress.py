@@ -1,4 +1,4 @@
-"""Long commands say how far they are, and Ctrl-C ends them with what they have found so far."""
+"""Long commands state how far they are, and Ctrl-C ends them with what they have found so far."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def interrupted(arguments: tuple[str, ...], folder: Path, stdin: str = os.devnull) -> tuple[str, Called]:
-    """Start a command, interrupt it as soon as it says how far it is, and return what it said first."""
+    """Start a command, interrupt it at its first report of progress, and return that report."""
     with (
         (folder / stdin).open("rb") as lines,
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What `kvplace rollout` says before it needs a cluster, and that bad files reach no cluster."""
+"""What `kvplace rollout` states before it needs a cluster, and that bad files reach no cluster."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_flags_that_contradict_a_document_are_refused(template: str, tmp_path: P
         (["create", "--yes"], "give a template or a rollout document with -f"),
         (["create", "-f", "x", "--yes", "-A"], "no such option '-A'"),
         (["delete", "web"], "there is no terminal to ask on; give --yes"),
-        (["delete", "web", "--yes", "--timeout", "soon"], "--timeout: 'soon' is no duration"),
+        (["delete", "web", "--yes", "--timeout", "soon"], "--timeout: 'soon' is not a duration"),
         (["create", "-f", "x", "--until", "runing", "--yes"], "did you mean 'running'"),
         (["creat"], "create"),
     ],
@@ -133,4 +133,4 @@ def test_a_size_of_a_wave_that_is_none_is_said_in_a_sentence(
     given = ("rollout", "create", "-f", template, "--kubeconfig", str(kubeconfig), "--waves", waves)
     called = kvplace(*given, "--dry-run")
     assert (called.code, called.out) == (2, "")
-    assert "is no size of a wave; write a number of VMs, or a share such as 10%" in called.err
+    assert "is not a size of a wave; write a number of VMs, or a share such as 10%" in called.err

@@ -1,4 +1,4 @@
-"""What is said while a rollout runs and nothing happens."""
+"""What is reported while a rollout runs and nothing happens."""
 
 from __future__ import annotations
 

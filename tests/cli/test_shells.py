@@ -1,4 +1,4 @@
-"""Real shells complete what somebody types, with the script that `kvplace completion` prints."""
+"""Real shells complete what a user types, with the script that `kvplace completion` prints."""
 
 from __future__ import annotations
 

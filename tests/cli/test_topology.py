@@ -153,7 +153,7 @@ def test_a_damaged_cpu_manager_state_is_an_error(kvplace: Caller, tmp_path: Path
         state = _written(tmp_path, text, "state")
         called = kvplace("topology", "epyc-7502p", "--cpu-manager-state", state)
         assert (called.code, called.out) == (2, "")
-        assert called.err.startswith(f"kvplace: {state} is no cpu_manager_state")
+        assert called.err.startswith(f"kvplace: {state} is not a cpu_manager_state")
         assert words in called.err
     gone = kvplace("topology", "epyc-7502p", "--cpu-manager-state", str(tmp_path / "gone"))
     assert (gone.code, gone.out) == (2, "")
@@ -193,4 +193,4 @@ def test_the_cpu_manager_state_in_a_machines_folder_is_read(kvplace: Caller, tmp
     state.write_text(STATE[:-9], encoding="utf-8")
     called = kvplace("topology", str(tmp_path))
     assert (called.code, called.out) == (2, "")
-    assert "vmware_fpe: var/lib/kubelet/cpu_manager_state is no cpu_manager_state" in called.err
+    assert "vmware_fpe: var/lib/kubelet/cpu_manager_state is not a cpu_manager_state" in called.err

@@ -75,7 +75,7 @@ def pods(control_plane: ControlPlane, namespace: str, node_name: str, nodes: Nod
 
 
 def main(pod: dict[str, Any]) -> dict[str, Any]:
-    """The status of the pod's first container, empty before the hollow node has said anything."""
+    """The status of the pod's first container, empty before the hollow node has reported anything."""
     statuses: list[dict[str, Any]] = pod["status"].get("containerStatuses") or [{}]
     return statuses[0]
 
@@ -157,7 +157,7 @@ def test_a_container_sees_its_pod_through_files_and_environment(pods: Pods, node
         "seeing",
         pods.shell(
             'cd /etc/podinfo; cat cpu-map pod/uid pod/name; echo " $NODE $GREETING"; id -u; '
-            "touch /tmp/said; exec sleep infinity",
+            "touch /tmp/stated; exec sleep infinity",
             env=[
                 {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
                 {"name": "GREETING", "value": "on-$(NODE)"},
@@ -177,7 +177,7 @@ def test_a_container_sees_its_pod_through_files_and_environment(pods: Pods, node
 
 
 def test_a_downward_api_file_follows_the_annotation(pods: Pods, nodes: NodesInBackground) -> None:
-    """The container is Ready while the annotation says "yes": so the probe reads the file that changes."""
+    """The container is Ready while the annotation states "yes": so the probe reads the file that changes."""
     pods.create(
         "following",
         pods.shell(

@@ -38,7 +38,7 @@ def small_vm(name: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def node(control_plane: ControlPlane) -> Iterator[str]:
-    """Run a hollow node, on which pods are Ready at once; nobody schedules to it by himself."""
+    """Run a hollow node, on which pods are Ready at once; no scheduler schedules to it by himself."""
     name = f"kubevirt-{secrets.token_hex(4)}"
     with nodes_in_background(control_plane, [NodeShape(name)]):
         yield name

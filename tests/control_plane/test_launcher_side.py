@@ -139,7 +139,7 @@ def public_folder() -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another client")
 def test_an_ordinary_user_can_call_hooks_too(
     launcher_side: LauncherSide, kubevirt_programs: Path, vmi: dict[str, Any], public_folder: Path
 ) -> None:

@@ -31,7 +31,7 @@ NONE = {"kvplace.io/cpu-policy": "none"}
 
 @dataclass
 class NodeAgent:
-    """Carries out placements at once or when it is told to, and checks that it never uses a foreign core."""
+    """Carries out placements at once or on demand, and checks that it never uses a foreign core."""
 
     cluster: FaultyCluster
     topology: Topology
@@ -40,7 +40,7 @@ class NodeAgent:
     failed: dict[PodUid, int] = field(default_factory=dict)
 
     def report(self) -> None:
-        """Publish what is in force."""
+        """Publish what is in effect."""
         self.cluster.put_topology(
             self.node,
             self.topology,
@@ -160,7 +160,7 @@ def edit(cluster: FaultyCluster, pod: PodRecord, asking: dict[str, str]) -> None
 
 
 def condition(cluster: FaultyCluster, pod: PodRecord) -> Condition | None:
-    """Return what the stored pod says about its relocation."""
+    """Return what the stored pod reports about its relocation."""
     stored = cluster._pods.get((pod.namespace, pod.name))
     return stored.condition(RELOCATED) if stored is not None else None
 

@@ -160,7 +160,7 @@ def asking_pod(
     labels: Mapping[str, str] | None = None,
     **options: Any,
 ) -> PodRecord:
-    """Create a pod that asks for CPUs of one socket, or for what `options` say of its Request."""
+    """Create a pod with a request of one socket, or for what `options` state of its Request."""
     asked = PodRequest(
         request_with(vcpus, **options), f"default/{name}", explain, movable=movable, make_room=make_room
     )

@@ -463,7 +463,7 @@ def _settled(agent: NodeAgent, pod: PodRecord) -> bool:
 
 
 def _agrees(agent: NodeAgent, pod: PodRecord) -> None:
-    """Ledger, annotation and node say the same."""
+    """Ledger, annotation and node report the same."""
     placement = agent.stored(pod).placement
     assert agent.in_force[pod.uid].placement == placement
     claim = agent.ledger.claims.get(pod.uid)

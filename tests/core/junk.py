@@ -15,7 +15,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-"""Anything that JSON, as Python reads it, can say."""
+"""Anything that JSON, as Python reads it, can state."""
 
 texts = st.text(max_size=40) | json_values.map(json.dumps)
 """Anything at all: mostly no JSON, or JSON of another shape."""
@@ -45,7 +45,7 @@ def disturbed(document: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 def answer_or_sentence(
     read: Callable[..., T], argument: object, error: type[Exception]
 ) -> tuple[T | None, str]:
-    """Call a reader: what it answers, or what it says against it; any other error fails the test."""
+    """Call a reader: what it answers, or what it reports against it; any other error fails the test."""
     try:
         return read(argument), ""
     except error as said:

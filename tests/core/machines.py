@@ -75,7 +75,7 @@ def topologies(
 ) -> Topology:
     """Any machine of at most so many CPUs.
 
-    `memory` says whether it knows its memory, `tangled` whether its levels may lie across each other;
+    `memory` states whether it knows its memory, `tangled` whether its levels may lie across each other;
     None leaves it open.
     """
     threads = draw(st.integers(1, 4))

@@ -31,7 +31,7 @@ def test_pages_fill_a_part_of_the_memory() -> None:
     [
         ([], 'hugePages is []; it must be an object of counts by page size such as {"1Gi": 8}'),
         ({"1Gb": 1}, "hugePages: '1Gb' is not a quantity such as 8Gi, 512Mi, 4 or 500m"),
-        ({"0": 1}, "hugePages: '0' is no page size; write 2Mi or 1Gi"),
+        ({"0": 1}, "hugePages: '0' is not a page size; write 2Mi or 1Gi"),
         ({"2Mi": 1, "2048Ki": 1}, "hugePages has pages of 2Mi twice; write one count of them"),
         ({"2Mi": "7"}, "hugePages['2Mi'] is '7'; it must be a whole number from 0 to 1099511627776"),
         ({"2Mi": True}, "hugePages['2Mi'] is true; it must be a whole number from 0 to 1099511627776"),

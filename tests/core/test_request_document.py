@@ -30,7 +30,7 @@ GIB = Bytes(1 << 30)
 
 
 def options() -> st.SearchStrategy[PinningOptions]:
-    """Any options, also those that nobody can be given."""
+    """Any options, also those that no client can be given."""
     return st.builds(
         PinningOptions,
         *(
@@ -113,7 +113,7 @@ def test_keys_of_later_versions_are_ignored() -> None:
         ({"hugepages": [8]}, "hugepages is [8]; it must be an object of counts by page size"),
         ({"hugepages": {"1Gb": 8}}, "hugepages: '1Gb' is not a quantity such as 8Gi, 512Mi, 4 or 500m"),
         ({"hugepages": {"1Gi": -8}}, "hugepages['1Gi'] is -8; it must be a whole number from 0 to "),
-        ({"hugepages": {"0": 8}}, "hugepages: '0' is no page size; write 2Mi or 1Gi"),
+        ({"hugepages": {"0": 8}}, "hugepages: '0' is not a page size; write 2Mi or 1Gi"),
         ({"hugepages": {"1Gi": 8, "1024Mi": 4}}, "hugepages has pages of 1Gi twice; write one count of them"),
         ({"vmi": 7}, "vmi is 7; it must be a string"),
     ],

@@ -1,4 +1,4 @@
-"""A reservation owns what is free, waits for the rest, and leaves neither to anybody else."""
+"""A reservation owns what is free, waits for the rest, and leaves neither to any other client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mypy tells ids, indexes, masks, amounts and names apart; at run time all are plain numbers and texts."""
+"""mypy distinguishes ids, indexes, masks, amounts and names; at run time all are plain numbers and texts."""
 
 from __future__ import annotations
 

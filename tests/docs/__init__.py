@@ -1,1 +1,1 @@
-"""The documentation says what the code does."""
+"""The documentation states what the code does."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 class Reason(StrEnum):
     """Why a block is not run: there is no other."""
 
-    DRAWING = "a drawing or text that somebody else writes: nothing to run"
+    DRAWING = "a drawing or text that another client writes: nothing to run"
     BENCHMARK = "runs the benchmarks, which take hours"
     WHOLE_PROJECT = "builds or tests the whole project, as the tests of each part do"
     NEEDS_BASE_IMAGE = "builds on an image of a public registry"

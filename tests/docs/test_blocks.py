@@ -18,7 +18,7 @@ def test_every_block_is_taken_by_a_test_or_has_a_reason() -> None:
         if not any(taker.takes(one) for taker in (*TAKERS, *EXCUSED))
     ]
     assert missing == [], (
-        "let a test take these (tests/docs/blocks.py), or say in tests/docs/not_run.py why not"
+        "let a test take these (tests/docs/blocks.py), or state in tests/docs/not_run.py why not"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the page says becomes of a word in the domain, becomes of it."""
+"""What the page states becomes of a word in the domain, becomes of it."""
 
 from __future__ import annotations
 

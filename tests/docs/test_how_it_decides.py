@@ -19,7 +19,7 @@ COMMANDS = [line.removeprefix("$ ") for line in TRANSCRIPT.splitlines() if line.
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that looks like a checkout to the commands, without the pictures that they draw."""
+    """A folder that should be a checkout to the commands, without the pictures that they draw."""
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(PROJECT / "docs" / "examples", folder / "docs" / "examples")
     (folder / "docs" / "pictures").mkdir()

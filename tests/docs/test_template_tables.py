@@ -1,4 +1,4 @@
-"""The tables of vm-templates/README.md say what the templates say."""
+"""The tables of vm-templates/README.md state what the templates state."""
 
 from __future__ import annotations
 

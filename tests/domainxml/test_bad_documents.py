@@ -1,4 +1,4 @@
-"""What is not a domain we may rewrite is refused in one sentence that says what is wrong."""
+"""What is not a domain we may rewrite is refused in one sentence that states what is wrong."""
 
 from __future__ import annotations
 

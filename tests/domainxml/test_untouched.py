@@ -36,7 +36,7 @@ def text_inside(element: etree._Element) -> str:
 
 
 def not_ours(xml: bytes) -> list[object]:
-    """Everything of a document that a placement has no say in, in document order."""
+    """Everything of a document that a placement has no state in, in document order."""
     root = etree.fromstring(xml)
     kept: list[object] = [sorted(root.items()), list(root.attrib), root.nsmap]
     kept.append(text_inside(root))

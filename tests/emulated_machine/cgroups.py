@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 ROOT = Path("/sys/fs/cgroup")
 _PAGES = re.compile(r"\bN(\d+)=(\d+)")
-# Touches its memory, says so, and stays.
+# Touches its memory, reports it, and stays.
 _HOLDER = """\
 import os, sys
 open(sys.argv[1], "w").write(str(os.getpid()))
@@ -68,7 +68,7 @@ class Group:
 
 
 def _removed_when_empty(path: Path) -> None:
-    """Remove a group as soon as its last process has been waited for; until then the kernel says EBUSY."""
+    """Remove a group as soon as its last process has been waited for; until then the kernel reports EBUSY."""
 
     def removed() -> bool:
         try:

@@ -126,7 +126,7 @@ class Node:
         return await_truth(read, lambda found: "enforcement" in found.get("status", {}), self)
 
     def await_condition(self, guest: Guest, status: str, text: str) -> None:
-        """Wait until the pod's condition says something."""
+        """Wait until the pod's condition states something."""
         await_truth(
             lambda: self.condition(guest.pod),
             lambda found: found.get("status") == status and text in found["message"],
@@ -249,7 +249,7 @@ class Node:
         return self.machine.call(inside.look_at_vm, guest.running.pid, guest.cgroup, MEGABYTES)
 
     def await_vm(self, guest: Guest, seconds: float = 120.0) -> tuple[inside.Seen, float]:
-        """Wait until a VM is where its placement says, and see that it is."""
+        """Wait until a VM is where its placement states, and see that it is."""
         wanted = wanted_of(guest)
         seen, took = self.machine.call_within(
             seconds + 60, inside.await_vm, guest.running.pid, guest.cgroup, MEGABYTES, wanted, seconds
@@ -271,7 +271,7 @@ class Node:
         self.write_ledger(LedgerChange((self.claim(guest.uid, guest.pod, guest.placement.placement),)))
 
     def others_share_the_rest(self, *guests: Guest) -> None:
-        """See that everything else is on the CPUs that nobody owns."""
+        """See that everything else is on the CPUs that no VM owns."""
         owned = 0
         for guest in guests:
             owned |= guest.placement.placement.owned
@@ -309,7 +309,7 @@ def await_truth(
 
 
 def wanted_of(guest: Guest) -> inside.Seen:
-    """What the kernel must say of a VM."""
+    """What the kernel must state of a VM."""
     placement = guest.placement.placement
     everything = placement.cpus | placement.owned | placement.emulator_cpus
     for cpus in placement.io_thread_cpus:

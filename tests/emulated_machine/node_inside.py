@@ -63,7 +63,7 @@ def start_agent(node: str, server: ApiServer, reserved: str) -> int:
 
 
 def kill_agent(pid: int, after_s: float, within_s: float) -> None:
-    """End the agent as a crash does, some time from now; raises TimeoutError that says what it waits for.
+    """End the agent as a crash does, some time from now; raises TimeoutError that states what it waits for.
 
     A write into `cpuset.mems` ends when the memory has moved, and no signal ends it earlier.
     """
@@ -100,7 +100,7 @@ def end_pods(keepers: list[int]) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the kernel says of one VM."""
+    """What the kernel reports of one VM."""
 
     vcpus: dict[int, str]
     io_threads: dict[int, str]
@@ -138,7 +138,7 @@ def _policies(pid: int, megabytes: int) -> set[str]:
 
 
 def await_vm(pid: int, cgroup: str, megabytes: int, wanted: Seen, seconds: float) -> tuple[Seen, float]:
-    """Look again and again until a VM is as wanted, or the time is over; gives how long that took."""
+    """Check again and again until a VM is as wanted, or the time is over; gives how long that took."""
     began = time.monotonic()
     while True:
         seen = look_at_vm(pid, cgroup, megabytes)

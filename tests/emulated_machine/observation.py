@@ -35,7 +35,7 @@ class Observation:
 
 
 def observe() -> Observation:
-    """Look at the machine that this runs on; called inside."""
+    """Check the machine that this runs on; called inside."""
     found = discover(open_tree(Path("/")))
     return Observation(
         topology_document(found.topology),

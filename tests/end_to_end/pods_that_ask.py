@@ -1,4 +1,4 @@
-"""Plain pods that ask for cores on nodes with two sockets of eight CPUs, and what their agents report."""
+"""Plain pods that opted in on nodes with two sockets of eight CPUs, and what their agents report."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def running(plane: ControlPlane, pods: str, name: str, cpus: int, priority: str)
 
 
 def agent_reports(plane: ControlPlane, node: str, revisions: dict[str, int]) -> None:
-    """Write, as the node's agent does, which revision of each pod's placement is in force."""
+    """Write, as the node's agent does, which revision of each pod's placement is in effect."""
     reports = [{"uid": uid, "running": True, "pinned": True, "revision": n} for uid, n in revisions.items()]
     status = {"status": {"enforcement": "nri", "pods": reports}}
     plane.request("PATCH", TOPOLOGY.format(node), status, content_type=MERGE_PATCH)
 
 
 def told(plane: ControlPlane, pods: str, name: str, word: str) -> str:
-    """Wait until kube-scheduler says this of a pod, and return all that it says."""
+    """Wait until kube-scheduler reports this of a pod, and return all that it reports."""
 
     def message(pod: Json) -> str:
         conditions = pod.get("status", {}).get("conditions", [])

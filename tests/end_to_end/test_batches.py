@@ -25,7 +25,7 @@ MACHINES = {f"node-{number}": two_socket_machine(cores_per_socket=16) for number
 
 @pytest.fixture(scope="module")
 def plane(kubernetes_programs: Path) -> Iterator[ControlPlane]:
-    """Start a control plane of its own, in which nobody else creates pods."""
+    """Start a control plane of its own, in which no other client creates pods."""
     with ControlPlane() as running:
         yield running
 

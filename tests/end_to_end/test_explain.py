@@ -21,13 +21,13 @@ FAILED_TO_FIT = "no NUMA node with"
 
 
 def was_refused(pod: dict[str, Any]) -> bool:
-    """Say whether kube-scheduler has found no node for a pod."""
+    """Return whether kube-scheduler has found no node for a pod."""
     conditions = pod.get("status", {}).get("conditions", [])
     return any(FAILED_TO_FIT in one.get("message", "") for one in conditions)
 
 
 def is_stopped(vm: dict[str, Any]) -> bool:
-    """Say whether KubeVirt calls a VM stopped."""
+    """Return whether KubeVirt calls a VM stopped."""
     return bool(vm.get("status", {}).get("printableStatus") == "Stopped")
 
 

@@ -229,7 +229,7 @@ def test_the_three_vms_of_the_measurement_are_pinned_unpinned_and_dedicated(
 
 
 def test_a_node_is_given_cpus_by_hand_and_emptied_for_another_policy(shell: Shell) -> None:
-    """On a node on which nobody is."""
+    """On a node on which no client is."""
     other = {WORKER: BARE}
     shell.run(block("docs/install.md", "kubectl annotate node worker-1 cpu-map="), instead=other)
     (drained,) = shell.run(block("docs/migrate.md", "kubectl drain worker-1"), instead=other)

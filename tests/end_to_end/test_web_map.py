@@ -42,7 +42,7 @@ def browser(kvplace: Installation, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def operators_token(cluster: ControlPlane, kvplace: Installation) -> str:
-    """Make the token as the page says."""
+    """Make the token as the page states."""
     assert kvplace.replicas
     (block,) = re.findall(r"```\n(kubectl -n kvplace-system create serviceaccount .*?)```", PAGE, re.DOTALL)
     said = ""

@@ -28,7 +28,7 @@ def node(name: str = "worker", **spec: Any) -> dict[str, Any]:
 
 
 class Objects:
-    """The objects of a cluster that only `explain` looks at."""
+    """The objects of a cluster that only `explain` checks."""
 
     def __init__(self) -> None:
         self.stored: dict[tuple[str, str], Document] = {}

@@ -110,7 +110,7 @@ async def test_a_paused_vm_and_a_migration_are_said_as_kubevirt_reports_them(
     assert (await explained(objects, cluster, "vm/db")).notes == (
         f"it is paused: its vCPUs stand still, and it keeps its cores; {command} lets it go on",
         "it migrates live from worker to other",
-        "KubeVirt says Synchronized is false: the hook refuses",
+        "KubeVirt reports Synchronized is false: the hook refuses",
     )
     failed = {**migrating, "completed": True, "failed": True, "failureReason": "no room"}
     objects.put("virtualmachineinstances", {**vmi(), "status": {"migrationState": failed}})
@@ -168,9 +168,9 @@ async def test_a_bound_pod_says_what_its_containers_wait_for(
         "container disk waits: ImagePullBackOff: no such image",
         (
             "container hook-sidecar-1 runs and is not ready; `kubectl -n default exec launcher "
-            "-c hook-sidecar-1 -- kvplace-hook ready --once` says why"
+            "-c hook-sidecar-1 -- kvplace-hook ready --once` prints why"
         ),
-        "the kubelet prepares its volumes, network and images; the events say what is missing",
+        "the kubelet prepares its volumes, network and images; the events name what is missing",
     )
 
 

@@ -1,4 +1,4 @@
-"""What is said about a VM that waits is what the scheduler would answer, and what would help does."""
+"""What is reported about a VM that waits is what the scheduler would answer, and what would help does."""
 
 from __future__ import annotations
 

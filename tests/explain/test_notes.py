@@ -1,4 +1,4 @@
-"""What others say about a VM that does not come up leads to the cause and to the next command."""
+"""What others state about a VM that does not come up leads to the cause and to the next command."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_a_vm_whose_instance_cannot_be_made_says_why_and_who_does_not_answer() -
     notes = list(notes_on_document({"status": status}, asks=True))
     assert notes == [
         f"{SERVE} the API server (webhook vmi.kvplace.io): connect: connection refused; {LOOK}",
-        f"KubeVirt says since 2026-11-23T02:00:00Z: {AWAY}",
-        "KubeVirt says Ready is false: none",
+        f"KubeVirt reports since 2026-11-23T02:00:00Z: {AWAY}",
+        "KubeVirt reports Ready is false: none",
     ]
 
 
@@ -43,14 +43,14 @@ def test_a_refusal_of_the_instance_is_repeated_as_it_is() -> None:
     refused = 'admission webhook "v.example.org" denied the request: not on Mondays'
     status = {"conditions": [condition("Failure", "True", refused)]}
     (note,) = notes_on_document({"status": status}, asks=True)
-    assert note == f"KubeVirt says since 2026-11-23T02:00:00Z: {refused}"
+    assert note == f"KubeVirt reports since 2026-11-23T02:00:00Z: {refused}"
 
 
 def test_a_pod_that_waits_because_serve_is_away_says_so_first() -> None:
     message = 'Post "https://kvplace-extender:9443/v1/filter": EOF'
     waiting = {"status": {"conditions": [condition("PodScheduled", "False", message)]}}
     assert list(notes_on_waiting(waiting)) == [
-        f"{SERVE} kube-scheduler: EOF; {LOOK}", f"kube-scheduler says: {message}"
+        f"{SERVE} kube-scheduler: EOF; {LOOK}", f"kube-scheduler reports: {message}"
     ]  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_a_sidecar_that_is_not_ready_is_all_that_the_containers_after_it_wait_fo
     (note,) = notes_on_containers(held)
     assert note == (
         "container hook-sidecar-0 runs and is not ready; `kubectl -n shop exec virt-launcher-db "
-        "-c hook-sidecar-0 -- kvplace-hook ready --once` says why"
+        "-c hook-sidecar-0 -- kvplace-hook ready --once` prints why"
     )
 
 

@@ -75,7 +75,7 @@ async def test_a_stopped_vm_is_explained_by_its_template_in_the_state_that_kubev
         "virtualmachines", {**vm(), "status": {"printableStatus": "Stopped", "conditions": [missing]}}
     )
     found = await explained(objects, cluster, "vm/db")
-    assert (found.state, found.notes) == ("Stopped", ("KubeVirt says Ready is false: VMI does not exist",))
+    assert (found.state, found.notes) == ("Stopped", ("KubeVirt reports Ready is false: VMI does not exist",))
     assert found.fitting is not None
 
 
@@ -144,7 +144,7 @@ async def test_a_waiting_vm_says_what_kube_scheduler_says_and_what_keeps_it_from
     objects.events = [event("VirtualMachineInstance", "db", "2026-01-01T00:00:00Z", "it\n does not fit")]
     found = await explained(objects, cluster, "vm/db")
     assert found.state == "Waiting"
-    assert "kube-scheduler says: 0/1 nodes are available" in found.notes
+    assert "kube-scheduler reports: 0/1 nodes are available" in found.notes
     assert found.fits_nowhere
     assert found.fitting is not None
     assert found.fitting.refusals.summary == "1 node: no socket with 4 free CPUs, best 2 on worker socket 1"
@@ -157,9 +157,7 @@ async def test_a_waiting_pod_that_nobody_looks_at_is_named_with_its_scheduler(
     pod = cluster.create_pod("solver", request=write_request(PodRequest(request_with(4))))
     objects.put("pods", pod_document("solver", pod.uid))
     found = await explained(objects, cluster, "pod/solver")
-    assert found.notes == (
-        "no scheduler has looked at it yet: does one run under the name kvplace-scheduler?",
-    )
+    assert found.notes == ("no scheduler has tried it yet: does one run under the name kvplace-scheduler?",)
     assert not found.fits_nowhere
 
 
@@ -201,7 +199,7 @@ async def test_during_a_migration_both_pods_are_shown_and_the_one_that_waits_is_
     found = await explained(objects, cluster, "vmi/db")
     assert [seat.vm.pod.name for seat in found.seats] == ["source"]
     assert found.state == found.seats[0].vm.state.value
-    assert found.notes[0] == "pod target, to which it shall migrate live, has no node yet"
+    assert found.notes[0] == "pod target, the target of its live migration, has no node yet"
     assert found.fitting is not None
     (obstacle,) = found.fitting.obstacles
     assert (obstacle.nodes, obstacle.would_fit) == (("worker",), ("worker",))

@@ -180,7 +180,7 @@ def _of_waking() -> list[OwnStory]:
             with on.burst(outcome.pods):
                 pass
             on.observer.wait_until_bound(FIT)
-            on.observer.wait_until(on.observer.all_are_settled, "that pods without a node say why")
+            on.observer.wait_until(on.observer.all_are_settled, "that pods without a node report why")
             on.wait_until_agreed()
             script = on.stage.proxy.script
             script.play([Rule("patch", "nodes", moment(on.stage.kill_serve))])

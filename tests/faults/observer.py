@@ -1,4 +1,4 @@
-"""What the API server says about one scene's pods and ledgers, followed while everything else fails.
+"""What the API server reports about one scene's pods and ledgers, followed while everything else fails.
 
 Promise 1 is checked at every change: the CPUs of the pods that are bound to a node never overlap.
 """
@@ -37,7 +37,7 @@ def owned_cpus(pod: Json) -> set[tuple[str, int]]:
 
 
 def waits_with_a_reason(pod: Json) -> bool:
-    """Whether kube-scheduler has said in the pod's status why it has no node."""
+    """Whether kube-scheduler has reported in the pod's status why it has no node."""
     conditions = pod.get("status", {}).get("conditions", [])
     return any(
         one["type"] == "PodScheduled" and one["status"] == "False" and one.get("message")
@@ -83,7 +83,7 @@ class Observer:
         return sorted(self.bound_at[pod["metadata"]["uid"]] for pod in self.bound)[count - 1]
 
     def all_are_settled(self) -> bool:
-        """Whether each pod is bound or says why not."""
+        """Whether each pod is bound or states why not."""
         return all(pod["spec"].get("nodeName") or waits_with_a_reason(pod) for pod in self.all)
 
     def kubelets_have_answered(self) -> bool:

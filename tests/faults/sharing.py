@@ -37,7 +37,7 @@ def _two_schedulers(on: Scene, outcome: Outcome) -> None:
     """The main scheduler with our extender and kvplace's own one fill the same nodes at the same moment.
 
     They do not know what the other one is about to bind. Cores never have two owners; where their CPU
-    requests come to more than a node has, the kubelet rejects pods, and what these claimed comes free.
+    requests come to more than a node has, the kubelet rejects pods, and what these claimed is released.
     """
     stage, asking, plain = on.stage, 40, 40
     outcome.pods = asking + plain
@@ -58,7 +58,7 @@ def _two_schedulers(on: Scene, outcome: Outcome) -> None:
                     list(pool.map(lambda name: on.plane.request("POST", path, _plain_pod(name)), names))
             on.fault_is_over()
             for observer in (on.observer, others):
-                settled = observer.wait_until(observer.all_are_settled, "that all are bound or say why not")
+                settled = observer.wait_until(observer.all_are_settled, "that all are bound or state why not")
                 outcome.bound_s = max(outcome.bound_s or 0.0, on.after_fault(settled))
                 observer.wait_until(observer.kubelets_have_answered, "that kubelets have answered")
             outcome.agree_s = on.after_fault(on.wait_until_agreed())
@@ -93,7 +93,7 @@ def _kubelets_cpus(on: Scene, outcome: Outcome) -> None:
     _kubelets_hold(on, everything)
     with on.burst(20):
         pass
-    on.observer.wait_until(on.observer.all_are_settled, "that pods without a node say why")
+    on.observer.wait_until(on.observer.all_are_settled, "that pods without a node report why")
     on.wait_until_agreed()
     assert len(on.observer.bound) == 20
     _kubelets_hold(on, dict.fromkeys(on.nodes, 0))
@@ -122,13 +122,13 @@ def _burst_outside(on: Scene, count: int, forbidden: Mapping[str, int]) -> Json:
 
 
 def _kubelets_hold(on: Scene, cpus: Mapping[str, int]) -> None:
-    """Say what agents say about their kubelets, and wait until `serve` is told."""
+    """State what agents report about their kubelets, and wait until `serve` is told."""
     script = on.stage.proxy.script
     for node, mask in cpus.items():
         path = f"/apis/kvplace.io/v1alpha1/nodetopologies/{node}"
         listed = format_cpu_list(CpuMask(mask))
         if on.plane.request("GET", path).get("status", {}).get("kubeletCpus") == listed:
-            continue  # nobody would be told
+            continue  # no client would be told
         script.play([Rule(EVENT, "nodetopologies", Delay(0))])
         status = {"status": {"kubeletCpus": listed}}
         on.plane.request("PATCH", f"{path}/status", status, content_type=MERGE_PATCH)

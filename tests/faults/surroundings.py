@@ -20,7 +20,7 @@ def _cut_extender(on: Scene) -> None:
 
 
 def _finish(on: Scene, outcome: Outcome) -> None:
-    """Wait until all is well again, and say how long it took."""
+    """Wait until all is well again, and state how long it took."""
     outcome.bound_s = on.after_fault(on.observer.wait_until_bound(outcome.pods))
     outcome.agree_s = on.after_fault(on.wait_until_agreed())
 
@@ -165,7 +165,7 @@ def _claims_taken_away(on: Scene, outcome: Outcome) -> None:
 
 
 def _nonsense_in_annotations(on: Scene, outcome: Outcome) -> None:
-    """The cpu-map of every node but one cannot be read; nobody can change the results on a pod."""
+    """The cpu-map of every node but one cannot be read; no client can change the results on a pod."""
     outcome.pods = 40
     spoilt = list(on.nodes)[1:]
     for node in spoilt:
@@ -188,7 +188,7 @@ def _nonsense_in_annotations(on: Scene, outcome: Outcome) -> None:
 
 
 def reason(pod: Json) -> str:
-    """Return why kube-scheduler has not found a node; empty when it has not said so."""
+    """Return why kube-scheduler has not found a node; empty when it has not reported it."""
     conditions = pod.get("status", {}).get("conditions", [])
     return next(
         (
@@ -211,7 +211,7 @@ def _claim(cpus: str, owned: str) -> Json:
 
 
 def _write_ledger(on: Scene, node: str, spec: Json) -> None:
-    """Write into a ledger as somebody who may, and who knows nothing of kvplace."""
+    """Write into a ledger as a user who may, and who knows nothing of kvplace."""
     path = f"{LEDGERS}/{node}"
     try:
         on.plane.request("PATCH", path, {"spec": spec}, content_type=MERGE_PATCH)

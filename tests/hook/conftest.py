@@ -50,7 +50,7 @@ class HookProcess:
         return self.root / "hooks/kvplace-hook-sidecar-0.sock"
 
     def start(self) -> None:
-        """Start it and wait until it says that it serves."""
+        """Start it and wait until it reports that it serves."""
         command = [*self.program, "serve"]
         self.process = subprocess.Popen(command, env=self.environ, stderr=subprocess.PIPE, text=True)
         assert "serving on" in self.next_log_line()

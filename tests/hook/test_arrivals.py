@@ -131,7 +131,7 @@ def test_a_document_that_is_no_domain_is_refused_in_one_sentence(libvirt: Libvir
 def test_a_document_larger_than_any_domain_is_refused(libvirt: Libvirt) -> None:
     code, answer, _ = libvirt.runs(*BEGIN, xml=b"<domain>" + b" " * (MAX_MESSAGE_BYTES + 1))
     assert answer == b""
-    assert code in (0, 1)  # ncat may notice that nobody reads before it gets the sentence
+    assert code in (0, 1)  # ncat may notice that nothing reads before it gets the sentence
 
 
 def test_without_the_sidecar_the_domain_is_left_as_it_comes(hook: HookProcess, libvirt: Libvirt) -> None:

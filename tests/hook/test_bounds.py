@@ -93,7 +93,7 @@ def test_a_vm_waits_while_others_may_use_a_cpu_that_it_owns(tmp_path: Path, cpus
         with pytest.raises(
             Misconfigured,
             match=rf"other containers may still use CPU {named}, which this VM owns: the agent on worker-1 "
-            rf".* whose cpuset is {cpuset}; look at the pod of kvplace-agent on worker-1",
+            rf".* which has the cpuset {cpuset}; check the pod of kvplace-agent on worker-1",
         ):
             check(ENFORCED, pod_environment(tmp_path))
 

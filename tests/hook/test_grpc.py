@@ -32,7 +32,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def pump(caller: Caller, server: GrpcConnection, *, echo: bool = True) -> list[Call | Cancelled]:
-    """Carry bytes both ways until nobody has more; the server answers every call with its message."""
+    """Carry bytes both ways until no client has more; the server answers every call with its message."""
     heard: list[Call | Cancelled] = []
     while True:
         sent = caller.http.data_to_send()

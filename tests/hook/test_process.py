@@ -198,7 +198,7 @@ def test_more_connections_than_the_limit_close_the_oldest_idle_one(serving: Hook
 
 @pytest.fixture
 def stuck(hook: HookProcess) -> HookProcess:
-    """A hook whose children hang: they wait for a placement that nobody writes into the pipe."""
+    """A hook whose children hang: they wait for a placement that nothing writes into the pipe."""
     placement = hook.pod.path / "placement"
     placement.unlink()
     os.mkfifo(placement)

@@ -74,7 +74,7 @@ def test_a_vm_is_not_ready_while_the_kernel_lets_its_own_sidecar_use_the_cpus_th
     code, said = sidecar.says("--once")
     assert code == 1
     assert f"other containers may still use CPU {format_cpu_list(sidecar.owned)}" in said
-    assert "look at the pod of kvplace-agent on worker-1" in said
+    assert "check the pod of kvplace-agent on worker-1" in said
     assert len(said.splitlines()) == 1
 
     sidecar.group.confine(sidecar.shared)

@@ -1,4 +1,4 @@
-"""A small HTTP server that answers what a test tells it to, for what no real API server does on demand."""
+"""A small HTTP server that answers what a test asks it to, for what no real API server does on demand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ApiStub:
         return CredentialOptions(kubeconfig=str(path))
 
     def forever(self, *lines: bytes) -> Answer:
-        """Respond with a stream that says these lines and then nothing, until the client hangs up."""
+        """Respond with a stream that states these lines and then nothing, until the client hangs up."""
 
         async def answered(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse()

@@ -1,4 +1,4 @@
-"""Claims for tests, with only what a test is about said in it."""
+"""Claims for tests, with only what a test is about reported in it."""
 
 from __future__ import annotations
 

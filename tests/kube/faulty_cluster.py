@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class FaultyCluster(MemoryCluster):
-    """A cluster whose calls fail, hang and lose their answers as its script says."""
+    """A cluster whose calls fail, hang and lose their answers as its script states."""
 
     def __init__(self) -> None:
         super().__init__()

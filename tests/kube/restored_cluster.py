@@ -1,4 +1,4 @@
-"""A cluster whose API server has been restored from a backup, as every watch says when it begins."""
+"""A cluster whose API server has been restored from a backup, as every watch reports when it begins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class RestoredCluster(FaultyCluster):
-    """Says first that the past has changed, and then what there is now."""
+    """States first that the past has changed, and then what there is now."""
 
     async def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
         yield Interrupted(Corrupt("the history has gone back"))

@@ -69,7 +69,7 @@ class Pauses:
 
 
 async def run_out(source: Script, pauses: Pauses, clock: Any = lambda: 0.0) -> list[WatchEvent[str]]:
-    """Follow until the script ends; returns the events that say what there is."""
+    """Follow until the script ends; returns the events that state what there is."""
     received: list[WatchEvent[str]] = []
     backoff = Backoff(first_s=1, longest_s=16, jitter=lambda: 1.0)
     events = follow(source, pause=pauses, backoff=backoff, clock=clock)
@@ -112,7 +112,7 @@ async def reported(
     limits: Limits | None = None,
     selector: Selector = EVERYTHING,
 ) -> list[Any]:
-    """The first `count` events that say what there is, shortened to (what, name or node)."""
+    """The first `count` events that state what there is, shortened to (what, name or node)."""
     session = await open_session(stub.kubeconfig(folder, token="t"), limits or Limits())
     session.pause = Pauses()  # type: ignore[method-assign]
     seen = []

@@ -268,7 +268,7 @@ async def test_a_bind_is_one_request_with_everything_in_it(stub: ApiStub, tmp_pa
 async def test_a_bind_that_is_turned_away_is_not_sent_later_than_its_caller_knows(
     stub: ApiStub, tmp_path: Path
 ) -> None:
-    """After the pause that the server asks for, the claim behind it may belong to somebody else."""
+    """After the pause that the server asks for, the claim behind it may belong to another client."""
     stub.script = [status(429, retry_after=0), answer({"kind": "Status", "status": "Success"})]
     async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
         with pytest.raises(ApiUnavailable) as turned_away:

@@ -164,7 +164,7 @@ class Contract:
                 world.namespace, "vm", uid, {PLACEMENT_KEY: revision(uid, node, 2)}
             )
 
-    # What a pod looks like
+    # What a pod should be
 
     async def test_a_pod_becomes_its_record(self, world: World) -> None:
         uid = world.create_pod("vm", vmi="the-vm")

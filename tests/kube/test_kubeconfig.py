@@ -1,4 +1,4 @@
-"""kubeconfig files: which context counts, how files are merged, and what is said of a wrong one."""
+"""kubeconfig files: which context counts, how files are merged, and what is reported of a wrong one."""
 
 from __future__ import annotations
 

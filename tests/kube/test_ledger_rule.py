@@ -40,7 +40,7 @@ EVERYTHING = claim(
 
 
 class Foreigner:
-    """Somebody with every right and no manners."""
+    """A user with every right and no manners."""
 
     def __init__(self, plane: ControlPlane, name: str) -> None:
         self.plane = plane
@@ -93,7 +93,7 @@ def spec(**pods: set[int]) -> Json:
 
 
 def refusal(write: Any, *arguments: Any) -> str:
-    """What the API server says when it finds a write invalid."""
+    """What the API server reports when it finds a write invalid."""
     with pytest.raises(RequestRefused) as refused:
         write(*arguments)
     assert refused.value.status == 422, refused.value

@@ -270,7 +270,7 @@ async def test_a_write_that_is_lost_is_counted_by_what_it_was_lost_to(cluster: R
 
     async with process(cluster) as ledgers:
         version, owner = counted()
-        cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("somebody was faster"))
+        cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("conflict with another writer"))
         assert await ledgers.change(N, taking("a")) == 1
         assert counted() == [version + 1, owner]
         cluster.faults.fail(Operation.WRITE_LEDGER, OwnershipConflict("CPU 1 belongs to b"))
@@ -284,7 +284,7 @@ async def test_the_time_of_the_last_write_is_that_of_one_which_was_stored(cluste
         await ledgers.change(N, taking("a"))
         written = LEDGER_LAST_WRITE._value.get()
         assert began <= written <= time.time()
-        cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("somebody was faster"))
+        cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("conflict with another writer"))
         with pytest.raises(Conflict):
             await ledgers.change(N, taking("b"))
         assert LEDGER_LAST_WRITE._value.get() == written

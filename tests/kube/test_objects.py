@@ -83,7 +83,7 @@ def read_slowly(pod: dict[str, Any]) -> PodRecord:
 
 
 def requested(spec: dict[str, Any]) -> dict[str, int]:
-    """What the documentation of init containers says that a pod requests, in thousandths."""
+    """What the documentation of init containers reports that a pod requests, in thousandths."""
     total: Counter[str] = Counter()
     ahead: dict[str, int] = {}
     starting = spec.get("initContainers") or []

@@ -60,7 +60,7 @@ async def http_proxy() -> AsyncIterator[Proxy]:
 
 
 def behind(stub: ApiStub, folder: Path, proxy: str, ca: Path) -> CredentialOptions:
-    """Say in the kubeconfig which proxy is before the API server."""
+    """State in the kubeconfig which proxy is before the API server."""
     options = stub.kubeconfig(folder, ca_file=ca, token="t")
     path = Path(options.kubeconfig or "")
     document = json.loads(path.read_text())

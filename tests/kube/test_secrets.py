@@ -1,4 +1,4 @@
-"""Writes of Secrets: whoever loses against somebody else learns it, also where the Secret is gone."""
+"""Writes of Secrets: whoever loses against another client learns it, also where the Secret is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of others about an outage become a sentence that says which program does not answer."""
+"""The words of others about an outage become a sentence that states which program does not answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POST = 'Post "https://kvplace-serve.kvplace-system.svc:443/admit/vmi?timeout=10s
             f"{FAILED % 'pod.kvplace.io'}{POST}tls: failed to verify certificate: {EXPIRED}",
             (
                 "the API server does not accept the certificate of `kvplace serve` (webhook pod.kvplace.io): "
-                f"tls: failed to verify certificate: {EXPIRED}; `kubectl kvplace doctor` says why"
+                f"tls: failed to verify certificate: {EXPIRED}; `kubectl kvplace doctor` reports why"
             ),
         ),
         (

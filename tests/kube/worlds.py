@@ -332,7 +332,7 @@ Reported: TypeAlias = InitApply[Any] | Apply[Any] | Delete[Any]
 
 
 class Watcher:
-    """The events of one watch that say what there is, in order."""
+    """The events of one watch that state what there is, in order."""
 
     def __init__(self) -> None:
         self.events: list[WatchEvent[Any]] = []

@@ -1,4 +1,4 @@
-"""A libvirt in the hand of a tenant costs the agent no more than is said, whatever it answers."""
+"""A libvirt in the hand of a tenant costs the agent no more than is reported, whatever it answers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def honest(peer: socket.socket, call: int, serial: int) -> None:
 
 
 def claims_many_cpus(peer: socket.socket, call: int, serial: int) -> None:
-    """Answers every question about sizes with the largest that the protocol can say."""
+    """Answers every question about sizes with the largest that the protocol can state."""
     most = 2**31 - 1
     if call == VCPU_PINS:
         peer.sendall(packet(call, serial, struct.pack(">II", 0, most)))

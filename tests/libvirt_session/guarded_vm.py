@@ -61,7 +61,7 @@ def placed(
 
 
 async def until(holds: Callable[[], bool]) -> float:
-    """Waits until something holds that nobody reports, and says how long it took."""
+    """Waits until something holds that nothing reports, and states how long it took."""
     began = time.monotonic()
     async with asyncio.timeout(20):
         while not holds():  # noqa: ASYNC110
@@ -90,7 +90,7 @@ class WrittenObjects:
 
 @dataclass
 class SessionContainers:
-    """Sets the cpuset of the session as the decision says, each time that it is asked."""
+    """Sets the cpuset of the session as the decision states, each time that it is asked."""
 
     session: LibvirtSession
     own: OwnNode
@@ -132,7 +132,7 @@ class Clock:
 
 @dataclass
 class GuardedVm:
-    """The VM, its guard, and what the guard has said."""
+    """The VM, its guard, and what the guard has reported."""
 
     domain: RunningDomain
     own: OwnNode
@@ -187,7 +187,7 @@ class GuardedVm:
         return "call_rcu" if thread.name.startswith("qemu-") else thread.name
 
     def libvirt_pins(self) -> list[tuple[str, str]]:
-        """What virsh would say."""
+        """What virsh would state."""
         tune = ET.fromstring(self.domain.handle.XMLDesc()).find("cputune")
         return [] if tune is None else [(pin.tag, pin.get("cpuset", "")) for pin in tune]
 

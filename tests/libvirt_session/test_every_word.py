@@ -1,7 +1,7 @@
 """Every word of a user on real threads: annotations, allocator, the hook in its pod, libvirt, QEMU.
 
-The machine that runs the tests gives two CPUs, called a and b here; the allocator is told that they are the
-threads of one core, or that each is a socket, or that the host keeps a for itself.
+The machine that runs the tests gives two CPUs, called a and b here; the allocator is informed that they are
+the threads of one core, or that each is a socket, or that the host keeps a for itself.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ CASES = [
     Case("topology.crane.io/cpu-policy=numa", "ab", "ab"),
     Case("qos.gocrane.io/cpu-manager=share topology.crane.io/topology-awareness=true", "a b", "ab"),
 ]
-# As the kernel says it of the guest's memory in /proc/PID/numa_maps.
+# As the kernel reports it of the guest's memory in /proc/PID/numa_maps.
 MEMORY = {"preferred": "prefer:0", "strict": "bind:0", "interleave": "interleave:0", "off": "default"}
 
 

@@ -1,4 +1,4 @@
-"""KubeVirt's own documents, rewritten for a placement, run on real QEMU where the placement says."""
+"""KubeVirt's own documents, rewritten for a placement, run on real QEMU where the placement states."""
 
 from dataclasses import replace
 

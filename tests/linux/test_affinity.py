@@ -1,4 +1,4 @@
-"""Affinities of threads, read and set by system call, told apart from threads that are gone."""
+"""Affinities of threads, read and set by system call, distinguished from threads that are gone."""
 
 from __future__ import annotations
 

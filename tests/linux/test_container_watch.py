@@ -1,4 +1,4 @@
-"""Containers appear, change and end in real cgroups; every change is reported once the kernel says so."""
+"""Containers appear, change and end in real cgroups; every change is reported once the kernel reports it."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_the_limit_of_watches_is_an_error_that_names_the_setting(
 def test_containers_are_found_by_looking_where_the_limit_of_queues_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other programs of root use them up, and the limit is 128 where nobody has raised it."""
+    """Other programs of root use them up, and the limit is 128 where no client has raised it."""
 
     def used_up() -> Inotify:
         raise Misconfigured("inotify cannot be used: Too many open files")

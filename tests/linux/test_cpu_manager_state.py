@@ -22,7 +22,7 @@ VERSION_2 = (
 )
 
 # The kubelet refuses these because it is configured otherwise or has left version 1 behind; what they
-# say of the CPUs is as clear to us as to the kubelet that wrote them.
+# state of the CPUs is as clear to us as to the kubelet that wrote them.
 READ_HERE_ALL_THE_SAME = {
     "policy name differs from configured one",
     "v2/v3-shaped file carrying a v1 checksum: refused since v4",
@@ -63,7 +63,7 @@ def test_what_the_kubelet_restores_is_restored_and_what_it_refuses_is_refused() 
     for case in recorded("restore_cases"):
         text = json.dumps(case["file"])
         if case["expect"] is None and case["description"] not in READ_HERE_ALL_THE_SAME:
-            with pytest.raises(BadBody, match="is no cpu_manager_state that the kubelet would read"):
+            with pytest.raises(BadBody, match="is not a cpu_manager_state that the kubelet would read"):
                 read_cpu_manager_state(text)
             continue
         state = read_cpu_manager_state(text)

@@ -1,4 +1,4 @@
-"""Cpusets of real cgroups are read and set; what goes wrong is told apart."""
+"""Cpusets of real cgroups are read and set; what goes wrong is distinguished."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_parents_that_lack_a_cpu_grow_first_as_after_an_offline_cpu_has_returned
     for folder in (container, container.parent, container.parent.parent):
         pods.hierarchy.set(folder, ZERO)
     pods.hierarchy.set(container, BOTH)
-    # With version 2 a set of a parent is somebody's will: it stays, and limits what is below it.
+    # With version 2 a set of a parent is a user's will: it stays, and limits what is below it.
     grows = pods.hierarchy.version is CgroupVersion.V1
     assert pods.hierarchy.effective(container) == (BOTH if grows else ZERO)
 

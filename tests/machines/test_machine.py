@@ -133,7 +133,7 @@ def test_the_only_machine_of_a_list_is_that_machine(tmp_path: Path) -> None:
         (json.dumps(DOCUMENT | {"status": {"kubeletCpus": "3-"}}).encode(), "status.kubeletCpus '3-'"),
         (
             packed(STATE.replace("4-6", "4-6,x")),
-            "host: var/lib/kubelet/cpu_manager_state is no cpu_manager_state",
+            "host: var/lib/kubelet/cpu_manager_state is not a cpu_manager_state",
         ),
         *((text.encode(), "is not valid JSON") for text in DEEP_OR_LONG[1:2]),
     ],

@@ -106,6 +106,6 @@ def _handler(extender: AskedExtender, token: str) -> type[BaseHTTPRequestHandler
             self.wfile.write(sent)
 
         def log_request(self, *_: object) -> None:
-            """Say nothing."""
+            """State nothing."""
 
     return Handler

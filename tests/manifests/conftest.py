@@ -1,4 +1,4 @@
-"""A cluster of its own on which kvplace has been installed as docs/install.md says.
+"""A cluster of its own on which kvplace has been installed as docs/install.md states.
 
 Not the shared one: the webhooks and policies of an installation concern every pod of the cluster they are in.
 """
@@ -66,7 +66,7 @@ def cluster(fresh_cluster: ControlPlane, manifests: Path) -> ControlPlane:
 
 @pytest.fixture(scope="module")
 def agent(cluster: ControlPlane) -> Iterator[Agent]:
-    """Give an agent once the policies that limit it are in force."""
+    """Give an agent once the policies that limit it are in effect."""
     manifests = cluster.kubectl("get", "daemonset", "-n", NAMESPACE, "-o", "name")
     assert manifests.strip() == "daemonset.apps/kvplace-agent"
     node, other = (f"{name}-{secrets.token_hex(4)}" for name in ("mine", "other"))
@@ -84,6 +84,6 @@ def agent(cluster: ControlPlane) -> Iterator[Agent]:
 
 @pytest.fixture(scope="module")
 def resource_topologies(cluster: ControlPlane, manifests: Path) -> None:
-    """Install the kind NodeResourceTopology, as docs/agent.md says."""
+    """Install the kind NodeResourceTopology, as docs/agent.md states."""
     cluster.kubectl("apply", "--server-side", "-k", f"{manifests}/node-resource-topology")
     cluster.wait_for_crds("noderesourcetopologies.topology.node.k8s.io")

@@ -1,6 +1,6 @@
 """Wait for an admission policy that has just been applied.
 
-The API server takes policies into use some moments after it has stored them, and says so nowhere.
+The API server takes policies into use some moments after it has stored them, and reports it nowhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class NotInForce(Exception):
     retry=retry_if_exception_type(NotInForce), wait=wait_fixed(0.1), stop=stop_after_delay(60), reraise=True
 )
 def refused(request: Callable[[], Json]) -> RequestRefused:
-    """Return how a harmless request (a dry run) is refused, once the policy that does so is in force."""
+    """Return how a harmless request (a dry run) is refused, once the policy that does so is in effect."""
     try:
         request()
     except RequestRefused as error:

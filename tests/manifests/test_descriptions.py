@@ -1,4 +1,4 @@
-"""Nodes are described as docs/install.md says: the API server takes what `kvplace topology` prints."""
+"""Nodes are described as docs/install.md states: the API server takes what `kvplace topology` prints."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def test_with_own_priority_classes_no_pod_uses_those_of_the_system(render: Rende
 
 
 def test_two_installations_cannot_share_a_cluster_unnoticed(installed: ControlPlane, manifests: Path) -> None:
-    """Whoever applies the manifests as another manager is told what another one has written."""
+    """Whoever applies the manifests as another manager is informed what another one has written."""
     folder = str(overlay(manifests, "own-priority-classes"))
     as_somebody_else = ("--server-side", "--field-manager=somebody-else", "--dry-run=server")
     with pytest.raises(KubectlFailed, match="conflict"):

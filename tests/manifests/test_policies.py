@@ -42,7 +42,7 @@ def node(cluster: ControlPlane) -> Iterator[str]:
 
 @pytest.fixture
 def guarded_node(cluster: ControlPlane, serve: str, node: str) -> str:
-    """Give a node once the policy that guards nodes is in force."""
+    """Give a node once the policy that guards nodes is in effect."""
     change = {"metadata": {"labels": {"rack": "b"}}}
     refused(
         lambda: cluster.request("PATCH", f"{node}?dryRun=All", change, content_type=MERGE_PATCH, token=serve)
@@ -109,7 +109,7 @@ def test_the_policy_does_not_limit_other_clients_changes_of_a_node(
 
 @pytest.fixture(scope="module")
 def pod(cluster: ControlPlane) -> tuple[str, str]:
-    """Give the path and UID of a pod, unbound, once the policy that guards bindings is in force."""
+    """Give the path and UID of a pod, unbound, once the policy that guards bindings is in effect."""
     namespace = cluster.create_namespace(f"test-{secrets.token_hex(4)}")
     path = f"/api/v1/namespaces/{namespace}/pods"
     made = cluster.request(
@@ -448,7 +448,7 @@ def test_serve_may_nominate_a_node_once_for_a_pod_that_waits_for_cores(
             _nominate(cluster, pod, node, serve)
 
 
-@pytest.mark.parametrize("whose", ["of somebody else", "that is bound"])
+@pytest.mark.parametrize("whose", ["of another client", "that is bound"])
 def test_serve_nominates_no_node_for_a_pod(
     cluster: ControlPlane, serve: str, placed_pod: tuple[str, str], whose: str
 ) -> None:

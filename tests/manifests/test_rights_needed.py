@@ -42,7 +42,7 @@ ONE_BY_ONE = [(process, right) for process, rights in GRANTED.items() for right 
 
 @pytest.fixture(scope="module")
 def plane(cluster: ControlPlane, resource_topologies: None) -> ControlPlane:
-    """Serve all kinds: of one that is not served nobody is denied anything."""
+    """Serve all kinds: of one that is not served no client is denied anything."""
     cluster.request(
         "POST",
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",

@@ -89,7 +89,7 @@ def pod(name: str, *, cpu: str = "1", marker: bool, **spec: Any) -> Json:
 
 
 def wait_for_condition(cluster: ControlPlane, pods: str, name: str) -> Json:
-    """Wait until the scheduler has said something of a pod, and return its PodScheduled condition."""
+    """Wait until the scheduler has reported something of a pod, and return its PodScheduled condition."""
     with watch_one_object(cluster, pods, name, "0") as events:
         return next(
             condition

@@ -1,4 +1,4 @@
-"""Uninstalling as docs/install.md says leaves nothing behind, whatever the ledgers hold."""
+"""Uninstalling as docs/install.md states leaves nothing behind, whatever the ledgers hold."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ReadImage:
-    """What an archive says about its one image, every digest and size checked."""
+    """What an archive states about its one image, every digest and size checked."""
 
     reference: str
     digest: str

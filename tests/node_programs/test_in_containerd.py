@@ -1,4 +1,4 @@
-"""containerd takes the images, and their containers run what the images say, as their users."""
+"""containerd takes the images, and their containers run what the images state, as their users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan with moves says which VMs need `kvplace.io/movable` for it, in the words of `explain`."""
+"""A plan with moves states which VMs need `kvplace.io/movable` for it, in the words of `explain`."""
 
 from __future__ import annotations
 

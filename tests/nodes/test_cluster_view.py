@@ -1,4 +1,4 @@
-"""The view of a cluster: read once or followed by watches, it says the same."""
+"""The view of a cluster: read once or followed by watches, it reports the same."""
 
 from __future__ import annotations
 

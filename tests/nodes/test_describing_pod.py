@@ -102,7 +102,7 @@ async def test_what_is_no_machine_is_refused(log: bytes) -> None:
 
 
 async def test_a_pod_that_fails_says_why() -> None:
-    with pytest.raises(BadTopology, match=r"\(OOMKilled, exit code 137\); it said: /sys/devices/system"):
+    with pytest.raises(BadTopology, match=r"\(OOMKilled, exit code 137\); it printed: /sys/devices/system"):
         await Cluster(ended("Failed"), log=b"kvplace: /sys/devices/system/cpu cannot be read\n").describe()
 
 

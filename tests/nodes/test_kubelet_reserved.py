@@ -1,4 +1,4 @@
-"""Reserved CPUs of a node without an agent are its kubelet's, and the command says when it could not ask."""
+"""Reserved CPUs of a node without an agent are its kubelet's, and the command reports a failure to ask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NODE = NodeName("worker")
 
 
 class Kubelet:
-    """Says what it was made with."""
+    """States what it was made with."""
 
     def __init__(self, says: dict[str, Any] | KvplaceError) -> None:
         self.says = says
@@ -32,7 +32,7 @@ class Kubelet:
 async def test_what_the_kubelet_reserves_is_reserved() -> None:
     reserved, said = await reserved_by_kubelet(Kubelet({"reservedSystemCPUs": "1,9"}), NODE, TWO)
     assert reserved == parse_cpu_list("1,9")
-    assert said == "CPU 1,9 is reserved, as the kubelet's reservedSystemCPUs say"
+    assert said == "CPU 1,9 is reserved, as the kubelet's reservedSystemCPUs state"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Plans on a live cluster know what kube-scheduler's own filters say, and which VMs wait already."""
+"""Plans on a live cluster know what kube-scheduler's own filters state, and which VMs wait already."""
 
 from __future__ import annotations
 

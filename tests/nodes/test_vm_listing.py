@@ -1,4 +1,4 @@
-"""The list of VMs combines their pods with what KubeVirt says of them, and has those without a pod."""
+"""The list of VMs combines their pods with what KubeVirt reports of them, and has those without a pod."""
 
 from __future__ import annotations
 

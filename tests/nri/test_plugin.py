@@ -1,4 +1,4 @@
-"""The plugin: what it says and answers, and that nothing a runtime does ends it."""
+"""The plugin: what it reports and answers, and that nothing a runtime does ends it."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class TestCalls:
 
 @pytest.mark.usefixtures("plugin")
 class TestBadRuntimes:
-    """Each of them is told to the handler once and followed by a new connection that works."""
+    """Each of them is configured to the handler once and followed by a new connection that works."""
 
     async def _next_connection_works(self, runtime: FakeRuntime, handler: RecordedHandler) -> None:
         end, _ = await runtime.ready_plugin()
@@ -221,7 +221,7 @@ class TestBadRuntimes:
             (pack(">II", 1, 2**32 - 1), "sent a frame of 4294967295 bytes"),
             (wire.frames(1, pack(">IIBB", 5 << 20, 1, 1, 0)), "sent a message of 5242880 bytes"),
             (wire.frames(1, wire.ttrpc(1, 3, b"")), "sent a message of type 3"),
-            (wire.frames(1, wire.ttrpc(1, 1, b"\xff\xff\xff")), "3 bytes that are no Request"),
+            (wire.frames(1, wire.ttrpc(1, 1, b"\xff\xff\xff")), "3 bytes that are not a Request"),
             (wire.frames(1, wire.ttrpc(1, 2, b"")), "sent a RESPONSE on connection 1"),
             (wire.frames(2, wire.ttrpc(1, 1, b"")), "sent a REQUEST on connection 2"),
         ],
@@ -240,7 +240,7 @@ class TestBadRuntimes:
         end, _ = await runtime.ready_plugin()
         request = wire.message({1: "nri.pkg.api.v1alpha1.Plugin", 2: "CreateContainer", 3: b"\x0a\xff"})
         end.send(wire.frames(wire.PLUGIN, wire.ttrpc(99, wire.REQUEST, request)))
-        assert "2 bytes that are no ContainerRequest" in str(await handler.gone.get())
+        assert "2 bytes that are not a ContainerRequest" in str(await handler.gone.get())
         await self._next_connection_works(runtime, handler)
 
     async def test_half_a_frame_and_the_end(self, runtime: FakeRuntime, handler: RecordedHandler) -> None:

@@ -1,7 +1,7 @@
 """Tells stories by seed: `python -m tests.protocol SEED...` or `--count N [--first SEED] [--jobs N]`.
 
 Prints the seeds of those that break a promise on stderr, with the command that replays them, and what
-happened as one line of JSON. `--steps` shows each step that had an effect. A long run says every minute how
+happened as one line of JSON. `--steps` shows each step that had an effect. A long run states every minute how
 far it is; with `--record` it can be ended at any time, and the same command goes on where it was.
 """
 

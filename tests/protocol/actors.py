@@ -126,7 +126,7 @@ class Scheduler:
                     await self._evictions.preempt(one, pod)
                 return
             node = random.choice(sorted(found.names))
-            if random.random() < 0.05:  # it may bind where filter was not asked, or said no
+            if random.random() < 0.05:  # it may bind where filter was not asked, or stated no
                 node = NodeName(random.choice(("n1", "n2")))
             if random.random() < 0.3:
                 await self._network.take_time()
@@ -381,7 +381,7 @@ class Disturber:
     async def _write_ledger(self) -> None:
         """Write as a foreign client does that may: nothing new, a claim of nobody, a claim taken away.
 
-        And delete a ledger, as anybody may in which no CPU has an owner.
+        And delete a ledger, as any client may in which no CPU has an owner.
         """
         node, random = self._random.choice(self._nodes), self._random
         ledger = self._promises.ledger(node.name)

@@ -19,7 +19,7 @@ class Diary:
         self._tell = tell
 
     def note(self, what: str, which: str = "") -> None:
-        """Note what somebody did who is not part of kvplace."""
+        """Note what a user did who is not part of kvplace."""
         self.count(what)
         self.step("", f"{what} {which}")
 

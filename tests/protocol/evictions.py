@@ -153,7 +153,7 @@ class Evictions:
             self._promises.break_one(f"P: {violations} violations are answered for {uids}")
 
     def _in_vain(self, uid: PodUid) -> str:
-        """Say who was evicted in vain for a pod: it waits, and what they left is not reserved for it."""
+        """State who was evicted in vain for a pod: it waits, and what they left is not reserved for it."""
         eviction, live = self._awaited.get(uid), self._promises.pod(uid)
         if eviction is None or live is None or live.node or live.deleting or not self._in_peace:
             return ""
@@ -164,7 +164,7 @@ class Evictions:
         return f"P: {' and '.join(eviction.victims)} left {eviction.node} for {live.name}, which still waits"
 
     def check_use(self) -> None:
-        """Check, in calm, that nobody was evicted in vain."""
+        """Check, in calm, that no client was evicted in vain."""
         for uid in self._awaited:
             if broken := self._in_vain(uid):
                 raise BrokenPromise(broken)

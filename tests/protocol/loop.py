@@ -16,11 +16,11 @@ from typing import Any
 
 
 class Standstill(RuntimeError):
-    """Every task waits for something that nobody will do."""
+    """Every task waits for something that no client will do."""
 
 
 class Livelock(RuntimeError):
-    """Somebody does things again and again without waiting for anything, and no time passes."""
+    """A user does things again and again without waiting for anything, and no time passes."""
 
 
 STEPS_AT_A_MOMENT = 100_000
@@ -156,13 +156,13 @@ class SeededLoop(asyncio.BaseEventLoop):
                 alarm.set_result(None)
 
     def _pass_time(self) -> None:
-        """Let time pass until somebody is due."""
+        """Let time pass until a user is due."""
         timers = self._timers
         while not self._ready:
             if not timers:
                 if self._stopping:
                     return
-                raise Standstill("every task waits for something that nobody will do")
+                raise Standstill("every task waits for something that no client will do")
             when, _, step = heapq.heappop(timers)
             if step.is_cancelled:
                 continue

@@ -42,7 +42,7 @@ class _Call:
 
 
 class Network:
-    """The faults of a story, and the requests that are still on their way when nobody waits for them."""
+    """The faults of a story, and the requests that are still on their way when no VM waits for them."""
 
     def __init__(self, random: Random, mix: FaultMix, diary: Diary) -> None:
         self.mix = mix
@@ -81,7 +81,7 @@ class Network:
             await asyncio.sleep(seconds)
 
     def _send_late(self, call: _Call) -> None:
-        """Let a call take effect later, though nobody waits for its answer."""
+        """Let a call take effect later, though no VM waits for its answer."""
 
         async def arrive() -> None:
             await asyncio.sleep(self._random.uniform(0.0, LATE_S))

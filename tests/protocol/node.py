@@ -29,7 +29,7 @@ def read_placement(text: str) -> PodPlacement:
 
 @dataclass
 class Running:
-    """A container with QEMU in it, whether anybody knows of it or not."""
+    """A container with QEMU in it, whether any client knows of it or not."""
 
     in_force: PodPlacement | None
     moving_to: PodPlacement | None = None
@@ -37,7 +37,7 @@ class Running:
 
     @property
     def alone_on(self) -> CpuMask:
-        """The CPUs that it uses and that nobody else may use."""
+        """The CPUs that it uses and that no other process may use."""
         cpus = NO_CPUS
         for bound in (self.in_force, self.moving_to):
             cpus |= bound.placement.owned if bound is not None else NO_CPUS
@@ -74,7 +74,7 @@ class SimulatedNode:
     kubelet_cpus: CpuMask = NO_CPUS
     """CPUs of pods that the kubelet's own static policy pins."""
     is_forgotten: bool = False
-    """Whether its Node and its NodeTopology are deleted, so that nobody can know what runs here."""
+    """Whether its Node and its NodeTopology are deleted, so that no client can know what runs here."""
     containers: dict[PodUid, Running] = field(default_factory=dict)
     _reported: TopologyStatus | None = None
     """What the agent has written last."""
@@ -111,7 +111,7 @@ class SimulatedNode:
             group.create_task(self._agent(pods, topologies))
 
     def wake(self) -> None:
-        """Make kubelet and agent look again."""
+        """Make kubelet and agent check again."""
         self._kubelet_wakes.set()
         self._agent_wakes.set()
 
@@ -125,7 +125,7 @@ class SimulatedNode:
         """Register with the API server, again if need be; `pods` are those that it knows.
 
         A kubelet registers when it starts only, so one whose Node was deleted has been started again. What
-        nobody else can know of, containers of pods that are gone, has been ended by then.
+        no other client can know of, containers of pods that are gone, has been ended by then.
         """
         if self.view._nodes.get(self.name) is None:
             self._restarts.set()

@@ -1,7 +1,7 @@
 """The promises of the design, checked after every step of a story.
 
-What is looked at is the truth that no process of kvplace sees whole: stored objects and running containers.
-Only what a step has changed is looked at again. Numbers are those of the design's section 4.
+What is checked is the truth that no process of kvplace sees whole: stored objects and running containers.
+Only what a step has changed is checked again. Numbers are those of the design's section 4.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.protocol.node import ContainerChanges, Running, SimulatedNode, read_p
 
 R = TypeVar("R")
 _LOOK_S = 35.0
-"""A reservation that nobody renews may be looked at so much later."""
+"""A reservation that nothing renews may be checked so much later."""
 
 
 RETRIED_S = 15.0
@@ -41,7 +41,7 @@ class BrokenPromise(AssertionError):
 
 
 class _Changes(Generic[R]):
-    """The changes of a kind that have not been looked at yet, each as what was there before and after."""
+    """The changes of a kind that have not been checked yet, each as what was there before and after."""
 
     def __init__(self, log: ObjectLog[R]) -> None:
         self.new: list[tuple[R | None, R | None]] = []
@@ -110,7 +110,7 @@ class Promises:
         """When each ledger was written last."""
 
     def look(self) -> None:
-        """Look at what the last step has changed, until a promise is broken."""
+        """Check what the last step has changed, until a promise is broken."""
         if not (self._pod_changes.new or self._ledger_changes.new or self._containers.nodes):
             return
         if self.broken is not None:
@@ -303,7 +303,7 @@ class Promises:
                 )
             if bound.revision > 1 and not {after.uid, after.vmi_uid} & self.edited:
                 if not read_pod_request(after.request).movable:
-                    raise BrokenPromise(f"7: {after.name} was moved, and nobody had asked for it")
+                    raise BrokenPromise(f"7: {after.name} was moved, and no client had asked for it")
                 self._diary.happened["moved"] += before is not None and before.placement != after.placement
         if before is not None and before.node and after.node != before.node:
             raise BrokenPromise(f"2: {after.name} went from {before.node} to {after.node}")
@@ -316,7 +316,7 @@ class Promises:
         if live is not None and (live.node != node or not live.placement):
             self.break_one(f"2: {pod.name} is not bound to {node}, as was answered")
 
-    # Promise 6: cores come free when nobody uses them any more.
+    # Promise 6: cores are released when nothing uses them any more.
 
     def check_claims(self) -> None:
         """Check, in calm, that every claim belongs to a pod that is bound with it."""
@@ -343,7 +343,7 @@ class Promises:
         self._check_waiting(0.0)
 
     def check_waiting_since_the_last_try(self) -> None:
-        """Check the same, but for cores that came free just now: a move may have made room."""
+        """Check the same, but for cores that was released just now: a move may have made room."""
         self._check_waiting(RETRIED_S)
 
     def _check_waiting(self, retried_s: float) -> None:
@@ -422,7 +422,7 @@ def _covers(claim: Claim, placement: Placement) -> bool:
 
 
 def _keeps(claim: Claim, placement: Placement) -> bool:
-    """Whether nobody else can be given what a placement names: of a pool, others may take CPUs."""
+    """Whether no other client can be given what a placement names: of a pool, others may take CPUs."""
     names = placement.policy is not Policy.NUMA and bool(placement.cpus & ~placement.owned)
     return _covers(claim, placement) and not (names and claim.policy is Policy.NUMA)
 

@@ -1,7 +1,7 @@
 """The file in which a long run notes what came of its stories, so that it can be ended and go on later.
 
 One line of JSON for each part that has been told, after a line that names the commit: all stories of a file
-are told about the same code.
+are informed about the same code.
 """
 
 from __future__ import annotations

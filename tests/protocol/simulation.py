@@ -38,7 +38,7 @@ from tests.protocol.older import OlderView, forget_reservations
 from tests.protocol.promises import BrokenPromise, Promises
 
 CALM_S = 150.0
-"""Longer than everything that kvplace waits for: 60 s for a binding, and 30 s between two looks at a node."""
+"""Longer than everything that kvplace waits for: 60 s for a binding, and 30 s between two checks a node."""
 _STEP_S = 20.0
 _LEAST_PATIENCE_S = 30.0 + 8.0 + LATE_S + 2.0
 """For a claim that was stored along with another one and is still young, the longest bind, and the request

@@ -40,7 +40,7 @@ FOUND_EVICTING = (
     "1009", "1098", "3589", "3058", "3189", "21000264", "8400298", "8402768", "8405869", "8406897",
     "9353147", "9355076", "9550568", "9550664", "9552616",
 )  # fmt: skip
-"""Stories in which somebody was evicted in vain, for VMs that share CPUs: exclusive VMs took some of them.
+"""Stories in which a user was evicted in vain, for VMs that share CPUs: exclusive VMs took some of them.
 In 3058 and 3189 a CPU was reserved twice, by a replica that did not know the pod yet: the ledger was stuck.
 In 8402768 the claim was released with which a replica of an earlier version had bound the pod: that version
 leaves what is reserved in the claim. In 9550568 and 9552616 such a pod was to get other cores, too, and lost
@@ -50,9 +50,9 @@ yet, that a pod is gone that outranks another one, or that one is outranked in t
 bind or that releases the CPUs which were reserved for it, nor (docs/limits.md) that this happens while a
 replica of an earlier version binds the pod."""
 FOUND_MAKING_ROOM = ("500063", "4000295", "4004531", "4003252", "9308850")
-"""In 9308850 the ledger of a gone node was deleted while nobody could read it, and it had claims. The others
-are mistakes of the simulation: it looked a moment after a move had begun, or after one had freed the cores
-for a VM that waits."""
+"""In 9308850 the ledger of a gone node was deleted while no client could read it, and it had claims. The
+others are mistakes of the simulation: it looked a moment after a move had begun, or after one had freed the
+cores for a VM that waits."""
 
 
 def often(happened: Counter[str], least: float, *events: str) -> bool:

@@ -1,4 +1,4 @@
-"""The agent's enforcement beside a real containerd, without a cluster: tests say what the node's state is."""
+"""The agent's enforcement beside a real containerd, without a cluster: tests set the node's state."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def container(pod: Pod, name: str) -> Container:
 
 
 async def until(holds: Callable[[], bool], *, within_s: float = 10) -> None:
-    """Wait until something holds that nobody reports."""
+    """Wait until something holds that nothing reports."""
     async with asyncio.timeout(within_s):
         while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)

@@ -59,12 +59,12 @@ async def run_container(pod: Pod, number: int) -> Container:
 
 
 async def first_line(container: Container) -> str:
-    """Wait for what the program of a container says first."""
+    """Wait for what the program of a container reports first."""
     for _ in range(1000):
         if said := await asyncio.to_thread(container.runtime.crictl, "logs", container.id):
             return said
         await asyncio.sleep(0.01)
-    raise AssertionError(f"{container.id} says nothing")
+    raise AssertionError(f"{container.id} states nothing")
 
 
 async def becomes(container: Container, cpus: str) -> None:

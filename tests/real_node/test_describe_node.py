@@ -92,7 +92,7 @@ def test_the_commands_of_the_page_describe_a_node_without_an_agent(
     seen = json.loads(printed.out)["spec"]
     for level in COMMON:
         assert seen[level] == without_agent[level]
-    assert "CPU 0 is reserved, as the kubelet's reservedSystemCPUs say" in printed.err
+    assert "CPU 0 is reserved, as the kubelet's reservedSystemCPUs state" in printed.err
 
     run_on_n1(plane, applied.replace("0-1,32-33", "1"))
     stored = plane.request("GET", f"{TOPOLOGIES}/n1")["spec"]
@@ -115,7 +115,7 @@ def test_each_nodes_own_kubelet_is_asked_which_cpus_it_reserves(
     called = describe_node(kvplace.plane, node)
     assert called.code == ExitCode.DONE, called.err
     assert json.loads(called.out)["spec"]["reserved"] == reserved
-    assert f"CPU {reserved} is reserved, as the kubelet's reservedSystemCPUs say" in called.err
+    assert f"CPU {reserved} is reserved, as the kubelet's reservedSystemCPUs state" in called.err
 
 
 def test_who_may_not_ask_the_kubelet_is_told_so_and_gets_the_core_of_the_lowest_cpu(

@@ -20,7 +20,7 @@ VIRSH = ("virsh", "--connect", "qemu+unix:///session?socket=/var/run/libvirt/vir
 
 @pytest.fixture
 def vm(vms: Vms) -> Vm:
-    """Start a VM whose vCPU owns CPU 1 of n1 and whose other threads are on CPU 0, and wait for a look at it.
+    """Start a VM whose vCPU owns CPU 1 of n1 and whose other threads are on CPU 0, and wait for a check.
 
     Its cpuset holds both CPUs, so that its threads can be moved at all.
     """
@@ -64,7 +64,7 @@ def test_a_pin_that_somebody_gives_to_libvirt_does_not_stay(vms: Vms, vm: Vm) ->
         return vms.cluster.plane.kubectl(*in_pod, *VIRSH, "vcpupin", domain).split()[-1]
 
     repaired(lambda: is_as_placed(vm) and pin() == "1")
-    # Each look at libvirt goes through kubectl and a process in the pod, which has its own time.
+    # Each check of libvirt goes through kubectl and a process in the pod, which has its own time.
     assert time.monotonic() - started < 2 * REPAIRED_WITHIN_S
 
 

@@ -44,7 +44,7 @@ def test_a_migration_that_finds_no_room_is_told_beside_the_vm_that_runs_on(vms: 
     assert said.code == ExitCode.DOES_NOT_FIT, said.err
     found = json.loads(said.out)
     assert found["state"] == "Pinned"
-    assert found["notes"][0] == f"pod {target}, to which it shall migrate live, has no node yet"
+    assert found["notes"][0] == f"pod {target}, the target of its live migration, has no node yet"
     (seat,) = found["pods"]
     assert (seat["node"], seat["unclaimed"], seat["nodeReady"]) == (vm.node.name, "", True)
     (obstacle,) = found["fits"]["obstacles"]
@@ -54,6 +54,6 @@ def test_a_migration_that_finds_no_room_is_told_beside_the_vm_that_runs_on(vms: 
 
 
 def was_refused(pod: dict[str, Any]) -> bool:
-    """Say whether kube-scheduler has found no node for a pod."""
+    """Return whether kube-scheduler has found no node for a pod."""
     conditions = pod.get("status", {}).get("conditions", [])
     return any(one["type"] == "PodScheduled" and one["status"] == "False" for one in conditions)

@@ -16,7 +16,7 @@ from tests.real_node.vms import LEDGERS, ON_ITS_OWN, SMALL_DOMAIN, VIRSH, Vm, Vm
 OWN_CPU = {"n1": 1, "n2": 0}
 """What each node has to give: the other one is reserved."""
 SMALL_REQUEST = {"limits": {"cpu": "1"}, "requests": {"cpu": "100m"}}
-"""For a VM that has given its CPUs back: its pod requests then what KubeVirt says."""
+"""For a VM that has given its CPUs back: its pod requests then what KubeVirt reports."""
 
 
 def test_a_vm_is_on_the_cpu_of_its_target_at_once_and_leaves_no_claim_behind(vms: Vms) -> None:

@@ -1,4 +1,4 @@
-"""A VM on a real node: its threads are where its claim says, and nobody else is, as the kernel tells it."""
+"""A VM on a real node: by the kernel, its threads, and no others, are on the CPUs of its claim."""
 
 from __future__ import annotations
 

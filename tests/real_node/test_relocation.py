@@ -10,7 +10,7 @@ EXCLUSIVE = {"kvplace.io/cpu-policy": "exclusive"}
 
 
 def agrees(vm: Vm) -> None:
-    """Whether kernel, libvirt's threads, cpu-map and placement say the same."""
+    """Whether kernel, libvirt's threads, cpu-map and placement state the same."""
     placement = vm.bound().placement
     threads = vm.threads()
     assert threads.vcpus() == {number: 1 << cpu for number, cpu in enumerate(placement.vcpus)}

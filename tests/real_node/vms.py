@@ -1,4 +1,4 @@
-"""VMs and pods small enough for a node that is this machine, and what cluster and kernel say of them."""
+"""VMs and pods small enough for a node that is this machine, and what cluster and kernel report of them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Vms:
         return Vm(self, name, uid)
 
     def busy_pod(self, name: str, node: str) -> ContainerInKernel:
-        """Run a container that first says which CPUs it has and then uses all it gets."""
+        """Run a container that first states which CPUs it has and then uses all it gets."""
         script = "grep Cpus_allowed_list /proc/self/status; while :; do :; done"
         container = {"name": "busy", "image": "busybox:1", "command": ["sh", "-c", script]}
         spec = {
@@ -180,7 +180,7 @@ def end_of_migration(vms: Vms, vm: Vm, where: str) -> str:
 
 
 def ledger(cluster: RealCluster, node: str) -> Json:
-    """Read what a node's ledger says; empty when it has none yet."""
+    """Read what a node's ledger states; empty when it has none yet."""
     try:
         stored = cluster.plane.request("GET", f"{LEDGERS}/{node}")
     except RequestRefused as refused:

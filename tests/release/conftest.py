@@ -20,7 +20,7 @@ REGISTRY = "registry.example/kvplace"
 
 @pytest.fixture(scope="session")
 def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a key as the page says."""
+    """Make a key as the page states."""
     key = tmp_path_factory.mktemp("key") / "release.key"
     command = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(key)]
     subprocess.run(command, check=True)

@@ -1,4 +1,4 @@
-"""What the page says about publishing: images in a registry, and the plugin as krew installs it."""
+"""What the page states about publishing: images in a registry, and the plugin as krew installs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VMs in memory: the calls of a rollout, and a KubeVirt that does what a test tells it to.
+"""VMs in memory: the calls of a rollout, and a KubeVirt that does what a test asks it to.
 
 The rules are those of an API server: a document is created once, an application makes or keeps an object, a
 deletion concerns one UID. `bind`, `run` and `pin` play scheduler, virt-handler and agent.
@@ -68,7 +68,7 @@ class MemoryRollouts:
         log: ObjectLog[Any] = self._vms if vm["kind"] == "VirtualMachine" else self._vmis
         if log.get(name) is not None:
             if self.manifests.get(name) != vm:
-                raise Conflict(f"{name} was written by somebody else")
+                raise Conflict(f"{name} was written by another client")
             return
         self.applied.append(name)
         self.manifests[name] = vm
@@ -156,7 +156,7 @@ class MemoryRollouts:
         self._change_pod(name, unpinned=why)
 
     def end(self, name: str, *, told: bool = True) -> None:
-        """Let the guest of a VM shut down by itself; the agent says so, or has no time to."""
+        """Let the guest of a VM shut down by itself; the agent reports it, or has no time to."""
         pod = self._pods.get(name)
         assert pod is not None, name
         if told and pod.pinned_since is not None:

@@ -1,4 +1,4 @@
-"""What a rollout foretells: why VMs are not planned, and what their template surely meant."""
+"""What a rollout foretells: why VMs are not planned, and what their template likely meant."""
 
 from __future__ import annotations
 

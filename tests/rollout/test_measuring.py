@@ -1,4 +1,4 @@
-"""Whether somebody measures the VMs of a rollout: agents that are not there, or go while it runs."""
+"""Whether a user measures the VMs of a rollout: agents that are not there, or go while it runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = [f"web-{number:02}" for number in range(1, 7)]
 
 
 def start(cluster: MemoryRollouts, name: str) -> None:
-    """Let a VM run on a node of its own; nobody measures it."""
+    """Let a VM run on a node of its own; no agent measures it."""
     cluster.bind(name, f"node-of-{name}")
     cluster.run(name)
 
@@ -110,7 +110,7 @@ def test_a_vm_that_runs_and_is_not_measured_waits_for_the_agent_of_its_node() ->
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         waits_for = runner.run(run())
     assert waits_for.startswith("6 VMs running and not further (the agent of node node-of-web-0")
-    assert waits_for.endswith(" has not said yet whether it is pinned)")
+    assert waits_for.endswith(" has not reported yet whether it is pinned)")
 
 
 async def test_a_vm_that_is_measured_although_nobody_describes_its_node_is_waited_for() -> None:
@@ -141,7 +141,7 @@ def one_is_measured(cluster: MemoryRollouts, name: str) -> None:
 
 
 def one_is_not_in_its_place(cluster: MemoryRollouts, name: str) -> None:
-    """Let all VMs run on one node, whose agent says that the first one is not pinned, and pins the others."""
+    """Let all VMs run on one node; its agent reports the first one as not pinned, and pins the others."""
     cluster.bind(name, "worker")
     cluster.run(name)
     if name == NAMES[0]:
@@ -151,7 +151,7 @@ def one_is_not_in_its_place(cluster: MemoryRollouts, name: str) -> None:
 
 
 def reported(pods: frozenset[str] | None, *, has_pod: bool | None) -> AgentReader:
-    """Let the agent say nothing new, after it has spoken about these pods; None: about all."""
+    """Let the agent report nothing new, after it has spoken about these pods; None: about all."""
 
     async def read(node: NodeName) -> AgentReport | None:
         found = await everywhere(node)
@@ -162,7 +162,7 @@ def reported(pods: frozenset[str] | None, *, has_pod: bool | None) -> AgentReade
 
 
 def after_100_s(agent: AgentReader, step: Callable[[MemoryRollouts, str], None]) -> Report:
-    """Carry out a rollout, and stop waiting after a while; the exit code says so then."""
+    """Carry out a rollout, and stop waiting after a while; the exit code reports it then."""
 
     async def run() -> Report:
         rollouts = rollouts_of(cluster := MemoryRollouts(), agent)

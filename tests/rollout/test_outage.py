@@ -1,4 +1,4 @@
-"""A rollout survives what passes, gives up what does not, and says what it waits for meanwhile."""
+"""A rollout survives what passes, gives up what does not, and states what it waits for meanwhile."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Away(MemoryRollouts):
 
 
 class Deaf(MemoryRollouts):
-    """An API server whose watch of VMIs fails as `why` says of a moment; what it has to say comes later."""
+    """An API server with a watch of VMIs that fails as `why` decides; its events come later."""
 
     def __init__(self, why: Callable[[float], KvplaceError | None]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""VMs that a policy refuses by their names fail alone; a refused template is said before anything is made."""
+"""VMs that a policy refuses by their names fail alone; a refused template is reported first."""
 
 from __future__ import annotations
 

@@ -385,7 +385,7 @@ async def test_a_name_that_somebody_takes_in_the_same_moment_is_refused() -> Non
     rollouts = rollouts_of(cluster)
     prepared = await rollouts.prepare(rollout())
     await cluster.store_document(NAMESPACE, "web", "{}")
-    with pytest.raises(Refused, match="somebody else has just begun"):
+    with pytest.raises(Refused, match="another client has just begun"):
         await rollouts.begin(prepared)
 
 
@@ -454,7 +454,7 @@ async def test_a_vm_that_appears_meanwhile_is_left_alone() -> None:
         report = await rollouts.create(prepared)
     (failed,) = report.failed
     assert failed.name == "web-04"
-    assert "somebody else has written it" in failed.reason
+    assert "another client has written it" in failed.reason
     assert cluster.manifests["web-04"] == foreign
 
 
@@ -472,7 +472,7 @@ async def test_the_forecast_names_nodes_and_what_is_left_to_others() -> None:
     prepared = await rollouts.prepare(rollout(template=vm(cores=20)))
     assert dict(prepared.forecast.by_node) == {(await one_server()).nodes[0].name: 3}
     first, second = prepared.forecast.summary
-    assert first == "3 VMs will get cores on 1 node, as it looks now"
+    assert first == "3 VMs will get cores on 1 node, as of now"
     assert second.startswith("web-04 and 2 more will not fit: 1 node: ")
 
 

@@ -161,10 +161,10 @@ def test_a_template_with_a_mistake_is_one_sentence(change: Callable[[Json], None
         ({"name": "web", "vms": [{"template": vm(), "names": ["a", "a"]}]}, "duplicate VM 'a'"),
         ({"name": "web", "vms": [{"template": vm(), "names": ["a"], "count": 1}]}, "either count or names"),
         ({"name": "web", "vms": [{"template": "no-such.yaml"}]}, "no-such.yaml cannot be read"),
-        ({"name": "web", "vms": [{"template": vm()}], "waves": [0]}, "0 is no size of a wave"),
+        ({"name": "web", "vms": [{"template": vm()}], "waves": [0]}, "0 is not a size of a wave"),
         (
             {"name": "web", "vms": [{"template": vm()}], "timeout": 90},
-            "90 is no duration; write for example 90s",
+            "90 is not a duration; write for example 90s",
         ),
         ({"name": "web", "vms": [{"template": vm()}], "wave": [1]}, "did you mean 'waves'"),
     ],

@@ -94,7 +94,7 @@ class Client:
         return stream
 
     def exchange(self, *, acknowledge: bool = True) -> None:
-        """Carry bytes to and fro until nobody has more to say."""
+        """Carry bytes to and fro until no client has more to state."""
         while True:
             out = self.http.data_to_send()
             if out:

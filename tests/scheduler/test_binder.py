@@ -150,7 +150,7 @@ async def test_a_bind_that_is_repeated_later_succeeds_with_the_same_cores(
         assert len(cluster.bindings) == (1 if seen else 2)
 
 
-# The API server says no.
+# The API server reports no.
 
 
 @pytest.mark.parametrize("unanswered", [0, 1])
@@ -200,7 +200,7 @@ async def test_the_claim_of_a_pod_that_another_client_bound_is_released_unless_t
 async def test_a_bind_that_is_denied_keeps_its_claim_if_another_bound_the_pod_with_these_cores(
     cluster: Counting,
 ) -> None:
-    """The other one's claim was taken out of the ledger by somebody, so this bind made it anew."""
+    """The other one's claim was taken out of the ledger by a user, so this bind made it anew."""
     async with binding(cluster) as bench:
         pod = asking_pod(cluster, "vm")
         cluster.faults.fail(Operation.BIND, Forbidden("denied"), moment=Moment.AFTER)

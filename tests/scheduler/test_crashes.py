@@ -71,7 +71,7 @@ async def test_whatever_step_a_replica_dies_at_the_others_bring_pod_and_ledger_t
 
 
 async def settle(one: Replica, cluster: Counting) -> None:
-    """Wait until each living bound pod has just its claim, and nobody else has one."""
+    """Wait until each living bound pod has just its claim, and no other client has one."""
 
     def agrees() -> bool:
         bound = {pod.uid: pod for pod in cluster._pods.records.values() if pod.node}

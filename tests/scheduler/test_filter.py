@@ -1,4 +1,4 @@
-"""Filter answers with the one best node and holds its cores, or says per node what is missing."""
+"""Filter answers with the one best node and holds its cores, or states per node what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VMs that may move make room for one that fits nowhere, and nobody is evicted meanwhile."""
+"""VMs that may move make room for one that fits nowhere, and no client is evicted meanwhile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_a_vm_that_may_move_moves_and_the_one_that_waited_gets_its_socket(
 
         agent.carry_out(mover)
         await one.until(lambda: agent.ledger.claims[mover.uid].relocation is None)
-        assert not (await one.filter(small)).names  # what came free is reserved
+        assert not (await one.filter(small)).names  # what was released is reserved
         assert (await one.filter(big)).names == [N1]
         assert await one.bind(big, "n1") == ""
         assert agent.stored(big).placement.cpus in map(parse_cpu_list, ("0-3,8-11", "4-7,12-15"))

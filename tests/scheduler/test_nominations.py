@@ -330,7 +330,7 @@ async def test_the_last_pods_of_a_rollout_wait_for_nobody(cluster: Counting) -> 
 async def test_while_kube_scheduler_tries_the_last_nominated_pod_the_ones_behind_it_are_nominated(
     cluster: Counting,
 ) -> None:
-    """So it need not look at all nodes again as long as pods come."""
+    """So it need not check all nodes again as long as pods come."""
     pods = several(cluster, 3, 2)
     async with replica(cluster, extending=ALWAYS) as one:
         await seen(one, 3)

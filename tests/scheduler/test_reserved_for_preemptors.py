@@ -152,7 +152,7 @@ async def test_nobody_has_to_go_where_nothing_could_be_reserved(cluster: FaultyC
     async with replica(cluster) as one:
         low = await halves(one)
         high = asking_pod(cluster, "high", 4, priority=HIGH)
-        cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("somebody was faster"), times=100)
+        cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("conflict with another writer"), times=100)
         with pytest.raises(Conflict):
             await victims(one, high, low)
         assert high.uid not in one.claims()

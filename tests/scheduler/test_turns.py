@@ -32,7 +32,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(where, name, noted)
 
     for name in ("_examined", "_answers"):
-        note("all nodes looked at", FitTable, name)
+        note("all nodes checked", FitTable, name)
     note("refusals grouped", fit_table, "grouped_by")
     note("refusals grouped", extender, "grouped")
     note("nodes scored", extender, "scores")
@@ -57,7 +57,7 @@ async def test_the_reasons_of_nodes_of_which_none_can_hold_a_vm_are_grouped_in_a
         answer, _ = await with_turns(asking, lambda: happened.append("turn of others"))
     assert answer.names == []
     grouped = happened.index("refusals grouped")
-    assert happened[grouped - 2 : grouped] == ["all nodes looked at", "turn of others"]
+    assert happened[grouped - 2 : grouped] == ["all nodes checked", "turn of others"]
 
 
 async def test_nodes_are_scored_in_a_turn_of_their_own(cluster: FaultyCluster, happened: list[str]) -> None:
@@ -65,4 +65,4 @@ async def test_nodes_are_scored_in_a_turn_of_their_own(cluster: FaultyCluster, h
         asking = one.scores(asking_pod(cluster, "vm", 4))
         await with_turns(asking, lambda: happened.append("turn of others"))
     scored = happened.index("nodes scored")
-    assert happened[scored - 2 : scored] == ["all nodes looked at", "turn of others"]
+    assert happened[scored - 2 : scored] == ["all nodes checked", "turn of others"]

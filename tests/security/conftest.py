@@ -46,7 +46,7 @@ _PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Tenant:
-    """Somebody with the role `edit` in a namespace."""
+    """A user with the role `edit` in a namespace."""
 
     cluster: ControlPlane
     namespace: str
@@ -124,7 +124,7 @@ def kvplace(cluster: ControlPlane) -> Iterator[Installation]:
 
 @pytest.fixture(scope="package")
 def tenant(cluster: ControlPlane, kvplace: Installation) -> Tenant:
-    """Give somebody `edit` in a namespace, as operators give it to tenants."""
+    """Give a user `edit` in a namespace, as operators give it to tenants."""
     namespace = cluster.create_namespace("tenant")
     cluster.create_service_account(namespace, "somebody")
     cluster.kubectl(
@@ -161,7 +161,7 @@ def wait_for_no_owners(cluster: ControlPlane) -> None:
 
 
 def everything_is_free(cluster: ControlPlane, tenant: Tenant) -> None:
-    """Show that all CPUs of the node can still be had by somebody who asks."""
+    """Show that all CPUs of the node can still be had by a user who asks."""
     cluster.request(
         "POST", tenant.pods, pod("proof", {"annotations": {"cpu-set": "one-socket"}}, cpus=str(CPUS))
     )

@@ -59,7 +59,7 @@ def test_a_running_pod_of_his_gets_no_label_and_so_no_results(tenant: Tenant, na
     tenant.create_pod(name)
     with pytest.raises(RequestRefused, match="kvplace and cannot be changed"):
         tenant.patch_pod(name, {"metadata": {"labels": LABEL, "annotations": RESULTS}})
-    # Without the label they are words: nobody reads them.
+    # Without the label they are words: nothing reads them.
     tenant.patch_pod(name, {"metadata": {"annotations": RESULTS}})
     everything_is_free(tenant.cluster, tenant)
 

@@ -55,7 +55,7 @@ def manifest(annotations: dict[str, str], labels: dict[str, str] | None = None) 
 
 
 def size_of(vmi: Json) -> int | None:
-    """Return the vCPUs that count for the pods of a VMI: the size without the label is read by nobody."""
+    """Return the vCPUs that count for the pods of a VMI: the size without the label is read by no client."""
     size = vmi["metadata"].get("annotations", {}).get("kvplace.io/vm-size")
     is_trusted = size is not None and "kvplace.io/asks" in vmi["metadata"].get("labels", {})
     return int(json.loads(size)["vcpus"]) if is_trusted else None

@@ -2,7 +2,7 @@
 
 Everything that happens to pods and nodes in a long life happens here in a random order: pods that are bound,
 refused, deleted before Filter, between Filter and Bind, while they run, by force; nodes that go with the pods
-on them, and new ones that come. At the end nobody is left but the nodes, and `kept` counts what every
+on them, and new ones that come. At the end no client is left but the nodes, and `kept` counts what every
 container of the replicas still holds.
 """
 

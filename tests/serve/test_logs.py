@@ -65,7 +65,7 @@ async def test_the_lines_about_a_pod_are_joined_by_its_uid(log: Collected) -> No
     pod, large = asking_pod(cluster, "vm", 4), asking_pod(cluster, "large", 64)
     async with replica(cluster) as one:
         await one.filter(pod)
-        cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("somebody was faster"))
+        cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("conflict with another writer"))
         assert await one.bind(pod, "n1") == ""
         for _ in range(3):
             await one.filter(large)

@@ -37,7 +37,7 @@ DECIDES_ON = (PODS, NODES, TOPOLOGIES, LEDGERS)
 
 
 class CutOffCluster(FaultyCluster):
-    """A cluster whose watches fail while the test says so."""
+    """A cluster whose watches fail while the test reports it."""
 
     def __init__(self) -> None:
         super().__init__()

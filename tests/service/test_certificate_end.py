@@ -1,4 +1,4 @@
-"""When certificates end, as an independent reader of X.509 says, too."""
+"""When certificates end, as an independent reader of X.509 states, too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`python -m tests.web.pictures`: takes the pictures of docs/web.md anew from the sample cluster.
 
-`--looks FOLDER` takes each page also in dark, as somebody with deuteranopia sees it, and in a narrow window,
-for whoever changes how the map looks: look at all of them.
+`--looks FOLDER` takes each page also in dark, as a user with deuteranopia sees it, and in a narrow window,
+for whoever changes how the map looks: check all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIVE = "document.querySelector('#live').dataset.state === 'live'"
 
 @dataclass(frozen=True)
 class Look:
-    """How somebody looks at the map."""
+    """How a user checks the map."""
 
     scheme: str = "light"
     size: tuple[int, int] = (1280, 900)
@@ -42,7 +42,7 @@ LOOKS = {
 
 
 async def take(folder: Path, looks: dict[str, Look], prefix: str) -> list[Path]:
-    """Take a picture of each page for each look; returns the files."""
+    """Take a picture of each page for each check; returns the files."""
     stage, drifting = await sample()
     places = {
         "cluster": ("#/", ".tile"),
@@ -79,7 +79,7 @@ async def _sign_in(page: Page, url: str) -> None:
 def main() -> None:
     """Take them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--looks", type=Path, metavar="FOLDER", help="take every look, into this folder")
+    parser.add_argument("--looks", type=Path, metavar="FOLDER", help="take every check, into this folder")
     folder = parser.parse_args().looks
     if folder is None:
         files = asyncio.run(take(PICTURES, {"": Look()}, "web-"))

@@ -1,7 +1,7 @@
 """A cluster with VMs on its nodes for tests of the map, and `serve`'s web listener before it.
 
-The VMs are placed by the production allocator on machines of real types; the reports of agents say that they
-are pinned, but where a test has one drift.
+The VMs are placed by the production allocator on machines of real types; the reports of agents report that
+they are pinned, but where a test has one drift.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is said of the agent of a node: that it is gone, that it is not well, that it is behind."""
+"""What is reported of the agent of a node: that it is gone, that it is not well, that it is behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ async def trouble(described: TopologyRecord | None, *, pods: list[str]) -> str:
     [
         (None, ""),
         (WELL, ""),
-        (replace(WELL, conditions=(NOT_READY,)), "its agent says NoCpusets: no cgroup hierarchy is mounted"),
+        (
+            replace(WELL, conditions=(NOT_READY,)),
+            "its agent reports NoCpusets: no cgroup hierarchy is mounted",
+        ),
         (replace(WELL, generation=4), "its agent has not seen the newest description yet"),
         (replace(WELL, by_agent=False, observed_generation=None), ""),
     ],

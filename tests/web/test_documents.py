@@ -91,7 +91,7 @@ async def test_a_vm_is_described_by_its_seat_its_measured_threads_and_its_neighb
         ]
         assert {fault["kind"] for fault in pod["map"]["faults"]} == {"drift"}
         status, missing = await anna.json("/api/vms/shop/nobody")
-        assert (status, missing["error"]) == (404, "no VM or pod shop/nobody has asked kvplace for cores")
+        assert (status, missing["error"]) == (404, "no VM or pod shop/no client has asked kvplace for cores")
 
 
 async def test_qemus_own_threads_in_the_shared_pool_are_no_drift(certificates: Certificates) -> None:

@@ -254,7 +254,7 @@ async def test_an_agent_that_is_gone_is_said_until_it_is_back() -> None:
     await stage.lose_agent("worker-0")
     async with rows_of(stage) as (rows, _):
         assert row(rows, "worker-0")["agent"] == GONE
-        assert "agent" not in row(rows, "worker-1")  # nobody has ever seen one there
+        assert "agent" not in row(rows, "worker-1")  # no client has ever seen one there
         before = rows.revision
         stage.cluster.put_agent_pod("worker-0", is_ready=False)
         await refreshed(rows)

@@ -1,4 +1,4 @@
-"""The cookie of a session: nobody else can write one, and it ends in time."""
+"""The cookie of a session: no other client can write one, and it ends in time."""
 
 from __future__ import annotations
 

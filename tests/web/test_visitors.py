@@ -1,4 +1,4 @@
-"""Who is answered: people who may look, by token, by session or by the word of a proxy, and nobody else."""
+"""Requests of users with the right to the map are answered, by token, session or proxy; no others are."""
 
 from __future__ import annotations
 

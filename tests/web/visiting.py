@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 class Visitor:
-    """Somebody with a client of his own."""
+    """A user with a client of his own."""
 
     def __init__(self, address: Address, session: aiohttp.ClientSession, tls: ssl.SSLContext) -> None:
         self.url = f"https://{address}"

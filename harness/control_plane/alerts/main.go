@@ -25,13 +25,13 @@ import (
 	"github.com/prometheus/prometheus/util/annotations"
 )
 
-// Question is what stdin says.
+// Question is the content of stdin.
 type Question struct {
 	// Rules is the text of a file of rules.
 	Rules string `json:"rules"`
 	// Series are in promtool's notation, `up{job="a"} 1x10 0x5`, a value for each minute from time 0 on.
 	Series []string `json:"series"`
-	// Minute is when to look; rules have been evaluated every minute until then.
+	// Minute is the time of the question; rules have been evaluated every minute until then.
 	Minute int `json:"minute"`
 }
 

@@ -11,7 +11,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// runEtcd serves one etcd member on a unix socket, so that it needs no port and nobody else can reach it.
+// runEtcd serves one etcd member on a unix socket, so that it needs no port and no other program can reach it.
 //
 // Nothing is synced to disk: the data is worth nothing after the test run.
 func runEtcd() int {

@@ -11,10 +11,10 @@ from coarse to fine:
     the whole machine for the others. All CPUs lie in one of them.
  3. `numa_sets.best_numa_sets` finds the sets of NUMA nodes in a domain that have the CPUs, the memory and the
     huge pages, with the fewest packages and nodes and the smallest distances. It counts and chooses no core.
-    A set of nodes that are far apart is not looked into (branch and bound, `nearest_nodes`). When that search
+    A set of nodes that are far apart is not searched (branch and bound, `nearest_nodes`). When that search
     reaches its bound, `feasibility` builds a set that serves, if there is any. Where memory needs more nodes
-    than the CPUs do, `giving_cpus` says which of them give CPUs.
- 4. `serving.Serving.bound` says for each set, cheaply, how many L3 groups and cores it takes at least.
+    than the CPUs do, `giving_cpus` states which of them give CPUs.
+ 4. `serving.Serving.bound` states for each set, cheaply, how many L3 groups and cores it takes at least.
  5. `serving.Serving.serve` chooses the cores in the sets, best bound first, until no other set can be better:
     L3 groups as a set cover (`l3_sets`), then cores (`core_choice`), in equal shares where the scope spreads.
  6. The cheapest choice becomes a `Placement`: `assignment` orders the vCPUs and splits the memory.
@@ -45,15 +45,15 @@ from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import Topology
 
 _MOST_EQUALS = 4
-"""NUMA sets with equally few L3 groups, cores and uses that are looked into for the least cost."""
+"""NUMA sets with equally few L3 groups, cores and uses that are searched for the least cost."""
 _MOST_SHARED = 16
-"""NUMA sets with equally few L3 groups and cores that are looked into for the least used CPUs."""
+"""NUMA sets with equally few L3 groups and cores that are searched for the least used CPUs."""
 _BOUND_STEPS = 30_000
-"""Segments that are looked at for the bounds of NUMA sets."""
+"""Segments that are checked for the bounds of NUMA sets."""
 
 
 def place(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
-    """Choose CPUs and memory for one VM, or say what is missing."""
+    """Choose CPUs and memory for one VM, or state what is missing."""
     supply = Supply(topology, free, request)
     chosen = _best_cores(supply)
     if chosen is not None:
@@ -66,7 +66,7 @@ def place(topology: Topology, free: Free, request: Request) -> Placement | Refus
 
 
 def try_place(topology: Topology, free: Free, request: Request) -> Placement | None:
-    """Choose as `place` does; None where it refuses, whose reasons may cost more than the search."""
+    """Choose as `place` does; None instead of a refusal, since its reasons may cost more than the search."""
     supply = Supply(topology, free, request)
     chosen = _best_cores(supply)
     return None if chosen is None else placement_of(supply, chosen)
@@ -114,7 +114,7 @@ def _numa_sets(supply: Supply) -> list[NumaSet]:
 
 
 def _bounds(serving: Serving, numa_sets: list[NumaSet]) -> list[tuple[Bound, NumaSet]]:
-    """The NUMA sets after their bounds; those for which no step is left are not looked into."""
+    """The NUMA sets after their bounds; sets without a step left are not searched."""
     effort = Effort(_BOUND_STEPS)
     bounded = []
     for numa_set in numa_sets:

@@ -1,7 +1,7 @@
 """Which cores serve a need, out of given L3 groups: fewest L3 groups, fewest kinds of cores, fewest cores.
 
 Among choices that are equal so far the one is taken that fragments the L3 groups least, or for a sharing VM
-the one whose CPUs the fewest other VMs use.
+the one that the fewest other VMs use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.scalars import CpuId, CpuMask
 
 _MOST_TIES = 16
-"""Sets of L3 groups of equal rank of which the one with the least cost is sought."""
+"""Sets of L3 groups of equal rank that are compared by cost."""
 
 Rank = tuple[int, int, int, int]
 """L3 groups, kinds of cores, cores, cost: smaller is better."""
@@ -28,7 +28,7 @@ Rank = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class CoreShare:
-    """What a VM gets of one core."""
+    """A VM's part of one core."""
 
     core: CpuMask
     """The core's available CPUs."""
@@ -183,7 +183,7 @@ def cores_needed(l3_parts: Sequence[L3Part], need: int) -> int:
 def lower_bound(l3_parts: Sequence[L3Part], need: int, least: int = 0) -> tuple[int, int]:
     """How many L3 parts a need takes at least, and how many cores of so many; there must be as much.
 
-    `least` says how many L3 parts it takes in any case.
+    `least` states how many L3 parts it takes in any case.
     """
     if not need:
         return (0, 0)

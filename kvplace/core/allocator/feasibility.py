@@ -23,7 +23,7 @@ from kvplace.core.cpuset import bits_of, mask_of
 from kvplace.core.request import Policy
 
 _BUILD_STEPS = 20_000
-"""NUMA nodes looked at while a set that serves is made smaller and nearer."""
+"""NUMA nodes checked while a set that serves is made smaller and nearer."""
 
 
 def fits(supply: Supply) -> bool:
@@ -68,7 +68,7 @@ class _Domain:
         return numa_set if not supply.spreads or most_shares(units, supply.need) else None
 
     def reduced(self) -> NumaSet | None:
-        """A set that serves the VM, from which no package and no NUMA node can be taken away."""
+        """A set that serves the VM only with all of its packages and NUMA nodes."""
         supply, domain = self._supply, self._domain
         best = self._without_spare(domain.parts)
         if best is None or len(best.parts) == 1:

@@ -63,12 +63,12 @@ class L3Sets:
         return count, cores, found
 
     def chosen(self, count: int, cores: int) -> Iterator[tuple[int, ...]]:
-        """Yield the sets of `count` L3 parts of which so many cores cover the need."""
+        """Yield the sets of `count` L3 parts that cover the need with so many cores."""
         needs = [self._need - cores * threads for threads in range(self._steps)]
         return self._cover.selections(self._counted(needs), count)
 
     def _some(self, count: int, cores: int) -> tuple[int, ...]:
-        """A set of `count` L3 parts of which so many cores cover the need; empty if none is found."""
+        """A set of `count` L3 parts that covers the need with so many cores; empty if none is found."""
         for of_parts in zip(*self._beyond, strict=True):
             found = self._largest(of_parts, count)
             if self._fit(found, cores):
@@ -93,7 +93,7 @@ class L3Sets:
         return (*beyond, *(0,) * (self._steps - len(beyond)))[: self._steps]
 
     def _counted(self, amounts: Sequence[int]) -> Amounts:
-        """The amounts that are looked at; their sum prunes what none of them does."""
+        """The amounts that are checked; their sum prunes what none of them does."""
         return (*amounts, sum(amounts)) if len(amounts) > 1 else tuple(amounts)
 
     def _classes(self) -> list[list[Option]]:

@@ -62,7 +62,7 @@ class NodePart:
 
 @dataclass(frozen=True, slots=True)
 class ScopeDomain:
-    """What must hold all CPUs of a VM: a socket, a NUMA node or an L3 group for `one-*`, else the machine."""
+    """The domain that must hold a VM: a socket, a NUMA node or an L3 group for `one-*`, else the machine."""
 
     name: str
     cpus: CpuMask
@@ -75,7 +75,7 @@ class ScopeDomain:
 
 @dataclass(frozen=True, slots=True)
 class L3Part:
-    """What is available in one L3 group, or in the part of it that a search may use."""
+    """The supply of one L3 group, or of the part of it that a search may use."""
 
     units: int
     cores: tuple[tuple[CpuMask, int], ...]
@@ -96,7 +96,7 @@ class L3Part:
 
 @dataclass(frozen=True, slots=True)
 class PartCount:
-    """What is available in a part of a NUMA node."""
+    """The supply of a part of a NUMA node."""
 
     units: int
     l3_parts: tuple[L3Part, ...]
@@ -104,7 +104,7 @@ class PartCount:
     kind: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
     """The shared L3 group, and the widths and kinds of the cores, of each segment.
 
-    Parts of which these are equal serve a need equally well.
+    Parts with equal values here serve a need equally well.
     """
     reach_of_l3_parts: tuple[int, ...]
     """The most units in one L3 part, in two, and so on."""

@@ -33,7 +33,7 @@ class NodeSets:
     """The candidates, parts of NUMA nodes, the largest first, and what they have."""
 
     def __init__(self, supply: Supply, parts: Iterable[SizedPart], *, a_package_each: bool = False) -> None:
-        """`a_package_each` says that no two parts share a package, so that it does not tell them apart."""
+        """`a_package_each` states that no two parts share a package, so that it does not distinguish them."""
         ordered = sorted(parts, key=_largest_first)
         kinds: Sequence[Hashable] = range(len(ordered))
         if not supply.uses:
@@ -129,7 +129,7 @@ class NodeSets:
 
 
 class _Growth(Generic[Found]):
-    """A depth-first search for sets of which no two nodes are farther apart than `far`."""
+    """A depth-first search for sets without two nodes farther apart than `far`."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Growth(Generic[Found]):
         """Sets with a larger sum of distances are cut off."""
         self.found: list[Found] = []
         self.total = most
-        """The summed distance in each set of which something was found."""
+        """The summed distance of each set with a result."""
 
     def grow(
         self,

@@ -23,7 +23,7 @@ from kvplace.core.cpuset import bits_of, mask_of, union
 from kvplace.core.request import Level, Policy
 
 _MOST_PACKAGES_OF_NODES = 64
-"""Sets of packages of the same NUMA nodes that are looked into, where packages and NUMA nodes cross."""
+"""Sets of packages of the same NUMA nodes that are searched, where packages and NUMA nodes cross."""
 
 Rank = tuple[int, int, int, int]
 """Packages, NUMA nodes, the largest and the summed distance between the nodes."""
@@ -65,8 +65,8 @@ def best_numa_sets(supply: Supply) -> list[NumaSet]:
 def giving_cpus(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
     """Let the nodes that lie best for the CPUs give these, in each set; keep the sets where they lie best.
 
-    Of CPUs that lie equally well, those count that have most of the memory beside them. Sets come first whose
-    other nodes have the fewest CPUs left, for later VMs that need the memory there.
+    Of CPUs that lie equally well, those count that have most of the memory beside them. First come sets
+    with the fewest CPUs left on other nodes, for later VMs that need the memory there.
     """
     if not supply.needs_memory or supply.request.options.policy is Policy.NUMA:
         return numa_sets

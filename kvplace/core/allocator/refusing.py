@@ -24,7 +24,7 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> R
     """Explain why no part of the machine serves a request.
 
     CPUs come before huge pages, huge pages before memory, and an even spread comes last. The numbers are
-    those of the place where least is missing. `fits` says whether the machine could serve another request.
+    those of the place where least is missing. `fits` states whether the machine could serve another request.
     """
     request = supply.request
     scope = request.options.scope
@@ -106,7 +106,7 @@ def _most(amounts: Sequence[tuple[int, str]]) -> tuple[int, str]:
 
 
 def unit_name(request: Request, need: int) -> str:
-    """What is counted for a request, in the singular or plural that the need asks for."""
+    """The unit of a request, in the singular or plural that the number needs."""
     one = need == 1
     if not request.owns_cpus:
         return "CPU of the shared pool" if one else "CPUs of the shared pool"

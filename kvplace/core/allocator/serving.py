@@ -24,7 +24,7 @@ from kvplace.core.scalars import NO_CPUS, CpuMask
 _CORE_STEPS = 30_000
 """Steps of all searches for cores of one question."""
 _MOST_COMBINATIONS = 64
-"""Combinations of groups that share L3 groups of which the best is taken."""
+"""Combinations of groups that share L3 groups; the best one is taken."""
 _NEVER = 1 << 20
 """More L3 groups than there are, for a share that cannot be served."""
 
@@ -33,7 +33,7 @@ Bound = tuple[int, int, int, int, int]
 
 
 class Serving:
-    """Serves one question from NUMA sets; these have groups in common, whose shares are remembered."""
+    """Serves one question from NUMA sets; the shares of their common groups are remembered."""
 
     def __init__(self, supply: Supply) -> None:
         self._supply = supply
@@ -128,7 +128,7 @@ class Serving:
     ) -> CoreChoice | None:
         """Serve a share of the need from one group.
 
-        `as_one` says that it does not matter here how many L3 groups that takes.
+        `as_one` states that it does not matter here how many L3 groups that takes.
         """
         key = (tuple([segment.cpus for segment in segments]), need, as_one)
         if key not in self._shares:
@@ -219,7 +219,7 @@ class Serving:
     # What a choice in a NUMA set cannot be better than, far cheaper than the choice itself.
 
     def bound(self, numa_set: NumaSet) -> Bound:
-        """Say what no choice inside the NUMA set can be better than."""
+        """State what no choice inside the NUMA set can be better than."""
         supply = self._supply
         if supply.request.options.policy is Policy.NUMA:
             lost = 0
@@ -275,7 +275,7 @@ class Serving:
     def _bound_of_share(
         self, numa_set: NumaSet, segments: Sequence[Segment], low: int
     ) -> tuple[tuple[int, int], tuple[int, int] | None]:
-        """What a share takes at least, and what one unit more."""
+        """The least that a share takes, and with one unit more."""
         key = (low, *[segment.cpus for segment in segments])
         if key not in self._bounds_of_shares:
             l3_parts = self._l3_parts(numa_set, segments)

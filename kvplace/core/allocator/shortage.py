@@ -1,7 +1,7 @@
-"""What a request lacks on machines of one topology, by counting alone: CPUs, huge pages or memory.
+"""The shortage of a request on machines of one topology, by counting alone: CPUs, huge pages or memory.
 
-`place` says the same in its refusal, and where and why in words, which takes ten times as long. Where
-thousands of nodes refuse, this number is enough to find those whose words are shown.
+`place` states the same in its refusal, and where and why in words, which takes ten times as long. Where
+thousands of nodes refuse, this number is enough to find the refusals to show.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kvplace.core.topology import Topology
 
 
 class Missing(NamedTuple):
-    """What is missing where the least is, and how much: units of CPUs, huge pages, or bytes outside these."""
+    """The least missing resource, and how much: units of CPUs, huge pages, or bytes outside these."""
 
     what: Literal["cpus", "pages", "memory"]
     amount: int
 
 
 class Shortage:
-    """What a request lacks on one machine, whatever is free there."""
+    """The shortage of a request on one machine, whatever is free there."""
 
     def __init__(self, topology: Topology, request: Request) -> None:
         self._domains = [
@@ -44,7 +44,7 @@ class Shortage:
     def missing(self, free: Free) -> Missing | None:
         """Return what `place` refuses for, in a few microseconds.
 
-        None where counting does not tell: the VM may fit, or equal shares of something are missing.
+        None where counting is not enough: the VM may fit, or equal shares of something are missing.
         """
         units, need = self._units(free), self._need
         best = max([(units & mask).bit_count() for mask, _ in self._domains])
@@ -84,7 +84,7 @@ class Shortage:
 def _core_shapes(topology: Topology) -> list[tuple[CpuMask, list[CpuId]]]:
     """Return the first threads of cores that may be given out whole, and where all lie from these.
 
-    Cores whose threads lie alike are together: mostly there is one such entry.
+    Cores with equally placed threads are together: mostly there is one such entry.
     """
     shapes: dict[int, int] = {}
     for core in topology.undivided_cores:

@@ -1,6 +1,6 @@
-"""What a machine can give to one request, counted in the request's own unit.
+"""The supply of a machine for one request, counted in the request's own unit.
 
-The unit is a CPU; with `smt: isolate` it is a whole free core, of which one thread is used. With
+The unit is a CPU; with `smt: isolate` it is a whole free core with one used thread. With
 `smt: require` only CPUs of whole free cores count. Counts of segments and cores are cached with the machine.
 """
 
@@ -34,7 +34,7 @@ def units_needed(request: Request) -> int:
 
 
 def counted_unit(request: Request) -> Smt:
-    """What one unit of a request is; CPUs of a pool of NUMA nodes are counted one by one."""
+    """The unit of a request; CPUs of a pool of NUMA nodes are counted one by one."""
     return request.options.smt if request.options.policy is not Policy.NUMA else Smt.PREFER
 
 
@@ -173,7 +173,7 @@ class Supply:
         return self._pages[size][node] if self.needs_memory else 0
 
     def amounts_at(self, node: NumaIndex) -> tuple[int, ...]:
-        """What tells one NUMA node from another in memory and huge pages, if the request needs any."""
+        """Differences of NUMA nodes in memory and huge pages, if the request needs any."""
         return (self._memory[node], *[of[node] for of in self._pages.values()]) if self._memory else ()
 
     def far_bytes(self, nodes: Sequence[NumaIndex]) -> int:
@@ -189,7 +189,7 @@ class Supply:
         return all(sum(amounts) >= need for amounts, need in self.amounts_of(nodes))
 
     def amounts_of(self, nodes: Sequence[NumaIndex]) -> list[tuple[list[int], int]]:
-        """What NUMA nodes have of memory and of each size of huge pages, with the need of it."""
+        """The NUMA nodes' supply of memory and of each size of huge pages, with the need of it."""
         if not self.needs_memory:
             return []
         found = [([self._memory[node] for node in nodes], self.small_memory)]

@@ -23,6 +23,6 @@ class ClusterNode:
 
     @property
     def free(self) -> Free:
-        """What the running VMs leave free."""
+        """CPUs and memory that the running VMs leave free."""
         claims = [claim_of(PodUid(vm.id), vm.placement) for vm in self.running]
         return free_of(self.topology, Ledger(), claims, pools_shrink=self.pools_shrink)

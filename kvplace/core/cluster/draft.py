@@ -1,4 +1,4 @@
-"""A draft of a plan: which VM goes to which node, changed and undone as often as a search likes.
+"""A draft of a plan: the node of each VM, changed and undone as often as a search likes.
 
 The state of a node is never changed, only replaced. So a copy of a draft costs a list, and undoing a change
 costs nothing. VMs of one shape get one answer from a node, and nodes in equal states give equal answers, so
@@ -37,7 +37,8 @@ OPEN: ClosedNodes = MappingProxyType({})
 """All nodes are open."""
 
 Step: TypeAlias = Callable[[int], None]
-"""Told how many VMs are assigned whenever a search looks at the next one; raises `Stopped` to end it."""
+"""Called with the number of assigned VMs whenever a search checks the next one; raises `Stopped` to end
+it."""
 
 
 class Stopped(Exception):
@@ -45,7 +46,7 @@ class Stopped(Exception):
 
 
 class Shape:
-    """What several VMs have in common; compared by identity."""
+    """The common part of several VMs; compared by identity."""
 
     __slots__ = ("closed", "memory", "request", "vcpus")
 
@@ -72,7 +73,7 @@ def shapes_of(requests: Iterable[Request], closed: Iterable[ClosedNodes] = repea
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """What is free in one scope domain, in counts."""
+    """Free CPUs and memory in one scope domain, in counts."""
 
     cpus: CpuMask
     """All CPUs of the scope domain."""
@@ -125,7 +126,7 @@ class DraftNode:
 
     @cached_property
     def free(self) -> Free:
-        """What is free on the node."""
+        """Free CPUs and memory of the node."""
         if self._free is not None:
             return self._free
         claims = [
@@ -204,7 +205,7 @@ class Draft:
         return cls([DraftNode(node, cache, node.running, {}) for node in nodes], {}, step)
 
     def step(self) -> None:
-        """Say that a search looks at the next VM; raises `Stopped` when it is to end."""
+        """State that a search checks the next VM; raises `Stopped` when it is to end."""
         if self._step is not None:
             self._step(len(self.node_of))
 
@@ -251,7 +252,7 @@ def _headroom(domain: ScopeDomain, available: CpuMask, free: Free) -> Headroom:
 
 
 def _changed(free: Free, placement: Placement, sign: int) -> Free | None:
-    """What is free when a VM has come (-1) or gone (1), as `free_of` counts it; None for VMs that share."""
+    """Free CPUs and memory after a VM has come (-1) or gone (1), as in `free_of`; None for VMs that share."""
     if placement.cpus & ~placement.owned:
         return None
     pages = {

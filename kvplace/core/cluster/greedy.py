@@ -55,7 +55,7 @@ def by_strategy(strategy: Strategy) -> Chooser:
 
 
 def tightest(draft: Draft, shape: Shape) -> Choice | None:
-    """Choose the scope domain in which the fewest CPUs are left over (best fit)."""
+    """Choose the scope domain with the fewest CPUs left over (best fit)."""
     ordered = sorted(
         (headroom.count, index, headroom.cpus)
         for index, node in enumerate(draft.nodes)

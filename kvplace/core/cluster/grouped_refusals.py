@@ -17,7 +17,7 @@ from kvplace.core.scalars import NodeName
 
 
 class Grouped(Protocol):
-    """What a refusal is grouped by."""
+    """The key that groups refusals."""
 
     @property
     def group(self) -> tuple[str, bool, str]:
@@ -84,7 +84,7 @@ def grouped(refusals: Mapping[NodeName, Refusal]) -> GroupedRefusals:
 
 
 def grouped_by(refusals: Mapping[NodeName, R], in_full: Callable[[R], Refusal]) -> GroupedRefusals:
-    """Group nodes by what they refuse for, of which only the best of each group is needed in full."""
+    """Group nodes by the reason of refusal; only the best node of each group is needed in full."""
     by_reason: defaultdict[tuple[str, bool, str], list[tuple[int, NodeName]]] = defaultdict(list)
     for node, refusal in refusals.items():
         by_reason[refusal.group].append((refusal.missing, node))

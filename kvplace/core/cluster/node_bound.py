@@ -2,10 +2,10 @@
 
 A placement takes a hundred times as long as a count. So nodes are placed in the order of these bounds, until
 the next bound cannot win: the choice is the same as if every node had been placed. There are two bounds. The
-coarse one costs a few operations, and it is made for every node; the fine one looks at NUMA nodes and L3
+coarse one costs a few operations, and it is made for every node; the fine one checks NUMA nodes and L3
 groups, and is made for nodes that come to the front.
 
-None in place of a bound says that the VM does not fit, for certain.
+None in place of a bound states that the VM does not fit, for certain.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ALONE = (1, 1, 0)
 
 
 class NodeCounts:
-    """What a node in some state has, in numbers that no request changes."""
+    """The supply of a node in some state, in numbers that no request changes."""
 
     __slots__ = (
         "before",

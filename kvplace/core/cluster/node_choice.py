@@ -8,7 +8,7 @@ The parts of the key, in this order, the smaller the better:
 3. balance: how much farther the free shares of CPUs and memory move apart, since CPUs without memory are
    stranded, and memory without CPUs as well
 4. huge pages that are free on the node although the VM wants none
-5. L3 groups, then as the strategy says how full the node is, and fragmentation
+5. L3 groups, then as the strategy states how full the node is, and fragmentation
 6. the name
 
 docs/benchmarks.md measures what each part gains.
@@ -44,7 +44,7 @@ _STEPS = 32
 """A difference between shares is rounded to so many steps."""
 
 _TWO_TO_A_CPU = 1000
-"""Contention up to which `pack` stays: each CPU that is newly shared is lost to exclusive VMs."""
+"""The most contention that `pack` accepts: each CPU that is newly shared is lost to exclusive VMs."""
 
 
 class Strategy(Enum):
@@ -72,7 +72,7 @@ _REASONS = {
     Strategy.SPREAD: (*_LOCALITY, _CONTENTION, _EVEN, _PAGES, _L3, _EMPTIER, _FRAGMENTATION),
     Strategy.BALANCE: (*_LOCALITY, _CONTENTION, _EVEN, _EVEN, _PAGES, _L3, _FRAGMENTATION),
 }
-"""What each part of a standing says about the better node."""
+"""What each part of a standing states about the better node."""
 
 
 def standing(
@@ -122,7 +122,7 @@ def effective(strategy: Strategy, contention: int, *, names_cpus: bool) -> int:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a node in some state gives to a VM, and how good that is; equal for all nodes in this state."""
+    """The offer of a node in some state to a VM, with its rank; equal for all nodes in this state."""
 
     topology: Topology
     placement: Placement
@@ -149,7 +149,7 @@ class Fit:
         return self._standing(Strategy.BALANCE)
 
     def standing(self, strategy: Strategy) -> Standing:
-        """The key by which nodes are compared, without the name; the smallest is the best."""
+        """The key that compares nodes, without the name; the smallest is the best."""
         found: Standing = getattr(self, strategy.value)
         return found
 
@@ -233,7 +233,7 @@ class Candidate:
         return (self.fit.balance, self.node)
 
     def rank(self, strategy: Strategy) -> Rank:
-        """The key by which nodes are compared; the smallest is the best."""
+        """The key that compares nodes; the smallest is the best."""
         rank: Rank = getattr(self, strategy.value)
         return rank
 

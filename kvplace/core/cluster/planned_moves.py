@@ -1,6 +1,6 @@
 """Moves of running VMs inside their machines, for VMs that a plan could not assign.
 
-The moves of all nodes are one list, in an order in which they can be carried out before any planned VM
+The moves of all nodes are one list; in this order they can be carried out before any planned VM
 starts. Planned VMs may get other CPUs too, which costs nothing: they do not run yet.
 """
 
@@ -16,7 +16,7 @@ from kvplace.core.occupant import Occupant
 from kvplace.core.scalars import NodeName
 
 _MAX_NODES = 16
-"""Nodes on which moves are searched for one VM, the emptiest first."""
+"""Nodes where moves are searched for one VM, the emptiest first."""
 _MAX_TOTAL_STEPS = 20 * MAX_STEPS
 """Search steps for all VMs of a plan: minutes at worst."""
 _PLANNED = "\0"
@@ -36,14 +36,14 @@ class PlannedMoves:
     """The moves of running VMs that a plan needs."""
 
     moves: tuple[NodeMove, ...] = ()
-    """In the order in which they are made."""
+    """In their order of execution."""
     complete: bool = True
     """Whether the search ended for no VM at a bound: with more search, more VMs might fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Moves on one node after which one VM fits there."""
+    """Moves on one node that make one VM fit there."""
 
     node: int
     plan: MovePlan

@@ -82,7 +82,7 @@ class Stage(Enum):
     BEST_FIT = "best fit"
     BIN_PACKING = "bin packing"
     MANY = "as many as can fit"
-    SOLVER = "as the solver says"
+    SOLVER = "as the solver assigns"
     EXCHANGE = "exchanging"
     MAKE_ROOM = "making room"
 
@@ -98,7 +98,7 @@ class PlanProgress:
 
 
 Watch: TypeAlias = Callable[[PlanProgress], bool]
-"""Told how far a search is; the search ends with what it has when the answer is False."""
+"""Called with the progress of a search; False ends the search with its present result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ def plan(
     """Place as many VMs as possible, then as many vCPUs, then with the best locality.
 
     With `make_room` running VMs may move inside their machines for VMs that fit nowhere otherwise. While
-    everything fits, VMs go to nodes by the strategy, as they do in a cluster. `watch` is told how far the
-    search is, and can end it: the plan then has what was found so far, and says so.
+    everything fits, VMs go to nodes by the strategy, as they do in a cluster. `watch` is informed how far the
+    search is, and can end it: the plan then has what was found so far, and reports it.
     """
     shapes = shapes_of((vm.request for vm in vms), (vm.closed for vm in vms))
     watched = _Watched(watch, len(shapes))
@@ -158,7 +158,7 @@ def plan(
 
 
 class _Watched:
-    """What tells a watcher about a search, and ends the search."""
+    """Reports a search to its watcher, and ends the search."""
 
     def __init__(self, watch: Watch | None, vms: int) -> None:
         self._watch = watch
@@ -167,7 +167,7 @@ class _Watched:
         self.stopped = False
 
     def step(self, assigned: int) -> None:
-        """Tell the watcher; raises `Stopped` as soon as it has ended the search."""
+        """Call the watcher; raises `Stopped` as soon as it has ended the search."""
         if self._watch is not None and not self.stopped:
             self.stopped = not self._watch(PlanProgress(self.stage, assigned, self._vms))
         if self.stopped:
@@ -184,7 +184,7 @@ def _attempts(
 ) -> Iterator[Draft]:
     """Assign the VMs in several ways, the first one by one as they arrive.
 
-    Ends after the first group in which one way assigns them all: later groups assign more, not better. Ends
+    Ends after the first group with one way that assigns them all: later groups assign more, not better. Ends
     also when the search is stopped, with what is assigned so far.
     """
     arrival = range(len(shapes))
@@ -228,7 +228,7 @@ def _attempts(
 
 
 def _follow(draft: Draft, hint: Hint, order: Sequence[int], shapes: Sequence[Shape]) -> None:
-    """Assign the VMs of a hint as it says, narrow scopes first, then the others."""
+    """Assign the VMs of a hint as it reports, narrow scopes first, then the others."""
     for vm, node, cpus in sorted(
         hint,
         key=lambda one: (

@@ -1,4 +1,4 @@
-"""On which node the fewest moves of running VMs make room for a VM that fits on none.
+"""The node where the fewest moves of running VMs make room for a VM that fits on none.
 
 Fewest moves first, since each is a risk for a live VM; then fewest bytes that go to another NUMA node. Equal
 input gets equal answers: the bounds count steps of the search, not seconds.
@@ -16,7 +16,7 @@ from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
 
 MOST_NODES = 16
-"""Nodes that are searched, in the order in which they are given."""
+"""Nodes that are searched, in the given order."""
 STEPS_PER_NODE = 50_000
 """Steps of the search of one node for each number of moves, see `moves.budget`: a quarter of a second."""
 MOST_STEPS = 300_000
@@ -25,7 +25,7 @@ MOST_STEPS = 300_000
 
 @dataclass(frozen=True, slots=True)
 class CrowdedNode:
-    """A node on which the VM does not fit as it is."""
+    """A node where the VM does not fit without moves."""
 
     name: NodeName
     topology: Topology
@@ -36,7 +36,7 @@ class CrowdedNode:
 
 @dataclass(frozen=True, slots=True)
 class RoomOnNode:
-    """The moves after which the VM fits on a node."""
+    """The moves that make the VM fit on a node."""
 
     node: NodeName
     plan: MovePlan

@@ -24,7 +24,7 @@ from kvplace.core.topology import NumaNode, Topology
 
 
 class ThreadState(Enum):
-    """What a hardware thread is used for."""
+    """The use of a hardware thread."""
 
     FREE = "free"
     ISOLATED = "isolated"
@@ -53,7 +53,7 @@ MEANINGS = {
     ThreadState.RESERVED: "reserved for the host",
     ThreadState.FOREIGN: "in use outside of kvplace",
 }
-"""What a key says about each state, in the order of the key; {0} stands for the letters of the VM."""
+"""What a key states about each state, in the order of the key; {0} stands for the letters of the VM."""
 
 
 _WORDS = {ThreadState.KEPT: "kept for VMs that wait"}
@@ -69,10 +69,10 @@ class Thread:
     vms: tuple[str, ...] = ()
     """Letters of the VMs that own or share it; more than one owner is a conflict."""
     strays: tuple[str, ...] = ()
-    """Letters of the VMs whose threads may run here, but are not placed here."""
+    """Letters of the VMs with threads that may run here, but are not placed here."""
     fault: FaultKind | None = None
     qemu: tuple[str, ...] = ()
-    """Letters of the VMs whose emulator or I/O threads run here, beside vCPUs or not."""
+    """Letters of the VMs with emulator or I/O threads here, beside vCPUs or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class LegendEntry:
 
     @property
     def qemu_threads(self) -> str:
-        """Say in a phrase where its emulator and I/O threads run; nothing where that is not known."""
+        """State in a phrase where its emulator and I/O threads run; nothing where that is not known."""
         if self.placement is None or not self.placement.emulator_cpus:
             return ""
         emulator = format_cpu_list(self.placement.emulator_cpus)

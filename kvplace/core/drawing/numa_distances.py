@@ -1,8 +1,8 @@
 """The distances between the NUMA nodes of a core map, in as few words as they need.
 
-On most machines one number says how far the nodes of a socket are from each other, and another one how far
-sockets are. Where it is not as simple, each node has a phrase of its own. Nothing is said of what the machine
-does not report.
+On most machines one number states how far the nodes of a socket are from each other, and another one how far
+sockets are. Where it is not as simple, each node has a phrase of its own. Nothing is reported of what the
+machine does not report.
 """
 
 from __future__ import annotations

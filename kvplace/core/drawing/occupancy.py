@@ -1,4 +1,4 @@
-"""Who uses each CPU of a machine, also where ledger, machine and measurement contradict each other.
+"""The users of each CPU of a machine, also where ledger, machine and measurement contradict each other.
 
 The rules of the ledger prevent two owners of one CPU, but a map must show what is there: placements of other
 tools, answers of several programs put together, CPUs in use outside of kvplace, threads that run where they
@@ -23,7 +23,7 @@ from kvplace.core.topology import Topology
 
 
 class FaultKind(Enum):
-    """What is wrong with some CPUs."""
+    """A fault of some CPUs."""
 
     CONFLICT = "conflict"
     """Two VMs have it, a VM has a CPU that it must not have, or claims and owners differ."""
@@ -51,7 +51,7 @@ class Occupancy:
     found: Mapping[PodUid, CpuMask] = field(default_factory=lambda: MappingProxyType({}))
     """CPUs where the pinned threads of a VM may really run, by its UID; absent where not measured."""
     placements: Mapping[PodUid, Placement] = field(default_factory=lambda: MappingProxyType({}))
-    """What each VM was given, by its UID, where it is known: it says where QEMU's own threads run."""
+    """What each VM was given, by its UID, where it is known: it reports where QEMU's own threads run."""
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
@@ -89,7 +89,7 @@ class Occupancy:
 
     @cached_property
     def qemu(self) -> Mapping[CpuId, tuple[PodUid, ...]]:
-        """The UIDs whose emulator or I/O threads run on each CPU, by CPU."""
+        """The UIDs with emulator or I/O threads on each CPU, by CPU."""
         return _by_cpu(
             (claim.uid, union([placement.emulator_cpus, *placement.io_thread_cpus]))
             for claim in self.claims
@@ -98,7 +98,7 @@ class Occupancy:
 
     @cached_property
     def qemu_alone(self) -> CpuMask:
-        """The CPUs whose owner has emulator or I/O threads there, but no vCPU."""
+        """The CPUs where the owner has emulator or I/O threads, but no vCPU."""
         return mask_of(
             cpu
             for cpu, holders in self.holders.items()
@@ -110,7 +110,7 @@ class Occupancy:
 
     @cached_property
     def strays(self) -> Mapping[CpuId, tuple[PodUid, ...]]:
-        """The UIDs whose threads may run on a CPU where they were not placed, by CPU."""
+        """The UIDs with threads that may run on a CPU where they were not placed, by CPU."""
         return _by_cpu(
             (claim.uid, self.found[claim.uid] & ~claim.cpus)
             for claim in self.claims
@@ -167,7 +167,7 @@ class Occupancy:
                 sentence = f"claimed by {self.name(uid)} as its own, but without an owner in the ledger"
                 yield _fault(FaultKind.CONFLICT, unowned, sentence)
             if unclaimed := self._held_by(uid) & ~claim.owned:
-                sentence = f"owned by {self.name(uid)}, whose claim does not contain it"
+                sentence = f"owned by {self.name(uid)}, and its claim does not contain it"
                 yield _fault(FaultKind.CONFLICT, unclaimed, sentence)
         for uid in sorted(set(self.ledger.owners.values()) - set(self.ledger.claims)):
             held = self._held_by(uid)

@@ -108,7 +108,7 @@ def fixed(block: Block) -> Block:
 
 
 def _columns(blocks: Sequence[Block], gap: float, ratio: float) -> int:
-    """Find the number of columns whose shape is closest to `ratio`, the smallest of several.
+    """Find the number of columns with the shape closest to `ratio`, the smallest of several.
 
     The largest block stands for all: measuring each number of columns would take minutes for thousands of
     blocks, and the blocks of one grid are much alike.

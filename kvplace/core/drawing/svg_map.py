@@ -2,7 +2,7 @@
 
 Each hardware thread shows its CPU number and the letters of its VM, which the legend names. Threads without a
 VM are empty, hatched or dotted. A red edge and `!` mark a conflict or drift. The picture loads nothing, runs
-no script, follows the reader's choice of light or dark, and says everything in words too: in a description
+no script, follows the reader's choice of light or dark, and states everything in words too: in a description
 for screen readers, and in a title for each thread. Equal maps give equal bytes.
 """
 
@@ -29,7 +29,7 @@ _ENTRY = 225.0
 """Width of a legend entry."""
 _NARROWEST = 660.0
 _MOST_NAMES = 4
-"""VMs that the title of a thread names whose QEMU runs there: the reserved CPUs serve many."""
+"""VMs with QEMU on a thread that its title names: the reserved CPUs serve many."""
 _MOST_FAULTS = 20
 """Faults written below the map; the description has all of them."""
 

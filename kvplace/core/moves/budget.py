@@ -1,7 +1,7 @@
 """The bound on the work of a search for moves.
 
 Work is counted in steps, not in seconds, so that equal input gets the same answer on every machine. A step
-is one look at one target by counts, about 5 µs; asking for a placement costs more of them.
+is one check of one target by counts, about 5 µs; asking for a placement costs more of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Watch = Callable[[int], bool]
-"""Is told how many steps a search has taken, and answers whether it goes on."""
+"""Called with the steps that a search has taken; returns whether it goes on."""
 
 MAX_STEPS = 1_000_000
 """Steps for each number of moves: a few seconds in the worst case."""
@@ -24,7 +24,7 @@ PLACEMENT = 200
 """Steps of computing a placement that is not cached, in addition to `LOOKUP`."""
 
 _STEPS_BETWEEN_LOOKS = 20_000
-"""Steps after which a watch is asked again: a tenth of a second."""
+"""A watch is asked again after so many steps: a tenth of a second."""
 
 
 def unwatched(_steps: int) -> bool:
@@ -45,7 +45,7 @@ class Budget:
         self.was_exceeded = False
         """Whether the search left something out because no steps were left, or because it was stopped."""
         self.was_stopped = False
-        """Whether the watch said that the search ends."""
+        """Whether the watch reported that the search ends."""
 
     def spend(self, steps: int) -> None:
         """Count some steps."""

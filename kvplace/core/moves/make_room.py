@@ -78,7 +78,7 @@ def make_room(
     max_steps: int = MAX_STEPS,
     watch: Watch = unwatched,
 ) -> MovePlan | NoMoves:
-    """Find the moves after which a VM fits well: on no more NUMA nodes than on the empty machine.
+    """Find the moves that make a VM fit well: on no more NUMA nodes than on the empty machine.
 
     The plan has no moves when it fits well already. VMs with policy `immovable` stay. Every VM that moves
     keeps its own scope and options, and never gets a worse locality than it has. `only` restricts the CPUs

@@ -2,8 +2,8 @@
 
 It is a depth-first branch and bound, guided by shortages. A VM has to move only because something does not
 fit into a target: first the new VM, then each VM that has moved. So the search gives every such VM a target,
-looks by counts for a resource that is short, and moves one more VM that would give back enough of it, until
-nothing is short. Only then are the moves tried with real CPUs. A VM that is not in the way never moves.
+searches by counts for a resource that is short, and moves one more VM that would give back enough of it,
+until nothing is short. Only then are the moves tried with real CPUs. A VM that is not in the way never moves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from kvplace.core.request import Level, Policy, Request
 from kvplace.core.scalars import CpuMask
 
 _SMALL_MACHINE = 16
-"""CPUs up to which L3 groups count when VMs are compared for three moves, as in a thorough search."""
+"""With at most so many CPUs, L3 groups count when VMs are compared for three moves, as in a thorough
+search."""
 _MAX_EQUALS = 24
 """Solutions of the least cost among which the one with the best locality of the new VM is chosen."""
 
@@ -83,7 +84,7 @@ class MoveSearch:
         return None
 
     def _search(self, target: Target, steps: tuple[Step, ...], left: int, cost: int) -> None:
-        """Try all ways to take `left` more steps after which the new VM fits into its target."""
+        """Try all ways to make the new VM fit into its target with `left` more steps."""
         if self.budget.exceeded():
             return
         key = (target.cpus, frozenset((step.vm.id, step.target.cpus) for step in steps))

@@ -1,4 +1,4 @@
-"""What is short where, by counts alone, when VMs are to be placed in targets of a machine.
+"""Shortages by place, by counts alone, when VMs are to be placed in targets of a machine.
 
 A shortage found here is certain. Where none is found the VMs may still not fit, because of how their cores
 lie.
@@ -22,14 +22,14 @@ _Key = TypeVar("_Key", NumaId, tuple[NumaId, Bytes])
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A resource of which a target has too little."""
+    """A resource that a target has too little of."""
 
     missing: int
     gains: tuple[tuple[int, str], ...]
     """What each VM that may move would give back, the largest first."""
 
     def must_move(self, gone: frozenset[str], left: int) -> list[str]:
-        """Name the VMs of which one has to move when so many more may; none when that many cannot suffice."""
+        """Name the VMs if one of them must move and so many more may; none when that many cannot suffice."""
         open_ = [(gain, uid) for gain, uid in self.gains if uid not in gone]
         if sum(gain for gain, _ in open_[:left]) < self.missing:
             return []

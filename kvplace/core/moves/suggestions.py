@@ -1,4 +1,4 @@
-"""Suggestions for a VM that does not fit: for each kind of change the smallest one after which it fits.
+"""Suggestions for a VM that does not fit: for each kind of change the smallest one that makes it fit.
 
 Every suggestion has been tried with the function that places VMs. That takes dozens of placements, so it is
 done only where a user asks why, never while nodes are filtered.
@@ -35,12 +35,12 @@ from kvplace.core.topology import Topology
 _WEAKER_SMT = {Smt.ISOLATE: (Smt.REQUIRE, Smt.PREFER), Smt.REQUIRE: (Smt.PREFER,), Smt.PREFER: ()}
 _MEBIBYTE = Bytes(1 << 20)
 _MAX_VCPU_TRIALS = 256
-"""Numbers of vCPUs that are tried for a `spread` scope, whose equal shares allow no binary search."""
+"""Numbers of vCPUs that are tried for a `spread` scope: its equal shares allow no binary search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One change after which the VM fits."""
+    """One change that makes the VM fit."""
 
     field: str
     """The key of the request in its JSON form, or `moves`."""
@@ -75,7 +75,7 @@ def find_suggestions(
     *,
     only: CpuMask | None = None,
 ) -> Suggestions:
-    """Find the changes after which a refused VM fits.
+    """Find the changes that make a refused VM fit.
 
     1. Other VMs move (`occupants` are all that run there, `only` is as for `make_room`).
     2. A weaker option: cpu-set, smt, emulator-threads, numa-memory.
@@ -211,7 +211,7 @@ class _Trial:
     def _first(
         self, field: str, key: str, changed: Sequence[tuple[str, PinningOptions]]
     ) -> Iterator[Suggestion]:
-        """Suggest the first of these (value, options with it) with which the VM fits."""
+        """Suggest the first of these (value, options with it) that makes the VM fit."""
         for value, options in changed:
             request = replace(self._request, options=options)
             if self._fits(request):

@@ -1,4 +1,4 @@
-"""The targets of a VM: the sets of NUMA nodes on which it may be placed when room is made.
+"""The targets of a VM: the sets of NUMA nodes that may hold it when room is made.
 
 Counts decide most of a search for moves: a target that has too few CPUs, whole cores or bytes cannot hold a
 VM, however its cores lie. Only what the counts allow is then placed.
@@ -27,7 +27,7 @@ _MAX_NODE_SETS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The part of a machine in which a VM is to be placed."""
+    """The part of a machine that is to hold a VM."""
 
     cpus: CpuMask
     nodes: frozenset[NumaId]
@@ -38,7 +38,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class VmToPlace:
-    """A VM for which CPUs have to be found: the new one, or a running one that moves."""
+    """A VM that needs CPUs: the new one, or a running one that moves."""
 
     id: str
     """Empty for the new VM."""

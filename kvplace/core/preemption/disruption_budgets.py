@@ -1,7 +1,7 @@
 """How many PodDisruptionBudgets an eviction violates, counted as kube-scheduler counts.
 
 kube-scheduler prefers nodes where fewer budgets are violated, and believes the number that an extender gives.
-So the rules are those of its package `preemption`: pods are looked at from the most important one down, each
+So the rules are those of its package `preemption`: pods are checked from the most important one down, each
 takes one from every budget that selects it, and a pod that takes what is not there counts once.
 """
 
@@ -24,10 +24,10 @@ class DisruptionBudget:
     allowed: int
     """Pods that may be evicted now."""
     disrupted: frozenset[str] = frozenset()
-    """Names of pods whose eviction is counted already."""
+    """Names of pods with an eviction that is counted already."""
 
     def counts(self, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
-        """Say whether the eviction of a pod takes one from this budget."""
+        """Return whether the eviction of a pod takes one from this budget."""
         return (
             namespace == self.namespace
             and bool(labels)

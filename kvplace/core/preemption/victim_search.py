@@ -4,7 +4,7 @@ Least means, in kube-scheduler's own order: fewest disruption budgets violated, 
 smallest sum of priorities (each made positive, so fewer victims come before more), fewest victims; then the
 best placement. The search goes through the first two from below. With a bound on both, what is left is to
 choose, in each domain that may hold the VM (each socket, NUMA node or L3 group for `one-*`, else all CPUs),
-tenants whose CPUs make up for those that are missing: a branch and bound that counts CPUs, and asks for a
+tenants with enough CPUs for the missing ones: a branch and bound that counts CPUs, and asks for a
 placement only where the count suffices.
 
 The search is a generator that pauses after each placement, so that its caller decides how long it may go on
@@ -40,7 +40,7 @@ from kvplace.core.scalars import PodUid
 MAX_PLACEMENTS = 300
 """Placements that one search asks for before it takes the best so far."""
 MAX_STEPS = 30_000
-"""Sets of victims that one search looks at, most of them by counts."""
+"""Sets of victims that one search checks, most of them by counts."""
 MAX_EQUALS = 16
 """Sets of least cost among which the one with the best placement is chosen."""
 
@@ -79,8 +79,8 @@ class _Domain:
     def weakest(self) -> tuple[Tenant, ...]:
         """Tenants that cost no more than any that give back what is missing, in parts of their cost.
 
-        The last one has the least priority up to which tenants give enough; the others are those of the
-        lowest priorities, as many as must go at least up to that one.
+        The last one has the least priority such that tenants up to it give enough; the others are those of
+        the lowest priorities, as many as must go at least up to that one.
         """
         given = list(accumulate(gain for _, gain in self.tenants))
         last = bisect_left(given, self.missing)
@@ -105,7 +105,7 @@ class _Best:
 
 
 class VictimSearch:
-    """Looks for the victims on one node."""
+    """Search for the victims on one node."""
 
     def __init__(
         self, question: Question, *, max_placements: int = MAX_PLACEMENTS, max_steps: int = MAX_STEPS
@@ -184,7 +184,7 @@ class VictimSearch:
         for domain in domains:
             here = _Domain(domain.missing, _members(domain, uids - domain.elsewhere))
             best = yield from self._branch(here, 0, (), 0, allowed, best)
-        for domain in domains:  # known victims leave little to look at here
+        for domain in domains:  # known victims leave little to check here
             if domain.elsewhere:
                 everybody = _Domain(domain.missing, _members(domain, uids))
                 best = yield from self._branch(everybody, 0, (), 0, allowed, best)
@@ -331,7 +331,7 @@ def _least_cpus(question: Question) -> int:
 
 
 def _sums(tenants: tuple[tuple[Tenant, int], ...], first: int) -> tuple[int, ...]:
-    """What the one, two, ... tenants from `first` on that give most give together."""
+    """The most that one, two, ... tenants from `first` on give together."""
     return tuple(accumulate(sorted((gain for _, gain in tenants[first:]), reverse=True)))
 
 

@@ -39,7 +39,7 @@ class Tenant:
 
     @property
     def weight(self) -> int:
-        """What its eviction adds to the sum of priorities."""
+        """The part of its eviction in the sum of priorities."""
         return self.priority + _WEIGHT
 
 
@@ -71,15 +71,15 @@ class Question:
     machine: Machine
     request: Request
     tenants: tuple[Tenant, ...]
-    """Those with a claim whose priority is below the VM's."""
+    """Pods with a claim and a lower priority than the VM's."""
     leaving: frozenset[PodUid] = frozenset()
-    """Pods whose cores come free anyway."""
+    """Pods with cores that are released anyway."""
     certain: tuple[Tenant, ...] = ()
     """Pods that are evicted in any case: kube-scheduler needs them gone. They may have no claim."""
     needed: Mapping[str, int] = field(default_factory=_nothing)
-    """What the victims must request together: kube-scheduler counts these resources, too."""
+    """The metrics of the victims must request together: kube-scheduler these resources, too."""
     violations: int = 0
-    """Violations of `certain` pods whose budgets are not known."""
+    """Violations of `certain` pods with unknown budgets."""
 
 
 Cost = tuple[int, int, int, int]
@@ -100,7 +100,7 @@ class Victims:
 
     @cached_property
     def cost(self) -> Cost:
-        """What kube-scheduler compares nodes by; smaller is better."""
+        """The key of kube-scheduler for comparing nodes; smaller is better."""
         return cost_of(self.tenants, self.violations)
 
 
@@ -120,5 +120,5 @@ def by_importance(tenants: Iterable[Tenant]) -> tuple[Tenant, ...]:
 
 
 def violated_by(tenants: Iterable[Tenant]) -> int:
-    """Count the pods whose eviction violates a budget."""
+    """Count the evictions that violate a budget."""
     return violations(one.budgets for one in by_importance(tenants))

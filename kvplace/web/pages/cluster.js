@@ -37,7 +37,7 @@ export class Cluster extends EventTarget {
     let hidden = null;
     document.addEventListener("visibilitychange", () => {
       clearTimeout(hidden);
-      // A page that nobody sees follows nothing: browsers allow six connections to a host.
+      // A hidden page follows nothing: browsers allow six connections to a host.
       if (document.hidden) hidden = setTimeout(() => this.#hangUp("asleep while hidden"), HIDDEN_FOR_MS);
       else if (this.#source === null && this.totals !== null) this.#follow();
     });

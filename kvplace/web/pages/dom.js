@@ -37,7 +37,7 @@ export function moment(text) {
 }
 
 // One stop of the Tab key for many elements; arrows, Home and End move among them. `boxOf` gives the element that
-// says where one of them is: to measure what is off the screen, the browser would have to lay it out first.
+// finds where one of them is: to measure what is off the screen, the browser would have to lay it out first.
 export function roving(container, selector, boxOf = (element) => element) {
   const stop = (element) => {
     for (const other of container.querySelectorAll(`${selector}[tabindex="0"]`)) other.tabIndex = -1;
@@ -83,7 +83,7 @@ function vertically(all, here, direction, boxOf) {
 }
 
 // Puts new content into a place without losing the reader's: focus stays on the element with the same key, what
-// was opened stays open, and what says the same stays as it is, or screen readers would read it out again.
+// was opened stays open, and equal content stays as it is, or screen readers would read it out again.
 export function replace(place, ...children) {
   const next = h("div", {}, ...children);
   if (said(next) === said(place)) return;
@@ -94,7 +94,7 @@ export function replace(place, ...children) {
   if (key) place.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 }
 
-// What an element says, but for what its reader has done to it: opened, lit up, gone to with a key.
+// The content of an element, without what its reader has done to it: opened, lit up, gone to with a key.
 const writer = new XMLSerializer();
 const said = (element) => [...element.childNodes].map((child) => writer.serializeToString(child)).join("")
   .replace(/ (?:open|tabindex|data-lit)="[^"]*"/g, "").replace(/ (?:lit|dim)\b/g, "");

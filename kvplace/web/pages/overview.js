@@ -86,7 +86,7 @@ export class Overview {
       h("div", { class: "panels" }, this.#freeBlocks(totals), this.#trouble(totals)));
   }
 
-  // What somebody should look at: nodes with trouble, and VMs that wait.
+  // Nodes with trouble, and VMs that wait.
   #trouble(totals) {
     const [, rank] = ORDERS.trouble;
     const nodes = [...this.#cluster.nodes.values()].filter((row) => row.problem || row.notPinned || row.agent)
@@ -94,7 +94,7 @@ export class Overview {
     const waiting = totals.firstWaiting.slice(0, NAMED);
     if (!nodes.length && !waiting.length) return null;
     return h("section", { class: "panel", "aria-labelledby": "trouble-title" },
-      h("h2", { id: "trouble-title" }, "Needs a look"),
+      h("h2", { id: "trouble-title" }, "Needs attention"),
       h("ul", { class: "trouble" },
         nodes.slice(0, NAMED).map((row) => h("li", {},
           h("b", { class: "alarm", "aria-hidden": "true" }, "! "),

@@ -6,7 +6,7 @@ import { bytes, cpuList, h, moment, nodeLink, plural, replace, vmLink } from "./
 import { agentTrouble, badge } from "./states.js";
 
 const OVER = ["Ended", "Failed"];
-// What nobody has to read: the values that a VM has without its own annotation.
+// Hidden: the values that a VM has without its own annotation.
 const USUAL = { smt: "prefer", emulatorThreads: "shared", numaMemory: "preferred", guestNuma: "off", onFailure: "wait" };
 
 export class VmPage {

@@ -43,7 +43,7 @@ class SmallCluster:
 
 
 def create_node(plane: ControlPlane, name: str, tag: str) -> None:
-    """Create a node whose kubelet says that it is Ready."""
+    """Create a node whose kubelet reports that it is Ready."""
     path = "/api/v1/nodes"
     plane.request("POST", path, {"metadata": {"name": name, "labels": {"tag": tag}}})
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "played"}
@@ -67,7 +67,7 @@ def run_vm(
     vmi: bool,
     pinned: bool | None,
 ) -> ClusterNode:
-    """Place, claim and bind a VM as `serve` does, and say what kubelet and agent say; returns the node."""
+    """Place, claim and bind a VM as `serve` does, and report as kubelet and agent; returns the node."""
     placement = place(node.topology, node.free, request)
     assert isinstance(placement, Placement)
     pod = create_pod(cluster, namespace, name, request, vmi=vmi)

@@ -65,7 +65,7 @@ def test_vms_without_a_pod_are_listed_with_kubevirts_word(
     )
     names = on_cluster("get", "vms", "-n", namespace, "-l", "app=lost", "-o", "name")
     assert names.out.split() == ["virtualmachine.kubevirt.io/lost"]
-    assert "there is no VM that asks for cores" in on_cluster("top", "vms", "-n", namespace).err
+    assert "there is no VM that requests cores" in on_cluster("top", "vms", "-n", namespace).err
     cluster.plane.remove_namespace(namespace)
 
 

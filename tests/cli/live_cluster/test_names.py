@@ -1,4 +1,4 @@
-"""A shell completes the names of nodes and VMs from the real API server, and says nothing without one."""
+"""A shell completes the names of nodes and VMs from the real API server, and states nothing without one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def offered(*words: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait as long as a busy machine needs; somebody who types would not."""
+    """Wait as long as a busy machine needs; a user who types would not."""
     monkeypatch.setattr(cluster_names, "_LONGEST_WAIT_S", 60.0)
 
 

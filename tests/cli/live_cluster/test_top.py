@@ -84,7 +84,7 @@ def test_a_vm_that_has_ended_holds_nothing(on_cluster: Call, cluster: SmallClust
         )
         called = on_cluster("top", "vms", "-n", namespace)
         assert (called.code, called.out) == (0, "")
-        assert f"no VM that asks for cores in {namespace}" in called.err
+        assert f"no VM that requests cores in {namespace}" in called.err
     finally:
         release_all(cluster, cluster.second)
         cluster.plane.remove_namespace(namespace)

@@ -223,7 +223,7 @@ def mask_of_nodes(nodes: Sequence[NumaNode]) -> int:
 
 
 class Judge:
-    """Says of any set of CPUs whether it may serve a request, over which NUMA nodes, and how well."""
+    """States of any set of CPUs whether it may serve a request, over which NUMA nodes, and how well."""
 
     def __init__(self, machine: Topology, free: Free, request: Request) -> None:
         self.machine = machine

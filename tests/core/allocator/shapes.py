@@ -1,4 +1,4 @@
-"""Small machines of every build that real ones have, for tests that look at all their free sets.
+"""Small machines of every build that real ones have, for tests that check all their free sets.
 
 CPUs are numbered without gaps. Siblings are far apart where Linux numbers them so, next to each other
 elsewhere; the order of the domains is not always that of their CPUs.
@@ -42,7 +42,7 @@ def machine(
 
 
 def slit(*rows: Sequence[int]) -> list[dict[int, int]]:
-    """A distance table as `numactl -H` prints it; 0 where the machine says nothing."""
+    """A distance table as `numactl -H` prints it; 0 where the machine states nothing."""
     return [{other: far for other, far in enumerate(row) if far} for row in rows]
 
 

@@ -32,7 +32,7 @@ Case = tuple[Topology, Free, Request]
 
 
 def placed(case: Case) -> Placement:
-    """The placement of a case; cases that do not fit are not looked at."""
+    """The placement of a case; cases that do not fit are not checked."""
     answer = place(*case)
     assume(isinstance(answer, Placement))
     assert isinstance(answer, Placement)

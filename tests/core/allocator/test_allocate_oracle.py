@@ -1,7 +1,7 @@
 """Every answer equals that of a search through every set of CPUs, on small machines of any build.
 
 Objectives 1-4 (sockets, NUMA nodes, distances, L3 groups, cores) are promised to be exact, and so is yes or
-no. `test_exact_small_machines.py` looks at all free sets of a few machines; here the machines are any.
+no. `test_exact_small_machines.py` checks all free sets of a few machines; here the machines are any.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Searches that would take minutes stop at their bound, and their answer still keeps every rule.
 
-Work is counted in steps, so that these tests say the same on every computer.
+Work is counted in steps, so that these tests state the same on every computer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Machines with more NUMA nodes than anybody can look at each set of: nothing nearer is overlooked.
+"""Machines with more NUMA nodes than any client can check each set of: nothing nearer is overlooked.
 
 Fourteen nodes, none like another in what is free, in memory and in distances, have thousands of sets of one
 size. Here each is compared, by counting alone; which CPUs are taken inside does not matter.

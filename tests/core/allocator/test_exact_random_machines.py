@@ -1,7 +1,7 @@
 """Thousands of random machines of up to 16 CPUs, each with one question that is hard to answer well.
 
-Hypothesis looks for the small and odd; these look for the crowded. A case that fails here is made anew from
-its number: `random_case(NUMBER, 16)`.
+Hypothesis searches for the small and odd; these search for the crowded. A case that fails here is made anew
+from its number: `random_case(NUMBER, 16)`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""No placement on a node stands better than the bounds of the node say."""
+"""No placement on a node stands better than the bounds of the node report."""
 
 from __future__ import annotations
 

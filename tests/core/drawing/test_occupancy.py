@@ -67,7 +67,7 @@ def test_claims_and_owners_that_differ_are_faults_on_both_sides() -> None:
     ledger = Ledger({CpuId(4): PodUid("db"), CpuId(5): PodUid("gone")}, {PodUid("db"): claim("db", 0b1100)})
     assert faults(ledger) == [
         "CPU 2-3: claimed by A (shop/db) as its own, but without an owner in the ledger",
-        "CPU 4: owned by A (shop/db), whose claim does not contain it",
+        "CPU 4: owned by A (shop/db), and its claim does not contain it",
         "CPU 5: owned by B (gone), which has no claim",
     ]
 

@@ -104,7 +104,7 @@ def best_of_all(question: Question) -> tuple[Cost, tuple[int, ...]] | None:
             if best is None or (cost, quality) < best:
                 best = (cost, quality)
             if count == 0:
-                return best  # nobody has to go
+                return best  # no client has to go
     return best
 
 

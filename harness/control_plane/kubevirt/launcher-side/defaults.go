@@ -17,7 +17,7 @@ import (
 const kubeVirtName = "kubevirt"
 
 // clusterConfig is KubeVirt's view of its configuration without a cluster: an informer that is
-// never started, whose store already holds the KubeVirt CR.
+// never started; its store already holds the KubeVirt CR.
 func clusterConfig(configuration string) (*virtconfig.ClusterConfig, error) {
 	kubeVirt := &v1.KubeVirt{
 		ObjectMeta: metav1.ObjectMeta{Name: kubeVirtName, Namespace: kubeVirtName, ResourceVersion: "1"},

@@ -101,7 +101,7 @@ func converterContext(vmi *v1.VirtualMachineInstance, host host) (*convertertype
 			return nil, fmt.Errorf("-topology is not a KubeVirt topology: %w", err)
 		}
 	}
-	// KubeVirt's converter dereferences both without a look.
+	// KubeVirt's converter dereferences both without a check.
 	if vmi.IsCPUDedicated() && (context.CPUSet == nil || context.Topology == nil) {
 		return nil, errors.New("a VMI with dedicatedCpuPlacement needs -cpuset and -topology")
 	}

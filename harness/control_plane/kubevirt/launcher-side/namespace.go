@@ -45,7 +45,7 @@ func startInside(args []string, flags uintptr) error {
 	return command.Run()
 }
 
-// mountSockets makes folder appear at the path where KubeVirt's client looks for sockets.
+// mountSockets makes folder appear at the path where KubeVirt's client searches for sockets.
 func mountSockets(folder string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("making / private: %w", err)

@@ -94,7 +94,7 @@ func announce(path string, configurations []any) error {
 	return os.Rename(unfinished, path)
 }
 
-// handlers waits until the informers that the handlers look into have what the cluster has.
+// handlers waits until the informers of the handlers have what the cluster has.
 func handlers(kubeconfig, namespace string) (*http.ServeMux, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -144,7 +144,7 @@ func (l loopback) redirect(client *admissionv1.WebhookClientConfig) error {
 		return err
 	}
 	if _, pattern := l.mux.Handler(request); pattern == "" {
-		return fmt.Errorf("KubeVirt registers %s, for which there is no handler here", path)
+		return fmt.Errorf("KubeVirt registers %s, but there is no handler here", path)
 	}
 	url := l.url + path
 	client.Service, client.URL, client.CABundle = nil, &url, l.authority

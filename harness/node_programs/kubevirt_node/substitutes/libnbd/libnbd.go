@@ -1,7 +1,7 @@
 // Package libnbd stands in for the binding of that name, which the public module proxy does not serve.
 //
 // virt-launcher reads disks through it for incremental backups only. It declares what virt-launcher names,
-// and a backup that is asked for all the same ends with an error that says so.
+// and a backup that is asked for all the same ends with an error.
 package libnbd
 
 import "errors"
