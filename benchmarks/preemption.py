@@ -35,7 +35,7 @@ from benchmarks._tables import table
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
-from kvplace.core.preemption.victims import Machine, Tenant, by_importance, cost_of
+from kvplace.core.preemption.victims import OccupiedMachine, Tenant, by_importance, cost_of
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
@@ -122,7 +122,7 @@ class KubeScheduler:
     def help(self, node: str, victims: Sequence[Tenant], request: Request) -> bool:
         """Return whether the cores of victims make a VM fit."""
         topology, ledger = self._states[node]
-        free = Machine(topology, ledger).free_without(one.uid for one in victims)
+        free = OccupiedMachine(topology, ledger).free_without(one.uid for one in victims)
         return try_place(topology, free, request) is not None
 
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvplace.agent import metrics
-from kvplace.agent.conditions import NodeCondition, NodeReason
-from kvplace.agent.containers import COMPUTE, Container
+from kvplace.agent.conditions import TopologyCondition, TopologyReason
+from kvplace.agent.containers import Container
 from kvplace.agent.cpusets import Cpusets, CpuSetting, decide_cpusets
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_container import set_own_threads
@@ -37,6 +37,7 @@ from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 from kvplace.kube.conditions import Condition
+from kvplace.kube.objects import COMPUTE
 from kvplace.kube.records import PodRecord
 from kvplace.linux.affinity import Tid, affinity_of
 from kvplace.linux.container_cgroups import ContainerCgroup
@@ -325,19 +326,21 @@ class CgroupEnforcement:
 
     def _say(self) -> None:
         if self._report.enforcement is Enforcement.NONE:
-            self._report.drop_condition(NodeCondition.CPUSETS_ENFORCED)
+            self._report.drop_condition(TopologyCondition.CPUSETS_ENFORCED)
             return
         self._report.put_condition(self._condition())
 
     def _condition(self) -> Condition:
         if problems := [text for known in self._known.values() if (text := known.problem or known.limit)]:
             why = f"{counted(len(problems), 'container')}: {problems[0]}"
-            return Condition(NodeCondition.CPUSETS_ENFORCED, False, NodeReason.CGROUPS_NOT_SET, why)
+            return Condition(TopologyCondition.CPUSETS_ENFORCED, False, TopologyReason.CGROUPS_NOT_SET, why)
         if self._obstacle:
             why = f"{self._obstacle}; cgroups are read every {SWEEP_WITHOUT_EVENTS_S:g} s."
-            return Condition(NodeCondition.CPUSETS_ENFORCED, False, NodeReason.CHANGES_NOT_REPORTED, why)
+            return Condition(
+                TopologyCondition.CPUSETS_ENFORCED, False, TopologyReason.CHANGES_NOT_REPORTED, why
+            )
         good = "The cgroup of every container is set as decided."
-        return Condition(NodeCondition.CPUSETS_ENFORCED, True, NodeReason.CGROUPS_SET, good)
+        return Condition(TopologyCondition.CPUSETS_ENFORCED, True, TopologyReason.CGROUPS_SET, good)
 
 
 def _in_words(file: CpusetFile, mask: CpuMask) -> str:

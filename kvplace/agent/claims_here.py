@@ -12,7 +12,7 @@ from kvplace.agent.cpusets import Cpusets, placement_of
 from kvplace.agent.enforced_containers import EnforcedContainers
 from kvplace.agent.node_state import NodeState
 from kvplace.agent.own_node import OwnNode
-from kvplace.agent.pinning_sweep import Target
+from kvplace.agent.pinning_sweep import SweptPod
 from kvplace.agent.verification import Wanted
 from kvplace.agent.watched_pod import ClaimContainer
 from kvplace.core.placement import PodPlacement
@@ -43,7 +43,7 @@ class ClaimHere:
     """The revision that its threads have been seen to follow; 0: none."""
     settled: bool
     """Whether its cpuset was decided after that, and so without the CPUs of older revisions."""
-    target: Target
+    target: SweptPod
 
 
 class ClaimsHere:
@@ -110,7 +110,7 @@ def _claims(state: NodeState, cpusets: Cpusets, members: Iterable[_Member]) -> I
             )
 
 
-def _target(state: NodeState, cpusets: Cpusets, bound: PodPlacement, members: Iterable[_Member]) -> Target:
+def _target(state: NodeState, cpusets: Cpusets, bound: PodPlacement, members: Iterable[_Member]) -> SweptPod:
     containers = [member.container for member in members]
     setting = cpusets.settings.get(containers[0].id)
     cgroups = [
@@ -118,7 +118,7 @@ def _target(state: NodeState, cpusets: Cpusets, bound: PodPlacement, members: It
         for container, cgroup, _ in members
         if cgroup is not None
     ]
-    return Target(
+    return SweptPod(
         uid=containers[0].pod_uid,
         containers=tuple(sorted(cgroups, key=lambda cgroup: cgroup.name)),
         wanted=Wanted(

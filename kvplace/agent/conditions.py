@@ -11,7 +11,7 @@ from enum import StrEnum
 from kvplace.core.marks import NO_LONGER_RUNNING
 
 
-class NodeCondition(StrEnum):
+class TopologyCondition(StrEnum):
     """Types of the conditions of a NodeTopology."""
 
     READY = "Ready"
@@ -22,7 +22,7 @@ class NodeCondition(StrEnum):
     """Whether every container has the cpuset that was decided for it."""
 
 
-class NodeReason(StrEnum):
+class TopologyReason(StrEnum):
     """Reasons of the conditions of a NodeTopology."""
 
     ENFORCING = "Enforcing"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
+from kvplace.kube.objects import COMPUTE
 
-COMPUTE = "compute"
 """The container of a virt-launcher pod that runs QEMU."""
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent.cgroup_enforcement import CgroupEnforcement
-from kvplace.agent.conditions import NodeCondition, NodeReason
+from kvplace.agent.conditions import TopologyCondition, TopologyReason
 from kvplace.agent.containers import Container
 from kvplace.agent.cpusets import Cpusets
 from kvplace.agent.enforced_containers import EnforcedContainers
@@ -44,7 +44,7 @@ def enforcer_of(settings: AgentSettings, own: OwnNode, report: NodeReport) -> En
     except Misconfigured as error:
         report.enforce(Enforcement.NONE)
         report.put_condition(
-            Condition(NodeCondition.CPUSETS_ENFORCED, False, NodeReason.NO_CPUSETS, f"{error}.")
+            Condition(TopologyCondition.CPUSETS_ENFORCED, False, TopologyReason.NO_CPUSETS, f"{error}.")
         )
         return _NoCpusets()
     socket = settings.on_host(settings.nri_socket)

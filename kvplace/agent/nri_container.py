@@ -9,10 +9,11 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvplace.agent.containers import COMPUTE, Container
+from kvplace.agent.containers import Container
 from kvplace.agent.repair_history import RepairHistory
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT
+from kvplace.kube.objects import COMPUTE
 from kvplace.linux.oci_cgroup import cgroup_folder
 from kvplace.nri import values as nri
 

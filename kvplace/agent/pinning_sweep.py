@@ -38,7 +38,7 @@ READ_ANEW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SweptPod:
     """One pod as it should be."""
 
     uid: PodUid
@@ -105,7 +105,7 @@ class PinningSweep:
         self._clock = clock
         self._pods: dict[PodUid, _Pod] = {}
 
-    def look(self, targets: Iterable[Target]) -> dict[PodUid, Finding]:
+    def look(self, targets: Iterable[SweptPod]) -> dict[PodUid, Finding]:
         """Check every pod; what is found of a pod is the same object as last time while nothing happens.
 
         A pod is left out before its containers start and after they end.
@@ -123,7 +123,7 @@ class PinningSweep:
         for uid in list(self._pods):
             self._forget(uid)
 
-    def _look_at(self, target: Target) -> Finding:
+    def _look_at(self, target: SweptPod) -> Finding:
         pod = self._pod(target)
         now = self._clock()
         anew = now >= pod.read_anew_at or pod.wanted != target.wanted
@@ -144,7 +144,7 @@ class PinningSweep:
             pod.finding = finding
         return pod.finding
 
-    def _pod(self, target: Target) -> _Pod:
+    def _pod(self, target: SweptPod) -> _Pod:
         pod = self._pods.get(target.uid)
         if pod is not None and pod.containers == target.containers:
             return pod
@@ -160,7 +160,7 @@ class PinningSweep:
         if pod is not None:
             pod.watched.close()
 
-    def _measure(self, pod: _Pod, target: Target, now: float, *, anew: bool) -> Finding:
+    def _measure(self, pod: _Pod, target: SweptPod, now: float, *, anew: bool) -> Finding:
         wanted, watched = target.wanted, pod.watched
         measured = _with_memory(
             pod, watched.measure(wanted.most_threads, anew=anew, memory=anew and wanted.measures_memory)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from kvplace.agent.conditions import NodeCondition, NodeReason
+from kvplace.agent.conditions import TopologyCondition, TopologyReason
 from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpu_map import read_node_cpu_map, write_cpu_map
 from kvplace.core.cpu_usage import CpuUsage, usage_of
@@ -100,23 +100,26 @@ def ready(conditions: Iterable[Condition], enforcement: Enforcement, machine: Th
     bad = [condition for condition in conditions if condition.status is not True]
     if bad:
         sentences = "; ".join(f"{condition.type}: {condition.message}" for condition in bad)
-        return Condition(NodeCondition.READY, False, bad[0].reason, sentences)
+        return Condition(TopologyCondition.READY, False, bad[0].reason, sentences)
     if machine.kubelet_cpus.observes_only:
         return Condition(
-            NodeCondition.READY,
+            TopologyCondition.READY,
             True,
-            NodeReason.OBSERVING,
+            TopologyReason.OBSERVING,
             "the kubelet sets cpusets here by its static policy",
         )
     if enforcement is Enforcement.NONE:
         return Condition(
-            NodeCondition.READY,
+            TopologyCondition.READY,
             False,
-            NodeReason.NOT_ENFORCED,
+            TopologyReason.NOT_ENFORCED,
             "containers are not kept off the CPUs that VMs own",
         )
     return Condition(
-        NodeCondition.READY, True, NodeReason.ENFORCING, "containers are kept off the CPUs that VMs own"
+        TopologyCondition.READY,
+        True,
+        TopologyReason.ENFORCING,
+        "containers are kept off the CPUs that VMs own",
     )
 
 
@@ -134,9 +137,9 @@ def _described(
     ]
     if description.problem:
         return Condition(
-            NodeCondition.DESCRIBED,
+            TopologyCondition.DESCRIBED,
             False,
-            NodeReason.CONTRADICTS_MACHINE,
+            TopologyReason.CONTRADICTS_MACHINE,
             f"the NodeTopology was written by hand and stays in effect, but {description.problem};"
             " delete it to have the agent write it",
         )
@@ -145,30 +148,32 @@ def _described(
     notes = "; ".join((found, *machine.notes))
     if by_hand:
         return Condition(
-            NodeCondition.DESCRIBED,
+            TopologyCondition.DESCRIBED,
             True,
-            NodeReason.WRITTEN_BY_HAND,
+            TopologyReason.WRITTEN_BY_HAND,
             f"{' and '.join(by_hand)} was written by another than the agent and stays in effect;"
             f" delete it to have the agent write it. Found: {notes}",
         )
-    return Condition(NodeCondition.DESCRIBED, True, NodeReason.DISCOVERED, notes)
+    return Condition(TopologyCondition.DESCRIBED, True, TopologyReason.DISCOVERED, notes)
 
 
 def _kubelet_state(machine: ThisMachine) -> Condition:
     held = machine.kubelet_cpus
     if held.problem:
-        return Condition(NodeCondition.KUBELET_STATE, False, NodeReason.STATE_UNREADABLE, held.problem)
+        return Condition(
+            TopologyCondition.KUBELET_STATE, False, TopologyReason.STATE_UNREADABLE, held.problem
+        )
     if held.observes_only:
         cpus = format_cpu_list(held.held) if held.held != NO_CPUS else "none"
         return Condition(
-            NodeCondition.KUBELET_STATE,
+            TopologyCondition.KUBELET_STATE,
             True,
-            NodeReason.STATIC_POLICY,
+            TopologyReason.STATIC_POLICY,
             f"the kubelet's static policy is in effect; its CPUs: {cpus}",
         )
     return Condition(
-        NodeCondition.KUBELET_STATE,
+        TopologyCondition.KUBELET_STATE,
         True,
-        NodeReason.NO_STATIC_POLICY,
+        TopologyReason.NO_STATIC_POLICY,
         "the kubelet gives no CPUs to containers",
     )

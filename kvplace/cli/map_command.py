@@ -43,14 +43,14 @@ _FORM_OF_FILE = {".svg": Form.SVG, ".json": Form.JSON, ".yaml": Form.YAML, ".txt
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MapSource:
     """The form of the map, and the file that it is written to instead of stdout."""
 
     form: Form
     file: Path | None
 
     @classmethod
-    def of(cls, values: tuple[str, ...]) -> Target:
+    def of(cls, values: tuple[str, ...]) -> MapSource:
         """Read the values of `-o`: the name of a form, a file, or both; raises BadParameter."""
         forms = {form.value: form for form in Form}
         named = [forms[value] for value in values if value in forms]
@@ -130,7 +130,7 @@ def _claims_on_line(context: click.Context) -> ClaimsByNode | None:
     "target",
     metavar="FORM|FILE",
     multiple=True,
-    callback=lambda _context, _option, values: Target.of(values),
+    callback=lambda _context, _option, values: MapSource.of(values),
     shell_complete=_complete_target,
     help="table (default), wide, json, yaml or svg; or a file to write; its suffix .svg, .json, .yaml or "
     ".txt chooses the form. May be given twice, for a form and a file.",
@@ -146,7 +146,7 @@ def command(
     cpu_manager_state: str | None,
     foreign: str | None,
     found: tuple[str, ...],
-    target: Target,
+    target: MapSource,
     flags: ClusterFlags,
 ) -> None:
     """Draw the cores of a machine, and which VMs hold them.
@@ -209,7 +209,7 @@ def _is_node(machine: str | None, offline: Iterable[str | None]) -> bool:
     return machine is not None and not any(offline) and names_a_node(machine)
 
 
-def _draw_live(machine: str | None, target: Target, flags: ClusterFlags, *, everything: bool) -> None:
+def _draw_live(machine: str | None, target: MapSource, flags: ClusterFlags, *, everything: bool) -> None:
     from kvplace.cli.live_map import drawn_node, whole_cluster
 
     if everything == (machine is not None):
@@ -224,7 +224,7 @@ def _draw_live(machine: str | None, target: Target, flags: ClusterFlags, *, ever
     _write(lambda file: draw_cluster(whole_cluster(flags), target.form.value, file), target)
 
 
-def _show(drawing: CoreMap, target: Target) -> None:
+def _show(drawing: CoreMap, target: MapSource) -> None:
     for fault in drawing.faults:
         say(f"{fault.kind.value}: {fault.sentence}")
     _write(lambda file: _draw(drawing, target.form, file), target)
@@ -249,7 +249,7 @@ def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[PodUid, CpuMask
     return found
 
 
-def _write(draw: Callable[[TextIO], None], target: Target) -> None:
+def _write(draw: Callable[[TextIO], None], target: MapSource) -> None:
     if target.file is None:
         draw(sys.stdout)
         return

@@ -65,7 +65,7 @@ _LACKS_RIGHT = "cannot create resource"
 _SECOND_LOOK_S = 5.0
 
 
-class Reader(Protocol):
+class DoctorClient(Protocol):
     """Calls that read, for doctor."""
 
     async def read_version(self) -> str:
@@ -104,7 +104,7 @@ class Trier(Protocol):
 
 
 async def read_installation(
-    reader: Reader,
+    reader: DoctorClient,
     trier: Trier,
     cluster: ListClient,
     *,
@@ -151,7 +151,7 @@ async def read_view(cluster: ListClient) -> ClusterView:
 
 
 class _Reading:
-    def __init__(self, reader: Reader, trier: Trier) -> None:
+    def __init__(self, reader: DoctorClient, trier: Trier) -> None:
         self._reader = reader
         self._trier = trier
         self.objects: dict[str, tuple[Document, ...]] = {}

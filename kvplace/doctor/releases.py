@@ -26,7 +26,7 @@ _OWNERS = {SERVE: ApiKind("deployments", "apps"), AGENT: ApiKind("daemonsets", "
 _HOOK, _HOOK_SETTING = "hook", "SIDECAR_IMAGE"
 
 
-class Reader(Protocol):
+class ReleasesClient(Protocol):
     """The calls that read releases."""
 
     async def read_version(self) -> str:
@@ -54,7 +54,7 @@ class Releases:
     """By program."""
 
 
-async def read_releases(reader: Reader) -> Releases:
+async def read_releases(reader: ReleasesClient) -> Releases:
     """Read the releases of our programs, of the API server and of KubeVirt."""
     version, serve, agent, kubevirts = await together(
         reader.read_version(),
@@ -84,7 +84,7 @@ async def read_releases(reader: Reader) -> Releases:
     return Releases(found, denied)
 
 
-async def _programs(reader: Reader, component: str) -> tuple[Document, ...]:
+async def _programs(reader: ReleasesClient, component: str) -> tuple[Document, ...]:
     """Read the objects of a program that state its image; raises Denied where pods may not be read either."""
     labels = f"{NAME_LABEL}=kvplace,{COMPONENT_LABEL}={component}"
     try:
@@ -93,7 +93,7 @@ async def _programs(reader: Reader, component: str) -> tuple[Document, ...]:
         return await reader.read_list(_PODS, labels=labels)
 
 
-async def _hook_images(reader: Reader, serve: tuple[Document, ...]) -> tuple[str, ...]:
+async def _hook_images(reader: ReleasesClient, serve: tuple[Document, ...]) -> tuple[str, ...]:
     """Read the hook's image from the settings that `serve` names."""
     named = {
         (one["metadata"]["namespace"], name)

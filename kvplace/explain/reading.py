@@ -50,7 +50,7 @@ Stated = Callable[[Document, str], PodRequest | None]
 """Reads what an object asks for, in a namespace."""
 
 
-class Reader(Protocol):
+class ExplainClient(Protocol):
     """The cluster calls of an explanation about objects of any kind."""
 
     async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
@@ -91,7 +91,7 @@ _SHORT = {"VirtualMachine": "vm", "VirtualMachineInstance": "vmi", "Pod": "pod"}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ExplainedObject:
     """The object in question."""
 
     kind: TargetKind
@@ -102,7 +102,7 @@ class Target:
         return f"{self.kind.value} {self.namespace}/{self.name}"
 
 
-def read_target(text: str, namespace: str) -> Target:
+def read_target(text: str, namespace: str) -> ExplainedObject:
     """Read `vm/NAME`, `vmi/NAME`, `pod/NAME`, or the NAME of a VM; raises BadBody."""
     word, slash, name = text.partition("/")
     kind = _WORDS.get(word.lower().split(".")[0]) if slash else TargetKind.VM
@@ -111,7 +111,7 @@ def read_target(text: str, namespace: str) -> Target:
         raise BadBody(
             f"{shown(text)} names nothing that can be explained; write vm/NAME, vmi/NAME or pod/NAME"
         )
-    return Target(kind, namespace, name)
+    return ExplainedObject(kind, namespace, name)
 
 
 def choose_document(documents: Iterable[Document], text: str, what: str) -> Document:
@@ -142,7 +142,7 @@ def choose_document(documents: Iterable[Document], text: str, what: str) -> Docu
 
 
 async def explain_target(
-    reader: Reader, cluster: ListClient, target: Target, stated: Stated, strategy: Strategy
+    reader: ExplainClient, cluster: ListClient, target: ExplainedObject, stated: Stated, strategy: Strategy
 ) -> Explanation:
     """Explain a VM, VMI or pod of the cluster; raises Absent when there is none of that name."""
     kinds = {TargetKind.VM: (VMS, VMIS), TargetKind.VMI: (VMIS,), TargetKind.POD: (PODS,)}[target.kind]
@@ -168,7 +168,7 @@ async def explain_target(
 
 
 async def explain_document(
-    reader: Reader,
+    reader: ExplainClient,
     cluster: ListClient,
     document: Document,
     namespace: str,
@@ -179,7 +179,7 @@ async def explain_document(
     stated(document, namespace)  # a mistake in the document is reported before a cluster is asked
     view, nodes = await together(read_cluster(cluster), _read_nodes(reader))
     metadata = document.get("metadata") or {}
-    target = Target(
+    target = ExplainedObject(
         TargetKind(document["kind"]),
         metadata.get("namespace") or namespace,
         metadata.get("name") or "unnamed",
@@ -195,7 +195,7 @@ class _Explaining:
         self,
         view: ClusterView,
         nodes: Mapping[NodeName, NodeObject],
-        target: Target,
+        target: ExplainedObject,
         events: tuple[Event, ...],
         strategy: Strategy,
     ) -> None:
@@ -316,7 +316,7 @@ class _Explaining:
         )
 
 
-def _vms_of(view: ClusterView, target: Target) -> tuple[VmView, ...]:
+def _vms_of(view: ClusterView, target: ExplainedObject) -> tuple[VmView, ...]:
     """Find the pods in question, without those that have ended."""
     over = (VmState.ENDED, VmState.FAILED)
     return tuple(
@@ -327,7 +327,7 @@ def _vms_of(view: ClusterView, target: Target) -> tuple[VmView, ...]:
     )
 
 
-async def _elsewhere(reader: Reader, kind: ApiKind, view: ClusterView, target: Target) -> str:
+async def _elsewhere(reader: ExplainClient, kind: ApiKind, view: ClusterView, target: ExplainedObject) -> str:
     """State where an object of this name is, or which one was likely meant."""
     try:
         found = await reader.read_list(kind, fields=f"metadata.name={target.name}")
@@ -349,7 +349,7 @@ async def _elsewhere(reader: Reader, kind: ApiKind, view: ClusterView, target: T
     return near or "; `kubectl kvplace get vms -A` lists the VMs that opted in"
 
 
-async def _read_nodes(reader: Reader) -> dict[NodeName, NodeObject]:
+async def _read_nodes(reader: ExplainClient) -> dict[NodeName, NodeObject]:
     return {NodeName(node.metadata.name): node for node in await reader.read_list_as(NodeObject, NODES)}
 
 
@@ -358,7 +358,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-async def _read_events(reader: Reader, target: Target) -> tuple[Event, ...]:
+async def _read_events(reader: ExplainClient, target: ExplainedObject) -> tuple[Event, ...]:
     kinds = {
         TargetKind.VM: (TargetKind.VM, TargetKind.VMI),
         TargetKind.VMI: (TargetKind.VMI,),
@@ -368,7 +368,7 @@ async def _read_events(reader: Reader, target: Target) -> tuple[Event, ...]:
     return tuple(event for events in found for event in events)
 
 
-async def _events_of(reader: Reader, kind: str, namespace: str, name: str) -> tuple[Event, ...]:
+async def _events_of(reader: ExplainClient, kind: str, namespace: str, name: str) -> tuple[Event, ...]:
     selected = f"involvedObject.kind={kind},involvedObject.name={name}"
     found = await reader.read_list(EVENTS, namespace=namespace, fields=selected)
     return tuple(_event(document) for document in found)

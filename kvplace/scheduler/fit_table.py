@@ -19,7 +19,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.nodes.node_answer import answer_of
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.node_states import NodeStates
-from kvplace.scheduler.ranking import Ranking, Refused, Shortfall
+from kvplace.scheduler.ranking import KnownRefusal, Ranking, Shortfall
 from kvplace.scheduler.remembered_answers import RememberedAnswers
 from kvplace.scheduler.slices import ENDLESS, Slice, in_slices
 
@@ -80,7 +80,7 @@ class FitTable:
 
         def examine(
             piece: Slice,
-        ) -> tuple[Ranking, Refused | dict[NodeName, Refusal | Shortfall] | None, int]:
+        ) -> tuple[Ranking, KnownRefusal | dict[NodeName, Refusal | Shortfall] | None, int]:
             ranking = self._ranking(asked, request, piece)
             refused, version = ranking.refused, self._states.version
             if refused is not None and refused.version == version and refused.asked is asked:
@@ -90,10 +90,10 @@ class FitTable:
         ranking, found, version = await in_slices(examine)
         if found is None:
             return None
-        if isinstance(found, Refused):
+        if isinstance(found, KnownRefusal):
             return found.groups
         await asyncio.sleep(0)  # grouping thousands of refusals is a turn of its own
-        ranking.refused = Refused(version, asked, grouped_by(found, lambda one: _in_full(one, request)))
+        ranking.refused = KnownRefusal(version, asked, grouped_by(found, lambda one: _in_full(one, request)))
         return ranking.refused.groups
 
     async def answers(

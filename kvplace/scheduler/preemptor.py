@@ -34,7 +34,7 @@ from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.placement import Placement
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget, budgets_taken
 from kvplace.core.preemption.victim_search import Search, VictimSearch
-from kvplace.core.preemption.victims import Machine, Question, Tenant, Victims, violated_by
+from kvplace.core.preemption.victims import OccupiedMachine, Question, Tenant, Victims, violated_by
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.reservation import LONGEST_S, kept_for, reserve
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
@@ -278,7 +278,7 @@ class Preemptor:
         pod = args.pod
         ledger = self._cache.ledger(node)
         ledger = _without(ledger, self._outranked(ledger, pod))
-        known = Machine(
+        known = OccupiedMachine(
             machine.topology,
             ledger,
             tuple(self._holds.on_node(node, but=pod.uid)),

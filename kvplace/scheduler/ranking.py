@@ -43,7 +43,7 @@ _Entry = tuple[Standing, NodeName, int, _Bound | Fit, NodeState]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class KnownRefusal:
     """Why no node can hold the VM, as of one version of the states."""
 
     version: int
@@ -85,7 +85,7 @@ class Ranking:
         self._answers: dict[NodeState, Fit | Refusal] = {}
         self._examined: dict[NodeState, Fit | Refusal | Shortfall] = {}
         self._shortages: dict[tuple[str, CpuMask], _MachineShortage] = {}
-        self.refused: Refused | None = None
+        self.refused: KnownRefusal | None = None
         """The last such answer: many VMs of one size wait together."""
 
     def __len__(self) -> int:

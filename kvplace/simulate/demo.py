@@ -39,7 +39,7 @@ from kvplace.machines.shipped import read_machine
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.extender_protocol import FilterResult, read_binding_args, read_extender_args
-from kvplace.simulate.demo_report import DemoReport, DemoSettings, PlacedVm, RefusedVm
+from kvplace.simulate.demo_report import DemoRefusal, DemoReport, DemoSettings, PlacedVm
 from kvplace.simulate.demo_vms import demo_vms
 from kvplace.simulate.virt_launcher import domain_xml, launcher_pod, vmi_of
 from kvplace.simulate.vm_templates import read_templates
@@ -193,7 +193,7 @@ class _VmLifecycle:
         return placement_of_pod(around).placement
 
     def _refused(self, name: str, by: str, reason: str) -> None:
-        self._report.refused.append(RefusedVm(name, by, reason))
+        self._report.refused.append(DemoRefusal(name, by, reason))
 
 
 def _stored(document: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class PlacedVm:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedVm:
+class DemoRefusal:
     """A refused VM: the component that refused it, and the message for its user."""
 
     name: str
@@ -63,7 +63,7 @@ class DemoReport:
     machines: Mapping[NodeName, Topology]
     """By the name of the node."""
     placed: list[PlacedVm] = field(default_factory=list)
-    refused: list[RefusedVm] = field(default_factory=list)
+    refused: list[DemoRefusal] = field(default_factory=list)
     ledgers: Mapping[NodeName, Ledger] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -153,7 +153,7 @@ class SimilarRefusals:
 
 def similar_refusals(report: DemoReport) -> list[SimilarRefusals]:
     """Group refusals that differ in their numbers only, the largest group first."""
-    groups: dict[tuple[str, str], list[RefusedVm]] = {}
+    groups: dict[tuple[str, str], list[DemoRefusal]] = {}
     for vm in report.refused:
         first = vm.reason.replace(vm.name, "").partition(", best ")[0]
         groups.setdefault((vm.by, re.sub(r"\d+", "0", first)), []).append(vm)

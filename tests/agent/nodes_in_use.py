@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from kvplace.agent.containers import COMPUTE, Container
+from kvplace.agent.containers import Container
 from kvplace.agent.node_state import NodeState
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
@@ -14,6 +14,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, ContainerId, CpuId, CpuMask, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
+from kvplace.kube.objects import COMPUTE
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.nodes.machines import EIGHT
 

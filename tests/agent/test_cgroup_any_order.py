@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from harness.pod_cgroups import Driver, PodCgroups, container_id, pod_cgroups, pod_uid
 from kvplace.agent.cgroup_enforcement import CgroupEnforcement
-from kvplace.agent.containers import COMPUTE
 from kvplace.agent.cpusets import decide_cpusets
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
@@ -21,6 +20,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.scalars import ContainerId
+from kvplace.kube.objects import COMPUTE
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitDone
 from kvplace.linux.kernel_files import Gone

@@ -17,7 +17,7 @@ import pytest
 from harness.pod_cgroups import PodCgroups, allowed, container_id, pod_uid
 from kvplace.agent import cgroup_enforcement, repair_history
 from kvplace.agent.cgroup_enforcement import CgroupEnforcement
-from kvplace.agent.conditions import NodeCondition
+from kvplace.agent.conditions import TopologyCondition
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.repair_history import MOST_REPAIRS
@@ -100,7 +100,7 @@ class Node:
                 await task
 
     def problem(self) -> str:
-        condition = self.report.conditions.get(NodeCondition.CPUSETS_ENFORCED)
+        condition = self.report.conditions.get(TopologyCondition.CPUSETS_ENFORCED)
         return "" if condition is None or condition.status else condition.message
 
 
@@ -128,7 +128,7 @@ async def test_an_exclusive_vm_gets_its_cpu_and_what_ran_there_is_moved_off(
     async with node.enforced():
         await becomes(lambda: [allowed(each.pid) for each in (qemu, sidecar, app)], ["1", "0", "0"])
         assert node.report.enforcement is Enforcement.CGROUP
-        assert node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status
+        assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
         assert node.enforcement.repairs == 0
 
 

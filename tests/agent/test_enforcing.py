@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvplace.agent.cgroup_enforcement import CgroupEnforcement
-from kvplace.agent.conditions import NodeCondition
+from kvplace.agent.conditions import TopologyCondition
 from kvplace.agent.enforcing import enforcer_of
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.nri_enforcement import NriEnforcement
@@ -46,7 +46,7 @@ async def test_with_nri_the_runtime_sets_them_unless_the_operator_asks_for_somet
 async def test_a_host_without_cpusets_is_reported_and_the_agent_goes_on(host: Host) -> None:
     report = NodeReport()
     enforcer = enforcer_of(host.settings(), OwnNode(NODE, EIGHT), report)
-    condition = report.conditions[NodeCondition.CPUSETS_ENFORCED]
+    condition = report.conditions[TopologyCondition.CPUSETS_ENFORCED]
     assert (condition.status, condition.reason) == (False, "NoCpusets")
     assert condition.message.startswith("no cgroup hierarchy with the cpuset controller is mounted below")
     assert (list(enforcer.containers()), enforcer.cpusets().settings) == ([], {})

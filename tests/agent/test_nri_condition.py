@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kvplace.agent import nri_enforcement
-from kvplace.agent.conditions import NodeCondition
+from kvplace.agent.conditions import TopologyCondition
 from kvplace.agent.repair_history import MOST_REPAIRS
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Unavailable
@@ -29,15 +29,15 @@ def node_with_one_stuck() -> tuple[Node, PlayedContainer]:
 
 def test_a_container_that_cannot_be_set_twice_is_named() -> None:
     node, stuck = node_with_one_stuck()
-    assert node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status
+    assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
     node.agent.set_again()
-    condition = node.report.conditions[NodeCondition.CPUSETS_ENFORCED]
+    condition = node.report.conditions[TopologyCondition.CPUSETS_ENFORCED]
     assert (condition.status, condition.reason) == (False, "CgroupsNotSet")
     assert condition.message == f"1 container: {node.runtime.cgroups.root / stuck.id} cannot be set."
     node.runtime.cgroups.refused.clear()
     node.agent.set_again()
     assert node.cgroup(stuck) == "0-1,4-7"
-    assert node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status
+    assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
 
 
 def test_a_container_that_cannot_be_set_is_not_repaired_and_not_given_up() -> None:
@@ -55,7 +55,7 @@ def test_a_container_whose_cgroup_has_gone_is_no_problem() -> None:
     node.agent.set_again()
     node.runtime.cgroups.cpus.clear()
     node.agent.set_again()
-    assert node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status
+    assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
 
 
 def test_a_container_that_may_not_use_its_cpus_is_named() -> None:
@@ -64,12 +64,12 @@ def test_a_container_that_may_not_use_its_cpus_is_named() -> None:
     other = node.started(PLAIN, "app")
     node.runtime.cgroups.usable = parse_cpu_list("2-3")
     node.agent.check(other.id)
-    condition = node.report.conditions[NodeCondition.CPUSETS_ENFORCED]
+    condition = node.report.conditions[TopologyCondition.CPUSETS_ENFORCED]
     assert (condition.status, condition.reason) == (False, "CgroupsNotSet")
     assert condition.message == f"1 container: {node.runtime.cgroups.root / other.id} is limited."
     node.runtime.cgroups.usable = None
     node.agent.check(other.id)
-    assert node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status
+    assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
 
 
 async def test_what_cannot_be_set_is_tried_again_although_nothing_happens(
@@ -80,11 +80,11 @@ async def test_what_cannot_be_set_is_tried_again_although_nothing_happens(
     said = asyncio.Event()
     node.report.subscribe(said.set)
     async with asyncio.timeout(10), in_background(node.agent.run()):
-        while node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status:
+        while node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status:
             said.clear()
             await said.wait()
         node.runtime.cgroups.refused.clear()
-        while not node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status:
+        while not node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status:
             said.clear()
             await said.wait()
         assert node.cgroup(stuck) == "0-1,4-7"
@@ -96,9 +96,9 @@ async def test_a_container_that_has_ended_is_not_named_any_more() -> None:
     for _ in range(MOST_REPAIRS + 1):
         node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
         node.agent.check(compute.id)
-    assert not node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status
+    assert not node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
     node.runtime.stop(compute)
-    assert node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status
+    assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
 
 
 async def test_a_runtime_that_is_away_stays_said_whatever_becomes_of_cgroups() -> None:
@@ -108,6 +108,6 @@ async def test_a_runtime_that_is_away_stays_said_whatever_becomes_of_cgroups() -
     for _ in range(MOST_REPAIRS + 1):
         node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
         node.agent.check(compute.id)
-    assert node.report.conditions[NodeCondition.CPUSETS_ENFORCED].reason == "RuntimeUnavailable"
+    assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].reason == "RuntimeUnavailable"
     node.runtime.connect(node.agent)
-    assert node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status
+    assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvplace.agent import nri_enforcement, repair_history
-from kvplace.agent.conditions import NodeCondition, PinnedReason
+from kvplace.agent.conditions import PinnedReason, TopologyCondition
 from kvplace.agent.repair_history import MOST_REPAIRS
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.enforcement import Enforcement
@@ -212,7 +212,7 @@ class TestUpdates:
             node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
             node.agent.check(compute.id)
         assert node.agent.repairs == MOST_REPAIRS == 5
-        condition = node.report.conditions[NodeCondition.CPUSETS_ENFORCED]
+        condition = node.report.conditions[TopologyCondition.CPUSETS_ENFORCED]
         assert (condition.status, condition.reason) == (False, "RepairsUndone")
         assert "vms/pod-of-uid-vm/compute" in condition.message
 
@@ -416,9 +416,9 @@ class TestRestarts:
         node.started(VM, "compute")
         node.started(PLAIN, "app")
         assert node.report.enforcement is Enforcement.NRI
-        assert node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status is True
+        assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status is True
         node.agent.disconnected(Unavailable("the NRI runtime closed the connection"))
-        condition = node.report.conditions[NodeCondition.CPUSETS_ENFORCED]
+        condition = node.report.conditions[TopologyCondition.CPUSETS_ENFORCED]
         assert (condition.status, condition.reason) == (False, "RuntimeUnavailable")
         assert condition.message == "the NRI runtime closed the connection."
         assert node.report.enforcement is Enforcement.NRI
@@ -464,7 +464,7 @@ async def test_changes_are_carried_out_although_what_others_write_cannot_be_noti
         await node.runtime.delivered.wait()
     assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "0-1,4-7")
     assert "max_user_instances" in caplog.text
-    condition = node.report.conditions[NodeCondition.CPUSETS_ENFORCED]
+    condition = node.report.conditions[TopologyCondition.CPUSETS_ENFORCED]
     assert (condition.status, condition.reason) == (False, "ChangesNotReported")
 
 

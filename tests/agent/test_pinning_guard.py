@@ -19,7 +19,7 @@ from kvplace.agent.cpusets import Cpusets, decide_cpusets
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_guard import MEMORY_AGAIN_S, PinningGuard
-from kvplace.agent.pinning_sweep import Finding, Target
+from kvplace.agent.pinning_sweep import Finding, SweptPod
 from kvplace.agent.relocation import Relocations
 from kvplace.agent.verification import Measurement, Thread, ThreadDifference
 from kvplace.core.cpuset import parse_cpu_list
@@ -46,7 +46,7 @@ class Sweep:
     def __init__(self, *_: object, **_others: object) -> None:
         pass
 
-    def look(self, targets: Iterable[Target]) -> dict[PodUid, Finding]:
+    def look(self, targets: Iterable[SweptPod]) -> dict[PodUid, Finding]:
         return {target.uid: self.found for target in targets}
 
     def close(self) -> None:

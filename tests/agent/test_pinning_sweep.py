@@ -12,7 +12,7 @@ import pytest
 
 from harness.played_qemu import PlayedQemus, played_qemus
 from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
-from kvplace.agent.pinning_sweep import READ_ANEW_S, Finding, PinningSweep, Target
+from kvplace.agent.pinning_sweep import READ_ANEW_S, Finding, PinningSweep, SweptPod
 from kvplace.agent.verification import CpusetDifference, OfflineDifference, ThreadDifference, Wanted
 from kvplace.agent.watched_pod import ClaimContainer
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
@@ -77,17 +77,17 @@ def sweep(clock: Clock) -> Iterator[PinningSweep]:
 
 
 @pytest.fixture
-def target(cgroup: Path) -> Target:
+def target(cgroup: Path) -> SweptPod:
     """The VM with its vCPU on one CPU and the rest on another."""
     wanted = Wanted(PLACEMENT, cpuset=ONLINE, online=ONLINE, vm=True)
-    return Target(UID, (ClaimContainer("compute", cgroup),), wanted)
+    return SweptPod(UID, (ClaimContainer("compute", cgroup),), wanted)
 
 
 def enter(cgroup: Path, pid: int) -> None:
     (cgroup / "cgroup.procs").write_text(str(pid))
 
 
-def look(sweep: PinningSweep, target: Target) -> Finding:
+def look(sweep: PinningSweep, target: SweptPod) -> Finding:
     return sweep.look([target])[UID]
 
 
@@ -97,7 +97,7 @@ def thread(finding: Finding, name: str) -> Tid:
 
 
 def test_the_same_is_found_as_long_as_nothing_happens(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     first = look(sweep, target)
     assert first.differences == ()
@@ -110,7 +110,7 @@ def test_the_same_is_found_as_long_as_nothing_happens(
 
 
 def test_a_thread_that_starts_in_the_wrong_place_is_set_and_is_no_drift(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     look(sweep, target)
     tid = Tid(qemus.start_thread(qemus.pids[0], "CPU 1/KVM"))
@@ -122,7 +122,7 @@ def test_a_thread_that_starts_in_the_wrong_place_is_set_and_is_no_drift(
 
 
 def test_a_vm_with_more_threads_than_are_checked_is_reported_and_not_called_pinned(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus, monkeypatch: pytest.MonkeyPatch
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvplace.agent.verification.THREADS_BESIDE_VCPUS", 2)
     look(sweep, target)
@@ -134,7 +134,7 @@ def test_a_vm_with_more_threads_than_are_checked_is_reported_and_not_called_pinn
 
 
 def test_a_container_with_too_many_processes_is_reported(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus, monkeypatch: pytest.MonkeyPatch
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvplace.agent.watched_pod.MOST_PROCESSES", 0)
     assert qemus.pids
@@ -144,7 +144,7 @@ def test_a_container_with_too_many_processes_is_reported(
 
 
 def test_libvirt_is_not_told_of_each_worker_that_qemu_starts(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     """Under load they come and go every second, and begin on the CPUs of the I/O thread that started them."""
     assert look(sweep, target).pins is not None
@@ -156,7 +156,7 @@ def test_libvirt_is_not_told_of_each_worker_that_qemu_starts(
 
 
 def test_libvirt_is_told_again_when_a_thread_was_moved(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     """`virsh emulatorpin` changes both."""
     first = look(sweep, target)
@@ -165,7 +165,7 @@ def test_libvirt_is_told_again_when_a_thread_was_moved(
 
 
 def test_a_thread_that_is_moved_is_set_back_and_told_as_drift_each_time(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     tid = thread(look(sweep, target), "IO iothread1")
     for _ in range(2):
@@ -179,7 +179,7 @@ def test_a_thread_that_is_moved_is_set_back_and_told_as_drift_each_time(
 
 
 def test_a_worker_of_the_kernel_is_found_at_the_next_reading_and_set(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus, clock: Clock, pods: PodCgroups, cgroup: Path
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, clock: Clock, pods: PodCgroups, cgroup: Path
 ) -> None:
     look(sweep, target)
     rename = f"open('/proc/self/comm', 'w').write('vhost-{qemus.pids[0]}'); __import__('signal').pause()"
@@ -194,7 +194,7 @@ def test_a_worker_of_the_kernel_is_found_at_the_next_reading_and_set(
 
 
 def test_a_vm_that_ends_has_no_threads_and_the_next_one_is_found(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus, cgroup: Path
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, cgroup: Path
 ) -> None:
     assert look(sweep, target).measured.threads
     qemus.end(qemus.pids[0])
@@ -207,7 +207,7 @@ def test_a_vm_that_ends_has_no_threads_and_the_next_one_is_found(
 
 
 def test_a_cpuset_without_its_cpu_is_reported_and_the_thread_returns_with_it(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus, cgroup: Path
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, cgroup: Path
 ) -> None:
     look(sweep, target)
     (cgroup / "cpuset.cpus").write_text(str(FIRST))
@@ -221,7 +221,7 @@ def test_a_cpuset_without_its_cpu_is_reported_and_the_thread_returns_with_it(
 
 
 def test_a_cpu_that_is_known_to_be_offline_is_named(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus, cgroup: Path
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, cgroup: Path
 ) -> None:
     look(sweep, target)
     (cgroup / "cpuset.cpus").write_text(str(FIRST))
@@ -232,7 +232,7 @@ def test_a_cpu_that_is_known_to_be_offline_is_named(
 
 
 def test_another_wanted_state_is_followed_and_is_no_drift(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     look(sweep, target)
     turned = Placement(Policy.SHARE, (FIRST,), ON_FIRST, emulator_cpus=ON_SECOND)
@@ -244,7 +244,7 @@ def test_another_wanted_state_is_followed_and_is_no_drift(
 
 
 def test_nothing_is_set_where_it_is_only_observed(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     found = look(sweep, replace(target, sets_threads=False))
     assert {one.cpus for one in found.measured.threads} == {ONLINE}
@@ -255,7 +255,7 @@ def test_nothing_is_set_where_it_is_only_observed(
 def test_a_plain_pod_is_its_cpusets(sweep: PinningSweep, cgroup: Path, pods: PodCgroups) -> None:
     pods.process(cgroup)
     wanted = Wanted(PLACEMENT, cpuset=ON_SECOND, online=ONLINE, vm=False)
-    plain = Target(UID, (ClaimContainer("app", cgroup),), wanted)
+    plain = SweptPod(UID, (ClaimContainer("app", cgroup),), wanted)
     (found,) = look(sweep, plain).differences
     assert str(found) == f"the cpuset of container app is CPU {format_cpu_list(ONLINE)}, wider than {SECOND}"
     (cgroup / "cpuset.cpus").write_text(str(SECOND))
@@ -268,12 +268,12 @@ def test_a_plain_pod_is_its_cpusets(sweep: PinningSweep, cgroup: Path, pods: Pod
 
 
 def test_a_container_that_has_ended_is_left_out_and_the_others_are_not(
-    sweep: PinningSweep, target: Target, qemus: PlayedQemus, pods: PodCgroups
+    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, pods: PodCgroups
 ) -> None:
     other = pods.container(pod_uid(2), container_id(2))
     wanted = Wanted(PLACEMENT, cpuset=CpuMask(0), online=ONLINE, vm=False)
-    plain = Target(pod_uid(2), (ClaimContainer("app", other),), wanted)
-    not_started = Target(pod_uid(3), (), wanted)
+    plain = SweptPod(pod_uid(2), (ClaimContainer("app", other),), wanted)
+    not_started = SweptPod(pod_uid(3), (), wanted)
     assert set(sweep.look([target, plain, not_started])) == {UID, pod_uid(2)}
     other.rmdir()
     assert set(sweep.look([target, plain])) == {UID}
@@ -287,7 +287,7 @@ def test_a_container_that_has_not_started_or_has_ended_does_not_hide_the_other_o
 ) -> None:
     late = cgroup.parent / container_id(2)
     wanted = Wanted(PLACEMENT, cpuset=ONLINE, online=ONLINE, vm=False)
-    plain = Target(UID, (ClaimContainer("app", cgroup), ClaimContainer("late", late)), wanted)
+    plain = SweptPod(UID, (ClaimContainer("app", cgroup), ClaimContainer("late", late)), wanted)
     assert set(look(sweep, plain).measured.cpusets) == {"app"}
     pods.make(late)
     assert set(look(sweep, plain).measured.cpusets) == {"app", "late"}
@@ -297,7 +297,7 @@ def test_a_container_that_has_not_started_or_has_ended_does_not_hide_the_other_o
 
 
 def test_a_qemu_in_a_cgroup_inside_that_of_its_container_is_found(
-    sweep: PinningSweep, target: Target, pods: PodCgroups, cgroup: Path
+    sweep: PinningSweep, target: SweptPod, pods: PodCgroups, cgroup: Path
 ) -> None:
     """So crun makes them with version 2 and systemd."""
     with played_qemus(1, vcpus=1) as made:
@@ -313,7 +313,7 @@ import os
 from pathlib import Path
 from tests.agent.test_pinning_sweep import *
 wanted = Wanted(PLACEMENT, cpuset=ONLINE, online=ONLINE, vm=True)
-target = Target(UID, (ClaimContainer("compute", Path({str(cgroup)!r})),), wanted)
+target = SweptPod(UID, (ClaimContainer("compute", Path({str(cgroup)!r})),), wanted)
 os.setuid(65534)
 print(look(PinningSweep(Path("/sys/fs/cgroup")), target).problem)
 """

@@ -13,7 +13,7 @@ from click import Command
 from dev.__main__ import TARGETS
 from kvplace import __version__
 from kvplace.admission.settings import AdmissionSettings
-from kvplace.agent.conditions import NodeCondition, NodeReason, PinnedReason
+from kvplace.agent.conditions import PinnedReason, TopologyCondition, TopologyReason
 from kvplace.cli.agent_command import command as agent_command
 from kvplace.cli.certificates_command import command as certificates_command
 from kvplace.cli.main import COMMANDS
@@ -114,7 +114,7 @@ def test_the_schedulers_default_name_is_in_the_reference() -> None:
 def test_every_reason_of_a_condition_of_the_nodetopology_is_listed() -> None:
     below = section(page("agent.md"), "Conditions of the NodeTopology")
     named = {word for word in in_code_marks(below) if re.fullmatch(r"[A-Z]\w+", word)}
-    assert named - {"AllowedCPUs"} == {*NodeCondition, *NodeReason}
+    assert named - {"AllowedCPUs"} == {*TopologyCondition, *TopologyReason}
 
 
 def test_every_reason_of_the_condition_pinned_has_an_action() -> None:

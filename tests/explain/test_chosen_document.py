@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplace.core.errors import BadBody
-from kvplace.explain.reading import Target, TargetKind, choose_document, read_target
+from kvplace.explain.reading import ExplainedObject, TargetKind, choose_document, read_target
 from tests.admission.makers import vm
 
 
@@ -21,7 +21,7 @@ from tests.admission.makers import vm
     ],
 )
 def test_a_target_is_written_as_kubectl_writes_it(text: str, kind: TargetKind, name: str) -> None:
-    assert read_target(text, "team") == Target(kind, "team", name)
+    assert read_target(text, "team") == ExplainedObject(kind, "team", name)
 
 
 @pytest.mark.parametrize("text", ["", "vm/", "node/worker", "vm/a/b", "vm/a=b", "vm/a,b", "pod/..", "a b"])

@@ -10,7 +10,7 @@ from harness.node_programs.small_images import busybox
 from harness.pod_cgroups import pod_uid
 from harness.real_node.runtime import Container, ContainerRuntime, Pod
 from kvplace.agent.cgroup_enforcement import CgroupEnforcement
-from kvplace.agent.conditions import NodeCondition
+from kvplace.agent.conditions import TopologyCondition
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
@@ -88,7 +88,7 @@ async def test_programs_of_new_containers_begin_on_the_shared_pool_but_where_run
         assert set(first) <= {"0", "0-1"}
         # Only NRI guarantees it: on a busy machine runc may start a program before the agent has its turn.
         assert first.count("0") > CONTAINERS / 2
-        condition = report.conditions[NodeCondition.CPUSETS_ENFORCED]
+        condition = report.conditions[TopologyCondition.CPUSETS_ENFORCED]
         assert (condition.status, enforcement.repairs) == (True, 0), condition.message
         await asyncio.to_thread(pod.remove)
 

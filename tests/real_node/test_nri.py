@@ -14,7 +14,7 @@ from harness.node_programs.small_images import busybox
 from harness.real_node.runtime import Container, ContainerRuntime
 from harness.real_node.sandbox import CommandFailed
 from kvplace.agent import nri_enforcement
-from kvplace.agent.conditions import NodeCondition
+from kvplace.agent.conditions import TopologyCondition
 from kvplace.core.scalars import ContainerId
 from tests.real_node.nri_agent import ALL, OWNED, POOL, SAY_CPUS_AND_STAY, RealNode, container, until
 
@@ -128,10 +128,10 @@ async def test_it_connects_again_after_a_restart_of_the_runtime(node: RealNode) 
         compute = await to_thread(container, pod, "compute")
         await to_thread(node.runtime.server.kill)
         await until(lambda: not agent.is_connected)
-        assert node.report.conditions[NodeCondition.CPUSETS_ENFORCED].reason == "RuntimeUnavailable"
+        assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].reason == "RuntimeUnavailable"
         await to_thread(node.runtime.start)
         await until(lambda: agent.is_connected)
-        assert node.report.conditions[NodeCondition.CPUSETS_ENFORCED].status is True
+        assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status is True
         assert await to_thread(compute.cpuset) == OWNED
         plain = await to_thread(node.runtime.run_pod, "plain")
         app = await to_thread(container, plain, "app")

@@ -44,7 +44,7 @@ class Tenant:
 
 
 @dataclass(frozen=True)
-class Machine:
+class OccupiedMachine:
     """One node: what it has and who holds what of it."""
 
     topology: Topology
@@ -68,7 +68,7 @@ class Machine:
 class Question:
     """Which tenants of one node must go for a VM to fit."""
 
-    machine: Machine
+    machine: OccupiedMachine
     request: Request
     tenants: tuple[Tenant, ...]
     """Pods with a claim and a lower priority than the VM's."""

@@ -15,7 +15,7 @@ from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.preemption.victim_search import VictimSearch, finished
 from kvplace.core.preemption.victims import (
     Cost,
-    Machine,
+    OccupiedMachine,
     Question,
     Tenant,
     Victims,
@@ -33,8 +33,10 @@ PRIORITIES = (-(1 << 31), -5, 0, 0, 0, 10)
 OURS = 1000
 
 
-def machine_of(topology: Topology, occupants: list[Occupant]) -> Machine:
-    return Machine(topology, ledger_of(*(claim_of(PodUid(one.id), one.placement) for one in occupants)))
+def machine_of(topology: Topology, occupants: list[Occupant]) -> OccupiedMachine:
+    return OccupiedMachine(
+        topology, ledger_of(*(claim_of(PodUid(one.id), one.placement) for one in occupants))
+    )
 
 
 def question_of(chance: Random, case: Case) -> Question:
@@ -159,12 +161,12 @@ def test_a_large_machine_full_of_small_vms_is_answered_exactly_and_soon() -> Non
         uid = PodUid(f"small-{number:03d}")
         tenants.append(Tenant(uid, priority=number % 3, since=f"{number:04d}"))
         request = Request(2, PinningOptions(Scope.ONE_NUMA))
-        free = Machine(topology, ledger_of(*claims)).free_without(())
+        free = OccupiedMachine(topology, ledger_of(*claims)).free_without(())
         placement = try_place(topology, free, request)
         assert placement is not None
         claims.append(claim_of(uid, placement))
     wide = Request(16, PinningOptions(Scope.ONE_NUMA))
-    question = Question(Machine(topology, ledger_of(*claims)), wide, tuple(tenants))
+    question = Question(OccupiedMachine(topology, ledger_of(*claims)), wide, tuple(tenants))
     search = VictimSearch(question)
     found = finished(search.best())
     assert found is not None
