@@ -46,13 +46,16 @@ from benchmarks._timed_job import (
     Timing,
     image,
 )
+from harness.build_cache import BuildFailed
 from harness.control_plane.programs import KUBEVIRT
 from harness.control_plane.watching import condition, is_ready, wait_for
+from harness.emulated_machine.kernels import FetchFailed, NoMachineHere
 from harness.go_build import built
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from harness.node_programs.image import archive
 from harness.node_programs.programs import node_programs
 from harness.real_node.cluster import RealCluster
+from harness.real_node.control_groups import NoControlGroups
 from harness.real_node.images import node_image_archives
 from harness.real_node.kernel_view import ContainerInKernel
 from harness.real_node.kvplace_pods import install_kvplace
@@ -341,7 +344,10 @@ def main() -> int:
     if os.geteuid() != 0:
         print("a real node needs root", file=sys.stderr)
         return 1
-    found = measure(given.rounds)
+    try:
+        found = measure(given.rounds)
+    except (BuildFailed, FetchFailed, NoControlGroups, NoMachineHere) as missing:
+        sys.exit(str(missing))
     for kind, size in zip(KINDS, (POD, GUEST), strict=True):
         print(
             f"{kind}: {size.iterations / 1e6:.0f} million steps, then {size.wake_ups} wake-ups, one every "

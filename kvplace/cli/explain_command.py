@@ -153,7 +153,7 @@ def _explain_on_machine(document: Document, machine: str, output: Output) -> int
     if output.is_document:
         print_document(answer.document, output)
     else:
-        lines = report_lines(str(vm), known.name, known.topology, vm.request, answer.decision, changes=None)
+        lines = report_lines(vm, known.name, known.topology, answer.decision, changes=None)
         for line in lines:
             print_line(line)
     return ExitCode.DONE if answer.kind is AnswerKind.PLACED else ExitCode.DOES_NOT_FIT

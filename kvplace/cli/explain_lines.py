@@ -27,13 +27,13 @@ def head_lines(found: Explanation) -> Iterator[str]:
     """Write what the VM is, what it asks for, and how far it has come."""
     yield _titled("name", f"{found.kind} {found.namespace}/{found.name}")
     if found.request is not None:
-        yield _titled("asks for", asked(found.request.request))
+        yield _titled("asks for", asked(found.request.request, has_qemu=found.kind != "Pod"))
     yield _titled("state", found.state)
     for note in found.notes:
         yield _titled("", note)
 
 
-def asked(request: Request) -> str:
+def asked(request: Request, *, has_qemu: bool) -> str:
     """Write a request in the words of its annotations, without what is usual."""
     options = request.options
     words = [counted(request.vcpus, "vCPU"), options.scope.value, options.policy.value]
@@ -50,7 +50,7 @@ def asked(request: Request) -> str:
             ("numa-memory", options.numa_memory, NumaMemory.PREFERRED),
             ("guest-numa", options.guest_numa, GuestNuma.OFF),
         )
-        if word is not usual
+        if word is not usual and (has_qemu or word is not EmulatorThreads.WITH_VCPUS)
     ]
     return ", ".join(words)
 
@@ -108,7 +108,7 @@ def seat_lines(seat: Seat) -> Iterator[str]:
     else:
         placement = vm.placement.placement
         yield _titled("cores", placed(placement))
-        if placement.emulator_cpus:
+        if placement.emulator_cpus and vm.is_vmi:
             yield _titled("", f"QEMU's own threads on {format_cpu_list(placement.emulator_cpus)}")
         if seat.unclaimed:
             yield _titled("", _unclaimed(seat))

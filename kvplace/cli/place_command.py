@@ -172,7 +172,7 @@ def _of_manifests(files: Sequence[str], session: PlaceSession, machine: Machine)
         def ask(watch: Watch, vm: StatedVm = vm) -> tuple[SessionAnswer, str]:
             answer = session.place(vm.name, vm.request, watch=watch)
             assert answer.decision is not None
-            lines = report_lines(str(vm), machine.name, machine.topology, vm.request, answer.decision)
+            lines = report_lines(vm, machine.name, machine.topology, answer.decision)
             return answer, "\n".join(lines)
 
         yield ask

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from kvplace.cli.explain_lines import asked
 from kvplace.cli.place_session import Decision
+from kvplace.cli.stated_vms import StatedVm
 from kvplace.core.annotations import CPU_POLICY, CPU_SET, EMULATOR_THREADS, GUEST_NUMA, NUMA_MEMORY, SMT
 from kvplace.core.cpu_map import CPU_MAP, cpu_map_of
 from kvplace.core.cpuset import format_cpu_list, mask_of
@@ -14,7 +15,7 @@ from kvplace.core.moves.suggestions import move_text
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import Policy, Request
+from kvplace.core.request import Policy
 from kvplace.core.topology import Topology
 
 _KEY_WIDTH = 30
@@ -24,25 +25,24 @@ _CHANGES = 4
 
 
 def report_lines(
-    name: str,
+    vm: StatedVm,
     machine: str,
     topology: Topology,
-    request: Request,
     decision: Decision,
     changes: int | None = _CHANGES,
 ) -> Iterator[str]:
     """Write one line on the answer, then one for each annotation with its value and its effect."""
-    found = decision.found
+    found, request, has_qemu = decision.found, vm.request, vm.kind != "Pod"
     if isinstance(found, Refusal):
-        yield f"{name} does not fit on {machine}: {found.message}"
-        yield f"  requested: {asked(request)}"
+        yield f"{vm} does not fit on {machine}: {found.message}"
+        yield f"  requested: {asked(request, has_qemu=has_qemu)}"
         for suggestion in decision.suggestions.found[:changes]:
             yield f"  {suggestion.sentence}"
         if not decision.suggestions.found:
             yield "  no single change makes it fit"
         return
     size = counted(request.vcpus, "vCPU") + (f", {about_bytes(request.memory)}" if request.memory else "")
-    yield f"{name} fits on {machine}: {size}"
+    yield f"{vm} fits on {machine}: {size}"
     for move in decision.moves:
         yield f"  first move {move_text(move)}"
     options = request.options
@@ -50,7 +50,7 @@ def report_lines(
         (CPU_SET, options.scope.value, _where(found)),
         (CPU_POLICY, options.policy.value, _ownership(found)),
         (SMT, options.smt.value, _cores(topology, found)),
-        (EMULATOR_THREADS, options.emulator_threads.value, _emulator(found)),
+        (EMULATOR_THREADS, options.emulator_threads.value, _emulator(found) if has_qemu else ""),
         (NUMA_MEMORY, options.numa_memory.value, _memory(found)),
         (GUEST_NUMA, options.guest_numa.value, _cells(found)),
     ):

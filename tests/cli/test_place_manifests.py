@@ -61,7 +61,9 @@ def test_vmis_and_plain_pods_are_placed_too(kvplace: Caller, tmp_path: Path) -> 
     called = kvplace("place", "-f", _file(tmp_path, vmi(), pod), *MACHINE)
     assert called.code == 0
     assert "VirtualMachineInstance " in called.out
-    assert "Pod " in called.out
+    of_vmi, of_pod = called.out.split("Pod ")
+    assert "kvplace.io/emulator-threads:" in of_vmi
+    assert "kvplace.io/emulator-threads:" not in of_pod
 
 
 def test_what_does_not_fit_is_answered_with_the_reason_and_the_changes_that_help(
