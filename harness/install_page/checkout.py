@@ -98,6 +98,6 @@ def _files_below(folder: Path) -> Iterable[Path]:
 def _edit(path: Path, pattern: str, replacement: str, *, needed: bool = True) -> None:
     text, count = re.subn(pattern, replacement, path.read_text(), flags=re.MULTILINE)
     if needed and not count:
-        raise ValueError(f"{path} has nothing that should be {pattern}: what an upgrade changes there?")
+        raise ValueError(f"{path} does not match {pattern}, which an upgrade changes there")
     if count:
         path.write_text(text)
