@@ -23,7 +23,7 @@ REFERENCE = "docker.io/kvplace/timed-job:1"
 PROGRAM, KERNEL, INITRAMFS = "/timed_job", "/boot/vmlinuz", "/boot/initramfs"
 """The files of the image; a pod runs the first, a VM boots the others."""
 EACH_LINE = "each-line"
-"""Word after the size with which the program does its job for each line of its input."""
+"""Word after the size that makes the program do its job for each line of its input."""
 READY = "timed_job is ready"
 """The answer of the program to an empty line."""
 _SOURCE = Path(__file__).with_suffix(".c")
@@ -93,7 +93,7 @@ def program() -> Path:
 
 
 def image() -> Image:
-    """Return the image: the program, and a kernel with an initramfs whose first process is the program."""
+    """Return the image: the program, and a kernel with an initramfs that starts the program."""
     job, kernel = program(), fetched(Kernel.V6_1).kernel
 
     def lay_out(root: Path) -> Attributes:

@@ -50,14 +50,14 @@ class Scope(Enum):
 
     @property
     def within(self) -> Level:
-        """The level of which one part holds all CPUs."""
+        """The level with one part that holds all CPUs."""
         return Level.MACHINE if self.evenly else self.level
 
 
 NARROW_FIRST = (
     Scope.ONE_L3, Scope.ONE_NUMA, Scope.ONE_SOCKET, Scope.SPREAD_NUMA, Scope.SPREAD_SOCKETS, Scope.ANY,
 )  # fmt: skip
-"""Scopes in the order in which they leave the least choice."""
+"""Scopes, those that leave the least choice first."""
 
 
 def scope_hint(value: object) -> str:

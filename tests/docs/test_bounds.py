@@ -27,7 +27,7 @@ CODE: dict[tuple[str, str], list[str]] = {
         "core.allocator.serving:_CORE_STEPS",
     ],
     (SEARCH, "combinations of equal shares"): ["core.allocator.serving:_MOST_COMBINATIONS"],
-    (SEARCH, "sets in which cores"): [
+    (SEARCH, "sets for the choice of cores"): [
         "core.allocator.allocate:_MOST_EQUALS",
         "core.allocator.allocate:_MOST_SHARED",
     ],
@@ -38,7 +38,7 @@ CODE: dict[tuple[str, str], list[str]] = {
         "core.cluster.room_on_nodes:MOST_STEPS",
     ],
     (ROOM, "moves for one VM"): ["core.moves.make_room:MAX_MOVES"],
-    (ROOM, "VMs for which"): ["scheduler.room_maker:AT_ONCE"],
+    (ROOM, "VMs that one replica"): ["scheduler.room_maker:AT_ONCE"],
     (ROOM, "all moves for one VM"): ["scheduler.room_maker:PATIENCE_S", "scheduler.room_maker:_BOUND_S"],
     (ROOM, "another attempt"): ["scheduler.room_maker:PAUSE_S"],
     (ROOM, "a VM that has moved"): ["nodes.relocation_times:PEACE_S"],

@@ -116,8 +116,8 @@ BOMB = (
     [
         (b"", "is not well-formed XML"),
         (b"<capabilities>", "is not well-formed XML"),
-        (BOMB.encode(), "has a DOCTYPE or is no UTF-8 text"),
-        (BOMB.encode("utf-16"), "has a DOCTYPE or is no UTF-8 text"),
+        (BOMB.encode(), "has a DOCTYPE or is not UTF-8 text"),
+        (BOMB.encode("utf-16"), "has a DOCTYPE or is not UTF-8 text"),
         (BOMB.replace("1.0", "1.0' encoding='utf-7").encode("utf-7"), "has a DOCTYPE"),
         (b"<domain/>", "is a <domain>, not the <capabilities>"),
         (b"<capabilities/>", "there is no <cell>"),

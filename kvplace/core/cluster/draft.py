@@ -237,7 +237,7 @@ class Draft:
 
 
 def scope_domains(topology: Topology, request: Request) -> tuple[ScopeDomain, ...]:
-    """The parts of a machine, one of which must hold all the CPUs of a VM."""
+    """The parts of a machine; one of them must hold all the CPUs of a VM."""
     return layout_of(topology).domains[request.options.scope.within]
 
 
