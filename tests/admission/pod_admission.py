@@ -22,7 +22,7 @@ from tests.admission.makers import (
     containers,
     unchanged_but_for,
 )
-from tests.captured import captured_folder
+from tests.kubevirt_documents import PODS
 
 
 def admit(pod: Json, vmi: Mapping[str, Any] | None = None, author: str = "") -> tuple[Json, tuple[str, ...]]:
@@ -46,7 +46,7 @@ def refusal(pod: Json, vmi: Mapping[str, Any] | None = None, kind: type[KvplaceE
 
 
 def launcher(name: str = "virt-launcher-plain-hook-nonroot", annotations: Mapping[str, str] = ASKS) -> Json:
-    return captured_pod(captured_folder("kubevirt/pods") / f"{name}.pod.json", annotations)
+    return captured_pod(PODS / f"{name}.pod.json", annotations)
 
 
 def cpu(pod: Json, name: str) -> Any:

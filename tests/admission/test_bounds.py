@@ -10,7 +10,7 @@ import pytest
 from kvplace.admission.review import MAX_BODY_BYTES
 from tests.admission.makers import ASKS, Json, captured_pod, plain_pod, vmi, vmi_of
 from tests.admission.webhooks import PATHS, Webhooks, question
-from tests.captured import captured_folder
+from tests.kubevirt_documents import PODS
 
 
 def test_a_body_of_more_than_2_mib_is_refused(webhooks: Webhooks) -> None:
@@ -104,7 +104,7 @@ def test_other_work_runs_between_any_two_reviews(webhooks: Webhooks) -> None:
 
 
 def test_a_pod_that_waits_for_its_vmi_keeps_no_other_review_waiting(webhooks: Webhooks) -> None:
-    raw = captured_pod(captured_folder("kubevirt/pods") / "virt-launcher-plain-hook-nonroot.pod.json")
+    raw = captured_pod(PODS / "virt-launcher-plain-hook-nonroot.pod.json")
     owner = raw["metadata"]["ownerReferences"][0]["name"]
     webhooks.vmis.stored["default", owner] = vmi_of(raw)
     answers = webhooks.answered_in_order([question(raw), question(plain_pod(None))])

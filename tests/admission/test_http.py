@@ -24,7 +24,7 @@ from tests.admission.makers import (
     written_request,
 )
 from tests.admission.webhooks import PATHS, Webhooks, patch_of, question
-from tests.captured import captured_folder
+from tests.kubevirt_documents import PODS
 
 # Answers
 
@@ -49,7 +49,7 @@ def test_a_vmi_with_options_gets_the_sidecar_its_size_and_a_label(webhooks: Webh
 
 
 def test_a_launcher_pod_gets_the_size_of_the_vmi_as_it_is_now(webhooks: Webhooks) -> None:
-    raw = captured_pod(captured_folder("kubevirt/pods") / "virt-launcher-plain-hook-nonroot.pod.json")
+    raw = captured_pod(PODS / "virt-launcher-plain-hook-nonroot.pod.json")
     owner = raw["metadata"]["ownerReferences"][0]["name"]
     webhooks.vmis.stored["default", owner] = vmi_of(raw, cpu={"sockets": 3, "cores": 2})
     placed = apply_patch(raw, patch_of(webhooks.ask(raw)))
@@ -125,7 +125,7 @@ def test_an_update_is_compared_with_the_object_before(webhooks: Webhooks) -> Non
 def test_a_vmi_that_is_gone_is_a_conflict_and_an_api_server_that_is_away_is_worth_another_try(
     webhooks: Webhooks,
 ) -> None:
-    raw = captured_pod(captured_folder("kubevirt/pods") / "virt-launcher-plain-hook-nonroot.pod.json")
+    raw = captured_pod(PODS / "virt-launcher-plain-hook-nonroot.pod.json")
     status = webhooks.ask(raw)["status"]
     assert (status["code"], status["reason"]) == (409, "Conflict")
     webhooks.vmis.away = True

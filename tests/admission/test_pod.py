@@ -1,4 +1,4 @@
-"""Launcher pods of VMs at creation, as captured from KubeVirt; plain pods stand in test_plain_pod.py."""
+"""Launcher pods of VMs at creation, as KubeVirt makes them; plain pods are in test_plain_pod.py."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from tests.admission.pod_admission import (
     patch_for,
     refusal,
 )
-from tests.captured import captured_files, captured_folder
+from tests.kubevirt_documents import PODS
 
-PODS = captured_files("kubevirt/pods", "*.pod.json")
-each_pod = pytest.mark.parametrize("path", PODS, ids=lambda path: path.name.removesuffix(".pod.json"))
+FILES = sorted(PODS.glob("*.pod.json"))
+each_pod = pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".pod.json"))
 with_hook = pytest.mark.parametrize(
     "path",
-    [path for path in PODS if not path.name.endswith(("nohook.pod.json", "livupdate.pod.json"))],
+    [path for path in FILES if not path.name.endswith(("nohook.pod.json", "livupdate.pod.json"))],
     ids=lambda path: path.name.removesuffix(".pod.json"),
 )
 FLOATS = {**ASKS, "kvplace.io/on-failure": "float"}
@@ -60,7 +60,6 @@ ISOLATES = {**ASKS, "kvplace.io/emulator-threads": "isolate"}
 
 @each_pod
 def test_a_captured_pod_without_options_is_not_changed(path: Path) -> None:
-    captured_folder("kubevirt/pods")
     raw = json.loads(path.read_text())
     after, warnings = admit(copy.deepcopy(raw))
     assert after == raw
@@ -124,7 +123,6 @@ def test_a_pod_with_policy_none_whose_size_is_not_clear_is_not_changed(limits: d
 
 @with_hook
 def test_a_captured_launcher_pod_with_options_gets_its_request(path: Path) -> None:
-    captured_folder("kubevirt/pods")
     raw = captured_pod(path)
     before = copy.deepcopy(raw)
     assert needed_vmi(raw) == raw["metadata"]["ownerReferences"][0]["name"]
@@ -150,7 +148,6 @@ def test_a_captured_launcher_pod_with_options_gets_its_request(path: Path) -> No
 @with_hook
 @pytest.mark.parametrize("annotations", [ASKS, FLOATS, ISOLATES], ids=["waits", "floats", "isolates"])
 def test_admission_done_again_changes_nothing(path: Path, annotations: dict[str, str]) -> None:
-    captured_folder("kubevirt/pods")
     raw = captured_pod(path, annotations)
     once, _ = admit(raw, vmi_of(raw))
     again = as_defaulted(once)
@@ -159,7 +156,6 @@ def test_admission_done_again_changes_nothing(path: Path, annotations: dict[str,
 
 @with_hook
 def test_the_hook_sidecar_becomes_the_last_init_container_and_ends_with_the_others(path: Path) -> None:
-    captured_folder("kubevirt/pods")
     raw = captured_pod(path)
     after, _ = admit(raw, vmi_of(raw))
     initial = [entry["name"] for entry in raw["spec"].get("initContainers", [])]
@@ -170,7 +166,6 @@ def test_the_hook_sidecar_becomes_the_last_init_container_and_ends_with_the_othe
 
 @with_hook
 def test_the_hook_sidecar_gets_the_results_as_files_and_its_probe(path: Path) -> None:
-    captured_folder("kubevirt/pods")
     raw = captured_pod(path)
     after, _ = admit(raw, vmi_of(raw))
     (volume,) = [entry for entry in after["spec"]["volumes"] if entry["name"] == "kvplace-pod"]
@@ -227,9 +222,16 @@ def test_sidecars_of_others_are_left_alone() -> None:
     assert container(after, "hook-sidecar-1") == theirs
 
 
+def migration_target(annotations: dict[str, str]) -> Json:
+    """Return the target of a migration: KubeVirt copies the VMI's annotations and adds these marks."""
+    pod = launcher(annotations={**annotations, "kubevirt.io/migrationJobName": "kubevirt-migrate-vm-x"})
+    pod["metadata"]["labels"] |= {"kubevirt.io/migrationJobUID": "uid-1", "kubevirt.io/nodeName": "node01"}
+    return pod
+
+
 def test_results_that_a_migration_target_inherits_are_removed() -> None:
     inherited = dict.fromkeys(RESULTS, "inherited")
-    raw = launcher("virt-launcher-mig", {**ASKS, **inherited})
+    raw = migration_target({**ASKS, **inherited})
     after, _ = admit(raw, vmi_of(raw))
     annotations = after["metadata"]["annotations"]
     assert set(RESULTS) & annotations.keys() == {"kvplace.io/request"}
@@ -396,7 +398,7 @@ def test_a_pod_that_only_pretends_to_be_a_vms_is_refused() -> None:
 
 
 def test_a_key_from_a_newer_release_does_not_stop_a_live_migration() -> None:
-    raw = launcher("virt-launcher-mig", {**ASKS, "kvplace.io/from-the-future": "x"})
+    raw = migration_target({**ASKS, "kvplace.io/from-the-future": "x"})
     assert written_request(admit(raw, vmi_of(raw))[0]).request.vcpus == 4
 
 

@@ -22,7 +22,7 @@ from harness.control_plane.container_life import Timing
 from harness.control_plane.containers import SEARCH_PATH, Image, ProcessRunner
 from harness.control_plane.hollow_node import HollowNodes, NodeShape, NodesInBackground, nodes_in_background
 from harness.control_plane.watching import condition, is_ready, wait_for, wait_until_gone
-from tests.captured import captured_folder
+from tests.kubevirt_documents import PODS
 
 SHELL = "tests.kvplace.io/shell"
 QUICK = Timing(probe_period_s=0.05, restart_backoff_s=0)
@@ -394,7 +394,7 @@ def test_every_kind_of_virt_launcher_pod_gets_its_containers_ready_and_waits_for
     pods: Pods, control_plane: ControlPlane
 ) -> None:
     names = []
-    for file in sorted(captured_folder("kubevirt/pods").glob("*.pod.json")):
+    for file in sorted(PODS.glob("*.pod.json")):
         pod = json.loads(file.read_text())
         pod["metadata"].pop("ownerReferences")
         pod["spec"]["nodeName"] = pods.node

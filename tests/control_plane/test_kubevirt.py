@@ -13,6 +13,7 @@ import pytest
 from harness.control_plane.cluster import ControlPlane, RequestRefused
 from harness.control_plane.hollow_node import NodeShape, nodes_in_background
 from harness.control_plane.kubevirt_parts import NAMESPACE, KubeVirt
+from tests.kubevirt_documents import pods
 
 VMIS = "virtualmachineinstances"
 VMS = "virtualmachines"
@@ -157,3 +158,8 @@ def test_a_process_of_kubevirt_ends_when_its_starter_lets_go(
         check=False,
     )
     assert ended.returncode == 0, ended.stderr.decode()
+
+
+def test_the_pods_that_tests_read_are_those_that_kubevirt_makes(kubevirt: KubeVirt, namespace: str) -> None:
+    """After a change of KubeVirt's version: `python -m tests.kubevirt_documents`."""
+    assert pods.made(kubevirt, namespace) == {name: pods.kept(name) for name in pods.VMIS}

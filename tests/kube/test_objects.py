@@ -34,10 +34,10 @@ from kvplace.kube.objects import (
 from kvplace.kube.records import NO_SHAPE, NodeRecord, PodRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import TOPOLOGIES, Apply, Delete
-from tests.captured import captured_files, captured_folder
 from tests.core.machines import topologies
+from tests.kubevirt_documents import PODS
 
-PODS = captured_files("kubevirt/pods", "*.json")
+FILES = sorted(PODS.glob("*.json"))
 
 
 def read_slowly(pod: dict[str, Any]) -> PodRecord:
@@ -105,17 +105,17 @@ def read(pod: Any) -> PodRecord:
 
 
 def test_there_are_real_pods_to_read() -> None:
-    assert list(captured_folder("kubevirt/pods").glob("*.json"))
+    assert list(PODS.glob("*.json"))
 
 
-@pytest.mark.parametrize("path", PODS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_real_launcher_pod_is_read_as_it_is(path: Path) -> None:
     pod = json.loads(path.read_text())
     assert replace(read(pod), shape=NO_SHAPE) == read_slowly(pod)
     assert read(pod).vmi
 
 
-@pytest.mark.parametrize("path", PODS[:2], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES[:2], ids=lambda path: path.stem)
 def test_a_pod_is_followed_through_its_life(path: Path) -> None:
     pod = json.loads(path.read_text())
     pod["metadata"]["annotations"] |= {

@@ -12,9 +12,9 @@ import pytest
 from kvplace.kube.objects import PodObject, pod_record
 from kvplace.kube.pod_spec import PodSpec
 from kvplace.kube.records import NO_SHAPE, PodRecord
-from tests.captured import captured_files
+from tests.kubevirt_documents import PODS
 
-LAUNCHER = captured_files("kubevirt/pods", "virt-launcher-plain-hook-nonroot.pod.json")
+LAUNCHER = sorted(PODS.glob("virt-launcher-plain-hook-nonroot.pod.json"))
 SPEC: dict[str, Any] = {
     "schedulerName": "kvplace-scheduler",
     "nodeSelector": {"disk": "fast"},

@@ -75,9 +75,9 @@ def steps(*seeds: str) -> str:
 @pytest.mark.timeout(600)
 def test_stories_that_once_broke_a_promise_keep_it() -> None:
     most = rounds(len(FOUND), quick=2)
-    assert told(*FOUND[:most])["bound"]
-    assert told("--make-room", *FOUND_MAKING_ROOM[:most])["moved"]
-    assert told("--preempt", *FOUND_EVICTING[:most])["evicted"]
+    assert often(told(*FOUND[:most]), 1, "bound")
+    assert often(told("--make-room", *FOUND_MAKING_ROOM[:most]), 1, "moved")
+    assert often(told("--preempt", *FOUND_EVICTING[:most]), 1, "evicted")
 
 
 @pytest.mark.timeout(600)
