@@ -157,6 +157,7 @@ def _put_values(entry: Json, put: _Placeholders) -> None:
             "SIDECAR_IMAGE": put.text(".Values.images.hook"),
             "SCHEDULER_NAME": put.text(_SCHEDULER_NAME),
             "WEB_ADDRESS": put.json(f'ternary ":{_WEB_PORT}" "" {_WEB}'),
+            "WEB_CLUSTER_NAME": put.text(".Values.web.clusterName"),
             "LOG_LEVEL": put.text(".Values.serve.logLevel"),
         }
     elif kind == "ConfigMap" and name == "kvplace-agent-settings":

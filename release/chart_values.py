@@ -98,6 +98,7 @@ VALUES: Group = {
         "enabled": Value(
             False, _FLAG, "the web map, for whoever may list nodeledgers: Service kvplace-web, port 443"
         ),
+        "clusterName": Value("", {"type": "string"}, "name of the cluster on its pages"),
     },
     "certificates": Value("kvplace", {"enum": ["kvplace", "cert-manager"]}, "who makes and renews them"),
     "priorityClassNames": {

@@ -123,6 +123,7 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
 @click.option("--admission-address", default=":9443", show_default=True, metavar="HOST:PORT")
 @click.option("--health-address", default=":8081", show_default=True, metavar="HOST:PORT")
 @click.option("--web-address", metavar="HOST:PORT", help="Serve the web map here; default: nowhere.")
+@click.option("--web-cluster-name", metavar="NAME", help="Name of the cluster on the pages of the web map.")
 @click.option("--web-tls-cert", type=_FILE, help="Certificate of the web map, if another than --tls-cert.")
 @click.option("--web-tls-key", type=_FILE, help="Its key.")
 @click.option(
@@ -163,6 +164,7 @@ def command(
     admission_address: str,
     health_address: str,
     web_address: str | None,
+    web_cluster_name: str | None,
     web_tls_cert: Path | None,
     web_tls_key: Path | None,
     web_proxy_ca: Path | None,
@@ -210,6 +212,7 @@ def command(
             web=WebSettings(
                 Address.parse(web_address),
                 TlsFiles(web_tls_cert or tls_cert, web_tls_key or tls_key, web_proxy_ca, web_proxy_names),
+                cluster_name=web_cluster_name or "",
             )
             if web_address
             else None,

@@ -70,6 +70,8 @@ class ServeDocument(Document):
     health_address: _Address | None = None
     web_address: _Address | None = None
     """Where the web map is; by default nowhere."""
+    web_cluster_name: str | None = None
+    """Name of the cluster on the pages of the web map."""
     web_tls_cert: Text | None = None
     """Certificate file of the web map, if another than tlsCert."""
     web_tls_key: Text | None = None

@@ -28,7 +28,7 @@ from kvplace.nodes.node_cache import NodeCache
 from kvplace.service.listening import while_connected
 from kvplace.service.process import in_background
 from kvplace.web.agents import Agents
-from kvplace.web.documents import MAX_QUERY, node_document, search, vm_document
+from kvplace.web.documents import MAX_QUERY, VmiClient, node_document, search, vm_document
 from kvplace.web.feed import Feed
 from kvplace.web.files import File, page_files
 from kvplace.web.gate import Gate, ReviewClient
@@ -61,7 +61,7 @@ _VIEWER = web.RequestKey("viewer", Viewer)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class MapClient(ReviewClient, WatchClient, Protocol):
+class MapClient(ReviewClient, WatchClient, VmiClient, Protocol):
     """The cluster calls of the map."""
 
 
@@ -69,8 +69,17 @@ class WebMap:
     """The handlers of one replica."""
 
     def __init__(
-        self, cache: NodeCache, agents: Agents, visitors: Visitors, rows: NodeRows, feed: Feed
+        self,
+        vmis: VmiClient,
+        cache: NodeCache,
+        agents: Agents,
+        visitors: Visitors,
+        rows: NodeRows,
+        feed: Feed,
+        cluster_name: str,
     ) -> None:
+        self._vmis = vmis
+        self._cluster_name = cluster_name
         self._cache = cache
         self._agents = agents
         self._visitors = visitors
@@ -116,6 +125,7 @@ class WebMap:
     async def _cluster(self, request: web.Request) -> web.StreamResponse:
         await self._feed.refresh()
         document = {
+            "name": self._cluster_name,
             "position": self._feed.position,
             "person": request[_VIEWER].person.name,
             "signOut": request[_VIEWER].session is not None,
@@ -126,16 +136,16 @@ class WebMap:
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        document = node_document(self._cache, self._agents, NodeName(name))
+        document = await node_document(self._cache, self._agents, self._vmis, NodeName(name))
         if document is None:
             raise _missing(f"the cluster has no node {name[:253]}")
         return await _json(request, document)
 
     async def _vm(self, request: web.Request) -> web.StreamResponse:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
-        document = await vm_document(self._cache, self._agents, namespace, name)
+        document = await vm_document(self._cache, self._agents, self._vmis, namespace, name)
         if document is None:
-            raise _missing(f"no VM or pod {namespace[:63]}/{name[:253]} has asked kvplace for cores")
+            raise _missing(f"no running VM or pod {namespace[:63]}/{name[:253]} requests cores")
         return await _json(request, document)
 
     async def _search(self, request: web.Request) -> web.StreamResponse:
@@ -242,7 +252,7 @@ async def web_map(
     feed = Feed(rows, streams=settings.streams, heartbeat_s=settings.heartbeat_s)
     watching = (agent_pods.run(cluster), agents.announce(cache.nodes.records.keys()), feed.run())
     async with in_background(*watching):
-        yield WebMap(cache, agents, visitors, rows, feed).application()
+        yield WebMap(cluster, cache, agents, visitors, rows, feed, settings.cluster_name).application()
 
 
 @web.middleware

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
+from kvplace.core.annotations import OPTING_IN
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.drawing.core_map_json import core_map_document
+from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Claim
 from kvplace.core.neighbours import neighbours_of
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.records import NO_NODE, PodRecord
+from kvplace.kube.vm_statuses import VmStatus
 from kvplace.nodes.cluster_free_blocks import SLICE_S
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 from kvplace.nodes.drawn_node import draw_node
@@ -24,10 +28,20 @@ from kvplace.web.agents import Agents
 
 MAX_FOUND = 50
 MAX_QUERY = 256
+_MOST_PHASES = 16
+"""VMs of a page whose phase is read from the API server."""
 Json = dict[str, Any]
 
 
-def node_document(cache: NodeCache, agents: Agents, name: NodeName) -> Json | None:
+class VmiClient(Protocol):
+    """The cluster call of the pages about one VM."""
+
+    async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        """Read a VirtualMachineInstance; None when there is none."""
+        ...
+
+
+async def node_document(cache: NodeCache, agents: Agents, vmis: VmiClient, name: NodeName) -> Json | None:
     """Describe a node: its map and its VMs; None for one that the cluster does not have."""
     if name not in cache.nodes.records:
         return None
@@ -42,22 +56,29 @@ def node_document(cache: NodeCache, agents: Agents, name: NodeName) -> Json | No
         document["enforcement"] = node.described.enforcement.value
     if trouble := agents.trouble(name, node.described):
         document["agent"] = trouble
-    drawing = draw_node(node, vms_on(cache, node))
+    vms = await _with_phases(vmis, vms_on(cache, node))
+    drawing = draw_node(node, vms)
     if drawing is None:
         return document
     document["map"] = core_map_document(drawing)
     labels = {entry.claim.uid: entry.label for entry in drawing.legend}
+    by_uid = {vm.pod.uid: vm for vm in vms}
     document["vms"] = [
         _claim_document(claim)
-        | _state_document(node, claim.uid, _vm(cache, claim))
+        | _state_document(node, claim.uid, by_uid.get(claim.uid))
         | {"label": labels[claim.uid]}
         for claim in node.ledger.claims.values()
     ]
     return document
 
 
-async def vm_document(cache: NodeCache, agents: Agents, namespace: str, name: str) -> Json | None:
-    """Describe a VM, or a plain pod, by each of its pods; two while it migrates, None if there is none."""
+async def vm_document(
+    cache: NodeCache, agents: Agents, vmis: VmiClient, namespace: str, name: str
+) -> Json | None:
+    """Describe a VM, or a plain pod, by each of its pods: two while it migrates, none before its first one.
+
+    None where neither a pod nor a VirtualMachineInstance of this name requests cores.
+    """
     pods = []
     ends = time.perf_counter() + SLICE_S
     for pod in list(cache.pods.records.values()):
@@ -67,13 +88,49 @@ async def vm_document(cache: NodeCache, agents: Agents, namespace: str, name: st
             await asyncio.sleep(0)
             ends = time.perf_counter() + SLICE_S
     if not pods:
-        return None
+        return await _not_created(vmis, namespace, name)
     return {
         "namespace": namespace,
         "name": name,
         "kind": "VM" if pods[0].vmi else "pod",
-        "pods": [_pod_document(cache, agents, pod) for pod in sorted(pods, key=lambda pod: pod.name)],
+        "pods": [
+            await _pod_document(cache, agents, vmis, pod) for pod in sorted(pods, key=lambda pod: pod.name)
+        ],
     }
+
+
+async def _not_created(vmis: VmiClient, namespace: str, name: str) -> Json | None:
+    """Describe a VMI that has no pod yet, with KubeVirt's reason."""
+    vmi = await vmis.read_vmi(namespace, name)
+    if vmi is None or not {*OPTING_IN} & (vmi["metadata"].get("annotations") or {}).keys():
+        return None
+    conditions = (vmi.get("status") or {}).get("conditions") or ()
+    reasons = [str(one.get("message", "")) for one in conditions if one.get("status") == "False"]
+    return {
+        "namespace": namespace,
+        "name": name,
+        "kind": "VM",
+        "pods": [],
+        "state": VmState.NOT_CREATED.value,
+        "sentence": next(filter(None, reasons), ""),
+    }
+
+
+async def _with_phases(vmis: VmiClient, vms: Sequence[VmView]) -> list[VmView]:
+    """Add KubeVirt's phase to VMs that may not have started their guest; to a few, each is a call."""
+
+    async def read(vm: VmView) -> VmStatus | None:
+        try:
+            vmi = await vmis.read_vmi(vm.namespace, vm.name)
+        except KvplaceError:
+            return None
+        phase = str(((vmi or {}).get("status") or {}).get("phase") or "")
+        return VmStatus(vm.namespace, vm.name, status=phase, is_instance=True)
+
+    unmeasured = [vm for vm in vms if vm.is_vmi and vm.state is VmState.RUNNING][:_MOST_PHASES]
+    phases = await asyncio.gather(*map(read, unmeasured))
+    found = {vm.pod.uid: phase for vm, phase in zip(unmeasured, phases, strict=True)}
+    return [replace(vm, kubevirt=found.get(vm.pod.uid)) for vm in vms]
 
 
 def view_of(cache: NodeCache, name: NodeName) -> NodeView:
@@ -162,11 +219,11 @@ def _claim_document(claim: Claim) -> Json:
     }
 
 
-def _pod_document(cache: NodeCache, agents: Agents, pod: PodRecord) -> Json:
+async def _pod_document(cache: NodeCache, agents: Agents, vmis: VmiClient, pod: PodRecord) -> Json:
     seat = pod.node or _reserved_on(cache, pod)
     node = view_of(cache, seat) if seat else None
     claim = node.ledger.claims.get(pod.uid) if node is not None else None
-    vm = VmView(pod, claim)
+    (vm,) = await _with_phases(vmis, [VmView(pod, claim)])
     report = node.reports.get(pod.uid) if node is not None else None
     document: Json = {
         "pod": pod.name,

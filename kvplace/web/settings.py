@@ -16,6 +16,8 @@ class WebSettings:
     tls: TlsFiles
     """With a client CA, an authenticating proxy with a certificate of it reports who is asking, and no other
     client may connect; without one, people sign in with tokens."""
+    cluster_name: str = ""
+    """The name of the cluster on the pages."""
     limits: ConnectionLimits = field(
         default_factory=lambda: ConnectionLimits(connections=256, idle_s=120.0, unread_bytes=4 << 20)
     )

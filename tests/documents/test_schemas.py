@@ -52,6 +52,7 @@ SERVE: dict[str, Any] = {
     "strategy": "spread", "mode": "advise", "nominateFromNodes": 1000, "makeRoom": "automatic",
     "extenderAddress": "[::]:1", "admissionAddress": "0.0.0.0:2", "healthAddress": "0.0.0.0:3",
     "webAddress": "0.0.0.0:4", "webTlsCert": "w", "webTlsKey": "x", "webProxyCa": "y", "webProxyNames": ["z"],
+    "webClusterName": "rack-7",
     "logLevel": "debug",
 }  # fmt: skip
 ROLLOUT: dict[str, Any] = {

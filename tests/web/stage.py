@@ -203,7 +203,7 @@ async def mapped(
     tls = TlsFiles(*certificates.serve)
     if proxy:
         tls = replace(tls, client_ca=certificates.ours.file, client_names=("front-proxy",))
-    settings = WebSettings(Address("127.0.0.1", 0), tls, **changed)
+    settings = WebSettings(Address("127.0.0.1", 0), tls, **{"cluster_name": "rack-7", **changed})
     async with (
         running_node_cache(stage.cluster) as cache,
         web_map(stage.cluster, cache, ClusterFreeBlocks(cache), settings) as application,

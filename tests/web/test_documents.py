@@ -11,9 +11,11 @@ import pytest
 from harness.certificates import Certificates
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.errors import Unavailable
+from kvplace.core.marks import PINNED
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, NodeName
+from kvplace.kube.conditions import Condition
 from kvplace.machines.shipped import read_machine
 from tests.core.requests import request_with
 from tests.kube.claims import claim, taking
@@ -91,7 +93,7 @@ async def test_a_vm_is_described_by_its_seat_its_measured_threads_and_its_neighb
         ]
         assert {fault["kind"] for fault in pod["map"]["faults"]} == {"drift"}
         status, missing = await anna.json("/api/vms/shop/nobody")
-        assert (status, missing["error"]) == (404, "no VM or pod shop/no client has asked kvplace for cores")
+        assert (status, missing["error"]) == (404, "no running VM or pod shop/nobody requests cores")
 
 
 async def test_qemus_own_threads_in_the_shared_pool_are_no_drift(certificates: Certificates) -> None:
@@ -259,3 +261,40 @@ async def test_a_reader_who_goes_away_gives_his_place_back_and_leaves_nothing_in
                             break
                     await asyncio.sleep(0.01)
     assert [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []
+
+
+async def test_states_of_kubevirt_are_those_of_the_command_line(certificates: Certificates) -> None:
+    stage = Stage()
+    stage.add_node("worker", TWO)
+    vm = await stage.run_vm("worker", 2, name="db")
+    assert vm is not None
+    record = await stage.cluster.read_pod("shop", "virt-launcher-db")
+    assert record is not None
+    await stage.cluster.set_pod_condition(record, Condition(PINNED, None, "NotMeasured", ""))
+    why = "quota exceeded"
+    stage.cluster.put_vmi(
+        "shop",
+        "new",
+        {
+            "metadata": {"annotations": {"cpu-set": "any"}},
+            "status": {"conditions": [{"type": "Synchronized", "status": "False", "message": why}]},
+        },
+    )
+    stage.cluster.put_vmi("shop", "other", {"metadata": {}})
+    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+
+        async def state() -> str:
+            _, node = await anna.json("/api/nodes/worker")
+            _, document = await anna.json("/api/vms/shop/db")
+            assert node["vms"][0]["state"] == document["pods"][0]["state"]
+            return str(node["vms"][0]["state"])
+
+        assert await state() == "Running"
+        stage.cluster.put_vmi("shop", "db", {"metadata": {}, "status": {"phase": "Scheduled"}})
+        assert await state() == "Starting"
+        stage.cluster.put_vmi("shop", "db", {"metadata": {}, "status": {"phase": "Running"}})
+        assert await state() == "Running"
+        _, new = await anna.json("/api/vms/shop/new")
+        assert (new["pods"], new["state"], new["sentence"]) == ([], "NotCreated", why)
+        status, _ = await anna.json("/api/vms/shop/other")
+        assert status == 404

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from pathlib import Path
 
@@ -35,7 +36,8 @@ async def test_the_overview_shows_every_node_to_eyes_and_screen_readers(
     async with reading(stage, certificates, browser) as page:
         names = "[...document.querySelectorAll('.tile .name')].map(one => one.innerText)"
         assert await page.evaluate(names) == ["bare", "worker-0", "worker-1", "worker-2"]
-        assert "3\nof 4 nodes usable" in (await page.text(".numbers")).replace(" of", "\nof")
+        assert "4\nnodes, 1 unusable" in (await page.text(".numbers")).replace("\n ", "\n")
+        assert await page.text(".brand") == "kvplace rack-7"
         links = await page.accessible("link")
         assert any(link.startswith("worker-0: ") and "CPUs free" in link for link in links)
         assert any(link.startswith("bare: unusable: ") for link in links)
@@ -178,7 +180,10 @@ async def test_the_page_of_a_vm_says_where_it_sits_and_shows_just_its_cpus(
     vm = next(iter(stage.vms.values()))
     async with reading(stage, certificates, browser, f"#/vm/{vm.namespace}/{vm.name}") as page:
         await page.until("document.querySelector('.map')")
-        assert "pinned" in await page.text(".state")
+        assert "Pinned: every thread was read back" in await page.text(".state")
+        letter = await page.evaluate("document.querySelector('.thread.lit b').innerText")
+        assert f"On worker-0 this VM is {letter}" in " ".join((await page.text("h2.seat")).split())
+        assert await page.evaluate("document.querySelector('.next')") is None
         lit = "[...document.querySelectorAll('.thread.lit')].map(one => Number(one.dataset.cpu))"
         assert sorted(await page.evaluate(lit)) == sorted(vm.placement.placement.vcpus)
         facts = await page.text("dl.facts")
@@ -186,6 +191,50 @@ async def test_the_page_of_a_vm_says_where_it_sits_and_shows_just_its_cpus(
         assert f"kubectl kvplace explain vm/{vm.name} -n shop" in facts
         assert "4 vCPUs · any · exclusive · 4 GiB of memory\n" in facts
         assert "the same L3 cache" in await page.text("article")
+        assert re.search(r"claimed 2026-11-22T08:00:00Z \((\d+ (d|h|min|s) ago|in \d+ (d|h|min|s))\)", facts)
+
+
+async def test_beside_the_map_of_a_node_are_its_vms_and_the_key(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = await cluster_of(read_machine(SERVER), 1)
+    async with reading(stage, certificates, browser, "#/node/worker-0") as page:
+        await page.see_as(size=(1280, 900))
+        await page.until("document.querySelector('.map')")
+        box = "(() => {{ const {{left, right, top}} = document.querySelector('{}').getBoundingClientRect();"
+        box += " return [left, right, top]; }})()"
+        _, right_of_map, top_of_map = await page.evaluate(box.format(".map"))
+        left_of_list, _, top_of_list = await page.evaluate(box.format(".vms"))
+        left_of_key, _, _ = await page.evaluate(box.format(".key"))
+        assert right_of_map <= min(left_of_list, left_of_key)
+        assert abs(top_of_list - top_of_map) < 20
+
+
+async def test_a_vm_that_is_not_pinned_gets_its_state_and_the_next_step(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = Stage()
+    stage.add_node("worker", TWO)
+    vm = await stage.run_vm("worker", 2, name="db")
+    assert vm is not None
+    await stage.report("worker", {vm.uid: TWO.packages[1].cpus}, sentence="it strayed")
+    stage.cluster.create_pod("virt-launcher-late", namespace="shop", uid="u-late", vmi="late", request="{}")
+    stage.cluster.put_vmi(
+        "shop",
+        "new",
+        {"metadata": {"annotations": {"cpu-set": "one-l3"}}, "status": {"phase": "Pending"}},
+    )
+    expected = {
+        "db": ("NotPinned: it strayed", "kubectl kvplace explain vm/db -n shop"),
+        "late": ("Waiting: it has no node", "kubectl kvplace explain vm/late -n shop"),
+        "new": ("NotCreated: KubeVirt has not created its pod", "kubectl -n shop describe vmi new"),
+    }
+    async with reading(stage, certificates, browser) as page:
+        for name, (state, command) in expected.items():
+            await page.evaluate(f"location.hash = '#/vm/shop/{name}'")
+            await page.until(f"document.querySelector('h1').innerText === 'shop/{name}'")
+            assert state in await page.text(".state")
+            assert command in await page.text(".next")
 
 
 async def test_no_word_in_the_list_of_vms_is_broken(certificates: Certificates, browser: Browser) -> None:
@@ -193,7 +242,7 @@ async def test_no_word_in_the_list_of_vms_is_broken(certificates: Certificates, 
     async with reading(stage, certificates, browser, "#/node/worker-0") as page:
         await page.see_as(size=(560, 900))
         await page.until("document.querySelector('.vms tbody tr')")
-        cell = "[...document.querySelectorAll('.vms td')].find(one => one.innerText === 'exclusive')"
+        cell = "document.querySelector('.vms td .state').lastChild"
         lines = f"(() => {{ const range = document.createRange(); range.selectNodeContents({cell});"
         assert await page.evaluate(f"{lines} return range.getClientRects().length; }})()") == 1
 
@@ -303,16 +352,14 @@ async def test_the_overview_names_what_needs_a_look_and_each_nodes_fragmentation
         vm = await stage.run_vm("busy", 4)
         assert vm is not None
         await stage.report("busy", {vm.uid: TWO.packages[1].cpus}, sentence="it strayed")
-        await page.until(
-            "document.querySelector('.trouble').innerText.includes('busy 1 VM not where placed')"
-        )
+        await page.until("document.querySelector('.trouble').innerText.includes('busy 1 VM NotPinned')")
         stage.cluster.create_pod(
             "virt-launcher-late", namespace="shop", uid="u-late", vmi="late", request="{}"
         )
-        await page.until("document.querySelector('.trouble').innerText.includes('shop/late waiting')")
+        await page.until("document.querySelector('.trouble').innerText.includes('shop/late Waiting')")
         free = [numa.cpus & ~vm.claim.owned & TWO.allocatable for numa in TWO.numa_nodes]
         largest = max(cpus.bit_count() for cpus in free)
-        assert f"free block {largest}" in await page.text('.tile[href$="busy"]')
+        assert f"largest block {largest}" in await page.text('.tile[href$="busy"]')
         assert any("% fragmented" in link for link in await page.accessible("link"))
 
 

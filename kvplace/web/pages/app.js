@@ -38,7 +38,7 @@ function say(failure) {
 async function show({ focus = true } = {}) {
   const wanted = viewOf(location.hash);
   view = wanted;
-  document.title = `${wanted.title} · kvplace`;
+  document.title = [wanted.title, cluster.name, "kvplace"].filter(Boolean).join(" · ");
   content.setAttribute("aria-busy", "true");
   try {
     await wanted.show(content);
@@ -55,6 +55,7 @@ async function show({ focus = true } = {}) {
 
 cluster.addEventListener("loaded", () => {
   by("person").textContent = cluster.person;
+  by("cluster-name").textContent = cluster.name;
   by("sign-out").hidden = !cluster.signOut;
   show({ focus: false });
 });

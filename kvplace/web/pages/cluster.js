@@ -25,6 +25,7 @@ export async function ask(path) {
 export class Cluster extends EventTarget {
   nodes = new Map();
   totals = null;
+  name = "";
   person = "";
   signOut = false;
   #position = "";
@@ -48,7 +49,7 @@ export class Cluster extends EventTarget {
     try {
       const all = await ask("api/cluster");
       this.nodes = new Map(all.nodes.map((row) => [row.name, row]));
-      ({ totals: this.totals, person: this.person, signOut: this.signOut } = all);
+      ({ name: this.name, totals: this.totals, person: this.person, signOut: this.signOut } = all);
       this.#position = all.position;
     } catch (failure) {
       this.#later(failure);

@@ -56,7 +56,7 @@ export function drawMap(map, { highlight = "", name = map.name } = {}) {
   drawing.addEventListener("pointerover", follow);
   drawing.addEventListener("focusin", follow);
   drawing.addEventListener("pointerleave", () => light(drawing, highlight));
-  return [faults(map), drawing, key(seen)];
+  return { faults: faults(map), drawing, key: key(seen) };
 }
 
 // Dims the threads of all other VMs.
@@ -110,6 +110,7 @@ function key(seen) {
   const entries = Object.entries(MEANINGS).filter(([state]) => seen.has(state));
   const letters = { owned: "A", idle: "a", emulator: "A", kept: "A?", shared: "A" };
   return h("ul", { class: "key", "aria-label": "Key of the map" },
+    h("li", {}, h("b", {}, "Key")),
     entries.map(([state, meaning]) =>
       h("li", {},
         h("span", { class: `thread small ${state} ${state === "emulator" ? "qemu" : ""} ${state in letters ? "vm0" : ""}`, "aria-hidden": "true" },

@@ -31,9 +31,13 @@ export function bytes(count) {
 // A list of CPUs that is broken after its commas only, never inside a range.
 export const cpuList = (text) => text.split(",").map((range, place) => [place ? [",", h("wbr")] : null, h("span", { class: "range" }, range)]);
 
+// A moment as the API server writes it, and how long ago it was or how far away it is.
 export function moment(text) {
-  const date = new Date(text);
-  return Number.isNaN(date.getTime()) ? text : date.toLocaleString();
+  const seconds = (Date.now() - new Date(text).getTime()) / 1000;
+  if (Number.isNaN(seconds)) return text;
+  const [unit, size] = [["d", 86400], ["h", 3600], ["min", 60]].find(([, size]) => Math.abs(seconds) >= size) ?? ["s", 1];
+  const age = `${Math.floor(Math.abs(seconds) / size)} ${unit}`;
+  return `${text} (${seconds < 0 ? `in ${age}` : `${age} ago`})`;
 }
 
 // One stop of the Tab key for many elements; arrows, Home and End move among them. `boxOf` gives the element that

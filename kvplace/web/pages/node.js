@@ -35,13 +35,16 @@ export class NodePage {
 
   async #load() {
     const node = await ask(`api/nodes/${encodeURIComponent(this.#name)}`);
+    const map = node.map ? drawMap(node.map) : null;
     replace(this.#place,
       h("nav", { "aria-label": "Where" }, h("a", { href: "#/" }, "cluster"), " / ", node.name),
       h("h1", {}, node.name),
       h("p", { class: node.problem ? "alarm" : "facts" }, this.#words(node)),
       agentTrouble(node),
-      node.map ? drawMap(node.map) : null,
-      node.map && node.vms.length ? this.#vms(node) : null);
+      map?.faults,
+      map ? h("div", { class: "beside map-first" },
+        h("div", {}, map.drawing),
+        h("div", {}, node.vms.length ? this.#vms(node) : null, map.key)) : null);
   }
 
   #words(node) {
@@ -55,13 +58,12 @@ export class NodePage {
     const vms = [...node.vms].sort((one, other) => byName(one.label.padStart(3), other.label.padStart(3)));
     return h("table", { class: "vms" },
       h("caption", {}, "VMs on this node"),
-      h("thead", {}, h("tr", {}, ["", "VM", "state", "policy", "CPUs", "memory"].map((words) => h("th", { scope: "col" }, words)))),
+      h("thead", {}, h("tr", {}, ["", "VM", "state", "CPUs"].map((words) => h("th", { scope: "col" }, words)))),
       h("tbody", {}, vms.map((vm) => h("tr", {},
         h("td", {}, swatch(node.map, vm.label)),
-        h("th", { scope: "row" }, h("a", { href: vmLink(vm.namespace, vm.name), "data-key": `vm-${vm.pod}` }, `${vm.namespace}/${vm.name}`)),
+        h("th", { scope: "row" }, h("a", { href: vmLink(vm.namespace, vm.name), "data-key": `vm-${vm.pod}` }, `${vm.namespace}/${vm.name}`),
+          h("small", { class: "line" }, [vm.policy, ...Object.entries(vm.memory).map(([id, amount]) => `${bytes(amount)} on NUMA ${id}`)].join(" · "))),
         h("td", {}, badge(vm)),
-        h("td", {}, vm.policy),
-        h("td", { class: "cpus" }, cpuList(vm.cpus)),
-        h("td", {}, Object.entries(vm.memory).map(([id, amount]) => `${bytes(amount)} on NUMA ${id}`).join(", "))))));
+        h("td", { class: "cpus" }, cpuList(vm.cpus))))));
   }
 }

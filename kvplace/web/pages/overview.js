@@ -13,7 +13,7 @@ const ORDERS = {
 const NAMED = 6; // nodes with trouble, and waiting VMs, that are named
 
 const fragmentation = (row) => (row.freeBlocks?.numa[2] ? 1 - row.freeBlocks.numa[0] / row.freeBlocks.numa[2] : 0);
-const troubles = (row) => [row.notPinned && `${plural(row.notPinned, "VM")} not where placed`, row.agent].filter(Boolean);
+const troubles = (row) => [row.notPinned && `${plural(row.notPinned, "VM")} NotPinned`, row.agent].filter(Boolean);
 const percent = (share) => `${Math.round(share * 100)} %`;
 
 export class Overview {
@@ -40,7 +40,7 @@ export class Overview {
       h("h1", { class: "hidden" }, "Cluster"),
       this.#summary,
       h("div", { class: "tools" }, h("h2", {}, "Nodes"), h("label", {}, "sorted by ", this.#orders), this.#words,
-        h("p", { class: "legend words" }, h("span", { class: "used", vars: { "--share": 0.6 }, "aria-hidden": "true" }), "a bar is a NUMA node, filled where its CPUs are taken")),
+        h("p", { class: "legend words" }, h("span", { class: "used", vars: { "--share": 0.6 }, "aria-hidden": "true" }), "a bar is a NUMA node, filled where its CPUs are taken; blocks are those of NUMA nodes")),
       this.#list);
     this.#summarise();
     for (const row of this.#cluster.nodes.values()) this.#tile(row);
@@ -77,12 +77,12 @@ export class Overview {
     const number = (value, words, mark = "") => h("li", { class: mark }, h("b", {}, value.toLocaleString("en")), ` ${words}`);
     replace(this.#summary,
       h("ul", { class: "numbers" },
-        number(totals.usable, totals.usable === totals.nodes ? noun(totals.nodes, "node") : `of ${plural(totals.nodes, "node")} usable`),
+        number(totals.nodes, totals.usable === totals.nodes ? noun(totals.nodes, "node") : `${noun(totals.nodes, "node")}, ${totals.nodes - totals.usable} unusable`),
         number(totals.free, `of ${plural(totals.allocatable, "CPU")} free`),
         number(totals.vms, `${noun(totals.vms, "VM")} with cores`),
-        number(totals.waiting, "waiting", totals.waiting ? "notice" : ""),
-        number(totals.moving, "getting other cores"),
-        number(totals.notPinned, "not where placed", totals.notPinned ? "alarm" : "")),
+        number(totals.waiting, `${noun(totals.waiting, "VM")} Waiting`, totals.waiting ? "notice" : ""),
+        number(totals.moving, `${noun(totals.moving, "VM")} relocating`),
+        number(totals.notPinned, `${noun(totals.notPinned, "VM")} NotPinned`, totals.notPinned ? "alarm" : "")),
       h("div", { class: "panels" }, this.#freeBlocks(totals), this.#trouble(totals)));
   }
 
@@ -103,7 +103,7 @@ export class Overview {
         waiting.map(([namespace, name]) => h("li", {},
           h("b", { "aria-hidden": "true" }, "… "),
           h("a", { href: vmLink(namespace, name), "data-key": `waiting-${namespace}-${name}` }, `${namespace}/${name}`),
-          h("small", {}, " waiting for a node")))),
+          h("small", {}, " Waiting")))),
       nodes.length > NAMED
         ? h("button", { type: "button", "data-key": "all-trouble", on: { click: () => this.#sort("trouble") } }, `all ${plural(nodes.length, "node")} first in the list`)
         : null,
@@ -127,7 +127,7 @@ export class Overview {
     const numbers = h("table", { class: "blocks", "aria-labelledby": "blocks-title" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "CPUs in one"),
         totals.sizes.map((size) => h("th", { scope: "col" }, size)),
-        h("th", { scope: "col" }, "largest"), h("th", { scope: "col" }, "fragmented"))),
+        h("th", { scope: "col" }, "largest free block"), h("th", { scope: "col" }, "fragmentation"))),
       h("tbody", {}, Object.entries(SCOPES).map(([scope, words]) => {
         const block = totals.freeBlocks[scope];
         return h("tr", {}, h("th", { scope: "row" }, words),
@@ -138,8 +138,10 @@ export class Overview {
     roving(numbers, "button"); // a stop of the Tab key each would be two dozen before the nodes
     return h("section", { class: "panel", "aria-labelledby": "blocks-title" },
       h("h2", { id: "blocks-title" }, "Free blocks"),
-      h("p", { class: "words" }, "Nodes that still hold a VM of so many CPUs inside one L3 cache, NUMA node or socket. Press a number to see which."),
-      numbers);
+      h("p", { class: "words" }, "Number of nodes with a free block for a VM of this many CPUs. Press a number to list these nodes."),
+      numbers,
+      h("p", { class: "words" }, h("b", {}, "Free block: "), "free CPUs inside one L3 cache, NUMA node or socket. A VM with this scope must fit into one. ",
+        h("b", {}, "Fragmentation: "), "how much smaller the largest free block is than the free CPUs would allow. 0 %: as large as possible."));
   }
 
   #tile(row) {
@@ -151,22 +153,22 @@ export class Overview {
     const link = item.firstChild;
     const largest = row.freeBlocks?.numa[0] ?? 0;
     const scattered = percent(fragmentation(row));
-    const trouble = [row.notPinned && `${row.notPinned} not where placed`, row.moving && `${row.moving} moving`, row.agent].filter(Boolean);
+    const trouble = [row.notPinned && `${row.notPinned} NotPinned`, row.moving && `${row.moving} moving`, row.agent].filter(Boolean);
     const words = row.problem
       ? `unusable: ${row.problem}`
-      : [`${row.free} of ${plural(row.allocatable, "CPU")} free`, `largest free block in a NUMA node ${largest}`, `${scattered} fragmented`, plural(row.vms, "VM"), ...trouble].join(", ");
+      : [`${row.free} of ${plural(row.allocatable, "CPU")} free`, `largest free block in a NUMA node: ${plural(largest, "CPU")}`, `${scattered} fragmented`, plural(row.vms, "VM"), ...trouble].join(", ");
     link.setAttribute("aria-label", `${row.name}: ${words}`);
     link.title = `${row.name}: ${words}`;
     link.classList.toggle("unusable", Boolean(row.problem));
     link.replaceChildren(
-      h("span", { class: "line" }, h("span", { class: "name" }, row.name), row.agent ? h("b", { class: "alarm" }, "! agent") : null, row.notPinned ? h("b", { class: "alarm" }, `! ${row.notPinned}`) : null),
+      h("span", { class: "line" }, h("span", { class: "name" }, row.name), row.agent ? h("b", { class: "alarm" }, "! agent") : null, row.notPinned ? h("b", { class: "alarm" }, `! ${row.notPinned} NotPinned`) : null),
       h("span", { class: "bars" }, (row.numa ?? []).map(([free, all]) =>
         h("span", { class: "used", vars: { "--share": all ? 1 - free / all : 1, "--size": all } }))),
       ...(row.problem
         ? [h("small", { class: "problem" }, `unusable: ${row.problem}`)]
         : [
-            h("span", { class: "line" }, h("span", {}, h("b", {}, row.free), ` of ${row.allocatable} free`), h("span", {}, plural(row.vms, "VM"))),
-            h("small", { class: "line" }, h("span", {}, `free block ${largest}`), h("span", {}, `${scattered} fragmented`)),
+            h("span", { class: "line" }, h("span", {}, h("b", {}, row.free), ` of ${plural(row.allocatable, "CPU")} free`), h("span", {}, plural(row.vms, "VM"))),
+            h("small", { class: "line" }, h("span", {}, `largest block ${largest}`), h("span", {}, `${scattered} fragmented`)),
           ]));
     return item;
   }

@@ -3,7 +3,7 @@
 import { ask } from "./cluster.js";
 import { drawMap, swatch } from "./core_map.js";
 import { bytes, cpuList, h, moment, nodeLink, plural, replace, vmLink } from "./dom.js";
-import { agentTrouble, badge } from "./states.js";
+import { agentTrouble, badge, nextStep } from "./states.js";
 
 const OVER = ["Ended", "Failed"];
 // Hidden: the values that a VM has without its own annotation.
@@ -40,31 +40,36 @@ export class VmPage {
     const path = [this.#namespace, this.#name].map(encodeURIComponent).join("/");
     const vm = await ask(`api/vms/${path}`);
     this.#nodes = new Set(vm.pods.map((pod) => pod.node));
-    this.#settled = vm.pods.every((pod) => pod.node);
+    this.#settled = vm.pods.length > 0 && vm.pods.every((pod) => pod.node);
     const present = vm.pods.filter((pod) => !OVER.includes(pod.state)).length; // what a migration leaves stays for long
     replace(this.#place,
       h("nav", { "aria-label": "Where" }, h("a", { href: "#/" }, "cluster"), " / ", this.title),
       h("h1", {}, this.title),
       present > 1 ? h("p", {}, `${plural(present, "pod")}: it is moving from one node to another.`) : null,
-      vm.pods.map((pod) => this.#pod(vm, pod)));
+      vm.pods.length ? vm.pods.map((pod) => this.#pod(vm, pod)) : [h("p", {}, badge(vm, { meaning: true })), nextStep(vm)]);
   }
 
   #pod(vm, pod) {
     const seat = pod.node || pod.reservedOn;
+    const map = pod.map ? drawMap(pod.map, { highlight: pod.label, name: `${seat} with ${this.title} as ${pod.label}` }) : null;
+    const next = nextStep({ ...pod, kind: vm.kind, namespace: this.#namespace, name: this.#name });
     return h("article", { "aria-label": `pod ${pod.pod}` },
-      h("p", {}, badge(pod)),
+      h("p", {}, badge(pod, { meaning: true })),
+      next,
       agentTrouble(pod),
+      map?.faults,
       h("div", { class: "beside" },
         h("div", {},
-          h("dl", { class: "facts" }, this.#facts(vm, pod).map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)])),
+          h("dl", { class: "facts" }, this.#facts(vm, pod, next === null).map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)])),
+          map?.key,
           pod.neighbours ? this.#neighbours(pod) : null),
-        pod.map ? h("div", {}, h("h2", {}, pod.node ? "On " : "Room is made on ", h("a", { href: nodeLink(seat), "data-key": `node-${pod.pod}` }, seat)),
-          drawMap(pod.map, { highlight: pod.label, name: `${seat} with ${this.title} as ${pod.label}` })) : null),
+        map ? h("div", {}, h("h2", { class: "seat" }, pod.node ? "On " : "Room is made on ", h("a", { href: nodeLink(seat), "data-key": `node-${pod.pod}` }, seat),
+          " this VM is ", swatch(pod.map, pod.label), h("span", { class: "hidden" }, pod.label)), map.drawing) : null),
       pod.placement?.vcpus.length ? this.#vcpus(pod) : null,
       pod.conditions.length ? this.#conditions(pod) : null);
   }
 
-  #facts(vm, pod) {
+  #facts(vm, pod, more) {
     const facts = [["node", pod.node ? h("a", { href: nodeLink(pod.node), "data-key": "node" }, pod.node) : "none yet"], ["pod", `${pod.pod}, ${pod.phase}`]];
     const { claim, seat, placement, measured } = pod;
     if (seat) {
@@ -87,8 +92,8 @@ export class VmPage {
     }
     if (placement?.emulatorCpus) facts.push(["QEMU's own threads", ["CPU ", cpuList(placement.emulatorCpus)]]);
     if (measured?.cpus) facts.push(["measured", ["threads may run on CPU ", cpuList(measured.cpus), ` (revision ${measured.revision})`]]);
-    facts.push(["asked for", this.#asked(pod.request)]);
-    facts.push(["more", h("code", {}, `kubectl kvplace explain ${vm.kind === "VM" ? "vm" : "pod"}/${this.#name} -n ${this.#namespace}`)]);
+    facts.push(["requested", this.#asked(pod.request)]);
+    if (more) facts.push(["more", h("code", {}, `kubectl kvplace explain ${vm.kind === "VM" ? "vm" : "pod"}/${this.#name} -n ${this.#namespace}`)]);
     return facts;
   }
 
