@@ -27,7 +27,7 @@ pytest_plugins = [
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A slow machine is no failure: nothing here is judged by the clock.
+# A slow machine is not a failure: nothing here is judged by the clock.
 hypothesis.settings.register_profile(
     "kvplace", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )

@@ -132,7 +132,7 @@ def test_the_top_level_has_nothing_but_folders_and_the_files_that_belong_there()
     assert files - hidden - documents == {"pyproject.toml", "constraints.txt", "Makefile", "make"}
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_states_what_it_is_for() -> None:
     silent = []
     for path in files_of_the_project(".py"):
         said = ast.get_docstring(ast.parse(path.read_text()))

@@ -11,7 +11,7 @@ from dev import prose
 
 EXAMPLES = (
     ("a person mends it", "mends"),
-    ("the VMs that ask for cores", "VMs that ask"),
+    ("the pods that ask for cores", "pods that ask"),
     ("the largest hole in a node", "hole"),
     ("until the cores come free", "come free"),
     ("while the API server is away", "is away"),
@@ -22,9 +22,11 @@ EXAMPLES = (
     ("that nobody reads", "nobody"),
     ("the placement in force", "in force"),
     ("this is no page size", "is no"),
+    ("exit code 3 is a true answer", "true answer"),
+)
+CLAUSES = (
     ("a pod whose node is gone", "whose"),
     ("the node on which it runs", "on which"),
-    ("exit code 3 is a true answer", "true answer"),
 )
 
 
@@ -33,11 +35,16 @@ def words(path: str, text: str) -> list[tuple[int, str]]:
 
 
 def test_every_rule_has_an_example() -> None:
-    used = [rule for text, _ in EXAMPLES for rule in prose.RULES if rule.pattern.search(text)]
-    assert used == list(prose.RULES)
+    used = [
+        rule
+        for text, _ in (*EXAMPLES, *CLAUSES)
+        for rule in (*prose.WORDS, *prose.CLAUSES)
+        if rule.pattern.search(text)
+    ]
+    assert used == [*prose.WORDS, *prose.CLAUSES]
 
 
-@pytest.mark.parametrize(("text", "found"), EXAMPLES)
+@pytest.mark.parametrize(("text", "found"), [*EXAMPLES, *CLAUSES])
 def test_a_rule_finds_its_words_wherever_prose_stands(text: str, found: str) -> None:
     assert words("docs/page.md", f"# Title\n\n{text.capitalize()}.\n")[0][0] == 3
     for name, content in (
@@ -45,7 +52,6 @@ def test_a_rule_finds_its_words_wherever_prose_stands(text: str, found: str) -> 
         ("kvplace/module.py", f"x = 1  # {text}\n"),
         ("kvplace/module.py", f'raise Refused("it failed because {text}")\n'),
         ("kvplace/module.py", f'print(f"{{node}} failed because {text}")\n'),
-        ("tests/module.py", f"def test_{text.replace(' ', '_')}() -> None:\n    pass\n"),
         ("manifests/a.yaml", f"# {text}\n"),
         ("manifests/a.yaml", f"    description: A field and {text}.\n"),
         ("manifests/a.json", f'   "title": "It is so because {text}",\n'),
@@ -55,6 +61,18 @@ def test_a_rule_finds_its_words_wherever_prose_stands(text: str, found: str) -> 
         ("kvplace/web/pages/a.html", f"<p>It is here, but {text}.</p>\n"),
     ):
         assert words(name, content) == [(1, found)], name
+
+
+@pytest.mark.parametrize(("text", "found"), EXAMPLES)
+def test_names_and_docstrings_of_tests_are_read(text: str, found: str) -> None:
+    name = f"def test_{text.replace(' ', '_')}() -> None:\n    pass\n"
+    assert words("tests/module.py", name) == [(1, found)]
+    assert words("tests/module.py", f'"""A module: {text}."""\n') == [(1, found)]
+
+
+def test_tests_may_use_relative_clauses() -> None:
+    assert words("tests/module.py", '"""A pod whose node is gone, on which it ran."""\n') == []
+    assert words("tests/module.py", "def test_a_pod_whose_node_is_gone() -> None:\n    pass\n") == []
 
 
 @pytest.mark.parametrize("title", ["What the agent does", "Who may read the map", "Whose core it is"])

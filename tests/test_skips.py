@@ -39,7 +39,7 @@ def _summary(output: str) -> list[str]:
     return re.findall(r"\d+ (?:passed|failed|skipped|xfailed|error)", output.splitlines()[-1])
 
 
-def test_whatever_is_skipped_fails_under_ci_and_says_why(tmp_path: Path) -> None:
+def test_whatever_is_skipped_fails_under_ci_and_states_why(tmp_path: Path) -> None:
     output = _run(tmp_path, "true")
     assert _summary(output) == ["1 failed", "1 xfailed", "3 error"]
     for name in SKIPPED:

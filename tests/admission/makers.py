@@ -172,7 +172,7 @@ def as_defaulted(pod: Mapping[str, Any]) -> Json:
 
 
 class Vmis:
-    """The VMIs of a cluster, which may be away."""
+    """The VMIs of a cluster, which may be unavailable."""
 
     def __init__(self) -> None:
         self.stored: dict[tuple[str, str], Json] = {}

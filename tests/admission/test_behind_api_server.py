@@ -201,7 +201,7 @@ def stated(control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
     control_plane.request("DELETE", VMI.format(namespace, name))
 
 
-def test_the_size_of_a_vm_reaches_its_pod_without_a_look_at_the_vmi(
+def test_the_size_of_a_vm_reaches_its_pod_without_a_check_of_the_vmi(
     control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt, stated: str
 ) -> None:
     server, namespace = admission
@@ -214,7 +214,7 @@ def test_the_size_of_a_vm_reaches_its_pod_without_a_look_at_the_vmi(
     assert name not in server.vmis.read
 
 
-def test_nobody_can_state_another_size_or_keep_changes_of_a_vmi_from_admission(
+def test_no_client_can_state_another_size_or_keep_changes_of_a_vmi_from_admission(
     control_plane: ControlPlane, stated: str
 ) -> None:
     size = "kvplace.io/vm-size"
@@ -385,7 +385,7 @@ def test_the_binding_may_set_results(control_plane: ControlPlane, placed: str) -
 @pytest.mark.parametrize("subresource", ["", "/status"])
 @pytest.mark.parametrize("value", ["changed", None])
 @pytest.mark.parametrize("key", ["kvplace.io/placement", "kvplace.io/request", "cpu-map"])
-def test_nobody_changes_or_removes_a_result(
+def test_no_client_changes_or_removes_a_result(
     control_plane: ControlPlane, placed: str, key: str, value: str | None, subresource: str
 ) -> None:
     with pytest.raises(RequestRefused) as refusal:
@@ -396,7 +396,7 @@ def test_nobody_changes_or_removes_a_result(
 
 
 @pytest.mark.parametrize("value", ["false", None])
-def test_nobody_hides_a_placed_pod_from_kvplace(
+def test_no_client_hides_a_placed_pod_from_kvplace(
     control_plane: ControlPlane, placed: str, value: str | None
 ) -> None:
     with pytest.raises(

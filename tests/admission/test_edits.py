@@ -24,7 +24,7 @@ documents = st.dictionaries(st.sampled_from(KEYS), values, max_size=5)
 
 
 def exactly(value: Any) -> Any:
-    """Tell 1 from true, which Python takes for equal."""
+    """Distinguish 1 from true, which Python takes for equal."""
     if isinstance(value, dict):
         return {key: exactly(entry) for key, entry in value.items()}
     if isinstance(value, list):

@@ -88,7 +88,7 @@ def _texts(record: logging.LogRecord) -> list[str]:
     ],
     ids=["node", "name of a pod", "name of a VM"],
 )
-def test_nobody_fills_the_log_with_a_word_that_the_api_server_has_not_checked_yet(
+def test_no_client_fills_the_log_with_a_word_that_the_api_server_has_not_checked_yet(
     webhooks: Webhooks, caplog: pytest.LogCaptureFixture, raw: Json
 ) -> None:
     with caplog.at_level("INFO", logger="kvplace.admission.http"):
@@ -122,7 +122,7 @@ def test_an_update_is_compared_with_the_object_before(webhooks: Webhooks) -> Non
     assert response["warnings"][0].startswith("annotation cpu-set: 'near'")
 
 
-def test_a_vmi_that_is_gone_is_a_conflict_and_an_api_server_that_is_away_is_worth_another_try(
+def test_a_vmi_that_is_gone_is_a_conflict_and_an_api_server_that_is_down_is_worth_another_try(
     webhooks: Webhooks,
 ) -> None:
     raw = captured_pod(PODS / "virt-launcher-plain-hook-nonroot.pod.json")

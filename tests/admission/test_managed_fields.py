@@ -24,7 +24,7 @@ def admitted_vmi(entries: Any, annotations: dict[str, str] | None = None) -> Jso
     return dict(admitted.object["metadata"])
 
 
-def test_a_vmi_that_nobody_applied_loses_the_record() -> None:
+def test_a_vmi_that_no_client_applied_loses_the_record() -> None:
     assert "managedFields" not in admitted_vmi([BY_CONTROLLER])
 
 
@@ -49,7 +49,7 @@ def test_the_pod_of_a_vm_loses_the_record() -> None:
     assert "managedFields" not in after["metadata"]
 
 
-def test_behind_an_api_server_a_pod_is_recorded_again_when_somebody_applies_it(
+def test_behind_an_api_server_a_pod_is_recorded_again_when_a_user_applies_it(
     control_plane: ControlPlane, admission: Admission
 ) -> None:
     _, namespace = admission

@@ -88,7 +88,7 @@ def test_a_result_that_was_copied_from_a_pod_is_named(control_plane: ControlPlan
     ],
     ids=["nothing", "every-option", "keys-of-others"],
 )
-def test_other_keys_are_no_reason_to_warn(
+def test_other_keys_are_not_a_reason_to_warn(
     control_plane: ControlPlane, namespace: str, metadata: dict[str, Any]
 ) -> None:
     assert not warnings(control_plane, namespace, **metadata)

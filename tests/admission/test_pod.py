@@ -55,7 +55,7 @@ FLOATS = {**ASKS, "kvplace.io/on-failure": "float"}
 ISOLATES = {**ASKS, "kvplace.io/emulator-threads": "isolate"}
 
 
-# Pods that ask for nothing
+# Pods without a request
 
 
 @each_pod
@@ -118,7 +118,7 @@ def test_a_pod_with_policy_none_whose_size_is_not_clear_is_not_changed(limits: d
     assert patch_for(raw) == []
 
 
-# Launcher pods that ask
+# Launcher pods with a request
 
 
 @with_hook
@@ -450,7 +450,7 @@ def stating(annotations: Mapping[str, str] = STATED, label: str = "true") -> Jso
     return raw
 
 
-def test_the_pod_of_virt_controller_takes_the_stated_size_without_a_look_at_its_vmi() -> None:
+def test_the_pod_of_virt_controller_takes_the_stated_size_without_a_check_of_its_vmi() -> None:
     raw = stating()
     author = SETTINGS.kubevirt_controller
     assert needed_vmi(raw, author=author) is None

@@ -40,7 +40,7 @@ SHARING = [
 
 @pytest.mark.parametrize("annotations", SHARING)
 @pytest.mark.parametrize("given", ["400m", "1500m"])
-def test_a_vm_that_will_own_no_cpus_requests_what_kubevirt_says(
+def test_a_vm_that_will_own_no_cpus_requests_what_kubevirt_states(
     annotations: dict[str, str], given: str
 ) -> None:
     raw = launcher(annotations=annotations)
@@ -95,7 +95,7 @@ def test_whatever_else_counts_for_a_pod_is_part_of_what_it_requests(
     assert admit(after, vmi_of(raw))[0] == after
 
 
-def test_a_cpu_limit_of_compute_that_is_no_number_is_refused() -> None:
+def test_a_cpu_limit_of_compute_that_is_not_a_number_is_refused() -> None:
     raw = launcher()
     container(raw, "compute")["resources"]["limits"]["cpu"] = "lots"
     assert refusal(raw, vmi_of(raw)) == (

@@ -24,7 +24,7 @@ def resizing(plane: ControlPlane, path: str, cpu: str, name: str = "c0") -> Call
 
 @pytest.fixture
 def sized(control_plane: ControlPlane, frozen: str) -> Iterator[Callable[..., str]]:
-    """Create pods of two CPUs that are placed as told, or wait with that request; answers the path."""
+    """Create pods of two CPUs that are placed as given, or wait with that request; answers the path."""
     made = []
     node = {"metadata": {"name": f"resizes-{secrets.token_hex(4)}"}}
     control_plane.request("POST", "/api/v1/nodes", node)
@@ -64,7 +64,7 @@ def sized(control_plane: ControlPlane, frozen: str) -> Iterator[Callable[..., st
 
 @pytest.mark.parametrize("owned", ["2-3", None])
 @pytest.mark.parametrize("name", ["c0", "log"])
-def test_nobody_lowers_the_cpu_request_of_a_pod_that_owns_cpus(
+def test_no_client_lowers_the_cpu_request_of_a_pod_that_owns_cpus(
     control_plane: ControlPlane, sized: Callable[..., str], owned: str | None, name: str
 ) -> None:
     path = sized("exclusive", owned)

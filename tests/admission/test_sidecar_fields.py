@@ -90,7 +90,7 @@ def test_lists_that_are_null_count_as_missing() -> None:
     assert completed(env=None, volumeMounts=None)["env"][0]["name"] == "NODE_NAME"
 
 
-def test_a_folder_of_the_sidecar_is_where_libvirt_looks_for_programs() -> None:
+def test_a_folder_of_the_sidecar_is_where_libvirt_searches_for_programs() -> None:
     spec = completed_pod(SIDECAR)
     assert spec["volumes"][1] == {"name": "kvplace-libvirt-hooks", "emptyDir": {}}
     assert spec["containers"][0]["volumeMounts"] == [SHOWN_TO_LIBVIRT]

@@ -76,7 +76,7 @@ def test_what_admission_would_refuse_is_refused_with_its_sentence(make: Any) -> 
         stated_request(make({"cpu-set": "one-num"}))
 
 
-def test_an_annotation_or_label_that_is_no_text_is_named_with_the_fix() -> None:
+def test_an_annotation_or_label_that_is_not_text_is_named_with_the_fix() -> None:
     pod = plain_pod()
     pod["metadata"]["labels"] = {"app": "db", "tier": 5}
     odd: Any = {**ASKS, "kvplace.io/explain": True}

@@ -103,7 +103,7 @@ def test_admission_done_again_changes_nothing() -> None:
     assert patch_for(once) == []
 
 
-def test_a_size_that_somebody_has_written_is_replaced_by_the_true_one() -> None:
+def test_a_size_that_a_user_has_written_is_replaced_by_the_true_one() -> None:
     after, _ = admit(vmi({**ASKS, "kvplace.io/vm-size": '{"vcpus":64}'}))
     assert json.loads(after["metadata"]["annotations"]["kvplace.io/vm-size"])["vcpus"] == 4
 

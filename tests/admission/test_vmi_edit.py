@@ -67,7 +67,7 @@ def test_an_update_of_something_else_changes_nothing_even_if_the_options_are_bad
     assert changed(old, new) == (new, ())
 
 
-def test_removed_options_leave_the_vm_where_it_is_and_say_how_to_unpin_it() -> None:
+def test_removed_options_leave_the_vm_where_it_is_and_state_how_to_unpin_it() -> None:
     metadata, warning = edit(ASKS, {})
     assert metadata["labels"] == {ASKS_LABEL: "true"}
     assert "kvplace.io/cpu-policy: none" in warning
@@ -104,7 +104,7 @@ def test_cpus_that_are_plugged_in_change_the_size_for_the_next_pod() -> None:
     assert stored["metadata"]["labels"] == {ASKS_LABEL: "true"}
 
 
-def test_a_size_that_kvplace_does_not_place_is_not_stated_and_stops_nobody() -> None:
+def test_a_size_that_kvplace_does_not_place_is_not_stated_and_stops_no_client() -> None:
     old = created(ASKS)
     new = copy.deepcopy(old)
     new["spec"]["domain"]["cpu"]["sockets"] = 5000
@@ -113,7 +113,7 @@ def test_a_size_that_kvplace_does_not_place_is_not_stated_and_stops_nobody() -> 
 
 
 @pytest.mark.parametrize("forged", [{"vcpus": 64}, None])
-def test_neither_size_nor_label_can_be_changed_by_anybody(forged: Json | None) -> None:
+def test_neither_size_nor_label_can_be_changed_by_any_client(forged: Json | None) -> None:
     old = created(ASKS)
     new = copy.deepcopy(old)
     if forged is None:

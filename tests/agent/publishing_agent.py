@@ -63,7 +63,7 @@ class Agent:
                 with contextlib.suppress(KeyError, StopIteration, AssertionError):
                     if what():
                         return
-                await asyncio.sleep(PERIOD_S)  # as often as the publisher looks
+                await asyncio.sleep(PERIOD_S)  # as often as the publisher checks
 
 
 @contextlib.asynccontextmanager

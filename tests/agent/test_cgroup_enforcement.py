@@ -110,7 +110,7 @@ def node(pods: PodCgroups) -> Node:
 
 
 async def becomes(read: Callable[[], object], wanted: object) -> None:
-    """Look until something has this value; the kernel does not tell when a process may use other CPUs."""
+    """Poll until something has this value; the kernel does not report when a process may use other CPUs."""
     for _ in range(10_000):
         if read() == wanted:
             return
@@ -208,7 +208,7 @@ async def test_cpus_are_taken_from_others_as_soon_as_they_are_claimed(pods: PodC
         await becomes(lambda: allowed(app.pid), "0")
 
 
-async def test_what_somebody_else_writes_is_put_back_and_counted(pods: PodCgroups, node: Node) -> None:
+async def test_what_another_client_writes_is_put_back_and_counted(pods: PodCgroups, node: Node) -> None:
     folder = pods.container(PLAIN, APP)
     app = pods.process(folder)
     node.read_objects(VM_POD, PLAIN_POD)
@@ -238,7 +238,7 @@ async def test_a_set_that_is_undone_again_and_again_is_given_up_with_a_reason(
         assert node.enforcement.repairs == MOST_REPAIRS
 
 
-async def test_a_set_that_the_kernel_refuses_is_no_other_programs_work(
+async def test_a_set_that_the_kernel_refuses_is_not_the_work_of_another_program(
     pods: PodCgroups, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = pods.container(PLAIN, APP)
@@ -263,7 +263,7 @@ async def test_a_set_that_the_kernel_refuses_is_no_other_programs_work(
         await becomes(lambda: (node.problem(), node.enforcement.repairs), ("", 1))
 
 
-async def test_writes_while_a_container_starts_are_undone_and_are_no_drift(pods: PodCgroups) -> None:
+async def test_writes_while_a_container_starts_are_undone_and_are_not_drift(pods: PodCgroups) -> None:
     """Runtimes write the cpuset of a new container several times."""
     node = Node(pods, starting_s=600.0)
     folder = pods.container(PLAIN, APP)
@@ -305,7 +305,7 @@ async def test_a_sweep_finds_what_no_event_was_about(
         await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
 
 
-async def test_without_inotify_containers_are_found_by_looking_and_the_setting_is_named(
+async def test_without_inotify_containers_are_found_by_checking_and_the_setting_is_named(
     pods: PodCgroups, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def used_up() -> Inotify:
@@ -320,7 +320,7 @@ async def test_without_inotify_containers_are_found_by_looking_and_the_setting_i
         await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
 
 
-async def test_containers_that_end_at_any_moment_are_no_error(pods: PodCgroups, node: Node) -> None:
+async def test_containers_that_end_at_any_moment_are_not_an_error(pods: PodCgroups, node: Node) -> None:
     node.read_objects(VM_POD)
     async with node.enforced():
         await becomes(lambda: node.report.enforcement, Enforcement.CGROUP)
@@ -368,7 +368,7 @@ async def test_memory_nodes_are_set_where_memory_is_strict(pods: PodCgroups, nod
             await becomes(lambda: (folder, 1, CpusetFile.MEMORY_NODES) in written, True)
 
 
-async def test_memory_nodes_that_somebody_else_keeps_setting_are_given_up_with_a_reason(
+async def test_memory_nodes_that_another_client_keeps_setting_are_given_up_with_a_reason(
     pods: PodCgroups, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = pods.container(VM, COMPUTE)

@@ -129,7 +129,7 @@ def test_a_vm_that_has_moved_does_not_go_back_when_its_pod_is_deleted_by_force()
     assert here.now()[VM].placement.revision == 2
 
 
-def test_what_is_refused_or_only_observed_is_said_and_not_set() -> None:
+def test_what_is_refused_or_only_observed_is_reported_and_not_set() -> None:
     refusal = ClaimRefusal(PinnedReason.CPUS_IN_USE, "CPU 2 is in use.")
     enforced = Enforced((COMPUTE,), Cpusets(CPUS, {}, {VM: refusal}))
     own = node(placed(VM))
@@ -137,7 +137,7 @@ def test_what_is_refused_or_only_observed_is_said_and_not_set() -> None:
     assert (target.refusal, target.sets_threads, target.wanted.cpuset) == (refusal, False, 0)
 
 
-def test_every_container_of_a_plain_pod_is_looked_at_although_only_their_cgroups_are_known(
+def test_every_container_of_a_plain_pod_is_checked_although_only_their_cgroups_are_known(
     tmp_path: Path,
 ) -> None:
     """Cgroups have no names of containers; that of the pause container must not hide the others."""

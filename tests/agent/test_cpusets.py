@@ -200,7 +200,7 @@ class TestTheLastJudge:
         refused = decide_cpusets(state, containers).refused
         return {uid: (refusal.reason, refusal.message) for uid, refusal in refused.items()}
 
-    def test_cpus_of_a_vm_that_runs_on_them_are_not_given_away_whatever_the_ledger_says(self) -> None:
+    def test_cpus_of_a_vm_that_runs_on_them_are_not_given_away_whatever_the_ledger_states(self) -> None:
         ledger = node_with(placed(VM, "2-3")).ledger
         state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "3"), ledger=ledger)
         runs, new = container(OTHER_VM, cpus="3"), container(VM)

@@ -50,7 +50,7 @@ def test_a_container_that_cannot_be_set_is_not_repaired_and_not_given_up() -> No
     assert (node.cgroup(stuck), node.agent.repairs) == ("0-1,4-7", 1)
 
 
-def test_a_container_whose_cgroup_has_gone_is_no_problem() -> None:
+def test_a_container_whose_cgroup_has_gone_is_not_a_problem() -> None:
     node, _ = node_with_one_stuck()
     node.agent.set_again()
     node.runtime.cgroups.cpus.clear()
@@ -101,7 +101,7 @@ async def test_a_container_that_has_ended_is_not_named_any_more() -> None:
     assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
 
 
-async def test_a_runtime_that_is_away_stays_said_whatever_becomes_of_cgroups() -> None:
+async def test_a_runtime_that_is_down_stays_stated_whatever_becomes_of_cgroups() -> None:
     node = Node(ONE_VM)
     compute = node.started(VM, "compute")
     node.agent.disconnected(Unavailable("the NRI runtime closed the connection"))

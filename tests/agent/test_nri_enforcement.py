@@ -96,7 +96,7 @@ class TestCreation:
         assert node.runtime.cgroups.writes == []
         assert sum(node.runtime.answers) == 0
 
-    def test_of_many_others_50_are_told_in_the_answer_and_the_rest_by_courier(self) -> None:
+    def test_of_many_others_50_are_set_in_the_answer_and_the_rest_by_courier(self) -> None:
         node = Node(EMPTY)
         others = [node.started(PLAIN, f"app{number}") for number in range(120)]
         node.objects.state = ONE_VM
@@ -177,7 +177,7 @@ class TestUpdates:
         assert format_cpu_list(other.first_cpus) == "0-1,4-7"
         assert node.agent.repairs == 0
 
-    def test_a_cgroup_that_somebody_writes_is_set_again(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_cgroup_that_a_user_writes_is_set_again(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO")
         node = Node(ONE_VM)
         compute = node.started(VM, "compute")
@@ -194,7 +194,7 @@ class TestUpdates:
         node.agent.check(compute.id)
         assert node.cgroup(compute) == "0-7"
 
-    def test_memory_nodes_that_somebody_writes_are_set_again(self) -> None:
+    def test_memory_nodes_that_a_user_writes_are_set_again(self) -> None:
         bound = placed(VM, "2-3", strict=(NumaId(1),))
         node = Node(node_with(bound, topology=machine_of(range(8))))
         compute = node.started(VM, "compute")
@@ -205,7 +205,7 @@ class TestUpdates:
         assert node.runtime.cgroups.memory_nodes == {folder: parse_cpu_list("1")}
         assert node.agent.repairs == 1
 
-    async def test_repairs_that_are_undone_again_and_again_are_given_up_and_said_so(self) -> None:
+    async def test_repairs_that_are_undone_again_and_again_are_given_up_and_reported(self) -> None:
         node = Node(ONE_VM)
         compute = node.started(VM, "compute")
         for _ in range(9):
@@ -216,7 +216,7 @@ class TestUpdates:
         assert (condition.status, condition.reason) == (False, "RepairsUndone")
         assert "vms/pod-of-uid-vm/compute" in condition.message
 
-    async def test_a_repair_that_was_given_up_is_tried_again_although_nobody_writes(
+    async def test_a_repair_that_was_given_up_is_tried_again_although_nothing_writes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for module in (nri_enforcement, repair_history):
@@ -334,7 +334,7 @@ class TestRestarts:
         assert (node.cgroup(compute), node.cgroup(other)) == ("2-3", "0-1,4-7")
         assert [_spec(found) for found in (compute, other, unstarted)] == ["2-3", "0-1,4-7", "0-1,4-7"]
 
-    def test_what_ended_while_the_runtime_was_away_is_forgotten(self) -> None:
+    def test_what_ended_while_the_runtime_was_down_is_forgotten(self) -> None:
         node = Node(ONE_VM)
         node.started(VM, "compute")
         node.runtime.disconnect()
@@ -360,7 +360,7 @@ class TestRestarts:
         node.restart_agent()
         assert node.cgroup(compute) == "2-3"
 
-    def test_before_the_objects_are_known_what_runs_keeps_the_cpus_that_its_spec_says(self) -> None:
+    def test_before_the_objects_are_known_what_runs_keeps_the_cpus_that_its_spec_states(self) -> None:
         node = Node(ONE_VM)
         pod = node.runtime.run_pod(VM, placement=placed(VM, "6-7"))  # it has moved since
         compute, other = node.runtime.create(pod, "compute"), node.started(PLAIN, "app")
@@ -382,7 +382,7 @@ class TestRestarts:
         found = [_spec(container) for container in (compute, other, later, second_compute)]
         assert found == ["2-3", "0-1,5-7", "0-1,5-7", "4"]
 
-    def test_an_agent_that_ended_before_it_had_told_the_runtime_leaves_cpus_taken_away(self) -> None:
+    def test_an_agent_that_ended_before_it_had_informed_the_runtime_leaves_cpus_taken_away(self) -> None:
         node = Node(ONE_VM)
         other = node.started(PLAIN, "app")
         node.change(EMPTY)
@@ -411,7 +411,7 @@ class TestRestarts:
         assert (node.cgroup(other), _spec(other)) == ("0-2", "0-3")
         assert node.runtime.cgroups.writes == []
 
-    def test_a_runtime_that_is_away_is_reported_and_enforcement_stays(self) -> None:
+    def test_a_runtime_that_is_down_is_reported_and_enforcement_stays(self) -> None:
         node = Node(ONE_VM)
         node.started(VM, "compute")
         node.started(PLAIN, "app")

@@ -84,7 +84,7 @@ def test_of_many_differences_three_are_named() -> None:
     )
 
 
-def test_repairs_that_were_given_up_are_said_only_while_something_differs() -> None:
+def test_repairs_that_were_given_up_are_reported_only_while_something_differs() -> None:
     condition = replace(GOOD, differences=(MOVED,), given_up=True).condition
     assert condition.reason == "RepairsUndone"
     assert "something else undid 5 repairs within 60 s" in condition.message

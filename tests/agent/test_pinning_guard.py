@@ -1,4 +1,4 @@
-"""What the guard does with what a check has found; the looks, and what it asks of others, are played here.
+"""What the guard does with what a check has found; the checks, and what it asks of others, are played here.
 
 How it keeps the threads of a real VM is tested in tests/libvirt_session/test_pinning_guard.py.
 """
@@ -129,7 +129,7 @@ class Guarded:
         self.own.pods.apply(Delete(self.own.pods.records[VM]))
 
     async def looks(self, count: int = 5) -> None:
-        """Look so often, and let what begins at a check end before the next one."""
+        """Check so often, and let what begins at a check end before the next one."""
         for _ in range(count):
             await self.guard.look()
             for _ in range(5):
@@ -166,7 +166,7 @@ async def test_the_memory_of_the_next_revision_is_moved_at_once(vm: Guarded) -> 
 async def test_a_vm_whose_pod_was_deleted_by_force_is_reported_until_its_container_has_ended(
     vm: Guarded,
 ) -> None:
-    """Only this report tells `serve` that its CPUs are still in use."""
+    """Only this report shows `serve` that its CPUs are still in use."""
     vm.place(revision=1, node=0)
     await vm.looks()
     assert vm.report.pods[VM].pinned

@@ -109,7 +109,7 @@ def test_the_same_is_found_as_long_as_nothing_happens(
     assert look(sweep, target) is settled
 
 
-def test_a_thread_that_starts_in_the_wrong_place_is_set_and_is_no_drift(
+def test_a_thread_that_starts_in_the_wrong_place_is_set_and_is_not_a_drift(
     sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     look(sweep, target)
@@ -143,7 +143,7 @@ def test_a_container_with_too_many_processes_is_reported(
     )
 
 
-def test_libvirt_is_not_told_of_each_worker_that_qemu_starts(
+def test_libvirt_is_not_informed_of_each_worker_that_qemu_starts(
     sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     """Under load they come and go every second, and begin on the CPUs of the I/O thread that started them."""
@@ -155,7 +155,7 @@ def test_libvirt_is_not_told_of_each_worker_that_qemu_starts(
     assert (found.differences, found.pins) == ((), None)
 
 
-def test_libvirt_is_told_again_when_a_thread_was_moved(
+def test_libvirt_is_informed_again_when_a_thread_was_moved(
     sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     """`virsh emulatorpin` changes both."""
@@ -164,7 +164,7 @@ def test_libvirt_is_told_again_when_a_thread_was_moved(
     assert look(sweep, target).pins == first.pins
 
 
-def test_a_thread_that_is_moved_is_set_back_and_told_as_drift_each_time(
+def test_a_thread_that_is_moved_is_set_back_and_reported_as_drift_each_time(
     sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     tid = thread(look(sweep, target), "IO iothread1")
@@ -214,7 +214,7 @@ def test_a_cpuset_without_its_cpu_is_reported_and_the_thread_returns_with_it(
     found = look(sweep, target)
     assert {type(one) for one in found.differences} == {ThreadDifference, CpusetDifference}
     assert len(found.drift) == 1
-    assert look(sweep, target).drift == ()  # told once
+    assert look(sweep, target).drift == ()  # reported once
     assert not found.given_up
     (cgroup / "cpuset.cpus").write_text(format_cpu_list(ONLINE))
     assert look(sweep, target).differences == ()
@@ -231,7 +231,7 @@ def test_a_cpu_that_is_known_to_be_offline_is_named(
     assert str(found) == f"vCPU 0 runs on CPU {FIRST}, because CPU {SECOND} is offline"
 
 
-def test_another_wanted_state_is_followed_and_is_no_drift(
+def test_another_wanted_state_is_followed_and_is_not_a_drift(
     sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
 ) -> None:
     look(sweep, target)

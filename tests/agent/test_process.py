@@ -27,7 +27,7 @@ async def test_it_is_ready_when_the_objects_of_its_node_have_been_read(host: Hos
                 pass
 
 
-async def test_the_report_is_complete_when_every_pod_has_been_looked_at(host: Host) -> None:
+async def test_the_report_is_complete_when_every_pod_has_been_checked(host: Host) -> None:
     complete = asyncio.Event()
     async with running_agent(host.settings(), MemoryCluster()) as agent, asyncio.timeout(30):
         assert not agent.report.is_complete

@@ -223,7 +223,7 @@ async def test_without_a_change_nothing_is_written(host: Host, cluster: FaultyCl
 # Written by hand
 
 
-async def test_a_topology_written_by_hand_stays_and_the_agent_says_so(
+async def test_a_topology_written_by_hand_stays_and_the_agent_reports_it(
     host: Host, cluster: FaultyCluster, by_hand: Topology
 ) -> None:
     cluster.put_topology(NODE, by_hand)

@@ -12,7 +12,7 @@ from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import classify
 
 
-def test_libvirt_is_told_the_pins_of_the_threads_that_exist_on_cpus_that_are_online() -> None:
+def test_libvirt_is_informed_the_pins_of_the_threads_that_exist_on_cpus_that_are_online() -> None:
     placement = Placement(
         Policy.EXCLUSIVE,
         (CpuId(2), CpuId(3)),

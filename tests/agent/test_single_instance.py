@@ -37,7 +37,7 @@ def _end(other: subprocess.Popen[str]) -> None:
     other.communicate()
 
 
-async def test_a_second_agent_waits_and_says_for_whom_until_the_first_is_killed(tmp_path: Path) -> None:
+async def test_a_second_agent_waits_and_names_the_first_until_that_is_killed(tmp_path: Path) -> None:
     lock = tmp_path / "kvplace" / "agent.lock"
     other = _other_agent(lock)
     waits: asyncio.Queue[str] = asyncio.Queue()
@@ -73,7 +73,7 @@ async def test_one_that_waits_can_be_ended_and_takes_no_lock_later(tmp_path: Pat
         pass
 
 
-async def test_the_only_one_waits_for_nobody(tmp_path: Path) -> None:
+async def test_the_only_agent_does_not_wait(tmp_path: Path) -> None:
     waits: list[str] = []
     for _ in range(2):
         async with only_instance(tmp_path / "run" / "agent.lock", waits.append):

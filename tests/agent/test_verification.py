@@ -64,7 +64,7 @@ def threads(**changed: str) -> tuple[Thread, ...]:
 GOOD = Measurement(threads(), cpusets={"compute": WANTED.cpuset})
 
 
-def test_nothing_differs_when_every_thread_is_where_the_placement_says() -> None:
+def test_nothing_differs_when_every_thread_is_where_the_placement_states() -> None:
     assert differences(WANTED, GOOD) == ()
     assert GOOD.cpus == parse_cpu_list("0,2-3,10")
 
@@ -102,7 +102,7 @@ def test_a_vcpu_that_was_plugged_in_may_use_the_cpus_of_all() -> None:
     assert differences(WANTED, replace(GOOD, threads=more)) == ()
 
 
-def test_offline_cpus_of_several_are_left_out_and_all_offline_is_said() -> None:
+def test_offline_cpus_of_several_are_left_out_and_all_offline_is_reported() -> None:
     placement = replace(PLACEMENT, emulator_cpus=parse_cpu_list("3,4"), io_thread_cpus=())
     offline = replace(WANTED, placement=placement, online=CpuMask(ONLINE & ~mask_of([4, 10])))
     measured = Measurement(

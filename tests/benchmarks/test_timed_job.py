@@ -41,7 +41,7 @@ def test_percentiles_are_values_that_occurred() -> None:
 
 
 @pytest.mark.parametrize("line", ["", "run", "[]", '{"lateUs": []}', "Kernel panic - not syncing"])
-def test_another_line_is_no_answer(line: str) -> None:
+def test_another_line_is_not_an_answer(line: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         Timing.read(line)
 

@@ -64,7 +64,7 @@ def test_a_cpu_in_use_is_a_column_of_its_own_and_the_books_stay_right() -> None:
     assert machine.free.bit_count() == 31
 
 
-def test_an_allocator_that_refuses_while_cpus_are_free_is_no_peer() -> None:
+def test_an_allocator_that_refuses_while_cpus_are_free_is_not_a_peer() -> None:
     with pytest.raises(AssertionError, match="a VM of 2 CPUs was refused while 32 were free"):
         outcome_of(FOUR_NODES, PeerMachine(FOUR_NODES, lambda *_: None), vm_of(0, 2))
 
@@ -93,7 +93,7 @@ def test_forced_vms_are_refused_in_a_strict_run_and_only_they() -> None:
     assert 0 < strict.refused == strict.forced < 75
 
 
-def test_moves_leave_fewer_vms_forced_and_nobody_on_anothers_cpus() -> None:
+def test_moves_leave_fewer_vms_forced_and_no_vm_on_anothers_cpus() -> None:
     mix = Sizes("of fours and eights", (4, 4, 6, 8))
     still = run(FOUR_NODES, PeerMachine(FOUR_NODES, kvplace), mix, 2, count=150)
     moving = run(FOUR_NODES, RoomMakingMachine(FOUR_NODES, 2), mix, 2, count=150)

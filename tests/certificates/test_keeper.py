@@ -256,7 +256,7 @@ def authority_of_another_program(begins: datetime, lasts_days: int) -> dict[str,
         pytest.param({KEY: b"no key"}, id="no key"),
     ],
 )
-async def test_a_damaged_secret_is_mended(
+async def test_a_damaged_secret_is_fixed(
     keeper: Keeper, store: StoredSecrets, tmp_path: Path, name: str, damage: dict[str, bytes]
 ) -> None:
     await keeper.look()

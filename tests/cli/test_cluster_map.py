@@ -17,7 +17,7 @@ from tests.core.machines import topologies
 from tests.nodes.machines import TWO
 
 
-def test_a_mark_for_each_core_says_whether_its_threads_are_free() -> None:
+def test_a_mark_for_each_core_states_whether_its_threads_are_free() -> None:
     free = CpuMask(TWO.cpus & ~parse_cpu_list("0,8,4"))
     assert strip(TWO, free) == "#...|:..."
 
@@ -35,7 +35,7 @@ def test_every_machine_can_be_drawn(topology: Topology) -> None:
     assert set(drawn) <= set(".:#| ")
 
 
-def test_a_node_that_cannot_be_used_says_why() -> None:
+def test_a_node_that_cannot_be_used_states_why() -> None:
     here, bare = NodeName("here"), NodeName("bare")
     records = [NodeRecord(here, "a"), NodeRecord(bare, "b")]
     view = cluster_view(records, [TopologyRecord(here, TWO)], [], [])

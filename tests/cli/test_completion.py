@@ -41,7 +41,7 @@ def test_the_shell_completes_a_word(words: str, offered: list[str]) -> None:
 
 
 def completed(words: str) -> list[str]:
-    """Return what bash is told for the last word; nothing may be reported besides."""
+    """Return what bash gets for the last word; nothing may be reported besides."""
     completion = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     done = subprocess.run(
         COMMAND,

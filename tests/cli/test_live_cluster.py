@@ -66,7 +66,7 @@ async def test_another_user_is_impersonated_with_its_groups(stub: ApiStub, flags
     assert asked.headers.getall("Impersonate-Group") == ["a", "b"]
 
 
-async def test_ages_are_those_of_the_cluster_whatever_our_own_clock_says(
+async def test_ages_are_those_of_the_cluster_whatever_our_own_clock_states(
     stub: ApiStub, flags: ClusterFlags
 ) -> None:
     metadata = {"name": "db", "namespace": "default", "uid": "u", "creationTimestamp": "2026-06-01T11:00:00Z"}
@@ -141,7 +141,7 @@ async def test_a_cluster_without_kvplace_or_with_another_version_of_it(
             await cluster.api.read_all(LEDGERS)
 
 
-async def test_a_server_that_is_away_is_named(tmp_path: Path) -> None:
+async def test_a_server_that_is_down_is_named(tmp_path: Path) -> None:
     nowhere = ApiStub()
     nowhere.url = "http://127.0.0.1:1"
     flags = ClusterFlags(kubeconfig=nowhere.kubeconfig(tmp_path).kubeconfig)
@@ -180,7 +180,7 @@ def test_a_timeout_that_is_none_is_named(text: str) -> None:
     assert "is not a duration such as" in answered.output
 
 
-async def test_watches_of_an_open_cluster_say_once_that_it_is_away(
+async def test_watches_of_an_open_cluster_report_once_that_it_is_down(
     flags: ClusterFlags, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with open_cluster(flags):
@@ -189,7 +189,7 @@ async def test_watches_of_an_open_cluster_say_once_that_it_is_away(
     assert capsys.readouterr().err.count("cannot be watched at the moment") == 1
 
 
-async def test_a_webhook_that_does_not_answer_is_named_with_where_to_look(
+async def test_a_webhook_that_does_not_answer_is_named_with_where_to_check(
     stub: ApiStub, flags: ClusterFlags
 ) -> None:
     said = 'failed calling webhook "vm.kvplace.io": failed to call webhook: context deadline exceeded'

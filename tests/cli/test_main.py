@@ -25,7 +25,7 @@ def test_help_names_every_command_and_every_exit_code(kvplace: Caller) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_that_says_what_it_does(kvplace: Caller, command: str) -> None:
+def test_every_command_has_help_that_states_what_it_does(kvplace: Caller, command: str) -> None:
     called = kvplace(command, "--help")
     assert called.code == 0
     assert called.out.startswith(f"Usage: kvplace {command}")
@@ -137,7 +137,7 @@ def test_an_interruption_while_modules_load_shows_no_traceback(tmp_path: Path) -
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_a_closed_pipe_is_no_error_message() -> None:
+def test_a_closed_pipe_is_not_an_error_message() -> None:
     with subprocess.Popen(
         [*COMMAND, "topology", "2x-epyc-7763-nps4", "-o", "json"],
         stdout=subprocess.PIPE,
@@ -159,7 +159,7 @@ def test_a_closed_pipe_is_no_error_message() -> None:
         (("rollout",), 2, False),
     ],
 )
-def test_messages_that_nobody_can_read_change_neither_answer_nor_exit_code(
+def test_messages_that_no_client_can_read_change_neither_answer_nor_exit_code(
     arguments: tuple[str, ...], code: int, *, is_answered: bool
 ) -> None:
     line = '{"released": "nobody"}\n' if "map" in arguments else ""

@@ -309,7 +309,7 @@ def test_512_threads_with_two_letters_each_fit_into_80_columns() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 5, 12, 30])
-def test_a_very_narrow_terminal_is_no_failure(width: int) -> None:
+def test_a_very_narrow_terminal_is_not_a_failure(width: int) -> None:
     ledger = ledger_of(claim("db", 0b1100))
     assert _drawn(width, "epyc-7502p", ledger=ledger, foreign=1 << 9, found={"db": 1})
 

@@ -47,7 +47,7 @@ def test_memory_with_a_unit_or_in_real_bytes_is_read(kvplace: Caller, memory: ob
         ("metadata.name", "Worker 1/..", "metadata.name is 'Worker 1/..'"),
     ],
 )
-def test_a_machine_that_says_something_else_than_it_seems_is_refused(
+def test_a_machine_that_states_something_else_than_it_seems_is_refused(
     kvplace: Caller, tmp_path: Path, command: tuple[str, ...], path: str, value: str, words: str
 ) -> None:
     document = json.loads(kvplace("topology", "epyc-7502p", "-o", "json").out)

@@ -1,4 +1,4 @@
-"""A command that watches states once that the API server is away."""
+"""A command that watches reports once that the API server is unavailable."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_three_watches_that_fail_again_and_again_are_one_sentence(
     assert not caplog.records
 
 
-def test_an_outage_that_lasts_is_told_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_outage_that_lasts_is_reported_again(capsys: pytest.CaptureFixture[str]) -> None:
     moments = [0.0, REPEATED_S - 1, REPEATED_S + 1]
     told: list[int] = []
     handler = OneSentence("https://api:6443", lambda: moments[len(told)])
@@ -48,7 +48,7 @@ def test_an_outage_that_lasts_is_told_again(capsys: pytest.CaptureFixture[str]) 
     assert told == [1, 0, 1]
 
 
-def test_a_list_that_is_read_again_because_its_version_is_too_old_is_no_outage(
+def test_a_list_that_is_read_again_because_its_version_is_too_old_is_not_an_outage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with outages_in_one_sentence("https://api:6443"):
@@ -79,7 +79,7 @@ def test_afterwards_the_watches_of_this_process_log_as_before(caplog: pytest.Log
         "rollout status web",
     ],
 )
-def test_a_server_that_is_away_is_one_sentence_of_every_command(command: str, tmp_path: Path) -> None:
+def test_a_server_that_is_down_is_one_sentence_of_every_command(command: str, tmp_path: Path) -> None:
     nowhere = ApiStub()
     nowhere.url = "http://127.0.0.1:1"
     kubeconfig = nowhere.kubeconfig(tmp_path).kubeconfig

@@ -241,7 +241,7 @@ def test_without_requests_there_are_no_answers_and_a_message_on_stderr(kvplace: 
     assert called.err == 'kvplace: <stdin> contains no requests; write one per line, such as {"vcpus": 8}\n'
 
 
-def test_on_a_terminal_it_says_that_it_waits_for_requests() -> None:
+def test_on_a_terminal_it_reports_that_it_waits_for_requests() -> None:
     seen = on_a_terminal("place", "--topology", "epyc-7502p", typed='{"vcpus": 2}\n')
     assert "kvplace: reading the requests from the terminal, one JSON object per line; Ctrl-D ends it" in seen
     assert "request-1: CPUs 2,34" in seen

@@ -123,7 +123,7 @@ def test_a_byte_order_mark_is_ignored() -> None:
     assert PlaceSession("node", MACHINE).answer('\ufeff{"vcpus": 1}').kind is AnswerKind.PLACED
 
 
-def test_the_exit_code_says_whether_all_some_or_none_were_placed(kvplace: Caller) -> None:
+def test_the_exit_code_states_whether_all_some_or_none_were_placed(kvplace: Caller) -> None:
     refused, invalid, placed, released = (
         '{"vcpus": 61}\n',
         "{}\n",

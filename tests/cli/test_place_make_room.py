@@ -53,7 +53,7 @@ def test_the_smallest_vm_moves_and_is_released_from_its_new_cpus() -> None:
     assert parse_cpu_list(move["to"]) & ~MACHINE.numa_nodes[1].cpus == 0
 
 
-def test_a_refusal_after_a_search_that_stopped_at_its_bound_says_so() -> None:
+def test_a_refusal_after_a_search_that_stopped_at_its_bound_reports_it() -> None:
     session = PlaceSession("node", MACHINE, keep=True, make_room=True, explain=False)
     _crowd(session)
     line = json.dumps({"id": "new", "vcpus": 20, "cpuSet": "one-numa", "memory": "8Gi"})
@@ -129,7 +129,7 @@ def test_without_make_room_nothing_moves_and_the_refusal_suggests_the_move() -> 
     assert [fix["change"] for fix in refusal["suggestions"]] == ["moves", "cpuSet", "vcpus"]
 
 
-def test_a_vm_that_fits_well_moves_nobody() -> None:
+def test_a_vm_that_fits_well_moves_no_vm() -> None:
     session = PlaceSession("node", MACHINE, keep=True, make_room=True)
     _crowd(session)
     answer = _ask(session, vcpus=12, cpuSet="one-numa")

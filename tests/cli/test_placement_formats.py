@@ -209,7 +209,7 @@ def test_without_placements_no_free_machine_is_drawn(kvplace: Caller, tmp_path: 
         {"kind": "NodeLedger", "metadata": {"name": NAME}, "spec": {}},
     ],
 )
-def test_a_document_without_any_vm_is_drawn_and_said_to_have_none(
+def test_a_document_without_any_vm_is_drawn_and_stated_to_have_none(
     kvplace: Caller, document: dict[str, Any]
 ) -> None:
     called = kvplace("map", NAME, "--placements", "-", stdin=json.dumps(document))

@@ -90,7 +90,7 @@ def test_name_prints_the_vms_that_were_placed_and_nothing_else(kvplace: Caller) 
 @pytest.mark.parametrize(
     ("requests", "code"), [(THREE, 0), (THREE + NONE, 4), (TOO_MANY, 4), (NONE, 3), ("", 2)]
 )
-def test_the_exit_code_says_whether_all_some_or_none_were_placed(
+def test_the_exit_code_states_whether_all_some_or_none_were_placed(
     kvplace: Caller, requests: str, code: int
 ) -> None:
     assert kvplace("plan", "--requests", "-", stdin=requests).code == code
@@ -116,7 +116,7 @@ def test_the_upper_bound_is_in_the_summary(kvplace: Caller) -> None:
     assert (bound["vms"], bound["vcpus"], bound["reached"], bound["finished"]) == (20, 600, True, True)
 
 
-def test_without_the_solver_one_sentence_says_how_to_get_it(
+def test_without_the_solver_one_sentence_states_how_to_get_it(
     kvplace: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
@@ -155,7 +155,7 @@ def test_a_plan_with_moves_may_pass_the_bound_for_plans_without_them(kvplace: Ca
     assert planned(kvplace, asked, *flags)["summary"]["bound"]["reached"]
 
 
-def test_a_plan_whose_search_for_moves_stopped_at_its_bound_says_so(
+def test_a_plan_whose_search_for_moves_stopped_at_its_bound_reports_it(
     kvplace: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planned_moves, "_MAX_TOTAL_STEPS", 0)
@@ -241,7 +241,7 @@ def test_a_count_makes_equal_vms_with_numbered_names() -> None:
         ("just words", "the document is 'just words'; it must be a mapping"),
     ],
 )
-def test_an_invalid_request_is_one_sentence_that_says_where(
+def test_an_invalid_request_is_one_sentence_that_states_where(
     kvplace: Caller, text: str, sentence: str
 ) -> None:
     called = kvplace("plan", "--requests", "-", stdin=text)
@@ -339,7 +339,7 @@ def test_what_a_request_demands_of_its_node_is_read_strictly_and_only_for_live_c
         ("describe-node", "worker", "--timeout", "nan"),
     ],
 )
-def test_a_time_that_is_no_number_is_refused(kvplace: Caller, arguments: tuple[str, ...]) -> None:
+def test_a_time_that_is_not_a_number_is_refused(kvplace: Caller, arguments: tuple[str, ...]) -> None:
     called = kvplace(*arguments, stdin='{"vcpus": 2}')
     assert (called.code, called.out) == (2, "")
     assert "nan is not in the range " in called.err

@@ -61,7 +61,7 @@ def interrupted(arguments: tuple[str, ...], folder: Path, stdin: str = os.devnul
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_a_long_command_says_how_far_it_is_and_ctrl_c_gives_the_answer_so_far(
+def test_a_long_command_states_how_far_it_is_and_ctrl_c_gives_the_answer_so_far(
     folder: Path, name: str
 ) -> None:
     first, called = interrupted(LONG[name], folder)
@@ -148,7 +148,7 @@ def test_on_a_terminal_there_is_a_bar_and_it_is_gone_at_the_end(folder: Path) ->
         terminal.read_until("VMs not tried")
 
 
-def test_a_quick_command_says_nothing(folder: Path) -> None:
+def test_a_quick_command_states_nothing(folder: Path) -> None:
     (folder / "one.jsonl").write_text('{"vcpus": 2}\n')
     done = subprocess.run(
         [*COMMAND, "plan", "--requests", "one.jsonl"], cwd=folder, capture_output=True, text=True, check=True

@@ -81,7 +81,7 @@ def test_a_wrong_call_is_one_sentence(kvplace: Caller, arguments: list[str], sen
     assert len(answer.err.splitlines()) == 1
 
 
-def test_what_is_wrong_with_the_input_is_said_before_a_missing_yes(
+def test_what_is_wrong_with_the_input_is_reported_before_a_missing_yes(
     kvplace: Caller, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"
@@ -122,7 +122,7 @@ def test_half_a_character_is_refused_where_it_would_be_sent_to_a_cluster(tmp_pat
 
 
 @pytest.mark.parametrize("waves", ["9" * 5000, "0", "1,,2", "-1", "200%"])
-def test_a_size_of_a_wave_that_is_none_is_said_in_a_sentence(
+def test_a_size_of_a_wave_that_is_none_is_reported_in_a_sentence(
     kvplace: Caller, template: str, tmp_path: Path, waves: str
 ) -> None:
     kubeconfig = tmp_path / "config"

@@ -40,7 +40,7 @@ def bind(cluster: MemoryRollouts, name: str) -> None:
     cluster.bind(name)
 
 
-def test_when_nothing_changes_it_is_said_once_what_is_waited_for(
+def test_when_nothing_changes_it_is_reported_once_what_is_waited_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def run() -> Report:
@@ -58,7 +58,7 @@ def test_when_nothing_changes_it_is_said_once_what_is_waited_for(
     )
 
 
-def test_a_deletion_tells_what_is_left_at_most_once_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_deletion_reports_what_is_left_at_most_once_a_second(capsys: pytest.CaptureFixture[str]) -> None:
     moments = {9: 0.5, 8: 1.0, 7: 1.5, 1: 2.5, 0: 9.0}
     now = [0.0]
     tell = told_what_is_left(lambda: now[0])

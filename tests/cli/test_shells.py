@@ -151,7 +151,7 @@ def test_fish_completes_with_descriptions(commands: dict[str, str], line: str, o
         (["map", "epyc-7502p", "--placements", "placed.json", "--found", "d"], ["database=", ":6"]),
     ],
 )
-def test_kubectl_is_told_words_with_their_descriptions(
+def test_kubectl_gets_words_with_their_descriptions(
     commands: dict[str, str], words: list[str], lines: list[str]
 ) -> None:
     done = subprocess.run(

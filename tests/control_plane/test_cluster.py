@@ -34,7 +34,7 @@ def plain_pod(name: str, **spec: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def node(control_plane: ControlPlane) -> Iterator[str]:
-    """Create a node that nobody plays kubelet for."""
+    """Create a node without a kubelet."""
     name = f"bare-{secrets.token_hex(4)}"
     room = {"cpu": "8", "memory": "16Gi", "pods": "110"}
     control_plane.request(
@@ -46,12 +46,12 @@ def node(control_plane: ControlPlane) -> Iterator[str]:
     control_plane.request("DELETE", f"/api/v1/nodes/{name}")
 
 
-def test_it_says_its_real_version_and_that_it_is_ready(control_plane: ControlPlane) -> None:
+def test_it_reports_its_real_version_and_that_it_is_ready(control_plane: ControlPlane) -> None:
     assert control_plane.request("GET", "/version")["gitVersion"] == "v1.36.3"
     assert control_plane.fetch_text(control_plane.url, "/readyz") == "ok"
 
 
-def test_nobody_is_anonymous(control_plane: ControlPlane) -> None:
+def test_no_client_is_anonymous(control_plane: ControlPlane) -> None:
     with pytest.raises(RequestRefused) as refused:
         control_plane.request("GET", "/api/v1/namespaces", token="not-a-token")
     assert refused.value.status == 401

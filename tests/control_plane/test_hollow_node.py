@@ -219,7 +219,7 @@ def test_two_containers_meet_in_a_shared_volume_of_which_one_sees_a_part(pods: P
     pods.wait("sharing", is_ready)
 
 
-def test_an_exited_container_is_started_again_where_the_pod_says_so(pods: Pods) -> None:
+def test_an_exited_container_is_started_again_where_the_pod_reports_it(pods: Pods) -> None:
     pods.create("again", pods.shell("exit 3"), restartPolicy="OnFailure")
     again = pods.wait("again", lambda pod: main(pod).get("restartCount", 0) >= 2)
     assert again["status"]["phase"] == "Running"
@@ -301,7 +301,9 @@ def test_a_deleted_pod_is_gone_only_after_its_containers_have_ended(
     wait_until_gone(control_plane, pods.path, "going", ended["metadata"]["resourceVersion"])
 
 
-def test_a_process_gets_its_grace_period_and_its_end_is_told(pods: Pods, control_plane: ControlPlane) -> None:
+def test_a_process_gets_its_grace_period_and_its_end_is_reported(
+    pods: Pods, control_plane: ControlPlane
+) -> None:
     pods.create(
         "polite",
         pods.shell(
@@ -317,7 +319,7 @@ def test_a_process_gets_its_grace_period_and_its_end_is_told(pods: Pods, control
     wait_until_gone(control_plane, pods.path, "polite", ready["metadata"]["resourceVersion"])
 
 
-def test_a_pod_that_wants_what_a_hollow_node_cannot_give_says_so(pods: Pods) -> None:
+def test_a_pod_that_wants_what_a_hollow_node_cannot_give_reports_it(pods: Pods) -> None:
     pods.create(
         "wanting",
         pods.shell(
@@ -332,7 +334,7 @@ def test_a_pod_that_wants_what_a_hollow_node_cannot_give_says_so(pods: Pods) -> 
     assert pods.wait("wanting", is_refused)["status"]["phase"] == "Pending"
 
 
-def test_nodes_come_with_what_kubevirt_and_the_scheduler_look_for(
+def test_nodes_come_with_what_kubevirt_and_the_scheduler_search_for(
     control_plane: ControlPlane, nodes: NodesInBackground
 ) -> None:
     name = f"big-{secrets.token_hex(4)}"

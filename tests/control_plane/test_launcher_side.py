@@ -39,7 +39,7 @@ def vmi(launcher_side: LauncherSide) -> dict[str, Any]:
 
 @pytest.fixture
 def no_sidecars(tmp_path: Path) -> Path:
-    """Lay a folder where virt-launcher finds nobody."""
+    """Lay a folder where virt-launcher finds no hook."""
     return tmp_path
 
 
@@ -56,7 +56,7 @@ def test_a_vmi_with_dedicated_cpus_needs_a_cpuset_and_a_topology(launcher_side: 
         launcher_side.domain_xml_of(json.loads(domains.kept("05-amd64-dedicated").vmi))
 
 
-def test_what_is_no_vmi_is_refused_with_the_reason(launcher_side: LauncherSide) -> None:
+def test_what_is_not_a_vmi_is_refused_with_the_reason(launcher_side: LauncherSide) -> None:
     with pytest.raises(LauncherSideFailed, match='unknown field "speck"'):
         launcher_side.default_vmi({"metadata": {"name": "x"}, "speck": {}})
 
@@ -78,7 +78,7 @@ def test_three_calls_differ_as_virt_launchers_do(
     domains = [etree.fromstring(call.sent) for call in report.calls]
     assert [len(domain.findall("devices/interface")) for domain in domains] == [4, 1, 1]
     assert [len(domain.findall("devices/controller[@type='pci']")) for domain in domains] == [0, 0, 2]
-    # With nobody to change it, every domain comes back as it went.
+    # Without a hook to change it, every domain comes back as it went.
     assert [call.sent for call in report.calls] == [call.returned for call in report.calls]
     assert report.defined == report.calls[2].returned
 

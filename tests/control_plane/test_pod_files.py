@@ -80,7 +80,7 @@ def test_files_of_a_volume_change_together_and_old_ones_go(tmp_path: Path) -> No
     assert not first.exists()
 
 
-def test_a_downward_volume_is_mounted_read_only_and_an_empty_one_as_the_pod_says(tmp_path: Path) -> None:
+def test_a_downward_volume_is_mounted_read_only_and_an_empty_one_as_the_pod_reports(tmp_path: Path) -> None:
     item = {"path": "map", "fieldRef": {"fieldPath": "metadata.annotations['cpu-map']"}}
     volumes = [
         {"name": "podinfo", "downwardAPI": {"items": [item]}},

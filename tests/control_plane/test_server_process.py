@@ -28,7 +28,7 @@ async def test_a_server_listens_on_the_port_that_is_reserved_for_it_again_and_ag
                 await asyncio.open_connection("127.0.0.1", port)
 
 
-def test_nobody_else_is_given_a_reserved_port() -> None:
+def test_no_other_client_is_given_a_reserved_port() -> None:
     reservation, port = reserve_port()
     with closing(reservation), closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))

@@ -143,7 +143,7 @@ def report_running(cluster: FaultyCluster, pod: PodRecord) -> None:
 
 
 async def search_at_once(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | None:
-    """Search for moves without a thread, so that stories are told in one order."""
+    """Search for moves without a thread, so that stories run in one order."""
     return find_room(nodes, request)
 
 

@@ -85,7 +85,7 @@ def test_the_action_follows_from_the_pod(pod: PodRecord | None, age: float, expe
     assert action(pod, age) is expected
 
 
-def test_a_pod_that_the_cache_had_and_has_no_more_is_looked_for_at_once() -> None:
+def test_a_pod_that_the_cache_had_and_has_no_more_is_searched_for_at_once() -> None:
     assert action(None, 0, was_deleted=True) is ClaimAction.READ_POD
 
 
@@ -156,7 +156,7 @@ def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
     ],
     ids=["the same", "another bind's", "newer than the pod that was read", "under relocation"],
 )
-def test_what_a_bound_pod_says_replaces_a_claim_of_the_same_revision_that_says_something_else(
+def test_what_a_bound_pod_reports_replaces_a_claim_of_the_same_revision_that_states_something_else(
     cpus: int, revision: int, relocating: bool, expected: bool
 ) -> None:
     restored = claim_of_bound_pod(BOUND)
@@ -201,7 +201,7 @@ def test_a_bound_pod_that_its_agent_reports_running_keeps_its_claim_until_it_is_
     assert action(replace(ended, phase="Failed"), 0, runs=True) is ClaimAction.RELEASE
 
 
-def test_a_restored_claim_says_for_which_revision_it_is() -> None:
+def test_a_restored_claim_states_for_which_revision_it_is() -> None:
     restored = claim_of_bound_pod(replace(BOUND, placement=replace(PLACED, revision=3).to_json()))
     assert restored is not None
     assert restored.revision == 3

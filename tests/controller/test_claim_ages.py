@@ -21,7 +21,7 @@ class Clock:
         return self.seconds
 
 
-def test_a_claim_ages_from_the_first_look_at_it_and_a_new_date_makes_it_new() -> None:
+def test_a_claim_ages_from_the_first_check_of_it_and_a_new_date_makes_it_new() -> None:
     clock = Clock()
     ages = ClaimAges(clock)
     assert ages.age_s(NODE, CLAIM) == 0

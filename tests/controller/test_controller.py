@@ -37,7 +37,7 @@ async def test_a_pod_that_is_bound_as_claimed_costs_one_ledger_write(cluster: Fa
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-async def test_the_cores_of_a_pod_that_has_ended_come_free(
+async def test_the_cores_of_a_pod_that_has_ended_are_released(
     cluster: FaultyCluster, phase: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with bound_vm(cluster) as (one, _pod):
@@ -46,7 +46,7 @@ async def test_the_cores_of_a_pod_that_has_ended_come_free(
         assert "the claim of a pod that was never bound is released" not in caplog.messages
 
 
-async def test_cores_come_free_at_once_on_a_node_that_is_looked_at_later(cluster: FaultyCluster) -> None:
+async def test_cores_are_released_at_once_on_a_node_that_is_checked_later(cluster: FaultyCluster) -> None:
     patient = ControllerSettings(compare_s=3600.0, round_s=3600.0)
     async with replica(cluster, settings=patient) as one:
         ends, stays = asking_pod(cluster, "ends"), asking_pod(cluster, "stays")
@@ -69,7 +69,7 @@ async def test_a_pod_that_ends_before_its_claim_is_compared_is_released_at_once(
             await one.until(lambda: not one.claims())
 
 
-async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_come_free_when_it_ends(
+async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_are_released_when_it_ends(
     cluster: FaultyCluster,
 ) -> None:
     async with bound_vm(cluster) as (one, pod):
@@ -83,13 +83,13 @@ async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_come_free_whe
         await one.until(lambda: not one.claims())
 
 
-async def test_the_cores_of_a_pod_that_is_gone_come_free_at_once(cluster: FaultyCluster) -> None:
+async def test_the_cores_of_a_pod_that_is_gone_are_released_at_once(cluster: FaultyCluster) -> None:
     async with bound_vm(cluster) as (one, _pod):
         cluster.delete_pod("default", "vm", force=True)
         await one.until(lambda: not one.claims())
 
 
-async def test_the_cores_of_a_pod_deleted_by_force_come_free_when_the_agent_no_longer_sees_its_container(
+async def test_the_cores_of_a_pod_deleted_by_force_are_released_when_the_agent_no_longer_sees_its_container(
     cluster: FaultyCluster,
 ) -> None:
     async with bound_vm(cluster) as (one, pod):
@@ -115,7 +115,7 @@ async def test_the_cores_of_a_pod_deleted_by_force_stay_while_it_runs_on_a_machi
 
 
 @pytest.mark.parametrize(("is_heard", "seconds"), [(True, 20), (False, 30)])
-async def test_a_pod_that_is_gone_before_its_agent_reported_it_keeps_its_cores_longer_if_the_agent_is_silent(
+async def test_a_pod_that_is_gone_before_its_agent_reported_it_keeps_its_cores_longer_if_the_agent_is_quiet(
     cluster: FaultyCluster, is_heard: bool, seconds: float
 ) -> None:
     async with replica(cluster) as one:
@@ -132,7 +132,7 @@ async def test_a_pod_that_is_gone_before_its_agent_reported_it_keeps_its_cores_l
         assert not one.claims()
 
 
-async def test_the_cores_of_a_node_that_is_gone_come_free_with_what_its_agent_reported_last(
+async def test_the_cores_of_a_node_that_is_gone_are_released_with_what_its_agent_reported_last(
     cluster: FaultyCluster,
 ) -> None:
     """Until its NodeTopology is collected the machine may register again, with its containers."""
@@ -146,7 +146,7 @@ async def test_the_cores_of_a_node_that_is_gone_come_free_with_what_its_agent_re
         await one.until(lambda: not one.claims())
 
 
-async def test_a_pod_that_ended_while_nobody_was_there_is_released_after_the_restart(
+async def test_a_pod_that_ended_while_no_client_was_there_is_released_after_the_restart(
     cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, controller=False) as before:
@@ -232,7 +232,7 @@ async def test_a_lost_ledger_is_rebuilt_from_the_pods_that_are_bound(cluster: Fa
 
 
 @pytest.mark.parametrize("goes", ["the claim", "the ledger"])
-async def test_a_claim_that_somebody_takes_away_from_a_running_pod_is_restored_at_once(
+async def test_a_claim_that_a_user_takes_away_from_a_running_pod_is_restored_at_once(
     cluster: FaultyCluster, goes: str
 ) -> None:
     """Nothing else reports it: the pod does not change, and the next round is far away."""
@@ -251,7 +251,7 @@ async def test_a_claim_that_somebody_takes_away_from_a_running_pod_is_restored_a
         )
 
 
-async def test_a_claim_that_somebody_writes_for_a_pod_that_does_not_exist_is_released_before_the_next_round(
+async def test_a_claim_that_a_user_writes_for_a_pod_that_does_not_exist_is_released_before_the_next_round(
     cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, settings=ControllerSettings(round_s=3600.0)) as one:
@@ -405,7 +405,7 @@ async def test_a_node_that_waits_for_the_api_server_holds_up_no_other(cluster: F
         await one.until(lambda: not one.claims("n1"))
 
 
-async def test_a_round_after_the_first_looks_at_one_node_after_the_other(cluster: FaultyCluster) -> None:
+async def test_a_round_after_the_first_checks_one_node_after_the_other(cluster: FaultyCluster) -> None:
     for number in range(2, 11):
         cluster.create_node(f"n{number}", topology=EIGHT)
     async with replica(cluster, settings=ControllerSettings(round_s=100.0, spread_s=0.0)) as one:

@@ -50,7 +50,7 @@ async def test_a_vm_that_becomes_sharing_requests_a_tenth_of_its_cpus(
         assert agent.live(pod).resources["cpu"] == 200
 
 
-async def test_a_vm_whose_quota_is_used_up_owns_no_cpus_and_is_told_why(
+async def test_a_vm_whose_quota_is_used_up_owns_no_cpus_and_is_informed_why(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     cluster.quota = 10

@@ -41,7 +41,7 @@ async def test_the_cores_of_a_pod_deleted_by_force_stay_while_its_agent_writes_a
             await one.until(lambda: not one.claims())
 
 
-async def test_the_cores_of_a_pod_deleted_by_force_come_free_where_a_deleted_report_is_not_written_again(
+async def test_the_cores_of_a_pod_deleted_by_force_are_released_where_a_deleted_report_is_not_written_again(
     cluster: FaultyCluster,
 ) -> None:
     async with bound_vm(cluster, settings=ControllerSettings(round_s=3600.0)) as (one, pod):
@@ -66,7 +66,7 @@ async def comes_free_when_nothing_is_reported(late: Replica) -> None:
     assert not late.claims()
 
 
-async def test_a_replica_that_has_not_been_told_of_a_report_reads_it_before_it_gives_cores_away(
+async def test_a_replica_that_has_not_been_informed_of_a_report_reads_it_before_it_gives_cores_away(
     cluster: FaultyCluster,
 ) -> None:
     cluster.delete_topology("n1")
@@ -90,7 +90,7 @@ async def test_a_replica_that_has_not_been_told_of_a_report_reads_it_before_it_g
         lagging.catch_up()
 
 
-async def test_a_report_that_a_late_watch_has_not_told_counts_when_silence_would(
+async def test_a_report_that_a_late_watch_has_not_shown_counts_when_silence_would(
     cluster: FaultyCluster,
 ) -> None:
     cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI)
@@ -109,7 +109,7 @@ async def test_a_report_that_a_late_watch_has_not_told_counts_when_silence_would
         lagging.catch_up()
 
 
-async def test_the_cores_of_a_vm_stay_while_its_agent_reports_it_running_whatever_its_status_says(
+async def test_the_cores_of_a_vm_stay_while_its_agent_reports_it_running_whatever_its_status_states(
     cluster: FaultyCluster,
 ) -> None:
     async with bound_vm(cluster) as (one, pod):

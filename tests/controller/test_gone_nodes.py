@@ -51,7 +51,7 @@ async def test_a_gone_node_keeps_its_ledger_while_a_vm_that_shares_cpus_runs_the
         assert set(one.claims()) == {pod.uid}
 
 
-async def test_a_ledger_in_which_somebody_claims_while_it_is_deleted_stays(cluster: FaultyCluster) -> None:
+async def test_a_ledger_in_which_a_user_claims_while_it_is_deleted_stays(cluster: FaultyCluster) -> None:
     async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as other:
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "n1") == ""

@@ -49,7 +49,7 @@ def cluster() -> _HalfBroken:
     return made
 
 
-async def test_a_node_is_not_looked_at_again_while_a_read_of_the_last_look_is_under_way(
+async def test_a_node_is_not_checked_again_while_a_read_of_the_last_check_is_under_way(
     cluster: _HalfBroken,
 ) -> None:
     async with replica(cluster) as one:
@@ -58,7 +58,7 @@ async def test_a_node_is_not_looked_at_again_while_a_read_of_the_last_look_is_un
         assert cluster.failed > 1
 
 
-async def test_no_read_of_a_look_that_has_failed_outlives_the_controller(cluster: _HalfBroken) -> None:
+async def test_no_read_of_a_check_that_has_failed_outlives_the_controller(cluster: _HalfBroken) -> None:
     async with replica(cluster):
         await cluster.asked.wait()
         await asyncio.sleep(0.5)

@@ -276,7 +276,7 @@ async def test_a_release_whose_answer_is_lost_still_wakes_who_waits(cluster: Fau
         await one.until(lambda: RELEASED_AT in cluster.node_annotations("n1"))
 
 
-async def test_waking_is_tried_again_when_the_api_server_is_away_and_on_a_node_that_is_still_there(
+async def test_waking_is_tried_again_when_the_api_server_is_down_and_on_a_node_that_is_still_there(
     cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, settings=STILL) as one:

@@ -1,4 +1,4 @@
-"""Running pods get the cores that their edited annotations ask for, and nobody loses one meanwhile."""
+"""Running pods get the cores that their edited annotations ask for, and no VM loses one meanwhile."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ async def test_what_the_agent_cannot_carry_out_is_taken_back_and_not_tried_again
         assert "no free huge pages" in found.message
 
 
-async def test_what_failed_is_taken_back_although_somebody_has_taken_the_claim_away_meanwhile(
+async def test_what_failed_is_taken_back_although_a_user_has_taken_the_claim_away_meanwhile(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster) as one:
@@ -223,7 +223,7 @@ async def test_a_vm_that_could_not_be_unpinned_has_its_cores_again_although_its_
         assert agent.ledger.owned == first.owned
 
 
-async def test_when_its_former_cores_were_given_away_meanwhile_its_owner_is_told_to_restart_it(
+async def test_when_its_former_cores_were_given_away_meanwhile_its_owner_is_asked_to_restart_it(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster) as one:
@@ -239,7 +239,7 @@ async def test_when_its_former_cores_were_given_away_meanwhile_its_owner_is_told
         assert (agent.ledger, agent.stored(pod).revision) == (before, 2)
 
 
-async def test_a_placement_that_was_written_late_is_claimed_before_it_is_put_in_force(
+async def test_a_placement_that_was_written_late_is_claimed_before_it_is_put_in_effect(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     """Its claim was taken away meanwhile, and another replica has begun anew with other cores."""
@@ -381,7 +381,7 @@ class Counted(dict[PodUid, PodRecord]):
         return super().values()
 
 
-async def test_an_edit_costs_no_look_at_the_pods_of_other_vms(
+async def test_an_edit_costs_no_check_of_the_pods_of_other_vms(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     """Otherwise an edit of every VM of a large cluster takes a time that grows with their square."""

@@ -45,7 +45,7 @@ async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: FaultyC
         assert (await one.filter(waiting)).names == ["n1"]
 
 
-async def test_nobody_is_woken_when_nobody_waits(cluster: FaultyCluster) -> None:
+async def test_no_pod_is_woken_when_no_vm_waits(cluster: FaultyCluster) -> None:
     async with bound_vm(cluster) as (one, pod):
         await one.until(lambda: one.cache.pods.records[pod.uid].node == "n1")
         cluster.delete_pod("default", "vm", force=True)
@@ -53,7 +53,7 @@ async def test_nobody_is_woken_when_nobody_waits(cluster: FaultyCluster) -> None
         assert RELEASED_AT not in cluster.node_annotations("n1")
 
 
-async def test_nodes_that_are_gone_are_forgotten_although_nobody_was_woken_for_them(
+async def test_nodes_that_are_gone_are_forgotten_although_no_client_was_woken_for_them(
     cluster: FaultyCluster,
 ) -> None:
     cluster.create_node("n2", topology=EIGHT)
@@ -65,7 +65,7 @@ async def test_nodes_that_are_gone_are_forgotten_although_nobody_was_woken_for_t
         assert set(one.controller._waker._freed) <= {"n2"}
 
 
-async def test_a_pod_that_was_refused_before_anybody_here_knew_of_it_is_woken_once_for_an_earlier_release(
+async def test_a_pod_that_was_refused_before_any_client_here_knew_of_it_is_woken_once_for_an_earlier_release(
     cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster) as one:
@@ -119,7 +119,7 @@ async def test_a_node_that_is_known_later_than_its_description_wakes_the_waiting
 
 
 async def test_a_cpu_map_that_is_written_or_widened_wakes_the_waiting_pods(cluster: FaultyCluster) -> None:
-    """kube-scheduler retries them by itself then, and may ask before our watch has told of the cpu-map."""
+    """kube-scheduler retries them by itself then, and may ask before our watch has shown the cpu-map."""
     cluster.create_node("late")
     async with replica(cluster) as one:
         waiting = asking_pod(cluster, "waiting", vcpus=6)

@@ -19,7 +19,7 @@ PLANNING = ExtenderSettings(nominate_from_nodes=1)
 
 
 async def held_for_the_first(one: Replica) -> tuple[PodRecord, PodRecord]:
-    """Two pods that ask for all of node n1: the first has its cores held, and the second is refused."""
+    """Two pods that request all of node n1: the first has its cores held, and the second is refused."""
     first, second = (asking_pod(one.cluster, name, vcpus=8) for name in ("first", "second"))
     await one.until(lambda: {first.uid, second.uid} <= one.cache.pods.records.keys())
     assert (await one.filter(first, "n1")).names == ["n1"]
@@ -50,7 +50,9 @@ async def test_a_pod_that_is_deleted_before_its_bind_wakes_who_was_refused(clust
         assert (await one.filter(second, "n1")).names == ["n1"]
 
 
-async def test_a_hold_that_expires_wakes_who_was_refused_although_nobody_asks(cluster: FaultyCluster) -> None:
+async def test_a_hold_that_expires_wakes_who_was_refused_although_nothing_asks(
+    cluster: FaultyCluster,
+) -> None:
     async with refused_for_a_hold(cluster) as (one, _first, second):
         began = asyncio.get_running_loop().time()
         await one.until(lambda: woken(cluster))
@@ -77,7 +79,7 @@ async def test_a_pod_that_goes_to_another_node_when_it_is_tried_again_wakes_who_
         await one.until(lambda: woken(cluster))
 
 
-async def test_nobody_is_woken_while_the_pod_keeps_its_cores_or_has_taken_them(
+async def test_no_pod_is_woken_while_the_pod_keeps_its_cores_or_has_taken_them(
     cluster: FaultyCluster,
 ) -> None:
     async with refused_for_a_hold(cluster) as (one, first, _second):
@@ -87,7 +89,7 @@ async def test_nobody_is_woken_while_the_pod_keeps_its_cores_or_has_taken_them(
         assert woken(cluster) is None
 
 
-async def test_nobody_is_woken_when_another_replica_binds_the_pod_there(cluster: FaultyCluster) -> None:
+async def test_no_pod_is_woken_when_another_replica_binds_the_pod_there(cluster: FaultyCluster) -> None:
     async with refused_for_a_hold(cluster) as (one, first, _second):
         async with replica(cluster, controller=False) as other:
             assert await other.bind(first, "n1") == ""
@@ -96,7 +98,7 @@ async def test_nobody_is_woken_when_another_replica_binds_the_pod_there(cluster:
         assert woken(cluster) is None
 
 
-async def test_nobody_is_woken_by_a_hold_that_ends_before_anybody_was_refused(cluster: FaultyCluster) -> None:
+async def test_no_pod_is_woken_by_a_hold_that_ends_before_any_pod_was_refused(cluster: FaultyCluster) -> None:
     """A pod may wait for longer than its hold lasts, for example for its disk."""
     async with replica(cluster) as one:
         patient = asking_pod(cluster, "patient", vcpus=8)

@@ -124,7 +124,7 @@ def test_any_key_of_crane_asks_for_its_result_annotation(
     assert wants_crane_result(annotations) is expected
 
 
-def test_an_explanation_is_wanted_where_its_annotation_says_true() -> None:
+def test_an_explanation_is_wanted_where_its_annotation_states_true() -> None:
     assert wants_explanation({"kvplace.io/explain": "true"})
     assert not wants_explanation({"kvplace.io/explain": "false"})
     assert not wants_explanation({"cpu-set": "any"})
@@ -135,7 +135,7 @@ def test_an_explanation_is_wanted_where_its_annotation_says_true() -> None:
 @pytest.mark.parametrize(
     ("key", "read"), [("kvplace.io/movable", is_movable), ("kvplace.io/make-room", wants_room)]
 )
-def test_moves_are_agreed_to_or_wanted_where_the_annotation_says_true(
+def test_moves_are_agreed_to_or_wanted_where_the_annotation_states_true(
     key: str, read: Callable[[Mapping[str, str]], bool]
 ) -> None:
     assert read({key: "true"})
@@ -236,7 +236,7 @@ def test_any_annotations_are_options_nothing_or_one_sentence(annotations: dict[s
     assert options is None or isinstance(options, PinningOptions)
 
 
-def test_keys_that_nothing_reads_are_told_from_those_of_others() -> None:
+def test_keys_that_nothing_reads_are_distinguished_from_those_of_others() -> None:
     asked = (
         "cpu-sets",
         "cpuset",

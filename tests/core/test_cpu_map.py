@@ -92,6 +92,6 @@ def test_any_text_is_either_a_map_or_one_sentence(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", DEEP_OR_LONG, ids=lambda text: text[:12])
-def test_json_that_is_deep_or_long_is_no_crash(text: str) -> None:
+def test_json_that_is_deep_or_long_is_not_a_crash(text: str) -> None:
     with pytest.raises(BadAnnotation):
         read_cpu_map(text)

@@ -55,7 +55,7 @@ def test_a_hold_counts_like_a_claim_and_never_twice() -> None:
     assert free_of(machine, Ledger(), holds) == free_of(machine, ledger) == free_of(machine, ledger, holds)
 
 
-def test_a_machine_that_does_not_say_how_much_memory_it_has_has_none_to_count() -> None:
+def test_a_machine_that_does_not_state_how_much_memory_it_has_has_none_to_count() -> None:
     machine = topology_of_cpu_map({PackageId(0): CpuMask(0b11)})
     assert free_of(machine, Ledger()).memory == ()
 

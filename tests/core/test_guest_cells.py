@@ -115,7 +115,7 @@ def test_distances_that_no_guest_accepts_become_the_nearest_that_it_does(said: i
     assert [cell.distances for cell in cells] == [(10, seen), (seen, 10)]
 
 
-def test_a_distance_that_the_host_says_in_one_direction_only_holds_in_both() -> None:
+def test_a_distance_that_the_host_states_in_one_direction_only_holds_in_both() -> None:
     topology = machine((0, [(0,)]), (1, [(1,)]), distances={0: {1: 32}})
     cells = cells_of(topology, placed(topology, (0, 1), {0: GIB, 1: GIB}))
     assert [cell.distances for cell in cells] == [(10, 32), (32, 10)]

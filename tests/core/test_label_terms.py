@@ -52,7 +52,7 @@ def test_what_is_sent_to_the_api_server_reads_back_as_what_was_meant(terms: tupl
         ("size<8", {}, False),
     ],
 )
-def test_a_selector_selects_as_kubectl_says(text: str, labels: dict[str, str], selected: bool) -> None:
+def test_a_selector_selects_as_kubectl_reports(text: str, labels: dict[str, str], selected: bool) -> None:
     assert all(term.holds(labels) for term in read_label_terms(text)) is selected
 
 

@@ -94,7 +94,7 @@ def test_a_change_is_refused_only_for_a_cpu_that_another_pod_owns(
 
 
 @given(ledgers)
-def test_owners_and_claims_tell_the_same_story_after_any_changes(ledger: Ledger) -> None:
+def test_owners_and_claims_report_the_same_story_after_any_changes(ledger: Ledger) -> None:
     ledger.check()
     assert ledger.owned == mask_of(cpu for claim in ledger.claims.values() for cpu in cpus_of(claim.owned))
 
@@ -245,7 +245,7 @@ def test_a_claim_that_its_schema_forbids_is_named(change: dict[str, Any]) -> Non
         ([], "spec is []; it must be an object"),
     ],
 )
-def test_what_is_wrong_in_a_ledger_is_said_in_the_words_of_the_document(spec: Any, words: str) -> None:
+def test_what_is_wrong_in_a_ledger_is_reported_in_the_words_of_the_document(spec: Any, words: str) -> None:
     with pytest.raises(Corrupt) as error:
         read_ledger(spec)
     assert words in str(error.value)

@@ -37,7 +37,7 @@ def test_vms_get_what_others_leave() -> None:
     assert (after.cpus, after.pool, after.uses) == (before.cpus, before.pool, before.uses)
 
 
-def test_one_part_at_least_is_kept_for_the_host_and_huge_pages_that_nobody_uses_are_not() -> None:
+def test_one_part_at_least_is_kept_for_the_host_and_huge_pages_that_nothing_uses_are_not() -> None:
     assert in_use({N0: used(0), N1: used(1)}, NOTHING_IN_USE) == MemoryInUse(
         {N0: Bytes(2 * GIB), N1: Bytes(2 * GIB)}
     )

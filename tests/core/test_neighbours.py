@@ -27,12 +27,12 @@ def test_the_nearest_thing_in_common_counts_when_there_are_several() -> None:
     assert nearness_to("4,8") == [Nearness.CORE]
 
 
-def test_a_vm_on_another_socket_is_no_neighbour() -> None:
+def test_a_vm_on_another_socket_is_not_a_neighbour() -> None:
     assert nearness_to("4-7") == []
     assert nearness_to("4-7", mine="0,12") == [Nearness.CORE]
 
 
-def test_the_nearest_come_first_and_nobody_is_his_own_neighbour() -> None:
+def test_the_nearest_come_first_and_no_vm_is_its_own_neighbour() -> None:
     ledger = ledger_of(
         *(claim(name, parse_cpu_list(cpus)) for name, cpus in (("me", "0"), ("b", "1"), ("a", "8")))
     )

@@ -113,7 +113,7 @@ def test_the_placement_is_written_in_the_words_of_its_contract() -> None:
     }
 
 
-def test_what_an_agent_adds_to_a_placement_is_written_only_where_it_says_more_than_the_default() -> None:
+def test_what_an_agent_adds_to_a_placement_is_written_only_where_it_reports_more_than_the_default() -> None:
     text = replace(PLACED, enforced=True, revision=2).to_json()
     assert json.loads(text) == DOCUMENT | {"enforced": True, "revision": 2}
 
@@ -157,7 +157,7 @@ def test_a_socket_may_have_any_id_that_firmware_gives_it(socket: int) -> None:
     assert PodPlacement.from_json(written.to_json()).placement.packages == (socket,)
 
 
-def test_a_vm_that_floats_has_no_cpus_and_says_so_when_read_again() -> None:
+def test_a_vm_that_floats_has_no_cpus_and_reports_it_when_read_again() -> None:
     floating = PodPlacement.floating(pod_uid=PodUid("u"), node=NodeName("n"))
     again = PodPlacement.from_json(floating.to_json())
     assert again == floating
@@ -233,6 +233,6 @@ INFINITE = '{"version":1,"podUid":"u","node":"n","policy":"none","cpus":"","huge
 
 
 @pytest.mark.parametrize("text", [*DEEP_OR_LONG, INFINITE], ids=lambda text: text[:12] + text[-12:])
-def test_text_that_is_deep_long_or_infinite_is_no_crash(text: str) -> None:
+def test_text_that_is_deep_long_or_infinite_is_not_a_crash(text: str) -> None:
     with pytest.raises(BadAnnotation):
         PodPlacement.from_json(text)

@@ -49,7 +49,7 @@ def test_every_form_of_a_quantity_has_its_value(text: str | float, value: Fracti
     "text",
     ["", "Gi", "8gi", "8 Gi", "8GB", "1K", "1e", "0x10", "1_000", "--1", "1e1000", "٣", "NaN", "8Gii", inf],
 )
-def test_what_is_no_quantity_is_refused_by_name(text: str | float) -> None:
+def test_what_is_not_a_quantity_is_refused_by_name(text: str | float) -> None:
     with pytest.raises(ValueError) as caught:
         parse_quantity(text)
     assert repr(text) in str(caught.value)
@@ -102,7 +102,7 @@ def test_memory_with_a_unit_and_exact_counts_of_bytes_are_taken(text: str | int)
     ],
     ids=repr,
 )
-def test_a_few_bytes_without_a_unit_are_surely_meant_otherwise(text: str | int, sentence: str) -> None:
+def test_a_few_bytes_without_a_unit_are_likely_meant_otherwise(text: str | int, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_memory(text)
     assert str(caught.value) == sentence

@@ -64,7 +64,7 @@ def test_afterwards_it_holds_what_a_bind_with_the_new_placement_would_have_claim
     assert after == replace(claimed(NEW), revision=2)
 
 
-def test_cpus_that_it_will_share_are_given_to_nobody_meanwhile_although_its_old_pool_could_shrink() -> None:
+def test_cpus_that_it_will_share_are_given_to_no_vm_meanwhile_although_its_old_pool_could_shrink() -> None:
     pool, shared = placed(0b1111, policy=Policy.NUMA), placed(0b0011, revision=2, policy=Policy.SHARE)
     for relocation in (Relocation(shared, pool), Relocation(pool, shared)):
         claim = claim_while_relocating(claimed(relocation.previous or pool), relocation)

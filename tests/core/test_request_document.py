@@ -135,6 +135,6 @@ def test_any_text_is_either_a_request_or_one_sentence(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [*DEEP_OR_LONG, " " * 20_000], ids=lambda text: text[:12])
-def test_text_that_is_deep_or_long_is_no_crash(text: str) -> None:
+def test_text_that_is_deep_or_long_is_not_a_crash(text: str) -> None:
     with pytest.raises(BadAnnotation):
         read_pod_request(text)

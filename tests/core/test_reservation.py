@@ -42,7 +42,7 @@ def reserved(ledger: Ledger, owned: int, *, but: int = 0) -> Ledger:
 
 
 @given(owned=masks, wanted=masks, but=masks)
-def test_what_is_free_is_owned_at_once_and_the_rest_is_nobody_elses(
+def test_what_is_free_is_owned_at_once_and_the_rest_goes_to_no_other_pod(
     owned: CpuMask, wanted: CpuMask, but: CpuMask
 ) -> None:
     ledger = reserved(ledger_of(claim("a", owned)), wanted, but=but)
@@ -120,7 +120,7 @@ def test_of_two_reservations_of_one_cpu_the_first_one_gets_it_and_the_ledger_can
     assert [(one.uid, one.owned) for one in batch.change.claims] == [(B, 0b11)]
 
 
-def test_a_reservation_that_says_to_own_anothers_cpu_gets_nothing_and_the_ledger_can_be_written() -> None:
+def test_a_reservation_that_states_to_own_anothers_cpu_gets_nothing_and_the_ledger_can_be_written() -> None:
     """Written by hand: the API server compares owners only with the owners before."""
     odd = replace(claim("c", 0b01), reserved=Reserved(CpuMask(0b11), UNTIL))
     owned_by_a = ledger_of(claim("a", 0b01))

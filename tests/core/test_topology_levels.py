@@ -20,7 +20,7 @@ def _levels(online: int = 0b1111) -> Levels:
 
 
 @given(st.lists(SETS, min_size=8, max_size=8), st.integers(1, 255))
-def test_whatever_each_cpu_says_the_level_is_a_partition_that_keeps_what_nobody_denies(
+def test_whatever_each_cpu_reports_the_level_is_a_partition_that_keeps_what_no_client_denies(
     said: list[CpuMask], online: int
 ) -> None:
     levels = _levels(online)
@@ -36,7 +36,7 @@ def test_whatever_each_cpu_says_the_level_is_a_partition_that_keeps_what_nobody_
     assert levels.notes or all(any(said[cpu] & online == part for cpu in cpus_of(part)) for part in parts)
 
 
-def test_sets_that_meet_where_nothing_is_said_count_as_one() -> None:
+def test_sets_that_meet_where_nothing_is_reported_count_as_one() -> None:
     levels = _levels(0b111)
     assert levels.partition("caches", [CpuMask(0b101), CpuMask(0b110), NO_CPUS].__getitem__, [], "") == (
         0b111,
@@ -101,7 +101,7 @@ def test_every_cpu_has_one_node_that_lists_it_or_the_first(sets: list[int], onli
     )
 
 
-def test_more_huge_pages_than_memory_are_told() -> None:
+def test_more_huge_pages_than_memory_are_reported() -> None:
     levels = _levels()
     levels.numa_nodes(_nodes(0b1111, pages=5), WHOLE, CORES)
     assert levels.notes == [
@@ -121,7 +121,9 @@ def test_more_huge_pages_than_memory_are_told() -> None:
         (({0: 10, 1: 21}, {0: 31, 1: 10}), "between NUMA nodes 0-1 differ by direction: the larger counts"),
     ],
 )
-def test_distances_are_kept_as_they_are_and_only_told(rows: tuple[dict[int, int], ...], note: str) -> None:
+def test_distances_are_kept_as_they_are_and_only_reported(
+    rows: tuple[dict[int, int], ...], note: str
+) -> None:
     levels = _levels()
     nodes = [
         make_numa_node(number, mask_of(cpus), 0, {}, rows[number])

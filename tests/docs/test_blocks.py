@@ -1,4 +1,4 @@
-"""Every example of the pages is run by a test, or tells why not."""
+"""Every example of the pages is run by a test, or states why not."""
 
 from __future__ import annotations
 

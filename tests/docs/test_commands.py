@@ -64,6 +64,6 @@ def test_a_plan_of_the_requests_of_the_reference_is_drawn(shell: Shell) -> None:
     assert "21 owned" in drawn or "48 owned" in drawn
 
 
-def test_the_schema_is_written_where_the_page_says(shell: Shell) -> None:
+def test_the_schema_is_written_where_the_page_states(shell: Shell) -> None:
     shell.run(block("docs/reference/cli.md", "kvplace schema scenario"))
     assert json.loads((shell.folder / "scenario.schema.json").read_text())["$schema"]

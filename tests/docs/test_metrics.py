@@ -61,7 +61,7 @@ def test_each_process_exposes_the_metrics_that_the_reference_lists(process: str)
 
 
 @pytest.mark.parametrize("process", ["serve", "agent"])
-def test_names_say_component_noun_and_unit(process: str) -> None:
+def test_names_state_component_noun_and_unit(process: str) -> None:
     for name, kind, _ in exposed(process):
         assert _NAME.fullmatch(name), name
         assert name.endswith("_total") == (kind == "counter")

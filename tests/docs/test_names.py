@@ -21,7 +21,7 @@ _NAME = re.compile(r"kvplace\.io/[A-Za-z][A-Za-z-]+")
 
 
 def strings(source: Path) -> Iterator[str]:
-    """Give the strings of a module that are no docstrings."""
+    """Give the strings of a module that are not docstrings."""
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value

@@ -280,7 +280,7 @@ def texts_in_code() -> list[str]:
     return texts
 
 
-def test_messages_that_people_look_up_are_those_that_they_are_given() -> None:
+def test_messages_in_troubleshooting_are_those_that_people_are_given() -> None:
     quoted = {
         message
         for line in page("troubleshoot.md").splitlines()

@@ -1,4 +1,4 @@
-"""A VM on its cores, what doctor reads of a cluster with it, and the moment at which it looks."""
+"""A VM on its cores, what doctor reads of a cluster with it, and the moment of the check."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def named(
     return {"metadata": {"name": name, "namespace": namespace, "labels": labels}, **content}
 
 
-def test_the_policies_and_webhooks_that_are_looked_for_are_those_of_the_manifests() -> None:
+def test_the_policies_and_webhooks_that_are_searched_for_are_those_of_the_manifests() -> None:
     documents = [
         document
         for file in MANIFESTS.glob("*/*.yaml")
@@ -71,7 +71,7 @@ def test_a_cluster_that_is_too_old_is_named(version: str, count: int) -> None:
     assert len(problems(check_version, server_version=version)) == count
 
 
-def test_on_a_cluster_that_is_too_old_nobody_is_told_to_apply_kinds_that_it_does_not_know() -> None:
+def test_on_a_cluster_that_is_too_old_no_fix_applies_kinds_that_it_does_not_know() -> None:
     there = {"deployments": (deployment("serve"),)}
     found = examine(installation(server_version="v1.28.2", objects=there))
     assert [one.check.name for one in found.results] == ["API server", "parts", "KubeVirt"]
@@ -157,7 +157,7 @@ def test_a_refusal_by_the_webhook_is_what_is_wanted() -> None:
     assert "connection refused" in problems(check_admission_answers, admission_answer=away)[0]
 
 
-def test_certificates_of_cert_manager_are_looked_at() -> None:
+def test_certificates_of_cert_manager_are_checked() -> None:
     certificates = (
         named("fine", status={"notAfter": "2026-06-02T00:00:00Z"}),
         named("over", status={"notAfter": "2026-05-31T00:00:00Z"}),
@@ -248,7 +248,7 @@ def test_the_lease_counts_only_where_the_scheduler_takes_it(
     assert len(found) == findings
 
 
-def test_a_configuration_of_the_scheduler_that_it_no_longer_uses_is_not_looked_at() -> None:
+def test_a_configuration_of_the_scheduler_that_it_no_longer_uses_is_not_checked() -> None:
     before = {**scheduling("other", ignorable=True), "metadata": {"name": "configuration-before"}}
     before["metadata"]["labels"] = {"app.kubernetes.io/component": "scheduler"}
     assert scheduler(scheduling(), before) == []
@@ -364,7 +364,7 @@ def test_of_nodes_without_a_ready_agent_those_are_named_for_which_one_is_meant()
     assert "1 of 2 agents ready: worker-2; VMs" in found
 
 
-def test_what_the_agent_says_about_its_node_is_passed_on() -> None:
+def test_what_the_agent_reports_about_its_node_is_passed_on() -> None:
     said = Condition("Ready", False, "StateUnreadable", "damaged")
     (found,) = problems(check_conditions, **view(conditions=(said,)))
     assert found == "wrong: NodeTopology worker: its agent reports StateUnreadable: damaged"
@@ -372,7 +372,7 @@ def test_what_the_agent_says_about_its_node_is_passed_on() -> None:
     assert "has not read the newest description" in found
 
 
-def test_a_check_whose_objects_could_not_be_read_says_so_and_nothing_else() -> None:
+def test_a_check_whose_objects_could_not_be_read_reports_it_and_nothing_else() -> None:
     there = {"deployments": (deployment("serve"),)}
     found = examine(installation(denied={VIEW: "you may not list nodes"}, objects=there))
     results = {one.check.name: one for one in found.results}
@@ -381,7 +381,7 @@ def test_a_check_whose_objects_could_not_be_read_says_so_and_nothing_else() -> N
     assert [one.problem for one in results["ledgers"].findings] == ["you may not list nodes"]
 
 
-def test_a_cluster_without_kvplace_is_told_what_to_do_and_not_all_that_is_missing() -> None:
+def test_a_cluster_without_kvplace_is_informed_what_to_do_and_not_all_that_is_missing() -> None:
     found = examine(installation(own_denials=("customresourcedefinitions",)))
     assert [one.check.name for one in found.results] == ["API server", "parts", "KubeVirt"]
     parts = found.results[1].findings
@@ -423,7 +423,7 @@ def test_a_secret_that_pods_wait_for_is_named_with_who_makes_it() -> None:
     assert "describe certificates" in fix(certificates=(named("tls", spec={"secretName": "tls"}),))
 
 
-def test_the_policies_of_the_agent_are_looked_for_where_there_is_one() -> None:
+def test_the_policies_of_the_agent_are_searched_for_where_there_is_one() -> None:
     def missing(**objects: tuple[Any, ...]) -> set[str]:
         return {one.about.split()[1] for one in check_policies(installation(objects=objects))}
 

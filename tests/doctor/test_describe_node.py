@@ -51,7 +51,7 @@ def test_a_restricted_namespace_admits_the_pod(installed: Installed) -> None:
         installed.plane.request("POST", path, {**pod, "spec": root})
 
 
-def test_a_description_is_written_again_by_its_writer_and_not_over_somebody_elses(
+def test_a_description_is_written_again_by_its_writer_and_not_over_another_clients(
     installed: Installed,
 ) -> None:
     async def write(writer: ObjectWriter) -> None:

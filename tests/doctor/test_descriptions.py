@@ -1,4 +1,4 @@
-"""What is reported of nodes that nobody describes well: each fault once, with what has to be corrected."""
+"""What is reported of nodes without a good description: each fault once, with what has to be corrected."""
 
 from __future__ import annotations
 

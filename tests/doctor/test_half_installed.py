@@ -49,7 +49,7 @@ def as_eve(plane: ControlPlane) -> list[str]:
     return [one["problem"] for one in findings(plane, "--as", "eve")["parts"]]
 
 
-def test_nothing_half_and_an_overlay_without_certificates_are_told_apart(plane: ControlPlane) -> None:
+def test_nothing_half_and_an_overlay_without_certificates_are_distinguished(plane: ControlPlane) -> None:
     absent = findings(plane)
     assert [one["problem"] for one in absent["parts"]] == ["it is not installed in this cluster"]
     assert absent.keys() == {"API server", "parts", "KubeVirt"}

@@ -55,7 +55,7 @@ def examined(kubeconfig: Path, **options: Any) -> Examination:
 
 
 def examined_when(installed: Installed, is_wanted: Callable[[Examination], bool]) -> Examination:
-    """Look until it is as wanted: the API server takes up webhooks and rights a moment after they change."""
+    """Check until it is as wanted: the API server takes up webhooks and rights a moment after they change."""
     ends = time.monotonic() + _PATIENCE_S
     while True:
         found = examined(installed.plane.kubeconfig)
@@ -312,7 +312,7 @@ def test_after_all_that_it_is_well_again(installed: Installed) -> None:
     assert findings_of(examined_when(installed, lambda found: found.level is None)) == []
 
 
-def test_what_the_caller_may_not_read_is_said_and_not_taken_for_missing(installed: Installed) -> None:
+def test_what_the_caller_may_not_read_is_reported_and_not_taken_for_missing(installed: Installed) -> None:
     found = examined(installed.plane.kubeconfig, user="eve")
     assert found.level is Level.UNCHECKED
     assert {finding.level for one in found.results for finding in one.findings} == {Level.UNCHECKED}

@@ -32,7 +32,7 @@ def examined(name: str, *findings: Finding) -> Examined:
     return Examined(Check(name, (), lambda _: ()), findings)
 
 
-def test_what_may_not_be_read_is_said_once_and_last() -> None:
+def test_what_may_not_be_read_is_reported_once_and_last() -> None:
     found = Examination(
         (
             examined("serve", DENIED),
@@ -53,7 +53,7 @@ def test_what_may_not_be_read_is_said_once_and_last() -> None:
 
 
 @pytest.mark.parametrize("namespace", LEFT_ALONE)
-def test_a_trial_pod_where_the_webhooks_see_none_would_say_nothing(namespace: str) -> None:
+def test_a_trial_pod_where_the_webhooks_see_none_would_state_nothing(namespace: str) -> None:
     answer = CliRunner().invoke(command, ["-n", namespace])
     assert answer.exit_code == ExitCode.USAGE
     assert f"the webhooks do not see pods of {namespace}: name another namespace with -n" in answer.output

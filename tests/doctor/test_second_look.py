@@ -1,4 +1,4 @@
-"""A VM that starts or ends while doctor reads is no fault; one that stays half there is."""
+"""A VM that starts or ends while doctor reads is not a fault; one that stays half there is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def problems_in(cluster: Changing) -> tuple[list[str], list[float]]:
         ([CLAIMED, UNCLAIMED], [ENDED], False),
     ],
 )
-def test_what_changes_between_two_lists_is_no_fault(
+def test_what_changes_between_two_lists_is_not_a_fault(
     ledgers: list[tuple[LedgerRecord, ...]], pods: list[tuple[PodRecord, ...]], *, is_vmi: bool
 ) -> None:
     assert problems_in(Changing(ledgers, pods, is_vmi=is_vmi)) == ([], [5.0])
@@ -63,5 +63,5 @@ def test_what_stays_half_there_is_a_fault(
     assert said in problem
 
 
-def test_nothing_is_looked_at_twice_where_all_is_well() -> None:
+def test_nothing_is_checked_twice_where_all_is_well() -> None:
     assert problems_in(Changing([CLAIMED], [RUNS], is_vmi=True)) == ([], [])

@@ -46,7 +46,7 @@ class Refusing(Changing):
         ),
     ],
 )
-def test_a_missing_right_and_a_refusal_by_others_are_told_apart(
+def test_a_missing_right_and_a_refusal_by_others_are_distinguished(
     error: KvplaceError | None, answer: str, unread: str
 ) -> None:
     cluster = Refusing(error)

@@ -44,7 +44,7 @@ BILLION_LAUGHS = (
         (b"<domain>" + b" " * MAX_DOMAIN_BYTES + b"</domain>", f"above the limit of {MAX_DOMAIN_BYTES}"),
     ],
 )
-def test_a_document_that_is_no_domain_is_refused(xml: bytes, sentence: str) -> None:
+def test_a_document_that_is_not_a_domain_is_refused(xml: bytes, sentence: str) -> None:
     with pytest.raises(BadDomainXml, match=sentence) as caught:
         rewrite(xml, FOUR_VCPUS)
     assert "\n" not in str(caught.value)

@@ -201,7 +201,7 @@ def test_cells_without_vcpus_get_the_nodes_that_give_memory_alone() -> None:
     assert len(bindings(rewrite(domain(MEMORY_ALONE), small, NODE_OF_CPU))) == 1
 
 
-def test_cells_that_cannot_be_bound_one_by_one_are_told() -> None:
+def test_cells_that_cannot_be_bound_one_by_one_are_reported() -> None:
     said: list[str] = []
     across = replace(TWO_NODES, vcpus=tuple(map(CpuId, (2, 34, 3, 50))))
     rewrite(domain(TWO_CELLS), across, NODE_OF_CPU, said.append)

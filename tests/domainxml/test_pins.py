@@ -48,7 +48,7 @@ def test_without_a_list_current_is_the_number_of_enabled_vcpus() -> None:
     }
 
 
-def test_a_comment_in_a_number_is_no_part_of_it() -> None:
+def test_a_comment_in_a_number_is_not_a_part_of_it() -> None:
     xml = domain("<vcpu><!-- of 64 -->1<?of it?>2</vcpu><iothreads>1<!-- for all disks --></iothreads>")
     vcpus = [f"vcpu {vcpu}" for vcpu in range(12)]
     assert list(pins(rewrite(xml, MANY_VCPUS))) == [*vcpus, "emulator", "io 1"]

@@ -131,7 +131,7 @@ def pages_by_node(pid: int, smallest: int = 1000, where: str = "") -> dict[int, 
 
 
 def wait_for(read: Callable[[], T], wanted: Callable[[T], bool], seconds: float = 60.0) -> T:
-    """Read until the value is as wanted, and give it; the kernel tells no one when it has followed."""
+    """Read until the value is as wanted, and give it; the kernel does not report when it has followed."""
     deadline = time.monotonic() + seconds
     while True:
         value = read()

@@ -13,7 +13,7 @@ from kvplace.service.process import in_background
 from kvplace.service.settings import Address
 
 NEVER_S = 3600.0
-"""Only the kernel's events can make the watch look."""
+"""Only the kernel's events can make the watch read."""
 
 
 def online_sets(cpu: int) -> list[tuple[CpuMask, float]]:

@@ -68,7 +68,7 @@ def pinned_while_its_cpu_is_offline() -> Affinities:
         finally:
             set_online(3, online=True)
         wait_for(lambda: pod.read("cpuset.cpus.effective"), lambda cpus: cpus == "2-3")
-        # The cpuset has been told; its tasks are told after it.
+        # The cpuset has been changed; its tasks follow after it.
         after = wait_for(lambda: affinity(pid), lambda cpus: bool(cpus & 1 << 3))
         return Affinities(before, meanwhile, after)
 

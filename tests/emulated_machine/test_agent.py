@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 @pytest.fixture(scope="module")
 def plane(kubernetes_programs: object) -> Iterator[ControlPlane]:
-    """An API server that has kvplace's objects and nobody but us."""
+    """An API server that has kvplace's objects and no other client but us."""
     assert kubernetes_programs
     with ControlPlane() as plane:
         install(plane)
@@ -44,7 +44,7 @@ def plane(kubernetes_programs: object) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="module")
 def node(plane: ControlPlane, machine: EmulatedMachine) -> Iterator[Node]:
-    """The node, with a pod that nobody asked anything for, and its agent."""
+    """The node, with a pod without a request, and its agent."""
     driver = Driver.CGROUPFS if machine.kernel is Kernel.V6_1 else Driver.SYSTEMD
     topology = replace(machine.call(observe).topology, reserved=RESERVED)
     # A NUMA node of four CPUs has none left for QEMU's other threads.
@@ -74,7 +74,7 @@ def test_the_machine_is_published_as_lscpu_and_hwloc_see_it(node: Node) -> None:
 
 
 @on_machines(*MACHINES)
-def test_every_thread_the_cgroup_and_the_memory_of_a_vm_are_where_its_placement_says(
+def test_every_thread_the_cgroup_and_the_memory_of_a_vm_are_where_its_placement_states(
     node: Node, guest: Guest
 ) -> None:
     seen, _ = node.await_vm(guest)
@@ -135,7 +135,7 @@ def test_an_agent_that_is_killed_at_any_moment_of_a_move_ends_it_when_it_is_back
 
 
 @on_machines(*MACHINES)
-def test_a_cpu_that_is_away_is_named_and_used_again_when_it_returns(node: Node, guest: Guest) -> None:
+def test_a_cpu_that_is_down_is_named_and_used_again_when_it_returns(node: Node, guest: Guest) -> None:
     away = guest.placement.placement.vcpus[-1]
     node.machine.call(set_online, away, online=False)
     try:

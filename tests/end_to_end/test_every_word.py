@@ -1,6 +1,6 @@
 """Every word on the whole way: VM object, admission, scheduler, ledger, pod, hook, domain XML.
 
-One machine of eight NUMA nodes takes VMs that ask in every way; each comes through KubeVirt's own
+One machine of eight NUMA nodes takes VMs with requests of every kind; each comes through KubeVirt's own
 converter and hooks client.
 """
 
@@ -199,7 +199,7 @@ def _bound(cluster: ControlPlane, virt: KubeVirt, namespace: str, name: str, vm:
 
 
 @pytest.mark.parametrize("name", [name for name in VMS_ASKED if name != "floats"])
-def test_pod_ledger_and_domain_say_the_same_of_a_vm(name: str, served: dict[str, Served]) -> None:
+def test_pod_ledger_and_domain_state_the_same_of_a_vm(name: str, served: dict[str, Served]) -> None:
     vm, placement = served[name], served[name].placement
     annotations = vm.pod["metadata"]["annotations"]
     named = placement.vcpus or tuple(cpus_of(placement.cpus))
@@ -219,7 +219,7 @@ def test_pod_ledger_and_domain_say_the_same_of_a_vm(name: str, served: dict[str,
     assert set(vm.pins("iothreadpin", "iothread")) <= {format_cpu_list(placement.emulator_cpus)}
 
 
-def test_nobody_is_given_what_is_another_vms_alone(served: dict[str, Served]) -> None:
+def test_no_vm_is_given_what_is_another_vms_alone(served: dict[str, Served]) -> None:
     for name, vm in served.items():
         for other in served.values():
             if other is not vm and other.pod["spec"]["nodeName"] == vm.pod["spec"]["nodeName"]:
@@ -320,7 +320,7 @@ def test_a_vm_that_may_lie_anywhere_takes_the_fewest_nodes_and_interleaves_over_
     assert vm.memory == (interleaved if memory_can_be_bound(placement) else [])
 
 
-def test_a_vm_that_asks_in_cranes_words_sits_on_one_node_and_is_answered_in_them(
+def test_a_vm_with_a_request_in_cranes_words_sits_on_one_node_and_is_answered_in_them(
     served: dict[str, Served],
 ) -> None:
     vm, placement = served["crane"], served["crane"].placement

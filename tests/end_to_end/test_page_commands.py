@@ -133,7 +133,7 @@ def _wait_until_pinned(cluster: ControlPlane, virt: KubeVirt, name: str) -> str:
 
 
 @pytest.mark.parametrize("commands", LOOKS, ids=lambda text: f"{LOOKS.index(text)} {text.splitlines()[0]}")
-def test_commands_that_look_answer(shell: Shell, commands: str) -> None:
+def test_commands_that_check_answer(shell: Shell, commands: str) -> None:
     assert any(shell.run(commands, codes=FOUND_SOMETHING))
 
 
@@ -294,7 +294,7 @@ def test_vms_with_annotations_start_unpinned_without_the_webhooks(
     virt.gone("virtualmachines", NAMESPACE, "urgent")
 
 
-def test_somebody_gets_a_token_for_the_map(shell: Shell, cluster: ControlPlane) -> None:
+def test_a_user_gets_a_token_for_the_map(shell: Shell, cluster: ControlPlane) -> None:
     commands = block("docs/web.md", "kubectl -n kvplace-system create serviceaccount map-reader")
     *_, token = shell.run(commands)
     review = cluster.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", _review(token.strip()))

@@ -27,7 +27,7 @@ def pod_manifest(name: str, cpus: str, annotations: dict[str, str]) -> dict[str,
     }
 
 
-def test_a_plain_pod_that_asks_in_cranes_words_is_placed_by_a_hand_written_map_and_answered_in_them(
+def test_a_plain_pod_with_a_request_in_cranes_words_is_placed_by_a_hand_written_map_and_answered_in_them(
     cluster: ControlPlane, kvplace: Installation, vm_namespace: str
 ) -> None:
     pods = f"/api/v1/namespaces/{vm_namespace}/pods"
@@ -48,7 +48,7 @@ def test_a_plain_pod_that_asks_in_cranes_words_is_placed_by_a_hand_written_map_a
         wait_for(cluster, ledgers, "by-hand", lambda ledger: not ledger["spec"]["owners"])
 
 
-def test_a_plain_pod_that_fits_no_described_node_waits_and_says_what_is_missing(
+def test_a_plain_pod_that_fits_no_described_node_waits_and_states_what_is_missing(
     cluster: ControlPlane, kvplace: Installation, vm_namespace: str
 ) -> None:
     pods = f"/api/v1/namespaces/{vm_namespace}/pods"

@@ -1,4 +1,4 @@
-"""An unmodified kube-scheduler evicts whose cores make a VM of high priority fit, and nobody in vain."""
+"""An unmodified kube-scheduler evicts whose cores make a VM of high priority fit, and none in vain."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_pods_of_a_disruption_budget_are_spared_where_others_can_go(
         assert not plane.request("GET", f"{pods}/kept")["metadata"].get("deletionTimestamp")
 
 
-def test_nobody_is_evicted_where_the_cores_of_all_victims_would_not_do(
+def test_no_pod_is_evicted_where_the_cores_of_all_victims_would_not_do(
     plane: ControlPlane, installed: Installation, pods: str
 ) -> None:
     """kube-scheduler counts eight CPUs that evictions would free: four on each socket."""
@@ -131,7 +131,7 @@ def test_nobody_is_evicted_where_the_cores_of_all_victims_would_not_do(
         assert evicted(plane, pods) == set()
 
 
-def test_where_only_cores_are_missing_on_every_node_kube_scheduler_finds_nobody_to_evict(
+def test_where_only_cores_are_missing_on_every_node_kube_scheduler_finds_no_pod_to_evict(
     plane: ControlPlane, installed: Installation, pods: str
 ) -> None:
     """CPUs are enough in number without any eviction, so it does not ask."""
@@ -144,7 +144,7 @@ def test_where_only_cores_are_missing_on_every_node_kube_scheduler_finds_nobody_
         assert evicted(plane, pods) == set()
 
 
-def test_where_only_cores_are_missing_a_vm_moves_for_one_that_asks_and_nobody_is_evicted(
+def test_where_only_cores_are_missing_a_vm_moves_for_the_waiting_one_and_no_pod_is_evicted(
     plane: ControlPlane, installed: Installation, pods: str
 ) -> None:
     with nodes(plane, installed, {"scattered": MACHINE}):

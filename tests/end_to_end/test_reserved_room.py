@@ -49,7 +49,7 @@ def installed(plane: ControlPlane) -> Iterator[Installation]:
         assert [line for replica in installation.replicas for line in replica.denials()] == []
 
 
-def test_the_other_replica_binds_the_vm_there_and_nobody_else(
+def test_the_other_replica_binds_the_vm_there_and_no_other_client(
     plane: ControlPlane, installed: Installation
 ) -> None:
     pods = f"/api/v1/namespaces/{plane.create_namespace('reserved')}/pods"

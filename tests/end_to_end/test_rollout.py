@@ -70,7 +70,7 @@ def made(cluster: ControlPlane, namespace: str) -> dict[str, str]:
     return {vm["metadata"]["name"]: vm["metadata"]["uid"] for vm in cluster.request("GET", path)["items"]}
 
 
-def test_the_commands_of_the_page_do_what_it_says(cluster: ControlPlane, shop: str) -> None:
+def test_the_commands_of_the_page_do_what_it_reports(cluster: ControlPlane, shop: str) -> None:
     commands = block("docs/rollout.md", "kvplace rollout list")
     answers: list[subprocess.CompletedProcess[str]] = []
     for line in commands.splitlines():

@@ -110,7 +110,7 @@ async def test_an_operator_signs_in_and_sees_a_vm_come_run_and_go(
             assert page.complaints == []
 
 
-async def test_somebody_who_may_not_list_ledgers_is_told_so_and_stays_outside(
+async def test_a_user_who_may_not_list_ledgers_is_informed_and_stays_outside(
     cluster: ControlPlane, kvplace: Installation, vm_namespace: str, browser: Browser
 ) -> None:
     cluster.create_service_account(vm_namespace, "tenant")

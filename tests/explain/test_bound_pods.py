@@ -23,7 +23,7 @@ from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
 
 
-async def test_a_running_vm_says_where_it_sits_whether_that_is_measured_and_who_is_beside_it(
+async def test_a_running_vm_states_where_it_sits_whether_that_is_measured_and_who_is_beside_it(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     cpus = parse_cpu_list("0-1,8-9")
@@ -94,7 +94,7 @@ def printed(found: Explanation) -> str:
     return "\n".join(line for seat in found.seats for line in seat_lines(seat))
 
 
-async def test_a_paused_vm_and_a_migration_are_said_as_kubevirt_reports_them(
+async def test_a_paused_vm_and_a_migration_are_reported_as_kubevirt_reports_them(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     await bound(objects, cluster, 0, 1, 8, 9)
@@ -117,7 +117,7 @@ async def test_a_paused_vm_and_a_migration_are_said_as_kubevirt_reports_them(
     assert (await explained(objects, cluster, "vmi/db")).notes == ("its last live migration failed: no room",)
 
 
-async def test_a_vm_whose_cores_the_ledger_gives_to_somebody_else_is_told_so(
+async def test_a_vm_whose_cores_the_ledger_gives_to_another_pod_is_reported(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     await bound(objects, cluster, 0, 8)
@@ -132,7 +132,7 @@ async def test_a_vm_whose_cores_the_ledger_gives_to_somebody_else_is_told_so(
     assert document["unclaimed"] == "1,9"
 
 
-async def test_what_was_measured_on_a_node_that_is_away_or_gone_is_called_old(
+async def test_what_was_measured_on_a_node_that_is_down_or_gone_is_called_old(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     await bound(objects, cluster, 0, 1, 8, 9)
@@ -141,7 +141,7 @@ async def test_what_was_measured_on_a_node_that_is_away_or_gone_is_called_old(
     assert "the node is not Ready" in printed(await explained(objects, cluster, "vm/db"))
 
 
-async def test_a_pod_of_a_deleted_node_says_what_becomes_of_it(
+async def test_a_pod_of_a_deleted_node_reports_what_becomes_of_it(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     await bound(objects, cluster, node="deleted")
@@ -149,7 +149,7 @@ async def test_a_pod_of_a_deleted_node_says_what_becomes_of_it(
     assert "the API server has no such node any more" in printed(found)
 
 
-async def test_a_bound_pod_says_what_its_containers_wait_for(
+async def test_a_bound_pod_reports_what_its_containers_wait_for(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     waiting = {
@@ -185,7 +185,7 @@ async def test_a_vm_whose_name_begins_like_another_one_is_not_mixed_up_with_it(
     assert (found.notes, found.fitting) == ((), None)
 
 
-async def test_a_pod_that_outlives_its_qemu_is_told_what_keeps_it_and_not_that_it_has_no_cores(
+async def test_a_pod_that_outlives_its_qemu_is_informed_what_keeps_it_and_not_that_it_has_no_cores(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     ended = {"name": "compute", "state": {"terminated": {"exitCode": 2}}}

@@ -61,12 +61,12 @@ def test_a_file_without_any_vm_is_refused() -> None:
 
 
 @pytest.mark.parametrize("metadata", [["a"], "db", 7])
-def test_metadata_that_is_no_mapping_is_said_in_a_sentence(metadata: object) -> None:
+def test_metadata_that_is_not_a_mapping_is_reported_in_a_sentence(metadata: object) -> None:
     with pytest.raises(BadBody, match=r"all\.yaml: metadata is .*; it must be a mapping"):
         choose_document([{**vm(), "metadata": metadata}], "", "all.yaml")
 
 
 @pytest.mark.parametrize("kind", [["Pod"], {"Pod": 1}, 7, None])
-def test_a_kind_that_is_no_word_is_no_vm(kind: object) -> None:
+def test_a_kind_that_is_not_a_word_is_not_a_vm(kind: object) -> None:
     with pytest.raises(BadBody, match="contains no VirtualMachine"):
         choose_document([{**vm(), "kind": kind}], "", "all.yaml")

@@ -124,7 +124,7 @@ def test_a_move_of_a_running_vm_is_suggested_where_all_of_them_are_known() -> No
     assert "move team/" in move.sentence
 
 
-def test_what_a_suggested_move_needs_is_said_unless_the_owner_has_agreed() -> None:
+def test_what_a_suggested_move_needs_is_reported_unless_the_owner_has_agreed() -> None:
     node = asked("n", occupants=(occupant("team/db", "0,8"), occupant("team/web", "4,12")))
     for movable, needs in ((set(), True), ({"team/db", "team/web"}, False)):
         found = fit([replace(node, movable=frozenset(movable))], request_with(8, scope=Scope.ONE_SOCKET))
@@ -134,7 +134,7 @@ def test_what_a_suggested_move_needs_is_said_unless_the_owner_has_agreed() -> No
         assert found.suggestions[0].need_movable == ((moved,) if needs else ())
 
 
-def test_nothing_is_searched_where_the_vm_fits_and_on_nodes_that_nobody_describes() -> None:
+def test_nothing_is_searched_where_the_vm_fits_and_on_nodes_that_no_agent_describes() -> None:
     unknown = AskedNode(NodeName("u"), Unusable("nothing describes it"))
     assert fit([asked("a"), asked("b", taken="0-15")], request_with(2)).suggestions == ()
     found = fit([unknown], request_with(2))

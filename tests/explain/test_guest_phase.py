@@ -40,7 +40,7 @@ class OneInstance:
 
 
 @pytest.mark.parametrize(("phase", "state"), [("Scheduled", "Starting"), ("Running", "Running")])
-async def test_the_phase_of_the_instance_says_whether_the_guest_runs(phase: str, state: str) -> None:
+async def test_the_phase_of_the_instance_states_whether_the_guest_runs(phase: str, state: str) -> None:
     cluster = FaultyCluster()
     cluster.create_node("worker", topology=TWO)
     request = write_request(PodRequest(request_with(4)))

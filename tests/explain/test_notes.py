@@ -29,7 +29,7 @@ def pod(state: Json, **container: Json | int) -> Json:
     }
 
 
-def test_a_vm_whose_instance_cannot_be_made_says_why_and_who_does_not_answer() -> None:
+def test_a_vm_whose_instance_cannot_be_made_states_why_and_who_does_not_answer() -> None:
     status = {"conditions": [condition("Ready", "False", "none"), condition("Failure", "True", AWAY)]}
     notes = list(notes_on_document({"status": status}, asks=True))
     assert notes == [
@@ -46,7 +46,7 @@ def test_a_refusal_of_the_instance_is_repeated_as_it_is() -> None:
     assert note == f"KubeVirt reports since 2026-11-23T02:00:00Z: {refused}"
 
 
-def test_a_pod_that_waits_because_serve_is_away_says_so_first() -> None:
+def test_a_pod_that_waits_because_serve_is_down_reports_it_first() -> None:
     message = 'Post "https://kvplace-extender:9443/v1/filter": EOF'
     waiting = {"status": {"conditions": [condition("PodScheduled", "False", message)]}}
     assert list(notes_on_waiting(waiting)) == [

@@ -41,20 +41,22 @@ async def test_the_pod_of_a_vm_goes_only_where_virt_handler_runs(
     assert obstacle.would_fit == ("worker",)
 
 
-async def test_a_mistake_in_a_file_is_said_as_admission_would(
+async def test_a_mistake_in_a_file_is_reported_as_admission_would(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     with pytest.raises(BadAnnotation, match="did you mean 'one-numa'"):
         await written(objects, cluster, vm({"cpu-set": "one-num"}))
 
 
-async def test_a_vm_that_asks_for_nothing_is_left_alone(objects: Objects, cluster: FaultyCluster) -> None:
+async def test_a_vm_with_a_request_for_nothing_is_left_alone(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
     found = await written(objects, cluster, vm(None))
     assert (found.request, found.fitting, found.fits_nowhere) == (None, None, False)
     assert found.notes == ("it asks for no cores: kvplace leaves it alone",)
 
 
-async def test_a_name_that_nobody_has_is_an_error_that_says_where_to_look(
+async def test_an_unknown_name_is_an_error_that_names_where_to_check(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     with pytest.raises(Absent, match=r"there is no VirtualMachine default/nobody; .* get vms -A"):
@@ -79,7 +81,7 @@ async def test_a_stopped_vm_is_explained_by_its_template_in_the_state_that_kubev
     assert found.fitting is not None
 
 
-async def test_a_file_that_was_exported_from_a_cluster_is_no_running_vm(
+async def test_a_file_that_was_exported_from_a_cluster_is_not_a_running_vm(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     found = await written(objects, cluster, {**vm(), "status": {"printableStatus": "Running"}})
@@ -92,7 +94,7 @@ async def test_a_pod_that_admission_never_saw_is_named(objects: Objects, cluster
     assert any("created without kvplace's webhooks" in note for note in found.notes)
 
 
-async def test_a_vm_that_asks_for_nothing_gets_no_advice_to_delete_its_pod(
+async def test_a_vm_with_a_request_for_nothing_gets_no_advice_to_delete_its_pod(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     running = {"activePods": {"some-uid": ""}}
@@ -113,7 +115,7 @@ async def test_a_vm_that_asks_for_nothing_gets_no_advice_to_delete_its_pod(
         ("labels", "cpu-set", "label cpu-set has no effect: write the annotation cpu-set"),
     ],
 )
-async def test_a_vm_that_asks_with_a_key_that_nothing_reads_is_told_the_right_one(
+async def test_a_vm_with_a_misspelt_key_is_reported_with_the_right_one(
     objects: Objects, cluster: FaultyCluster, where: str, key: str, note: str
 ) -> None:
     document = vm(None)
@@ -121,7 +123,7 @@ async def test_a_vm_that_asks_with_a_key_that_nothing_reads_is_told_the_right_on
     assert (await written(objects, cluster, document)).notes[1:] == (note,)
 
 
-async def test_a_vm_that_asks_beside_its_template_is_told_where_to_ask(
+async def test_a_vm_with_a_request_beside_its_template_is_reported_with_the_right_place(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     document = vm(None)
@@ -131,7 +133,7 @@ async def test_a_vm_that_asks_beside_its_template_is_told_where_to_ask(
     )
 
 
-async def test_a_waiting_vm_says_what_kube_scheduler_says_and_what_keeps_it_from_each_node(
+async def test_a_waiting_vm_states_what_kube_scheduler_states_and_what_keeps_it_from_each_node(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     await cluster.write_ledger(
@@ -151,7 +153,7 @@ async def test_a_waiting_vm_says_what_kube_scheduler_says_and_what_keeps_it_from
     assert [one.note for one in found.events] == ["it does not fit"]
 
 
-async def test_a_waiting_pod_that_nobody_looks_at_is_named_with_its_scheduler(
+async def test_a_waiting_pod_that_no_client_checks_is_named_with_its_scheduler(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     pod = cluster.create_pod("solver", request=write_request(PodRequest(request_with(4))))
@@ -161,7 +163,7 @@ async def test_a_waiting_pod_that_nobody_looks_at_is_named_with_its_scheduler(
     assert not found.fits_nowhere
 
 
-async def test_a_waiting_pod_whose_cores_are_claimed_or_reserved_says_where(
+async def test_a_waiting_pod_whose_cores_are_claimed_or_reserved_states_where(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     pod = cluster.create_pod("solver", request=write_request(PodRequest(request_with(2))))
@@ -207,7 +209,7 @@ async def test_during_a_migration_both_pods_are_shown_and_the_one_that_waits_is_
     assert found.fits_nowhere
 
 
-async def test_a_vm_that_starts_again_waits_and_says_that_its_former_pod_is_still_there(
+async def test_a_vm_that_starts_again_waits_and_states_that_its_former_pod_is_still_there(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     request = write_request(PodRequest(replace(request_with(4))))

@@ -122,13 +122,13 @@ def _burst_outside(on: Scene, count: int, forbidden: Mapping[str, int]) -> Json:
 
 
 def _kubelets_hold(on: Scene, cpus: Mapping[str, int]) -> None:
-    """State what agents report about their kubelets, and wait until `serve` is told."""
+    """State what agents report about their kubelets, and wait until `serve` knows."""
     script = on.stage.proxy.script
     for node, mask in cpus.items():
         path = f"/apis/kvplace.io/v1alpha1/nodetopologies/{node}"
         listed = format_cpu_list(CpuMask(mask))
         if on.plane.request("GET", path).get("status", {}).get("kubeletCpus") == listed:
-            continue  # no client would be told
+            continue  # no watch would show it
         script.play([Rule(EVENT, "nodetopologies", Delay(0))])
         status = {"status": {"kubeletCpus": listed}}
         on.plane.request("PATCH", f"{path}/status", status, content_type=MERGE_PATCH)

@@ -283,7 +283,7 @@ def scene(
 
 
 def pod_manifest(name: str, cpus: int, scheduler: str = "") -> Json:
-    """Write a pod that asks for exclusive cores."""
+    """Write a pod that requests exclusive cores."""
     return {
         "metadata": {"name": name, "annotations": {"cpu-set": "any"}},
         "spec": {

@@ -130,7 +130,7 @@ def _nonsense_in_ledgers(on: Scene, outcome: Outcome) -> None:
 
 
 def _claims_of_nobody(on: Scene, outcome: Outcome) -> None:
-    """Every core is claimed for pods that do not exist; nobody tidies up but kvplace."""
+    """Every core is claimed for pods that do not exist; only kvplace tidies up."""
     outcome.pods = 40
     for node, machine in on.nodes.items():
         cpus = [cpu for cpu in range(64) if machine.allocatable >> cpu & 1]

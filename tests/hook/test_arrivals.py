@@ -77,7 +77,7 @@ def test_an_arriving_domain_gets_the_cpus_of_this_pod(hook: HookProcess, libvirt
     assert "pinned all vCPUs within CPUs" in hook.next_log_line()
 
 
-def test_the_cells_that_the_guest_sees_stay_whatever_this_pods_placement_says(
+def test_the_cells_that_the_guest_sees_stay_whatever_this_pods_placement_states(
     hook: HookProcess, libvirt: Libvirt
 ) -> None:
     cell = GuestCell(0, node=NumaId(0), vcpus=(0,), memory=Bytes(1 << 29), distances=(10,), threads=1)
@@ -122,7 +122,7 @@ def test_a_vm_that_may_float_arrives_unpinned_where_it_cannot_be_pinned(
 
 
 @pytest.mark.parametrize("xml", [b"", b"<domain>", b"\xff\xfe", b"<domain/>" * 3])
-def test_a_document_that_is_no_domain_is_refused_in_one_sentence(libvirt: Libvirt, xml: bytes) -> None:
+def test_a_document_that_is_not_a_domain_is_refused_in_one_sentence(libvirt: Libvirt, xml: bytes) -> None:
     code, answer, said = libvirt.runs(*BEGIN, xml=xml)
     assert (code, answer) == (1, b"")
     assert len(said.splitlines()) == 1
@@ -155,7 +155,7 @@ def test_an_arrival_that_never_ends_is_given_up_and_the_hook_goes_on(
     assert libvirt.runs(*BEGIN)[0] == 0
 
 
-def test_when_libvirts_program_goes_away_the_log_says_so_and_blames_no_limit(
+def test_when_libvirts_program_disconnects_the_log_reports_it_and_blames_no_limit(
     hook: HookProcess, libvirt: Libvirt
 ) -> None:
     with socket.socket(socket.AF_UNIX) as program:
@@ -209,7 +209,7 @@ def test_a_restarted_hook_takes_over_the_folder(hook: HookProcess, libvirt: Libv
     assert sorted(path.name for path in libvirt.program.parent.iterdir()) == ["kvplace", "kvplace.sock"]
 
 
-def test_a_folder_that_cannot_be_used_is_said_at_the_start(hook: HookProcess) -> None:
+def test_a_folder_that_cannot_be_used_is_reported_at_the_start(hook: HookProcess) -> None:
     deep = hook.root / ("long" * 30)
     deep.mkdir()
     hook.environ["KVPLACE_LIBVIRT_HOOK_FOLDER"] = str(deep)

@@ -33,7 +33,7 @@ from tests.hook.machine import (
 from tests.kubevirt_documents import DOMAINS
 
 
-def test_the_domain_is_pinned_as_the_placement_says_and_the_log_says_so(
+def test_the_domain_is_pinned_as_the_placement_states_and_the_log_reports_it(
     env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pod.bind()
@@ -91,7 +91,7 @@ def test_a_vm_does_not_start_before_the_agent_protects_its_cpus(
     assert (line["level"], line["msg"].partition(":")[0]) == ("error", "the VM waits")
 
 
-def test_a_vm_that_may_float_starts_pinned_on_cpus_that_nobody_protects_and_the_log_warns(
+def test_a_vm_that_may_float_starts_pinned_on_cpus_that_no_client_protects_and_the_log_warns(
     env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pod.bind(OWNING, enforced=True, on_failure=OnFailure.FLOAT)
@@ -207,7 +207,7 @@ def test_a_forbidden_strict_binding_makes_the_vm_wait(env: PodEnvironment, pod: 
         define_domain(DOMAIN, VMI, env, forbidden)
 
 
-def test_a_migration_target_gets_its_answer_and_the_log_says_that_kubevirt_discards_it(
+def test_a_migration_target_gets_its_answer_and_the_log_states_that_kubevirt_discards_it(
     env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pod.bind()

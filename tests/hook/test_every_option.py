@@ -196,7 +196,7 @@ async def test_isolated_vcpus_sit_on_a_core_each_and_own_its_sibling(serve: Any)
         ("numa", "with-vcpus", "1-15,33-47"),
     ],
 )
-async def test_qemus_own_threads_run_where_emulator_threads_says(
+async def test_qemus_own_threads_run_where_emulator_threads_states(
     serve: Any, policy: str, word: str, emulator: str
 ) -> None:
     options = {"kvplace.io/cpu-policy": policy, "kvplace.io/emulator-threads": word}
@@ -243,7 +243,7 @@ async def test_a_mirroring_guest_in_huge_pages_has_cells_of_whole_pages(serve: A
     assert etree.fromstring(served.xml).find("memoryBacking/hugepages") is not None
 
 
-async def test_a_mirroring_guest_that_may_grow_is_pinned_and_the_log_says_what_growing_means(
+async def test_a_mirroring_guest_that_may_grow_is_pinned_and_the_log_states_what_growing_means(
     serve: Any, capfd: Any
 ) -> None:
     served = await serve(FOUR, SPREAD_MIRROR, free="1,33,17,49")
@@ -253,7 +253,7 @@ async def test_a_mirroring_guest_that_may_grow_is_pinned_and_the_log_says_what_g
     assert warning.startswith("12 vCPUs that can be plugged in later are assigned to the guest's NUMA cells")
 
 
-async def test_where_memory_cannot_be_bound_a_mirroring_guest_keeps_its_cells_and_the_log_says_so(
+async def test_where_memory_cannot_be_bound_a_mirroring_guest_keeps_its_cells_and_the_log_reports_it(
     serve: Any, capfd: Any
 ) -> None:
     options = SPREAD_MIRROR | {"kvplace.io/numa-memory": "preferred"}

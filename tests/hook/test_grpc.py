@@ -103,7 +103,7 @@ def test_several_calls_share_a_connection() -> None:
         assert caller.answers[stream].message == bytes([number]) * 100_000
 
 
-def test_the_client_is_told_the_limit_of_concurrent_calls() -> None:
+def test_the_client_gets_the_limit_of_concurrent_calls() -> None:
     caller, server = Caller(), GrpcConnection()
     pump(caller, server)
     assert caller.http.remote_settings.max_concurrent_streams == MAX_STREAMS
@@ -313,7 +313,7 @@ def test_a_broken_message_gets_a_status_and_the_connection_goes_on(
     assert server.receive(again) == [Call(3, INFO, b"hello")]
 
 
-def test_an_oversized_message_is_refused_at_its_first_bytes_and_the_caller_told_to_stop() -> None:
+def test_an_oversized_message_is_refused_at_its_first_bytes_and_the_caller_stopped() -> None:
     server, _ = spoken(headers(header_block()), DataFrame(1, data=b"\0\x7f\0\0\0"))
     answer = answer_of(server)
     assert (answer.status, answer.reset) == (GrpcStatus.RESOURCE_EXHAUSTED, 0)

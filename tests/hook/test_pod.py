@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_bytes_that_are_no_text_are_refused(env: PodEnvironment, pod: PodFolder) -> None:
+def test_bytes_that_are_not_text_are_refused(env: PodEnvironment, pod: PodFolder) -> None:
     (pod.path / "placement").write_bytes(b"\xff\xfe")
     with pytest.raises(Misconfigured, match="placement cannot be read"):
         placement_of_pod(env)

@@ -106,7 +106,7 @@ def test_an_inherited_placement_leaves_the_domain_unchanged_with_float(hook: Hoo
         (b"<domain>" + b" " * 3_000_000 + b"</domain>", "above the limit"),
     ],
 )
-def test_a_document_that_is_no_domain_is_refused_in_one_sentence(
+def test_a_document_that_is_not_a_domain_is_refused_in_one_sentence(
     serving: HookProcess, xml: bytes, sentence: str
 ) -> None:
     with SocketCaller(serving.socket) as caller:
@@ -431,7 +431,7 @@ def test_a_bare_cpu_map_is_ready_too(hook: HookProcess) -> None:
     assert hook.run("ready", "--once").returncode == 0
 
 
-def test_a_socket_that_nobody_answers_is_not_ready(serving: HookProcess) -> None:
+def test_a_socket_without_an_answer_is_not_ready(serving: HookProcess) -> None:
     assert serving.process is not None
     serving.process.kill()
     serving.wait()

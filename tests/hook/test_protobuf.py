@@ -25,7 +25,7 @@ def test_any_bytes_are_read_or_refused(junk: bytes) -> None:
         assert sum(len(value) for value in read_bytes_fields(junk).values()) <= len(junk)
 
 
-def test_bytes_are_laid_out_as_the_format_says() -> None:
+def test_bytes_are_laid_out_as_the_format_states() -> None:
     assert bytes_field(1, "kvplace") == b"\x0a\x07kvplace"
     assert bytes_field(2, b"x" * 300) == b"\x12\xac\x02" + b"x" * 300
     assert bytes_fields(4, ("a", "bc")) == b"\x22\x01a\x22\x02bc"

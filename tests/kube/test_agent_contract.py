@@ -105,7 +105,7 @@ class Contract:
         assert (first.by_agent, second.by_agent) == (True, True)
         assert second.generation == first.generation + 1
 
-    async def test_a_topology_that_a_person_has_written_is_told_apart(self, world: World) -> None:
+    async def test_a_topology_that_a_person_has_written_is_distinguished(self, world: World) -> None:
         node = await a_node(world)
         agent = await world.agent()
         async with watching(world.cluster, TOPOLOGIES, Selector(fields={NAME_FIELD: node.name})) as seen:
@@ -168,7 +168,7 @@ class Contract:
         with pytest.raises(Refused):
             await world.cluster.write_topology_status(world.named("nobody"), TopologyStatus(), "1")
 
-    async def test_a_cpu_map_tells_whether_the_agent_has_written_it(self, world: World) -> None:
+    async def test_a_cpu_map_reports_whether_the_agent_has_written_it(self, world: World) -> None:
         node = await a_node(world)
         agent = await world.agent()
         async with watching(world.cluster, NODES, Selector(fields={NAME_FIELD: node.name})) as seen:
@@ -196,7 +196,7 @@ class Contract:
             key: RESOURCES[key] for key in ("zones", "attributes", "topologyPolicies")
         }
 
-    async def test_a_resource_topology_of_another_component_is_told_apart(self, world: World) -> None:
+    async def test_a_resource_topology_of_another_component_is_distinguished(self, world: World) -> None:
         node = await a_node(world)
         agent = await world.agent()
         await agent.write_resource_topology(node, RESOURCES, None)

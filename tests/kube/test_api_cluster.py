@@ -68,7 +68,7 @@ async def stub() -> AsyncIterator[ApiStub]:
 # On the real API server
 
 
-async def test_a_token_says_whose_it_is_to_whom_it_is_for(api_world: ApiWorld) -> None:
+async def test_a_token_states_whose_it_is_to_whom_it_is_for(api_world: ApiWorld) -> None:
     plane = api_world.plane
     plane.create_service_account(api_world.namespace, "reader")
     for_the_server = plane.service_account_token(api_world.namespace, "reader")

@@ -140,7 +140,7 @@ class Contract:
         uid = world.create_pod("vm")
         node = world.named("n1")
         await world.cluster.bind(world.namespace, "vm", uid, node, {PLACEMENT_KEY: revision(uid, node, 1)})
-        for number in (2, 2, 3):  # a repeated write of the same revision is no error
+        for number in (2, 2, 3):  # a repeated write of the same revision is not an error
             results = {PLACEMENT_KEY: revision(uid, node, number), CPU_MAP: f'{{"socket0":["{number}"]}}'}
             await world.cluster.replace_placement(world.namespace, "vm", uid, results)
             pod = await world.cluster.read_pod(world.namespace, "vm")
@@ -204,7 +204,7 @@ class Contract:
         assert counting(gold) == {
             "of-vm",
             "many",
-        }  # an empty selector selects nobody
+        }  # an empty selector selects nothing
         assert counting({**gold, "zone": "z"}) == {"of-vm"}
         assert counting({**gold, "old": ""}) == {"of-vm"}
         assert counting({"tier": "bronze", "app": ""}) == counting({"tier": "gold"}) == counting({}) == set()

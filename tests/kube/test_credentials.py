@@ -21,7 +21,7 @@ from kvplace.kube.credentials import (
 
 @pytest.fixture
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make this process look like one in a pod; gives the folder of its service account."""
+    """Make this process resemble one in a pod; gives the folder of its service account."""
     certificates = Certificates.issue(tmp_path)
     folder = tmp_path / "serviceaccount"
     folder.mkdir()

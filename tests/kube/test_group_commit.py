@@ -173,7 +173,9 @@ async def test_what_a_release_frees_goes_first_to_the_pod_for_which_it_is_reserv
         assert ledgers.writes == before + 2
 
 
-async def test_whoever_writes_next_gives_a_waiting_pod_what_has_come_free_for_it(cluster: Recording) -> None:
+async def test_whoever_writes_next_gives_a_waiting_pod_what_has_been_released_for_it(
+    cluster: Recording,
+) -> None:
     async with process(cluster) as ledgers:
         await ledgers.change(N, taking("old", CPUS))
         whole = claim("waits", 0, 1)

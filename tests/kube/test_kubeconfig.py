@@ -114,7 +114,7 @@ def test_a_kubeconfig_that_contradicts_itself_is_named(
         read_context(str(path), None)
 
 
-async def test_the_home_of_nobody_has_no_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_home_that_does_not_exist_has_no_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
     def has_no_entry(_: object) -> None:
         raise KeyError
 
@@ -127,7 +127,7 @@ async def test_the_home_of_nobody_has_no_kubeconfig(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("content", [b"\x00\xff", b"a: [", b"- a", b"", b"a: 1\na: 2"])
-def test_a_file_that_is_no_kubeconfig_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_kubeconfig_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config"
     path.write_bytes(content)
     with pytest.raises(Misconfigured, match=f"kubeconfig {path}"):
@@ -155,7 +155,7 @@ async def test_a_client_certificate_may_be_in_the_kubeconfig_and_its_key_stays_i
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_nobody_is_asked_for_the_passphrase_of_a_key(tmp_path: Path) -> None:
+def test_no_user_is_asked_for_the_passphrase_of_a_key(tmp_path: Path) -> None:
     ours = Certificates.issue(tmp_path).ours
     certificate, key = ours.issue("me")
     (tmp_path / "ca.crt").write_bytes(ours.file.read_bytes())
@@ -194,7 +194,7 @@ def encoded(path: Path) -> str:
         ({}, None),
     ],
 )
-async def test_every_way_to_say_who_one_is_without_a_plugin(
+async def test_every_way_to_state_who_one_is_without_a_plugin(
     tmp_path: Path, user: dict[str, Any], header: str | None
 ) -> None:
     path = config(tmp_path, current="there")
@@ -206,7 +206,7 @@ async def test_every_way_to_say_who_one_is_without_a_plugin(
     assert (await found.authorization(), found.namespace) == (header, "team-a")
 
 
-async def test_a_kubeconfig_may_act_as_somebody_else_and_a_flag_goes_before_it(tmp_path: Path) -> None:
+async def test_a_kubeconfig_may_act_as_another_client_and_a_flag_goes_before_it(tmp_path: Path) -> None:
     path = config(tmp_path, current="there")
     document = json.loads(path.read_text())
     document["users"][0]["user"] = {"token": "t", "as": "eve", "as-groups": ["a", "b"]}
@@ -262,7 +262,7 @@ async def test_a_token_that_cannot_be_one_is_named(tmp_path: Path, token: object
         (["echo", "{}"], "'echo' .* gives no credentials: .*missing key"),
     ],
 )
-async def test_a_login_program_that_gives_no_credentials_is_named_with_what_it_says(
+async def test_a_login_program_that_gives_no_credentials_is_named_with_what_it_reports(
     tmp_path: Path, plugin: list[str], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = config(tmp_path, current="there")
@@ -290,7 +290,7 @@ def with_user(path: Path, user: dict[str, Any], **cluster: Any) -> str:
     return str(path)
 
 
-async def test_a_login_program_is_looked_for_beside_the_kubeconfig_as_kubectl_does(
+async def test_a_login_program_is_searched_for_beside_the_kubeconfig_as_kubectl_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "sub"
@@ -342,7 +342,7 @@ async def test_a_ca_without_a_certificate_does_not_stand_for_those_of_the_system
         await load_credentials(CredentialOptions(str(config(tmp_path))))
 
 
-async def test_a_kubeconfig_says_all_about_whom_it_acts_as(tmp_path: Path) -> None:
+async def test_a_kubeconfig_states_all_about_whom_it_acts_as(tmp_path: Path) -> None:
     user = {"token": "t", "as": "eve", "as-uid": "7", "as-user-extra": {"acme.com/scope": ["a", "b"]}}
     found = await load_credentials(CredentialOptions(with_user(config(tmp_path, current="there"), user)))
     assert found.impersonation == (

@@ -50,7 +50,7 @@ BOTH = Ledger().after(taking(claim("a", 0, 1), claim("b", 2, 3)))
 @example(
     Ledger({}, {PodUid("pod-a"): claim_on({0: 5}, {0: {1 << 30: 1}})}), LedgerChange((claim_on({1: 5}, {}),))
 )
-def test_a_merge_patch_stores_what_the_change_says(ledger: Ledger, change: LedgerChange) -> None:
+def test_a_merge_patch_stores_what_the_change_states(ledger: Ledger, change: LedgerChange) -> None:
     try:
         after = ledger.after(change)
     except OwnershipConflict:

@@ -26,7 +26,7 @@ def record(spec: object) -> LedgerRecord:
     return ledger_record(msgspec.json.decode(document, type=CustomObject))
 
 
-def test_a_ledger_is_what_its_document_says() -> None:
+def test_a_ledger_is_what_its_document_states() -> None:
     spec = {"owners": OWNERS, "claims": {"u1": FIRST, "u2": SECOND}, "summary": {"pods": 2}}
     assert record(spec).ledger == read_ledger(spec)
 
@@ -50,7 +50,7 @@ def test_null_stands_for_nothing(key: str) -> None:
     )
 
 
-def test_equal_claims_of_two_pods_are_told_apart() -> None:
+def test_equal_claims_of_two_pods_are_distinguished() -> None:
     claims = record({"owners": {}, "claims": {"u1": FIRST, "u2": FIRST}}).ledger.claims
     assert [claim.uid for claim in claims.values()] == ["u1", "u2"]
 

@@ -257,7 +257,7 @@ def test_a_released_cpu_finds_a_new_owner(ledger: Foreigner) -> None:
     assert ledger.owners() == {"2": "B", "3": "B"}
 
 
-def test_a_ledger_that_has_owners_cannot_be_deleted_by_anybody(ledger: Foreigner) -> None:
+def test_a_ledger_that_has_owners_cannot_be_deleted_by_any_client(ledger: Foreigner) -> None:
     zone = {"gracePeriodSeconds": 0, "propagationPolicy": "Orphan"}
     for body in (None, zone):
         assert "still has owners" in refusal(

@@ -80,7 +80,7 @@ def test_a_ledger_with_content_that_kvplace_does_not_know_is_patched(spec: Json)
 
 
 @pytest.mark.parametrize("metadata", FOREIGN_METADATA, ids=lambda given: next(iter(given)))
-def test_a_ledger_to_which_somebody_has_added_something_is_patched(metadata: Json) -> None:
+def test_a_ledger_to_which_a_user_has_added_something_is_patched(metadata: Json) -> None:
     assert_is_patched(read(HELD, metadata), taking(claim("c", 5)))
 
 
@@ -91,7 +91,7 @@ def assert_is_patched(record: LedgerRecord, change: LedgerChange) -> None:
     assert {key: spec[key] for key in ("owners", "claims")} == merge_patch(record.ledger, change)
 
 
-async def test_what_somebody_has_added_to_a_ledger_stays_through_every_write(api_world: ApiWorld) -> None:
+async def test_what_a_user_has_added_to_a_ledger_stays_through_every_write(api_world: ApiWorld) -> None:
     node = api_world.named("labelled")
     made = await api_world.cluster.create_ledger(node)
     labelled = {"metadata": {"labels": {"owner": "me"}, "annotations": {"rack": "7"}}}

@@ -48,7 +48,7 @@ async def test_the_first_change_of_a_node_makes_its_ledger(cluster: Recording) -
 
 
 @pytest.mark.parametrize("moment", list(Moment))
-async def test_a_write_without_an_answer_is_looked_at_and_never_done_twice(
+async def test_a_write_without_an_answer_is_checked_and_never_done_twice(
     cluster: Recording, moment: Moment
 ) -> None:
     async with process(cluster) as ledgers:
@@ -241,7 +241,7 @@ async def test_a_change_that_changes_nothing_costs_no_write(cluster: Recording) 
         assert ledgers.writes == 1
 
 
-async def test_a_conflict_that_is_found_in_an_old_ledger_is_looked_at_in_the_new_one(
+async def test_a_conflict_that_is_found_in_an_old_ledger_is_checked_in_the_new_one(
     cluster: Recording,
 ) -> None:
     def owning(ledger: Ledger) -> tuple[LedgerChange, str]:

@@ -104,7 +104,7 @@ async def test_bookmarks_move_the_version_and_nothing_else() -> None:
     assert (move.events, move.state) == ((), Watching("12", stream))
 
 
-async def test_between_changes_it_says_whether_the_api_server_still_speaks() -> None:
+async def test_between_changes_it_reports_whether_the_api_server_still_speaks() -> None:
     failure = unavailable()
     source = Script(Page((), "", "7"), None, Change(None, "8"), failure, None, Change(Apply("a"), "9"), None)
     events = follow(source, pause=Pauses(), backoff=Backoff(jitter=lambda: 1.0), clock=lambda: 0.0)
@@ -290,7 +290,7 @@ async def test_lines_come_whole_however_the_network_cuts_them(stub: ApiStub, tmp
     assert [name for _, name in (await reported(stub, tmp_path, 7))[2:]] == list("abcde")
 
 
-async def test_a_line_that_is_no_event_leads_to_a_new_list(stub: ApiStub, tmp_path: Path) -> None:
+async def test_a_line_that_is_not_an_event_leads_to_a_new_list(stub: ApiStub, tmp_path: Path) -> None:
     stub.script = [page(version=5), lines(b'{"type":"ADDED","obj\n'), page(version=9), stub.forever()]
     assert [kind for kind, _ in await reported(stub, tmp_path, 4)] == [Init, InitDone, Init, InitDone]
 

@@ -1,4 +1,4 @@
-"""Login programs of kubeconfigs (`exec`): what they are told, what they answer, and that they can ask."""
+"""Login programs of kubeconfigs (`exec`): their input, their answers, and that they can ask."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ async def test_an_answer_with_token_and_certificate_gives_both_and_leaves_no_key
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-async def test_a_program_that_says_much_on_stderr_does_not_stop_the_command(tmp_path: Path) -> None:
+async def test_a_program_that_states_much_on_stderr_does_not_stop_the_command(tmp_path: Path) -> None:
     found = await load(kubeconfig(tmp_path, f"sys.stderr.write('x' * 1_000_000)\n{TOKEN}"))
     assert await found.authorization() == "Bearer issued"
 
 
-async def test_a_program_is_told_of_its_cluster_where_it_wants_that(tmp_path: Path) -> None:
+async def test_a_program_is_informed_of_its_cluster_where_it_wants_that(tmp_path: Path) -> None:
     tell = "status = json.loads(os.environ['KUBERNETES_EXEC_INFO'])['spec'].get('cluster', {})\n"
     program = tell + answering(
         "dict(token=f\"{status.get('server')},{'certificate-authority-data' in status}\")"

@@ -210,7 +210,7 @@ async def test_a_write_can_be_held_while_another_overtakes_it() -> None:
     assert cluster.faults.pending == 0
 
 
-async def test_the_third_call_fails_when_the_script_says_so() -> None:
+async def test_the_third_call_fails_when_the_script_reports_it() -> None:
     cluster = FaultyCluster()
     cluster.faults.fail(Operation.CREATE_LEDGER, Unavailable("no"), nth=3)
     await cluster.create_ledger(NodeName("one"))

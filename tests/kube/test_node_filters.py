@@ -63,7 +63,7 @@ def test_a_taint_keeps_away_whoever_does_not_tolerate_it(toleration: dict[str, s
     assert (why(node, {"tolerations": [toleration]}) == "") is passes
 
 
-def test_a_taint_that_only_prefers_keeps_nobody_away() -> None:
+def test_a_taint_that_only_prefers_keeps_no_client_away() -> None:
     assert why(tainted(key="old", effect="PreferNoSchedule")) == ""
 
 

@@ -334,7 +334,7 @@ def test_a_pod_belongs_to_the_vmi_that_its_request_names() -> None:
 
 
 @pytest.mark.parametrize("request_text", [None, '{"version":1,"vcpus":2}'])
-def test_where_no_request_says_it_an_owner_of_kubevirts_group_does(request_text: str | None) -> None:
+def test_where_no_request_states_it_an_owner_of_kubevirts_group_does(request_text: str | None) -> None:
     assert owned_pod(request_text, vmi_owner("vm")).vmi == "vm"
     for owner in (vmi_owner("vm", apiVersion="x.example/v1"), vmi_owner("vm", controller=False)):
         assert owned_pod(request_text, owner).vmi == ""

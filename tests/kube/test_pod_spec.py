@@ -87,7 +87,7 @@ def read(**status: Any) -> PodRecord:
     return pod_record(msgspec.json.decode(json.dumps(pod), type=PodObject))
 
 
-def test_a_pod_was_tried_once_kube_scheduler_says_so() -> None:
+def test_a_pod_was_tried_once_kube_scheduler_reports_it() -> None:
     def conditions(reason: str) -> list[dict[str, str]]:
         return [{"type": "PodScheduled", "status": "False", "reason": reason}]
 

@@ -240,7 +240,7 @@ async def test_redirects_are_not_followed_with_our_token(stub: ApiStub, tmp_path
 def test_no_name_can_leave_its_place_in_the_path(segments: list[str]) -> None:
     try:
         path = path_of(*segments)
-    except UnicodeEncodeError:  # Lone surrogates are no text that JSON or HTTP could carry.
+    except UnicodeEncodeError:  # Lone surrogates are not text that JSON or HTTP could carry.
         return
     url = URL(f"https://host{path}", encoded=True)
     assert url.host == "host"
@@ -327,7 +327,7 @@ async def test_a_ca_with_as_little_in_it_as_older_clusters_have_is_trusted(
             assert await session.request(GET) == b'{"by": "pod"}'
 
 
-async def test_a_token_given_by_hand_wins_and_is_not_looked_for_elsewhere(
+async def test_a_token_given_by_hand_wins_and_is_not_searched_for_elsewhere(
     stub: ApiStub, tmp_path: Path
 ) -> None:
     options = stub.kubeconfig(tmp_path, token="secret")
@@ -370,7 +370,7 @@ async def test_a_kubeconfig_that_makes_no_sense_is_named(tmp_path: Path, text: s
         await open_session(CredentialOptions(kubeconfig=str(path)))
 
 
-async def test_without_any_cluster_the_sentence_says_where_one_was_looked_for(
+async def test_without_any_cluster_the_sentence_states_where_one_was_searched_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):

@@ -44,7 +44,7 @@ def test_nothing_is_shown_before_the_first_list_is_complete(store: Store[NodeNam
     assert (dict(store.records), store.has_synced, subscriber.differences) == ({"a": A}, True, [(None, A)])
 
 
-def test_a_store_knows_since_when_its_watch_is_silent_and_why() -> None:
+def test_a_store_knows_since_when_its_watch_is_quiet_and_why() -> None:
     now = 100.0
     store = Store(NODES, clock=lambda: now)
     store.apply(Init())

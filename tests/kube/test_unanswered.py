@@ -39,7 +39,9 @@ POST = 'Post "https://kvplace-serve.kvplace-system.svc:443/admit/vmi?timeout=10s
         ),
     ],
 )
-def test_an_outage_is_said_with_who_does_not_answer_and_where_to_look(message: str, sentence: str) -> None:
+def test_an_outage_is_reported_with_who_does_not_answer_and_where_to_check(
+    message: str, sentence: str
+) -> None:
     assert unanswered(message) == sentence
 
 
@@ -56,5 +58,5 @@ def test_an_outage_passes_and_a_refusal_does_not(message: str, may_pass: bool) -
     assert passes(message) is may_pass
 
 
-def test_a_refusal_is_no_outage() -> None:
+def test_a_refusal_is_not_an_outage() -> None:
     assert unanswered('admission webhook "vm.kvplace.io" denied the request: cpu-set is one of ...') == ""

@@ -42,7 +42,7 @@ async def test_a_version_that_may_be_at_fault_is_not_asked_for_again(failure: Kv
 
 
 @pytest.mark.parametrize("failure", [Denied("watch", "things", "no"), Unauthenticated("401"), unavailable()])
-async def test_what_says_nothing_about_the_version_leaves_it_in_use(failure: KvplaceError) -> None:
+async def test_what_states_nothing_about_the_version_leaves_it_in_use(failure: KvplaceError) -> None:
     stream = Script(failure)
     assert (await step(Script(failure), InitListed("9"))).state == InitListed("9")
     assert (await step(stream, Watching("9", stream))).state == InitListed("9")
@@ -77,7 +77,7 @@ async def test_a_version_that_the_server_does_not_know_is_listed_anew(
     assert seen[2:] == [(Init, ""), (InitApply, "a"), (InitDone, "")]
 
 
-async def test_the_api_server_says_of_a_version_that_it_cannot_read_what_leads_to_a_list(
+async def test_the_api_server_states_of_a_version_that_it_cannot_read_what_leads_to_a_list(
     api_world: ApiWorld,
 ) -> None:
     move = await step(

@@ -141,7 +141,7 @@ def asked(folder: Path, answer: Answer) -> tuple[dict[str, object], int]:
 
 
 @pytest.mark.parametrize("answer", [claims_many_cpus, sends_large_maps, sends_events])
-def test_a_libvirt_that_tells_huge_sizes_costs_no_more_than_the_stated_memory(
+def test_a_libvirt_that_reports_huge_sizes_costs_no_more_than_the_stated_memory(
     answer: Answer, tmp_path: Path
 ) -> None:
     said, memory = asked(tmp_path, answer)

@@ -167,7 +167,7 @@ class GuardedVm:
         self.own.ledgers.apply(Apply(LedgerRecord(NODE, ledger, resource_version="2")))
 
     async def looks(self, count: int = 2) -> None:
-        """Looks so often: the first one sets and confirms, the second one finds it in order."""
+        """Checks so often: the first one sets and confirms, the second one finds it in order."""
         for _ in range(count):
             await self.guard.look()
 
@@ -192,7 +192,7 @@ class GuardedVm:
         return [] if tune is None else [(pin.tag, pin.get("cpuset", "")) for pin in tune]
 
     async def libvirt_keeps(self, expected: list[tuple[str, str]]) -> None:
-        """Waits until libvirt has been told."""
+        """Waits until libvirt has been informed."""
         await until(lambda: sorted(self.libvirt_pins()) == sorted(expected))
 
     async def follows(self, revision: int) -> None:
@@ -215,7 +215,7 @@ class GuardedVm:
 async def guarded(
     session: LibvirtSession, domain: RunningDomain, placement: PodPlacement | None
 ) -> AsyncIterator[GuardedVm]:
-    """Puts a guard over a running VM; it does nothing until it is asked to look, or runs."""
+    """Puts a guard over a running VM; it does nothing until it is asked to check, or runs."""
     own = OwnNode(NODE, MACHINE)
     containers = SessionContainers(session, own)
     relocations = Relocations(own)

@@ -114,7 +114,7 @@ def sidecar(libvirt_session: LibvirtSession, request: pytest.FixtureRequest) -> 
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.words)
-def test_every_thread_runs_and_memory_is_bound_where_the_words_say(
+def test_every_thread_runs_and_memory_is_bound_where_the_words_state(
     case: Case, libvirt_session: LibvirtSession, sidecar: Sidecar
 ) -> None:
     a, b = (1 << cpu for cpu in list(cpus_of(CpuMask(libvirt_session.group.effective())))[:2])

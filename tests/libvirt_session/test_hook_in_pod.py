@@ -47,7 +47,7 @@ def pod_folder(libvirt_session: LibvirtSession, request: pytest.FixtureRequest) 
     return folder
 
 
-def test_the_hooks_answer_starts_with_every_thread_where_the_annotation_says(
+def test_the_hooks_answer_starts_with_every_thread_where_the_annotation_states(
     libvirt_session: LibvirtSession, pod_folder: Path
 ) -> None:
     placement = placement_of_two_vcpus(libvirt_session)

@@ -45,7 +45,7 @@ def rewritten(name: str, placement: Placement, session: LibvirtSession) -> bytes
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_thread_of_a_rewritten_document_runs_where_the_placement_says(
+def test_every_thread_of_a_rewritten_document_runs_where_the_placement_states(
     name: str, libvirt_session: LibvirtSession
 ) -> None:
     placement = placement_on(libvirt_session)

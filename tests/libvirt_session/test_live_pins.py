@@ -38,7 +38,7 @@ def pins(libvirt_session: LibvirtSession) -> LibvirtPins:
     return LibvirtPins(socket=socket_below_root(libvirt_session))
 
 
-async def test_pins_reach_the_threads_and_what_libvirt_tells(
+async def test_pins_reach_the_threads_and_what_libvirt_reports(
     libvirt_session: LibvirtSession, pins: LibvirtPins
 ) -> None:
     first, second = two_cpus(libvirt_session)
@@ -52,7 +52,7 @@ async def test_pins_reach_the_threads_and_what_libvirt_tells(
         seen = domain.affinities()
         told = ET.fromstring(domain.handle.XMLDesc())
         defined = ET.fromstring(domain.handle.XMLDesc(2))  # VIR_DOMAIN_XML_INACTIVE
-        assert await pins.pin(domain.pid, wanted) == 1  # of an I/O thread libvirt does not tell its pin
+        assert await pins.pin(domain.pid, wanted) == 1  # libvirt does not report the pin of an I/O thread
     assert seen.vcpus() == {0: mask_of([second]), 1: mask_of([first, second])}
     assert seen.io_threads() == {1: mask_of([first])}
     assert seen.emulator()[f"qemu-system-x86 ({domain.pid})"] == mask_of([second])
@@ -89,7 +89,7 @@ async def test_what_libvirt_refuses_is_an_error_with_its_words(
         assert await pins.pin(domain.pid, DomainPins(vcpus={0: mask_of([second])})) == 1
 
 
-async def test_a_libvirt_that_hangs_holds_nobody_up_and_is_asked_again(
+async def test_a_libvirt_that_hangs_holds_no_client_up_and_is_asked_again(
     libvirt_session: LibvirtSession,
 ) -> None:
     _, second = two_cpus(libvirt_session)

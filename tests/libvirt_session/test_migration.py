@@ -110,7 +110,7 @@ def crossed_over(session: LibvirtSession) -> Placement:
     )
 
 
-def test_every_thread_is_on_the_cpus_of_the_target_and_its_libvirt_says_so(
+def test_every_thread_is_on_the_cpus_of_the_target_and_its_libvirt_reports_it(
     libvirt_session: LibvirtSession, target: LibvirtSession
 ) -> None:
     first, second = two_cpus(target)
@@ -148,7 +148,7 @@ def test_a_source_whose_cpus_the_target_does_not_have_migrates(
                 assert {thread.cpus for thread in threads.threads} == {mask_of([second])}
 
 
-def test_a_vm_that_cannot_be_pinned_on_the_target_goes_on_at_its_source_and_the_reason_is_said(
+def test_a_vm_that_cannot_be_pinned_on_the_target_goes_on_at_its_source_and_the_reason_is_reported(
     libvirt_session: LibvirtSession, target: LibvirtSession
 ) -> None:
     first, _ = two_cpus(target)

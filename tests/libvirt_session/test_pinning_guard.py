@@ -50,7 +50,7 @@ async def guarded_vm(
 
 @asynccontextmanager
 async def at_work(vm: GuardedVm) -> AsyncIterator[None]:
-    """Lets the guard look by itself."""
+    """Lets the guard check by itself."""
     task = asyncio.create_task(vm.guard.run())
     try:
         yield
@@ -69,7 +69,7 @@ async def until_in_place(vm: GuardedVm) -> float:
     return await until(lambda: vm.cpus() == in_place())
 
 
-async def test_threads_that_are_elsewhere_are_set_libvirt_is_told_and_it_is_said(
+async def test_threads_that_are_elsewhere_are_set_and_libvirt_and_users_are_informed(
     libvirt_session: LibvirtSession,
 ) -> None:
     async with guarded_vm(libvirt_session) as vm, at_work(vm):
@@ -87,7 +87,7 @@ async def test_threads_that_are_elsewhere_are_set_libvirt_is_told_and_it_is_said
         assert vm.written.events == []
 
 
-async def test_the_first_look_after_a_start_lists_every_pod_that_runs(
+async def test_the_first_check_after_a_start_lists_every_pod_that_runs(
     libvirt_session: LibvirtSession,
 ) -> None:
     """A pod that is missing from a complete report is released."""
@@ -161,7 +161,9 @@ async def test_a_cpuset_that_was_narrow_for_a_while_leaves_the_threads_in_place(
         assert vm.report.pods[UID].pinned
 
 
-async def test_a_cpuset_that_stays_wrong_is_said_at_the_second_look(libvirt_session: LibvirtSession) -> None:
+async def test_a_cpuset_that_stays_wrong_is_reported_at_the_second_check(
+    libvirt_session: LibvirtSession,
+) -> None:
     async with guarded_vm(libvirt_session, placed(SECOND, SECOND)) as vm:
         await vm.looks()
         assert libvirt_session.group.effective() == ON_SECOND
@@ -197,7 +199,7 @@ async def test_repairs_that_are_undone_again_and_again_are_given_up(libvirt_sess
         assert vm.cpus() == in_place()
 
 
-async def test_a_libvirt_that_hangs_delays_no_repair_and_is_told_later(
+async def test_a_libvirt_that_hangs_delays_no_repair_and_is_informed_later(
     libvirt_session: LibvirtSession,
 ) -> None:
     async with guarded_vm(libvirt_session) as vm:
@@ -299,7 +301,7 @@ async def test_a_node_that_is_only_observed_is_reported_and_nothing_is_set(
         assert vm.libvirt_pins() == []
 
 
-async def test_a_claim_that_is_refused_is_said_and_its_threads_are_not_set(
+async def test_a_claim_that_is_refused_is_reported_and_its_threads_are_not_set(
     libvirt_session: LibvirtSession,
 ) -> None:
     async with guarded_vm(libvirt_session, placed(SECOND, SECOND)) as vm:
@@ -340,7 +342,7 @@ async def test_a_vm_that_arrives_with_the_pins_of_its_source_gets_those_of_its_t
         pytest.skip(f"no real libvirt: {reason}")
 
 
-async def test_a_vm_that_has_ended_is_not_said_to_be_pinned_any_more(
+async def test_a_vm_that_has_ended_is_not_reported_to_be_pinned_any_more(
     libvirt_session: LibvirtSession,
 ) -> None:
     async with guarded_vm(libvirt_session) as vm:

@@ -101,6 +101,6 @@ def _owner(path: Path) -> int | None:
         return None
 
 
-def test_the_machine_has_two_cpus_to_tell_apart(libvirt_session: LibvirtSession) -> None:
+def test_the_machine_has_two_cpus_to_report_apart(libvirt_session: LibvirtSession) -> None:
     assert len(os.sched_getaffinity(0)) >= 2
     assert libvirt_session.group.effective().bit_count() >= 2

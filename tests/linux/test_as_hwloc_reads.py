@@ -68,7 +68,7 @@ def test_the_cpuset_of_whoever_recorded_a_machine_does_not_make_it_smaller() -> 
         assert sum(layout["PU"]).bit_count() == allowed
 
 
-def test_masks_that_conflict_are_told_and_hide_only_themselves() -> None:
+def test_masks_that_conflict_are_reported_and_hide_only_themselves() -> None:
     whole = open_tree(captured_folder("topologies") / "hwloc" / f"{CONFLICTING}.tar.bz2")
 
     class WithoutLists:

@@ -68,13 +68,15 @@ def test_version_1_prefers_the_effective_cpuset_and_the_process_own_cgroup(
 
 
 @pytest.mark.parametrize("content", [None, "", "\n"])
-def test_without_a_cpuset_in_force_there_are_none(process: Path, mounted: Path, content: str | None) -> None:
+def test_without_a_cpuset_in_effect_there_are_none(process: Path, mounted: Path, content: str | None) -> None:
     if content is not None:
         write(mounted / "cpuset.cpus.effective", content)
     assert effective_cpus(process, mounted) == 0
 
 
-def test_a_process_that_is_gone_is_told_from_one_without_a_cpuset(process: Path, mounted: Path) -> None:
+def test_a_process_that_is_gone_is_distinguished_from_one_without_a_cpuset(
+    process: Path, mounted: Path
+) -> None:
     (process / "cgroup").unlink()
     with pytest.raises(Gone, match="proc/17/cgroup does not exist"):
         effective_cpus(process, mounted)
@@ -95,7 +97,7 @@ def test_a_process_that_ends_while_its_files_are_read_is_gone(mounted: Path) -> 
         effective_cpus(process, mounted)
 
 
-def test_a_file_that_may_not_be_read_is_told_from_one_that_is_gone(process: Path) -> None:
+def test_a_file_that_may_not_be_read_is_distinguished_from_one_that_is_gone(process: Path) -> None:
     status = process / "status"
     write(status, "Cpus_allowed_list:\t0-3\n")
     status.chmod(0)

@@ -59,7 +59,7 @@ def test_a_static_pod_has_the_hash_of_its_manifest_as_uid(tmp_path: Path) -> Non
         f"other/kubepods/pod{UID}/{ID}",
     ],
 )
-def test_what_is_no_container_of_a_pod_is_left_out(tmp_path: Path, path: str) -> None:
+def test_what_is_not_a_container_of_a_pod_is_left_out(tmp_path: Path, path: str) -> None:
     (tmp_path / path).mkdir(parents=True)
     assert [found.folder for found in containers_in(tmp_path) if found.folder == tmp_path / path] == []
 
@@ -72,5 +72,5 @@ def test_containers_of_all_qos_classes_are_found_in_real_cgroups(pods: PodCgroup
     assert {found.folder for found in containers_in(pods.base)} == made
 
 
-def test_a_tree_that_ends_while_it_is_listed_is_no_error(tmp_path: Path) -> None:
+def test_a_tree_that_ends_while_it_is_listed_is_not_an_error(tmp_path: Path) -> None:
     assert containers_in(tmp_path / "gone") == []

@@ -66,7 +66,7 @@ def test_a_container_that_ends_is_reported(pods: PodCgroups, watch: ContainerWat
     assert set(watch.containers) == {container_id(9)}
 
 
-def test_a_container_that_came_and_went_between_two_looks_leaves_nothing(
+def test_a_container_that_came_and_went_between_two_checks_leaves_nothing(
     pods: PodCgroups, watch: ContainerWatch
 ) -> None:
     pods.remove(pods.container(UID, ID).parent)
@@ -87,7 +87,7 @@ def test_a_cgroup_that_is_made_again_at_once_is_a_new_one(pods: PodCgroups, watc
     assert changes(watch).written == {container_id(9)}
 
 
-def test_somebody_elses_write_to_a_cpuset_is_reported(pods: PodCgroups, watch: ContainerWatch) -> None:
+def test_a_foreign_client_write_to_a_cpuset_is_reported(pods: PodCgroups, watch: ContainerWatch) -> None:
     folder = pods.container(UID, ID)
     watch.read()
     writer = pods.process(folder, "sh", "-c", f"echo 1 > {folder}/cpuset.cpus; echo written; exec sleep 600")
@@ -179,7 +179,7 @@ def test_the_limit_of_watches_is_an_error_that_names_the_setting(
     inotify.close()
 
 
-def test_containers_are_found_by_looking_where_the_limit_of_queues_is_reached(
+def test_containers_are_found_by_checking_where_the_limit_of_queues_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other programs of root use them up, and the limit is 128 where no client has raised it."""

@@ -85,7 +85,7 @@ def test_what_containers_and_pods_hold_together_is_held() -> None:
     assert format_cpu_list(read_cpu_manager_state(json.dumps(case["file"])).held) == "4-10"
 
 
-def test_keys_are_taken_in_any_case_and_an_unset_checksum_is_no_wrong_one() -> None:
+def test_keys_are_taken_in_any_case_and_an_unset_checksum_is_not_a_wrong_one() -> None:
     text = VERSION_2.replace("defaultCpuSet", "DEFAULTCPUSET").replace("entries", "Entries")
     assert read_cpu_manager_state(text) == read_cpu_manager_state(VERSION_2)
     for unset in ('"checksum":0', '"checksum":null', '"Checksum":0'):
@@ -149,7 +149,7 @@ def test_anything_else_is_refused_in_one_sentence(text: str) -> None:
 
 
 @given(st.data())
-def test_a_file_with_changed_letters_is_refused_or_says_nothing_that_it_did_not_say(
+def test_a_file_with_changed_letters_is_refused_or_adds_nothing(
     data: st.DataObject,
 ) -> None:
     at = data.draw(st.integers(0, len(VERSION_2) - 1))

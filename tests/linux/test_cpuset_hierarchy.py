@@ -51,7 +51,7 @@ def test_parents_that_lack_a_cpu_grow_first_as_after_an_offline_cpu_has_returned
     assert pods.hierarchy.effective(container) == (BOTH if grows else ZERO)
 
 
-def test_a_cgroup_above_with_other_cpus_is_told(tmp_path: Path) -> None:
+def test_a_cgroup_above_with_other_cpus_is_reported(tmp_path: Path) -> None:
     """As version 2 shows it: one that may use none of its own CPUs uses those of its parent."""
     hierarchy = CpusetHierarchy(tmp_path, CgroupVersion.V2)
     (tmp_path / "cpuset.cpus.effective").write_text("0\n")
@@ -110,7 +110,7 @@ def test_a_container_that_has_ended_is_gone(pods: PodCgroups, container: Path) -
         pods.hierarchy.set(container, ONE)
 
 
-def test_a_group_inside_that_ends_meanwhile_is_no_error(
+def test_a_group_inside_that_ends_meanwhile_is_not_an_error(
     pods: PodCgroups, container: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = pods.make(container / "inner")
@@ -126,7 +126,7 @@ def test_a_group_inside_that_ends_meanwhile_is_no_error(
     assert inner.exists() is (pods.hierarchy.version is CgroupVersion.V2)
 
 
-def test_not_permitted_is_told_apart_from_gone(pods: PodCgroups, container: Path) -> None:
+def test_not_permitted_is_distinguished_from_gone(pods: PodCgroups, container: Path) -> None:
     child = os.fork()
     if child == 0:
         os.setresuid(65534, 65534, 65534)

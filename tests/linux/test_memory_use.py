@@ -41,7 +41,7 @@ def test_the_page_cache_counts_as_free_and_huge_pages_are_counted_apart(tmp_path
     }
 
 
-def test_a_machine_that_shows_no_numa_nodes_says_nothing(tmp_path: Path) -> None:
+def test_a_machine_that_shows_no_numa_nodes_reports_nothing(tmp_path: Path) -> None:
     assert memory_use(tmp_path) == {}
 
 

@@ -48,7 +48,7 @@ def test_version_1_counts_the_whole_tree_in_pages(tmp_path: Path) -> None:
     assert memory_of_cgroup(folders) == {N0: 300 * 4096 + 2 * MIB, N1: 500 * 4096}
 
 
-def test_a_cgroup_that_is_gone_is_no_empty_one(tmp_path: Path) -> None:
+def test_a_cgroup_that_is_gone_is_not_an_empty_one(tmp_path: Path) -> None:
     with pytest.raises(Gone, match=r"memory\.numa_stat does not exist"):
         memory_of_cgroup({"unified": tmp_path / "gone"})
 

@@ -47,7 +47,7 @@ def write_process(proc: Path, pid: int, threads: dict[int, str]) -> None:
         ("IO iothread", ThreadRole.EMULATOR, 0),
     ],
 )
-def test_threads_are_told_by_their_names(name: str, role: ThreadRole, number: int) -> None:
+def test_threads_are_distinguished_by_their_names(name: str, role: ThreadRole, number: int) -> None:
     found = classify(name)
     assert (found.role, found.number) == (role, number)
 

@@ -104,7 +104,7 @@ def test_a_damaged_tree_is_read_or_refused_in_one_sentence_and_never_anything_el
     assert not isinstance(answer, str) or (answer.startswith("written machine: ") and "\n" not in answer)
 
 
-def test_a_cpu_that_is_offline_appears_nowhere_whatever_the_other_files_still_say() -> None:
+def test_a_cpu_that_is_offline_appears_nowhere_whatever_the_other_files_still_state() -> None:
     tree = sysfs_of(SMALL)
     tree.files[f"{CPU}/online"] = "0-4,6-63\n"
     for cpu in (7, 8):
@@ -118,7 +118,7 @@ def test_a_cpu_that_is_offline_appears_nowhere_whatever_the_other_files_still_sa
     assert machine.numa_nodes[0].cpus == SMALL.cpus & ~gone
 
 
-def test_without_l3_information_the_numa_node_stands_in_and_a_note_says_so() -> None:
+def test_without_l3_information_the_numa_node_stands_in_and_a_note_reports_it() -> None:
     tree = sysfs_of(TWO_SOCKETS)
     for path in [path for path in tree.files if "/cache/" in path]:
         del tree.files[path]
@@ -185,7 +185,7 @@ def test_siblings_that_contradict_each_other_count_as_one_core_beside_those_who_
     assert discover(tree).topology.core_of[CpuId(5)] == mask_of((5, 6, 37, 38))
 
 
-def test_a_cpu_that_is_no_member_of_its_own_core_is_told_and_a_core_by_itself() -> None:
+def test_a_cpu_that_is_not_a_member_of_its_own_core_is_reported_and_a_core_by_itself() -> None:
     tree = sysfs_of(SMALL)
     for cpu in (5, 37):
         tree.files[f"{CPU}/cpu{cpu}/topology/core_cpus_list"] = "6\n"

@@ -32,7 +32,7 @@ def test_an_event_about_a_cpu_names_its_subsystem(uevents: Uevents) -> None:
     assert list(uevents.subsystems()) == []
 
 
-def test_events_that_were_lost_are_told_as_one_of_no_subsystem(uevents: Uevents) -> None:
+def test_events_that_were_lost_are_reported_as_one_of_no_subsystem(uevents: Uevents) -> None:
     for _ in range(2000):  # more than the socket's buffer holds
         CPU.write_text("change\n")
     assert select.select([uevents], [], [], 10)[0]

@@ -1,4 +1,4 @@
-"""An extender that notes who asks it what, and binds with kvplace serve's rights.
+"""An extender that notes its calls, and binds with kvplace serve's rights.
 
 It takes the place of kvplace serve, with the operator's certificates; it accepts every node.
 """
@@ -31,7 +31,7 @@ class Call:
 
 @dataclass
 class AskedExtender:
-    """Answers Filter with all nodes, Preempt with nobody and Bind by binding; a context manager."""
+    """Answers Filter with all nodes, Preempt with no victims and Bind by binding; a context manager."""
 
     cluster: ControlPlane
     certificates: Path

@@ -78,7 +78,7 @@ def test_an_agent_may_change_nothing_else_of_its_node(agent: Agent, change: Json
         agent.request("PATCH", f"/api/v1/nodes/{agent.node}", change)
 
 
-def test_an_agent_says_of_its_own_pods_whether_they_are_pinned(agent: Agent) -> None:
+def test_an_agent_reports_of_its_own_pods_whether_they_are_pinned(agent: Agent) -> None:
     path = pod_on(agent.cluster, agent.node)
     after = agent.request("PATCH", f"{path}/status", condition(), STRATEGIC_MERGE_PATCH)
     assert "kvplace.io/Pinned" in {entry["type"] for entry in after["status"]["conditions"]}

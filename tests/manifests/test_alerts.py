@@ -243,11 +243,11 @@ def test_an_agent_that_runs_and_enforces_nothing_yet_is_down(ask: Ask) -> None:
     assert found["labels"]["node"] == "worker-2"
 
 
-def test_a_node_without_an_agent_by_choice_is_no_alert(ask: Ask) -> None:
+def test_a_node_without_an_agent_by_choice_is_not_an_alert(ask: Ask) -> None:
     assert ask((READY,), 60) == []
 
 
-def test_refused_binds_among_many_are_no_alert(ask: Ask) -> None:
+def test_refused_binds_among_many_are_not_an_alert(ask: Ask) -> None:
     refused = 'kvplace_extender_bind_seconds_count{outcome="refused", pod="kvplace-serve-2"} 0x100 1x100'
     assert ask((*HEALTHY, refused), 120) == []
 

@@ -42,7 +42,7 @@ def test_the_api_server_accepts_every_object_without_a_warning(
     assert answer.count("(server dry run)") == text.count("\n---\n") + 1
 
 
-def test_every_object_says_that_it_is_part_of_kvplace(objects: list[Json]) -> None:
+def test_every_object_states_that_it_is_part_of_kvplace(objects: list[Json]) -> None:
     unlabelled = [
         f"{entry['kind']} {entry['metadata']['name']}"
         for entry in objects
@@ -176,7 +176,7 @@ def test_webhooks_go_to_our_service_and_do_not_apply_to_our_own_pods(objects: li
         assert {NAMESPACE, "kvplace-agent", "kube-system"} <= set(excluded["values"])
 
 
-def test_serve_understands_the_arguments_and_listens_where_the_ports_say(objects: list[Json]) -> None:
+def test_serve_understands_the_arguments_and_listens_where_the_ports_state(objects: list[Json]) -> None:
     settings = settings_of(objects)
     container = templates(objects)["kvplace-serve"]["spec"]["containers"][0]
     name, *arguments = (re.sub(r"\$\((\w+)\)", lambda m: settings[m[1]], word) for word in container["args"])

@@ -47,7 +47,7 @@ COMPONENTS = {
     },
     "api-server-anywhere": set(),
 }
-"""What the objects of an installation differ in, the most telling of it."""
+"""What the objects of an installation differ in, the most important of it."""
 
 
 def overlay(manifests: Path, *components: str) -> Path:
@@ -149,7 +149,7 @@ def test_the_commands_of_the_page_write_the_certificates_for_the_main_scheduler(
         assert (shell.folder / name).read_bytes() == base64.b64decode(content), name
 
 
-def test_a_damaged_secret_is_mended_in_the_cluster(installed: ControlPlane) -> None:
+def test_a_damaged_secret_is_fixed_in_the_cluster(installed: ControlPlane) -> None:
     look(installed)
     path = f"/api/v1/namespaces/{NAMESPACE}/secrets/{SERVER_SECRET}"
     patch = {"data": {"tls.crt": base64.b64encode(b"no certificate").decode()}}
@@ -174,7 +174,7 @@ def test_other_secrets_and_webhooks_are_closed_to_the_keeper(installed: ControlP
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_a_component_changes_what_it_says_and_the_api_server_accepts_it(
+def test_a_component_changes_what_it_reports_and_the_api_server_accepts_it(
     installed: ControlPlane, manifests: Path, render: Render, component: str
 ) -> None:
     folder = overlay(manifests, component)

@@ -123,7 +123,9 @@ def pod(cluster: ControlPlane) -> tuple[str, str]:
     return f"{path}/vm", uid
 
 
-def test_nobody_else_can_bring_a_placement_into_a_pod(cluster: ControlPlane, pod: tuple[str, str]) -> None:
+def test_no_other_client_can_bring_a_placement_into_a_pod(
+    cluster: ControlPlane, pod: tuple[str, str]
+) -> None:
     path, uid = pod
     scheduler = cluster.service_account_token("kvplace-system", "kvplace-scheduler")
     for token in (None, scheduler):
@@ -187,7 +189,7 @@ def _bind(
     )
 
 
-def test_a_ledger_with_owners_cannot_be_deleted_by_anybody(cluster: ControlPlane, serve: str) -> None:
+def test_a_ledger_with_owners_cannot_be_deleted_by_any_client(cluster: ControlPlane, serve: str) -> None:
     ledgers = "/apis/kvplace.io/v1alpha1/nodeledgers"
     claim = {
         "namespace": "a",
@@ -342,7 +344,7 @@ def test_serve_writes_no_other_revision_and_none_for_another_pod_or_node(
     assert refusal.value.status == 422
 
 
-def test_nobody_else_writes_a_revision(cluster: ControlPlane, placed_pod: tuple[str, str]) -> None:
+def test_no_other_client_writes_a_revision(cluster: ControlPlane, placed_pod: tuple[str, str]) -> None:
     path, uid = placed_pod
     with pytest.raises(RequestRefused, match="results of kvplace"):
         _relocate(cluster, path, _placement(uid, 2), None)

@@ -56,7 +56,7 @@ def _all_rights(role: Json) -> set[Right]:
 
 @pytest.fixture(scope="module")
 def everybodys(cluster: ControlPlane) -> set[Right]:
-    """Give the rights of a service account that nobody gave any."""
+    """Give the rights of a service account without any."""
     namespace = cluster.create_namespace("without-rights")
     return granted(cluster, namespace, cluster.service_account_token(namespace, "default"))
 

@@ -106,7 +106,7 @@ def test_it_leads_with_the_lease_that_its_role_allows(cluster: ControlPlane, run
     assert running.scheduler.process.is_running
 
 
-def test_a_pod_that_asks_is_filtered_and_bound_by_the_extender_over_mutual_tls(
+def test_a_pod_with_a_request_is_filtered_and_bound_by_the_extender_over_mutual_tls(
     cluster: ControlPlane, running: Running, node: str, pods: str
 ) -> None:
     cluster.request("POST", pods, pod("plain", marker=False))
@@ -127,7 +127,7 @@ def test_a_pod_that_asks_is_filtered_and_bound_by_the_extender_over_mutual_tls(
     assert running.extender.calls.empty(), "a pod that asks for nothing went to the extender"
 
 
-def test_nobody_is_evicted_for_a_vm_unless_the_extender_says_so(
+def test_no_pod_is_evicted_for_a_vm_unless_the_extender_reports_it(
     cluster: ControlPlane, running: Running, node: str, pods: str
 ) -> None:
     for name, value in (("unimportant", 1), ("important", 1000)):

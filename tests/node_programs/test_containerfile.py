@@ -58,7 +58,7 @@ def containerfile(tmp_path: Path) -> Containerfile:
     return Containerfile.read(tmp_path / "Containerfile")
 
 
-def test_the_last_stage_says_what_a_container_runs(containerfile: Containerfile) -> None:
+def test_the_last_stage_states_what_a_container_runs(containerfile: Containerfile) -> None:
     found = containerfile.configuration()
     assert (found.entrypoint, found.command) == (("program",), ("serve", "now"))
     assert found.environment["PATH"].startswith("/opt/kvplace/bin:/usr/local/bin:")
@@ -67,7 +67,7 @@ def test_the_last_stage_says_what_a_container_runs(containerfile: Containerfile)
     assert found.labels == {"org.title": "a program", "org.licenses": "Apache-2.0"}
 
 
-def test_what_comes_from_the_project_is_told_from_what_comes_from_another_stage(
+def test_what_comes_from_the_project_is_distinguished_from_what_comes_from_another_stage(
     containerfile: Containerfile,
 ) -> None:
     assert containerfile.copies(of_last_stage=True) == [Copy(("hooks/program", "other"), "/usr/local/bin/")]

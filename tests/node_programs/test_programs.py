@@ -25,7 +25,7 @@ from harness.node_programs.programs import NodePrograms, system_program
         ("virt_chroot", "--help", "virt-chroot"),
     ],
 )
-def test_a_program_runs_and_says_what_it_is(
+def test_a_program_runs_and_states_what_it_is(
     node_programs: NodePrograms, program: str, argument: str, answer: str
 ) -> None:
     done = subprocess.run(
@@ -35,7 +35,7 @@ def test_a_program_runs_and_says_what_it_is(
 
 
 @pytest.mark.parametrize("plugin", ["ptp", "host-local", "loopback"])
-def test_a_network_plugin_says_which_versions_of_cni_it_speaks(
+def test_a_network_plugin_states_which_versions_of_cni_it_speaks(
     node_programs: NodePrograms, plugin: str
 ) -> None:
     done = subprocess.run(

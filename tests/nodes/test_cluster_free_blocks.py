@@ -31,7 +31,7 @@ def add_node(cache: NodeCache, number: int) -> NodeName:
 
 
 def give_out(cache: NodeCache, node: NodeName, cpus: CpuMask, version: int) -> None:
-    """Let a pod own CPUs of a node, or nobody."""
+    """Let a pod own CPUs of a node, or none."""
     uid = PodUid("db")
     claim = Claim(uid, "a", "b", "", Policy.EXCLUSIVE, cpus, cpus, {}, {}, "")
     ledger = Ledger(dict.fromkeys(cpus_of(cpus), uid), {uid: claim}) if cpus else Ledger()
@@ -77,7 +77,7 @@ def expect_fresh_count(cache: NodeCache, free_blocks: ClusterFreeBlocks) -> None
         assert totals.fragmentation(domain) == pytest.approx(1 - sum(sizes) / possible if possible else 0)
 
 
-async def test_only_nodes_that_changed_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_nodes_that_changed_are_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = NodeCache(FaultyCluster())
     free_blocks = ClusterFreeBlocks(cache)
     for number in range(100):
@@ -95,7 +95,7 @@ async def test_only_nodes_that_changed_are_looked_at_again(monkeypatch: pytest.M
     assert len(looked) == 1
 
 
-async def test_others_have_their_turn_while_many_nodes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_have_their_turn_while_many_nodes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_free_blocks, "SLICE_S", 0.0)
     cache = NodeCache(FaultyCluster())
     free_blocks = ClusterFreeBlocks(cache)

@@ -45,7 +45,7 @@ async def cluster() -> FaultyCluster:
     return made
 
 
-async def test_a_node_says_who_has_its_cpus(cluster: FaultyCluster) -> None:
+async def test_a_node_reports_who_has_its_cpus(cluster: FaultyCluster) -> None:
     node = (await read_cluster(cluster)).nodes[NODE]
     assert (node.owned, node.shared) == (parse_cpu_list("0-1,8-9"), parse_cpu_list("4,12"))
     assert (node.free, node.reserved) == (parse_cpu_list("2-3,5-7,10-11,13-15"), 0)
@@ -150,7 +150,7 @@ def pinned(status: bool | None) -> tuple[Condition, ...]:
         ({"node": NODE, "phase": "Failed"}, VmState.FAILED),
     ],
 )
-def test_a_vm_says_how_far_it_has_come(changes: dict[str, object], state: VmState) -> None:
+def test_a_vm_states_how_far_it_has_come(changes: dict[str, object], state: VmState) -> None:
     pod = PodRecord("default", "launcher", PodUid("u"), request=REQUEST, **changes)  # type: ignore[arg-type]
     assert VmView(pod).state is state
 

@@ -96,12 +96,12 @@ async def test_the_machine_is_what_the_pod_prints_and_its_notes_are_kept_apart()
 
 
 @pytest.mark.parametrize("log", [b"", b"{", b"\xff\x00", b'{"kind": "Pod"}', b"[1]", b'{"spec": {}}'])
-async def test_what_is_no_machine_is_refused(log: bytes) -> None:
+async def test_what_is_not_a_machine_is_refused(log: bytes) -> None:
     with pytest.raises(BadTopology):
         await Cluster(ended(), log=log).describe()
 
 
-async def test_a_pod_that_fails_says_why() -> None:
+async def test_a_pod_that_fails_states_why() -> None:
     with pytest.raises(BadTopology, match=r"\(OOMKilled, exit code 137\); it printed: /sys/devices/system"):
         await Cluster(ended("Failed"), log=b"kvplace: /sys/devices/system/cpu cannot be read\n").describe()
 

@@ -45,7 +45,7 @@ async def test_what_the_kubelet_reserves_is_reserved() -> None:
         (ApiUnavailable("the kubelet does not answer"), "could not be read (the kubelet does not answer)"),
     ],
 )
-async def test_otherwise_the_core_of_the_lowest_cpu_is_and_a_sentence_says_why(
+async def test_otherwise_the_core_of_the_lowest_cpu_is_and_a_sentence_states_why(
     says: dict[str, Any] | KvplaceError, because: str
 ) -> None:
     reserved, said = await reserved_by_kubelet(Kubelet(says), NODE, TWO)

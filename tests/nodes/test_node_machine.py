@@ -48,7 +48,7 @@ def test_its_cpu_map_and_the_cpus_that_the_kubelet_holds_limit_that(
     assert machine.free(Ledger()).cpus == machine.free(Ledger()).pool == mask_of(left)
 
 
-def test_a_node_without_a_topology_is_what_its_cpu_map_says() -> None:
+def test_a_node_without_a_topology_is_what_its_cpu_map_states() -> None:
     machine = describe_node(
         NodeRecord(NodeName("n"), "uid", cpu_map='{"socket0": ["2", "3"], "socket1": ["9"]}'), None
     )

@@ -42,7 +42,7 @@ def _listed(*found: PodRecord | VmStatus, selector: Selector = EVERYTHING) -> li
     return [(vm.name, vm.state.value, vm.phase) for vm in vms]
 
 
-def test_a_vm_whose_pod_runs_is_starting_until_kubevirt_says_that_its_guest_does() -> None:
+def test_a_vm_whose_pod_runs_is_starting_until_kubevirt_states_that_its_guest_does() -> None:
     for phase in ("Pending", "Scheduling", "Scheduled"):
         assert _listed(POD, VM, replace(VMI, status=phase)) == [("db", "Starting", phase)]
     assert _listed(POD, VM, VMI) == [("db", "Running", "Running")]
@@ -105,7 +105,7 @@ class _NoLedgers(FaultyCluster):
         return await super().read_all(kind, selector)
 
 
-async def test_who_may_not_see_what_is_reserved_is_told_so_while_a_vm_waits() -> None:
+async def test_who_may_not_see_what_is_reserved_is_informed_while_a_vm_waits() -> None:
     cluster = _NoLedgers()
     assert (await read_listed_vms(cluster, PLACED_PODS)).notes == ()
     cluster.create_pod("late", namespace="shop", uid="late", request=REQUEST)
@@ -127,7 +127,9 @@ class _WithoutKubeVirt(FaultyCluster):
             yield event
 
 
-async def test_without_kubevirt_pods_are_watched_alone_and_one_that_is_gone_is_said_as_it_was_last() -> None:
+async def test_without_kubevirt_pods_are_watched_alone_and_one_that_is_gone_is_reported_as_it_was_last() -> (
+    None
+):
     cluster = _WithoutKubeVirt()
     cluster.create_pod("late", namespace="shop", uid="late", request=REQUEST)
     async with contextlib.aclosing(watch_listed_vms(cluster, PLACED_PODS)) as watched:

@@ -83,7 +83,7 @@ async def test_a_runtime_that_is_not_there_is_an_error_that_names_the_socket(run
     await runtime.start()
 
 
-async def test_a_runtime_that_goes_away_is_an_error(runtime: FakeRuntime) -> None:
+async def test_a_runtime_that_disconnects_is_an_error(runtime: FakeRuntime) -> None:
     delivery = asyncio.create_task(deliver(runtime.socket, NAME, _update_all))
     end, _ = await runtime.ready_plugin([], [container("a")])
     end.hang_up()

@@ -89,7 +89,7 @@ def test_frames_of_other_connections_are_skipped_as_nri_itself_does() -> None:
         (wire.frames(1, wire.ttrpc(1, 3, b"")), "message of type 3"),
     ],
 )
-def test_what_is_no_nri_is_refused_before_it_is_stored(junk: bytes, sentence: str) -> None:
+def test_what_is_not_nri_is_refused_before_it_is_stored(junk: bytes, sentence: str) -> None:
     with pytest.raises(BadPeer, match=sentence):
         list(FrameReader().receive(junk))
 

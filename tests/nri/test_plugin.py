@@ -234,7 +234,7 @@ class TestBadRuntimes:
         assert reason in str(await handler.gone.get())
         await self._next_connection_works(runtime, handler)
 
-    async def test_a_call_with_a_payload_that_is_no_message_ends_the_connection(
+    async def test_a_call_with_a_payload_that_is_not_a_message_ends_the_connection(
         self, runtime: FakeRuntime, handler: RecordedHandler
     ) -> None:
         end, _ = await runtime.ready_plugin()
@@ -258,14 +258,14 @@ class TestBadRuntimes:
         assert str(await handler.gone.get()) == "the NRI runtime answered with error 2: invalid plugin index"
         await self._next_connection_works(runtime, handler)
 
-    async def test_a_runtime_that_goes_away_before_it_has_answered(
+    async def test_a_runtime_that_disconnects_before_it_has_answered(
         self, runtime: FakeRuntime, handler: RecordedHandler
     ) -> None:
         (await runtime.plugin()).hang_up()
         assert "NRI runtime" in str(await handler.gone.get())
         await self._next_connection_works(runtime, handler)
 
-    async def test_a_runtime_that_goes_away_while_a_handler_works(
+    async def test_a_runtime_that_disconnects_while_a_handler_works(
         self, runtime: FakeRuntime, handler: RecordedHandler
     ) -> None:
         end, _ = await runtime.ready_plugin()
@@ -318,7 +318,7 @@ class TestBadRuntimes:
 
 
 class TestReconnecting:
-    async def test_it_waits_for_a_runtime_and_says_so_once(
+    async def test_it_waits_for_a_runtime_and_reports_it_once(
         self, handler: RecordedHandler, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with fake_runtime() as runtime:

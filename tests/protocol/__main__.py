@@ -1,4 +1,4 @@
-"""Tells stories by seed: `python -m tests.protocol SEED...` or `--count N [--first SEED] [--jobs N]`.
+"""Runs stories by seed: `python -m tests.protocol SEED...` or `--count N [--first SEED] [--jobs N]`.
 
 Prints the seeds of those that break a promise on stderr, with the command that replays them, and what
 happened as one line of JSON. `--steps` shows each step that had an effect. A long run states every minute how
@@ -35,7 +35,7 @@ _MEANINGS = {
 def told(
     seeds: Iterable[int], *, kind: Kind = Kind.PLAIN, steps: bool = False, until_broken: bool = False
 ) -> Told:
-    """Tell stories one after the other, all or until the first that breaks a promise."""
+    """Run stories one after the other, all or until the first that breaks a promise."""
     logging.disable(logging.CRITICAL)
     answer = Told()
     for seed in seeds:
@@ -64,7 +64,7 @@ def _in_parallel(parts: list[Part], jobs: int) -> Iterator[tuple[Part, Told]]:
 
 
 def _tell_many(first: int, count: int, jobs: int, record: Record | None, kind: Kind) -> Told:
-    """Tell consecutive stories in several processes, except for those that are on record."""
+    """Run consecutive stories in several processes, except for those that are on record."""
     starts = range(first, first + count, _CHUNK)
     parts = [Part(start, min(_CHUNK, first + count - start), kind) for start in starts]
     known = record.told if record is not None else {}

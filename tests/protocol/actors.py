@@ -63,7 +63,7 @@ class Scheduler:
         diary: Diary,
         evictions: Evictions | None,
     ) -> None:
-        """`evictions`: those that it has a part in; None for one that evicts nobody."""
+        """`evictions`: those that it has a part in; None for one that evicts none."""
         self._cluster = cluster
         self._evictions = evictions
         self._servers = servers
@@ -379,7 +379,7 @@ class Disturber:
         node.register(pod.uid for pod in self._promises.pods())
 
     async def _write_ledger(self) -> None:
-        """Write as a foreign client does that may: nothing new, a claim of nobody, a claim taken away.
+        """Write as a foreign client does that may: nothing new, a claim of no pod, a claim taken away.
 
         And delete a ledger, as any client may in which no CPU has an owner.
         """

@@ -1,4 +1,4 @@
-"""What happens in a story: counted, told, and boiled down to one number."""
+"""What happens in a story: counted, described, and boiled down to one number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Diary:
         self.step("", f"{what} {which}")
 
     def count(self, what: str) -> None:
-        """Count what is no step: a fault changes nothing by itself."""
+        """Count what is not a step: a fault changes nothing by itself."""
         self.happened[what] += 1
 
     def step(self, process: str, what: str) -> None:

@@ -40,7 +40,7 @@ class FaultMix:
     disturb_s: float
     """Between two disturbances of watches, connections or clocks."""
     agent_away: float
-    """Looks of an agent that are followed by its death and a new start."""
+    """Checks of an agent that are followed by its death and a new start."""
     agent_fails: float
     """Revisions that an agent cannot carry out."""
 

@@ -130,7 +130,7 @@ class SeededLoop(asyncio.BaseEventLoop):
         return _Task(next(self._serial), coroutine, self, name, context)
 
     def _write_to_self(self) -> None:
-        """Wake nobody: there is no other thread."""
+        """Wake nothing: there is no other thread."""
 
     def _run_once(self) -> None:
         if not self._ready:

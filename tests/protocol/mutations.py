@@ -1,11 +1,11 @@
 """Ways to break kvplace on purpose: each is a mistake that a user could make, and that stories must notice.
 
-`python -m tests.protocol --mutation NAME --count N` tells stories with one of them until a promise breaks.
+`python -m tests.protocol --mutation NAME --count N` runs stories with one of them until a promise breaks.
 
 Not here, since it takes stories by the thousand until they meet: a claim that is released although a bind has
 taken it over (tests/controller/test_races.py notices it), claims that are not restored
 (tests/controller/test_controller.py), relocations that a replica ends which has not seen the next one begin
-(tests/controller/test_lagging_replicas.py), and reservations that nobody ends, or that their VM is not bound
+(tests/controller/test_lagging_replicas.py), and reservations that nothing ends, or that their VM is not bound
 to when other cores have are released (tests/scheduler/test_reserved_room.py).
 """
 

@@ -193,7 +193,7 @@ class Promises:
                 del self.robbed[uid]
 
     def _check_reservations(self, node: NodeName, old: Ledger, new: Ledger) -> None:
-        """Check that nobody got what was reserved for another pod, and that this one got just that."""
+        """Check that no other pod got what was reserved for another pod, and that this one got just that."""
         for uid, before in old.claims.items():
             after = new.claims.get(uid)
             if before.reserved is None:
@@ -323,7 +323,7 @@ class Promises:
         self._check_claims(0.0)
 
     def check_claims_but_of_pods_that_are_gone_since_just_now(self) -> None:
-        """Check the same, but for pods that were evicted: agents may be silent about them for a while."""
+        """Check the same, but for pods that were evicted: agents may not report them for a while."""
         self._check_claims(SILENCE_S + REPORT_S)
 
     def _check_claims(self, silence_s: float) -> None:
@@ -366,7 +366,7 @@ class Promises:
             if ledger.claims or ledger.owners:
                 raise BrokenPromise(f"6: after all pods are gone {node} still has {ledger}")
 
-    # Promise 7: nothing is lost, and nothing moves that nobody asked to move.
+    # Promise 7: nothing is lost, and nothing moves without a request.
 
     def _check_moves(self, uid: PodUid, in_force: PodPlacement | None) -> None:
         known = self._in_force.get(uid)

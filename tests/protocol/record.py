@@ -1,6 +1,6 @@
 """The file in which a long run notes what came of its stories, so that it can be ended and go on later.
 
-One line of JSON for each part that has been told, after a line that names the commit: all stories of a file
+One line of JSON for each part that has run, after a line that names the commit: all stories of a file
 are informed about the same code.
 """
 
@@ -35,7 +35,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Part:
-    """Stories of consecutive seeds, told by one process."""
+    """Stories of consecutive seeds, run by one process."""
 
     first: int
     count: int
@@ -47,7 +47,7 @@ class Part:
 
 
 class Record:
-    """What was told already, by part."""
+    """The parts that have run already."""
 
     def __init__(self, path: Path, commit: str) -> None:
         """Begin a file or read it again; raises ValueError if it is about another commit."""

@@ -102,7 +102,7 @@ class Story:
             )
 
     def run(self) -> None:
-        """Tell the story; raises BrokenPromise."""
+        """Run the story; raises BrokenPromise."""
         self._loop = SeededLoop(
             self._generator(), disorder=self._mix.disorder, after_step=self._promises.look
         )

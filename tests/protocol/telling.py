@@ -1,4 +1,4 @@
-"""Telling stories in a process of their own, as when they are replayed."""
+"""Runs stories in a process of their own, as when they are replayed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE_S = 580.0
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Tell stories in a process of their own, as when they are replayed."""
+    """Run stories in a process of their own, as when they are replayed."""
     command = [sys.executable, "-m", "tests.protocol", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     return subprocess.run(

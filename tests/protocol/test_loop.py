@@ -28,7 +28,7 @@ def test_work_that_goes_round_while_no_time_passes_is_a_livelock(pause_s: float)
         run(for_ever())
 
 
-def test_work_that_waits_for_what_nobody_will_do_is_a_standstill() -> None:
+def test_work_that_waits_for_nothing_under_way_is_a_standstill() -> None:
     async def for_ever() -> None:
         await asyncio.Event().wait()
 

@@ -11,7 +11,7 @@ from tests.effort import IN_FULL, rounds
 from tests.protocol.telling import run
 
 STORIES = rounds(1000, quick=40)
-"""More are told by `python -m tests.protocol --count N --jobs N`."""
+"""More are run by `python -m tests.protocol --count N --jobs N`."""
 CHUNKS = 4
 ROOM_STORIES = rounds(200, quick=16)
 """Those in which VMs also move to make room for others."""
@@ -30,7 +30,7 @@ VM whose claim a foreign client had just taken away. Seven were mistakes of the 
 that did not know its pods, a patience that was too short, and four about a pod whose claim a foreign client
 had taken away (docs/limits.md): its binding arrived after that, or another placement; then the replica that
 had claimed its cores anew gave them up; and the claim came back as that of a pool, from which others took
-the CPUs that the pod's agent had gone back to. In 8849819 the watch of a replica had not told of an agent
+the CPUs that the pod's agent had gone back to. In 8849819 the watch of a replica had not shown an agent
 yet that reported a pod which was deleted by force. In 41002691 others had the next cores of such a VM by
 then, and it waited for them for ever; in 42092099 it gave up what it had before it had gone back. In
 8610002 a write of an agent that was under way counted as its report. Another mistake of the simulation, in
@@ -44,24 +44,24 @@ FOUND_EVICTING = (
 In 3058 and 3189 a CPU was reserved twice, by a replica that did not know the pod yet: the ledger was stuck.
 In 8402768 the claim was released with which a replica of an earlier version had bound the pod: that version
 leaves what is reserved in the claim. In 9550568 and 9552616 such a pod was to get other cores, too, and lost
-those that it ran on. The others are mistakes of the simulation: it looked a moment after
+those that it ran on. The others are mistakes of the simulation: it checked a moment after
 another VM had been bound; it did not expect that a replica counts violations of pods that it does not see
 yet, that a pod is gone that outranks another one, or that one is outranked in the write that claims for its
 bind or that releases the CPUs which were reserved for it, nor (docs/limits.md) that this happens while a
 replica of an earlier version binds the pod."""
 FOUND_MAKING_ROOM = ("500063", "4000295", "4004531", "4003252", "9308850")
 """In 9308850 the ledger of a gone node was deleted while no client could read it, and it had claims. The
-others are mistakes of the simulation: it looked a moment after a move had begun, or after one had freed the
+others are mistakes of the simulation: it checked a moment after a move had begun, or after one had freed the
 cores for a VM that waits."""
 
 
 def often(happened: Counter[str], least: float, *events: str) -> bool:
-    """Whether each of these events happened so often; a quick run tells too few stories to know."""
+    """Whether each of these events happened so often; a quick run has too few stories to know."""
     return not IN_FULL or all(happened[event] >= least for event in events)
 
 
 def told(*arguments: str) -> Counter[str]:
-    """Tell stories and count what happened in them."""
+    """Run stories and count what happened in them."""
     answer = run(*arguments)
     assert answer.returncode == 0, answer.stdout + answer.stderr[-4000:]
     return Counter(json.loads(answer.stdout.splitlines()[-1]))
@@ -112,6 +112,6 @@ def test_no_story_with_evictions_breaks_a_promise() -> None:
     assert happened["of two versions"] == EVICTION_STORIES / 8
 
 
-def test_equal_seeds_tell_equal_stories() -> None:
+def test_equal_seeds_report_equal_stories() -> None:
     """In the second one a replica dies that has two tasks under way."""
     assert steps("7", "2000051") == steps("7", "2000051")

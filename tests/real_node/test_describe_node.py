@@ -118,7 +118,7 @@ def test_each_nodes_own_kubelet_is_asked_which_cpus_it_reserves(
     assert f"CPU {reserved} is reserved, as the kubelet's reservedSystemCPUs state" in called.err
 
 
-def test_who_may_not_ask_the_kubelet_is_told_so_and_gets_the_core_of_the_lowest_cpu(
+def test_who_may_not_ask_the_kubelet_is_informed_and_gets_the_core_of_the_lowest_cpu(
     kvplace: RealCluster,
 ) -> None:
     plane = kvplace.plane

@@ -44,7 +44,7 @@ def repaired(holds: Callable[[], bool]) -> float:
     return time.monotonic() - started
 
 
-def test_threads_that_somebody_moves_by_hand_come_back(vm: Vm) -> None:
+def test_threads_that_a_user_moves_by_hand_come_back(vm: Vm) -> None:
     for thread in vm.threads().threads:
         os.sched_setaffinity(thread.tid, {0, 1} if thread.kind is ThreadKind.EMULATOR else {0})
     assert not is_as_placed(vm)
@@ -53,7 +53,7 @@ def test_threads_that_somebody_moves_by_hand_come_back(vm: Vm) -> None:
     vm.pinned()
 
 
-def test_a_pin_that_somebody_gives_to_libvirt_does_not_stay(vms: Vms, vm: Vm) -> None:
+def test_a_pin_that_a_user_gives_to_libvirt_does_not_stay(vms: Vms, vm: Vm) -> None:
     pod = vm.pod()["metadata"]["name"]
     domain = f"{vms.namespace}_{vm.name}"
     in_pod = ("exec", "--namespace", vms.namespace, pod, "-c", "compute", "--")
@@ -77,7 +77,7 @@ def test_an_update_by_the_container_runtime_widens_nothing(vms: Vms, vm: Vm) -> 
     assert repaired(lambda: is_as_placed(vm)) < REPAIRED_WITHIN_S
 
 
-def test_a_cpuset_that_somebody_writes_is_written_back(vms: Vms, vm: Vm) -> None:
+def test_a_cpuset_that_a_user_writes_is_written_back(vms: Vms, vm: Vm) -> None:
     other = vms.busy_pod("other", "n1")
     for container, written, own in ((other, "0-1", 0b01), (vm.compute, "0", 0b11)):
         container.write_cpus(written)

@@ -18,7 +18,7 @@ def explain(vms: Vms, name: str, *flags: str) -> Called:
     return call_process("explain", f"vmi/{name}", "-n", vms.namespace, "--kubeconfig", kubeconfig, *flags)
 
 
-def test_a_migration_that_finds_no_room_is_told_beside_the_vm_that_runs_on(vms: Vms) -> None:
+def test_a_migration_that_finds_no_room_is_reported_beside_the_vm_that_runs_on(vms: Vms) -> None:
     vm, other = vms.start("stays"), vms.start("other")
     vm.pinned()
     other.pinned()

@@ -94,7 +94,7 @@ async def test_containers_made_while_no_agent_ran_get_their_cpus_when_one_starts
         assert agent.repairs == 0
 
 
-async def test_a_cgroup_that_somebody_writes_is_set_again_within_two_seconds(node: RealNode) -> None:
+async def test_a_cgroup_that_a_user_writes_is_set_again_within_two_seconds(node: RealNode) -> None:
     plain = await to_thread(node.runtime.run_pod, "plain")
     before = await to_thread(container, plain, "before")
     async with node.agent() as agent:
@@ -109,7 +109,7 @@ async def test_a_cgroup_that_somebody_writes_is_set_again_within_two_seconds(nod
         assert agent.repairs == 3
 
 
-async def test_a_cgroup_of_another_pod_that_somebody_writes_is_set_again(node: RealNode) -> None:
+async def test_a_cgroup_of_another_pod_that_a_user_writes_is_set_again(node: RealNode) -> None:
     async with node.agent() as agent:
         pod, _ = await to_thread(node.vm_pod, "vm")
         await to_thread(container, pod, "compute")

@@ -17,7 +17,7 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "vm-templates"
 MEASURED_S = 2.0
 
 
-def test_a_vm_from_a_template_runs_with_every_thread_where_its_cpu_map_says_and_gives_its_cpus_back(
+def test_a_vm_from_a_template_runs_with_every_thread_where_its_cpu_map_states_and_gives_its_cpus_back(
     vms: Vms,
 ) -> None:
     cluster = vms.cluster

@@ -100,7 +100,7 @@ def uid_of_target(vms: Vms, vm: Vm) -> str:
 
 
 def compute_with_qemu(vm: Vm) -> ContainerInKernel:
-    """Wait until the QEMU of a pod is there, which no object of the API tells."""
+    """Wait until the QEMU of a pod is there, which no object of the API shows."""
     ends = time.monotonic() + 60
     while True:
         try:

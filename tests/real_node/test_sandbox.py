@@ -92,7 +92,7 @@ print("from", listening.accept()[1][0])
 _CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2]))).recv(1)"
 
 
-def test_a_command_that_fails_says_what_it_said(sandbox: Sandbox) -> None:
+def test_a_command_that_fails_is_shown_with_its_output(sandbox: Sandbox) -> None:
     with pytest.raises(CommandFailed, match=r"ls /nowhere in first ended with 2: .*No such file"):
         sandbox.run("ls", "/nowhere")
 

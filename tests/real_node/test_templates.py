@@ -50,12 +50,12 @@ def small(name: str) -> dict[str, Any]:
     return vm
 
 
-def test_every_template_is_started_or_says_what_it_needs() -> None:
+def test_every_template_is_started_or_states_what_it_needs() -> None:
     assert {path.stem for path in TEMPLATES.glob("*.yaml")} == POLICIES.keys() | NOT_HERE.keys()
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_template_runs_where_its_policy_says(vms: Vms, name: str) -> None:
+def test_a_template_runs_where_its_policy_states(vms: Vms, name: str) -> None:
     vms.cluster.kubevirt.create(VMS, vms.namespace, small(name))
     running = vms.running(name)
     running.pinned()

@@ -53,7 +53,7 @@ def test_an_image_that_is_built_again_under_another_umask_has_the_same_layers(
 
 
 @pytest.mark.usefixtures("other_umask")
-def test_an_archive_does_not_say_when_or_by_whom_its_files_were_made(tmp_path: Path) -> None:
+def test_an_archive_does_not_state_when_or_by_whom_its_files_were_made(tmp_path: Path) -> None:
     for name in ("one", "two"):
         folder = tmp_path / name
         folder.mkdir(mode=0o700 if name == "one" else 0o775)

@@ -16,7 +16,7 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 
-async def test_a_deletion_tells_what_is_left_and_ends_when_the_last_pod_has_ended() -> None:
+async def test_a_deletion_reports_what_is_left_and_ends_when_the_last_pod_has_ended() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)
     await rollouts.create(await rollouts.prepare(rollout(until="created")))
@@ -43,7 +43,7 @@ async def test_what_cannot_be_the_name_of_a_rollout_selects_no_vms(name: str) ->
         await rollouts_of(Listed()).delete(name)
 
 
-async def test_a_deletion_that_takes_too_long_says_what_is_left() -> None:
+async def test_a_deletion_that_takes_too_long_states_what_is_left() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)
     await rollouts.create(await rollouts.prepare(rollout(until="created")))

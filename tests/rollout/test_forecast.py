@@ -10,12 +10,12 @@ from tests.rollout.examples import rollout, rollouts_of, vm
 from tests.rollout.memory_rollouts import MemoryRollouts
 
 
-async def test_who_wants_no_plan_is_told_that_there_is_none() -> None:
+async def test_who_wants_no_plan_is_informed_that_there_is_none() -> None:
     prepared = await rollouts_of(MemoryRollouts()).prepare(rollout(), plan=False)
     assert prepared.forecast.summary == ("6 VMs not planned: planning was left out",)
 
 
-async def test_an_annotation_that_was_surely_meant_otherwise_is_named_with_the_right_one() -> None:
+async def test_an_annotation_that_was_likely_meant_otherwise_is_named_with_the_right_one() -> None:
     template = vm(annotations={"cpu_set": "one-numa", "example.com/cpu": "fast"})
     prepared = await rollouts_of(MemoryRollouts()).prepare(rollout(template=template))
     assert prepared.forecast.summary == (
@@ -35,7 +35,7 @@ async def test_a_rollout_of_nearly_that_name_is_suggested() -> None:
         await rollouts.status("database")
 
 
-async def test_who_may_not_read_quotas_is_told_that_they_are_not_checked() -> None:
+async def test_who_may_not_read_quotas_is_informed_that_they_are_not_checked() -> None:
     class WithoutTheRight(MemoryRollouts):
         async def read_quotas(self, namespace: str) -> tuple[Quota, ...]:
             raise Forbidden("you may not")

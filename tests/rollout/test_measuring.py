@@ -50,7 +50,7 @@ def test_where_no_agent_describes_the_node_running_is_the_end_and_no_vm_is_calle
     assert status.notes == report.notes
 
 
-async def test_by_the_clock_of_the_cluster_a_vm_has_not_run_for_long_whatever_ours_says() -> None:
+async def test_by_the_clock_of_the_cluster_a_vm_has_not_run_for_long_whatever_ours_states() -> None:
     cluster = MemoryRollouts()
     rollouts = Rollouts(
         cluster, NAMESPACE, one_server, gone, now=lambda: datetime.fromtimestamp(cluster.now + 5.0, UTC)
@@ -61,7 +61,7 @@ async def test_by_the_clock_of_the_cluster_a_vm_has_not_run_for_long_whatever_ou
     assert (await rollouts.status("web")).exit_code is ExitCode.PARTLY_DONE
 
 
-def test_an_agent_that_was_removed_and_is_silent_about_new_vms_is_not_waited_for() -> None:
+def test_an_agent_that_was_removed_and_is_quiet_about_new_vms_is_not_waited_for() -> None:
     async def run() -> Report:
         rollouts = rollouts_of(cluster := MemoryRollouts(), gone)
         async with moving(cluster, start, pause_s=0.1):
@@ -113,7 +113,7 @@ def test_a_vm_that_runs_and_is_not_measured_waits_for_the_agent_of_its_node() ->
     assert waits_for.endswith(" has not reported yet whether it is pinned)")
 
 
-async def test_a_vm_that_is_measured_although_nobody_describes_its_node_is_waited_for() -> None:
+async def test_a_vm_that_is_measured_although_no_agent_describes_its_node_is_waited_for() -> None:
     rollouts = rollouts_of(cluster := MemoryRollouts(), nowhere)
     async with moving(cluster):
         report = await rollouts.create(await rollouts.prepare(rollout()))

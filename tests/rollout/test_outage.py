@@ -100,7 +100,7 @@ def test_what_is_never_answered_for_is_given_up_while_the_others_come_up() -> No
     assert report.there == tuple(name for name in NAMES if name != "web-03")
 
 
-def test_a_run_that_is_stopped_in_an_outage_ends_at_once_and_says_why_vms_are_not_made() -> None:
+def test_a_run_that_is_stopped_in_an_outage_ends_at_once_and_states_why_vms_are_not_made() -> None:
     async def work() -> Report:
         loop = asyncio.get_running_loop()
         run = run_of(Away(lambda name: True))
@@ -141,7 +141,7 @@ def test_a_right_that_lacks_for_a_minute_while_a_rollout_runs_does_not_end_it(
 
 
 @pytest.mark.parametrize(("lost_at", "told_at"), [(-1, 0), (5, 130)])
-def test_a_right_that_lacks_from_the_start_is_told_at_once_and_one_that_was_lost_after_two_minutes(
+def test_a_right_that_lacks_from_the_start_is_reported_at_once_and_one_that_was_lost_after_two_minutes(
     lost_at: float, told_at: float
 ) -> None:
     async def work() -> float:

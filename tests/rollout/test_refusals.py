@@ -36,7 +36,7 @@ class Strict(MemoryRollouts):
 
 @pytest.mark.parametrize("error", [BY_POLICY, BY_WEBHOOK])
 @pytest.mark.parametrize("refused", ["web-01", "web-03", "web-06"])
-async def test_single_names_that_are_refused_fail_and_a_resumed_run_says_the_same(
+async def test_single_names_that_are_refused_fail_and_a_resumed_run_states_the_same(
     error: KvplaceError, refused: str
 ) -> None:
     cluster = Strict(lambda name: name == refused, error)
@@ -54,7 +54,7 @@ async def test_single_names_that_are_refused_fail_and_a_resumed_run_says_the_sam
 
 
 @pytest.mark.parametrize(("error", "raised"), [(BY_POLICY, Misconfigured), (BY_WEBHOOK, Forbidden)])
-async def test_a_template_that_is_refused_under_any_name_is_said_before_anything_is_made(
+async def test_a_template_that_is_refused_under_any_name_is_reported_before_anything_is_made(
     error: KvplaceError, raised: type[KvplaceError]
 ) -> None:
     cluster = Strict(lambda name: True, error)
@@ -80,7 +80,7 @@ async def test_a_template_that_a_webhook_does_not_let_try_is_made_all_the_same()
     assert report.exit_code is ExitCode.DONE
 
 
-def test_reasons_that_differ_only_in_names_are_told_once() -> None:
+def test_reasons_that_differ_only_in_names_are_reported_once() -> None:
     refused = 'pods "virt-launcher-%s" is forbidden: not on Mondays'
     alike = [
         Failure(name, refused % f"{name}-{end}") for name, end in (("web-03", "mt29r"), ("web-13", "cmvhl"))

@@ -157,7 +157,7 @@ async def test_a_vm_that_is_never_pinned_is_not_waited_for(template: dict[str, A
     assert report.counts.reached[VmStage.PINNED] == 0
 
 
-async def test_a_vm_that_somebody_deletes_is_not_made_again() -> None:
+async def test_a_vm_that_a_user_deletes_is_not_made_again() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)
 
@@ -318,7 +318,7 @@ async def test_a_run_that_is_killed_at_any_moment_is_resumed_with_every_vm_once(
     assert report.exit_code is ExitCode.DONE
 
 
-async def test_a_vm_that_is_stored_counts_before_its_watch_tells_so() -> None:
+async def test_a_vm_that_is_stored_counts_before_its_watch_shows_it() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)
     run = await rollouts.begin(await rollouts.prepare(rollout(maxInFlight=2)))
@@ -329,7 +329,7 @@ async def test_a_vm_that_is_stored_counts_before_its_watch_tells_so() -> None:
     assert (await running).document()["created"] == len(cluster.applied) == 2
 
 
-async def test_a_conflict_over_a_quota_is_nobody_elses_vm_and_passes() -> None:
+async def test_a_conflict_over_a_quota_is_not_another_vm_and_passes() -> None:
     said = (
         'patch virtualmachines default/web-02: Operation cannot be fulfilled on resourcequotas "small": the '
         "object has been modified; please apply your changes to the latest version and try again"
@@ -380,7 +380,7 @@ async def test_vms_whose_document_was_deleted_are_taken_up_again_and_not_called_
     assert (await rollouts_of(MemoryRollouts()).prepare(rollout(template=vm(cores=500)))).fits_nowhere
 
 
-async def test_a_name_that_somebody_takes_in_the_same_moment_is_refused() -> None:
+async def test_a_name_that_a_user_takes_in_the_same_moment_is_refused() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)
     prepared = await rollouts.prepare(rollout())
@@ -389,7 +389,7 @@ async def test_a_name_that_somebody_takes_in_the_same_moment_is_refused() -> Non
         await rollouts.begin(prepared)
 
 
-async def test_status_tells_what_the_vms_say_and_delete_leaves_nothing() -> None:
+async def test_status_reports_what_the_vms_state_and_delete_leaves_nothing() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)
 
@@ -417,7 +417,7 @@ async def test_status_tells_what_the_vms_say_and_delete_leaves_nothing() -> None
         await rollouts.status("web")
 
 
-async def test_who_may_not_list_the_pods_is_told_before_anything_is_deleted() -> None:
+async def test_who_may_not_list_the_pods_is_informed_before_anything_is_deleted() -> None:
     class Hidden(MemoryRollouts):
         async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
             if kind is LAUNCHERS:
@@ -433,7 +433,7 @@ async def test_who_may_not_list_the_pods_is_told_before_anything_is_deleted() ->
     assert [one.name for one in cluster.vms] == ["web-01"]
 
 
-async def test_a_vm_of_somebody_else_is_refused_before_anything_is_made() -> None:
+async def test_a_vm_of_another_client_is_refused_before_anything_is_made() -> None:
     cluster = MemoryRollouts()
     foreign = {**vm(), "metadata": {"name": "web-04", "labels": {}}}
     await cluster.apply_vm(foreign)

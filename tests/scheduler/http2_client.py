@@ -118,7 +118,7 @@ class Client:
                         self.complete.add(stream)
 
     async def until_complete(self, *streams: int) -> None:
-        """Carry bytes until the streams have their answers; nothing else tells that a task is done."""
+        """Carry bytes until the streams have their answers; nothing else shows that a task is done."""
         while not self.complete.issuperset(streams):
             await asyncio.sleep(0)
             self.exchange()

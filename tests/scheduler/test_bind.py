@@ -55,7 +55,7 @@ async def test_a_bound_pod_has_node_cores_and_claim(cluster: Counting) -> None:
     ("enforcement", "enforced"),
     [(Enforcement.NONE, False), (Enforcement.NRI, True), (Enforcement.CGROUP, True)],
 )
-async def test_a_placement_says_whether_the_nodes_agent_guards_its_cpus(
+async def test_a_placement_states_whether_the_nodes_agent_guards_its_cpus(
     cluster: Counting, enforcement: Enforcement, enforced: bool
 ) -> None:
     cluster.put_topology("a", EIGHT, enforcement=enforcement)
@@ -212,7 +212,7 @@ async def test_a_pod_that_is_bound_elsewhere_keeps_its_cores_there_and_gets_none
         assert other.cache.ledgers.writes == written
 
 
-async def test_a_pod_that_somebody_bound_without_cores_is_not_given_any(cluster: Counting) -> None:
+async def test_a_pod_that_a_user_bound_without_cores_is_not_given_any(cluster: Counting) -> None:
     async with replica(cluster, controller=False) as one:
         pod = asking_pod(cluster, "vm")
         await cluster.bind("default", "vm", pod.uid, NodeName("a"), {})
@@ -253,7 +253,7 @@ async def test_a_full_node_is_refused_with_the_shortfall(cluster: Counting) -> N
         assert cluster.claimed_on(late.uid) == []
 
 
-async def test_a_right_that_is_missing_is_said_and_no_claim_is_left(cluster: Counting) -> None:
+async def test_a_right_that_is_missing_is_reported_and_no_claim_is_left(cluster: Counting) -> None:
     async with replica(cluster, controller=False) as one:
         pod = asking_pod(cluster, "vm")
         cluster.faults.fail(Operation.BIND, Forbidden("the API server denies us create on pods/binding"))
@@ -368,7 +368,7 @@ async def test_a_vm_that_may_float_is_pinned_where_it_fits(cluster: Counting) ->
         assert cluster.placement("vm").placement.cpus == mask_of(range(8))
 
 
-async def test_a_vm_that_may_float_runs_unpinned_where_nothing_fits_and_says_so(cluster: Counting) -> None:
+async def test_a_vm_that_may_float_runs_unpinned_where_nothing_fits_and_reports_it(cluster: Counting) -> None:
     async with replica(cluster, controller=False) as one:
         pod = asking_pod(cluster, "vm", 9, on_failure=OnFailure.FLOAT)
         for _ in range(2):

@@ -62,7 +62,7 @@ async def test_a_preemption_is_counted_by_its_answer(cluster: FaultyCluster, age
             assert await victims(one, big, left[0].uid)
 
 
-async def test_a_preemption_that_waits_for_cores_that_come_free_anyway_is_counted_as_waiting(
+async def test_a_preemption_that_waits_for_cores_that_are_released_anyway_is_counted_as_waiting(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster) as one:

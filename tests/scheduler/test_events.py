@@ -23,12 +23,12 @@ def cluster() -> FaultyCluster:
 
 
 async def events(one: Replica) -> list[tuple[str, str]]:
-    """Wait until all is told; answers (kind, reason) of each event."""
+    """Wait until all events are written; answers (kind, reason) of each event."""
     await one.events.finish()
     return [(event.regarding.kind, event.reason.value) for event in one.cluster.events]
 
 
-async def test_a_pod_that_gets_its_cores_says_so_itself_and_no_event_repeats_it(
+async def test_a_pod_that_gets_its_cores_reports_it_itself_and_no_event_repeats_it(
     cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster) as one:

@@ -93,7 +93,7 @@ def test_names_count_when_both_are_there() -> None:
     assert read_extender_args(body(both)).names == ["n1", "n2"]
 
 
-def test_an_empty_list_of_nodes_is_no_error() -> None:
+def test_an_empty_list_of_nodes_is_not_an_error() -> None:
     assert read_extender_args(body(ARGS | {"NodeNames": []})).names == []
     assert read_extender_args(body({"Pod": POD, "Nodes": {"items": None}})).names == []
 
@@ -196,7 +196,7 @@ def test_any_body_is_read_or_refused_with_one_sentence(sent: bytes) -> None:
     ],
     ids=lambda sent: repr(sent[:12]),
 )
-def test_bodies_that_are_deep_long_or_no_text_are_no_crash(sent: bytes) -> None:
+def test_bodies_that_are_deep_long_or_no_text_are_not_a_crash(sent: bytes) -> None:
     for read in (read_extender_args, read_binding_args, read_preemption_args):
         with pytest.raises(BadBody):
             read(sent)

@@ -86,7 +86,7 @@ async def test_a_pod_that_is_filtered_again_is_not_blocked_by_its_own_hold(clust
         assert one.held() == 1
 
 
-async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_claim(cluster: FaultyCluster) -> None:
+async def test_a_pod_with_a_request_again_is_not_blocked_by_its_own_claim(cluster: FaultyCluster) -> None:
     """Its replica may have died between claim and binding: only this pod can use these cores."""
     for name in ("a", "b"):
         cluster.create_node(name, topology=EIGHT)
@@ -234,7 +234,7 @@ async def test_a_vm_that_may_float_gets_every_node_when_none_has_room(cluster: F
         assert (await one.filter(sitting)).names == ["a"]
 
 
-async def test_a_pod_without_a_request_is_an_error_that_says_what_to_do(cluster: FaultyCluster) -> None:
+async def test_a_pod_without_a_request_is_an_error_that_states_what_to_do(cluster: FaultyCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         answer = await one.filter(cluster.create_pod("early"))
@@ -325,7 +325,7 @@ async def test_claims_of_other_replicas_are_seen(cluster: FaultyCluster) -> None
         assert (await one.filter(asking_pod(cluster, "small", 2))).names == ["n"]
 
 
-async def test_the_reasons_for_a_choice_are_kept_for_who_asks_for_them(cluster: FaultyCluster) -> None:
+async def test_the_reasons_for_a_choice_are_kept_for_pods_that_want_them(cluster: FaultyCluster) -> None:
     for name in ("a", "b", "c"):
         cluster.create_node(name, topology=TWO)
     cluster.create_node("tiny", cpu_map='{"socket0": ["1"]}')
@@ -345,7 +345,7 @@ async def test_the_reasons_for_a_choice_are_kept_for_who_asks_for_them(cluster: 
         )
 
 
-async def test_where_kube_scheduler_chooses_the_reasons_say_so(cluster: FaultyCluster) -> None:
+async def test_where_kube_scheduler_chooses_the_reasons_report_it(cluster: FaultyCluster) -> None:
     for name in ("a", "b"):
         cluster.create_node(name, topology=TWO)
     async with replica(cluster, extending=ADVISING) as one:
@@ -386,7 +386,7 @@ async def _settled(one: Replica) -> None:
     assert not one.cluster._logs[LEDGERS]._paused
 
 
-async def test_cpus_that_the_kubelet_holds_are_given_to_nobody_until_it_frees_them(
+async def test_cpus_that_the_kubelet_holds_are_given_to_no_vm_until_it_frees_them(
     cluster: FaultyCluster,
 ) -> None:
     cluster.create_node("n")

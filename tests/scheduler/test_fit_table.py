@@ -209,7 +209,7 @@ def test_what_was_not_asked_for_longest_is_dropped(
     assert ask(1) == []
 
 
-def test_a_node_that_changes_between_two_slices_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_changes_between_two_slices_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices.Slice.__init__, "__defaults__", (1,))
     nodes = {A: snapshot(EIGHT), B: snapshot(EIGHT, CpuMask(0x3F)), C: snapshot(EIGHT)}
     table = table_of(nodes.__getitem__)
@@ -231,7 +231,7 @@ def test_a_node_that_changes_between_two_slices_is_looked_at_again(monkeypatch: 
     assert best == again
 
 
-def test_others_have_their_turn_while_many_nodes_are_looked_at() -> None:
+def test_others_have_their_turn_while_many_nodes_are_checked() -> None:
     nodes = {NodeName(f"node-{number}"): snapshot(EIGHT, CpuMask(number)) for number in range(256)}
     table = table_of(nodes.__getitem__)
     answers, turns = result(with_turns(table.answers(nodes, SIX)))

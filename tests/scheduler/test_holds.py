@@ -59,7 +59,7 @@ def test_a_new_hold_of_a_pod_replaces_its_old_one_and_both_nodes_hear_of_it() ->
     assert (holds._holds, holds._on_node) == ({}, {})
 
 
-def test_that_cores_are_left_is_told_only_where_nobody_takes_them() -> None:
+def test_cores_that_are_left_are_announced_only_where_no_pod_takes_them() -> None:
     moment, left = [0.0], list[str]()
     holds = Holds(seconds=3.0, clock=lambda: moment[0], changed=lambda _node: None)
     holds.subscribe(left.append)
@@ -75,7 +75,7 @@ def test_that_cores_are_left_is_told_only_where_nobody_takes_them() -> None:
     assert left == ["n1", "n2"]
 
 
-async def test_holds_end_on_time_although_nobody_asks() -> None:
+async def test_holds_end_on_time_although_nothing_asks() -> None:
     loop = asyncio.get_running_loop()
     ended: list[tuple[str, float]] = []
     holds = Holds(seconds=3.0, clock=loop.time, changed=lambda _node: None)

@@ -30,7 +30,7 @@ from tests.scheduler.http2_client import PSEUDO_HEADERS, Calls, Client, Wire, ov
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-async def test_a_call_is_answered_with_what_the_route_says() -> None:
+async def test_a_call_is_answered_with_what_the_route_states() -> None:
     calls = Calls(b'{"Error":""}')
     client = Client(calls)
     stream = client.ask(b'{"PodName":"a"}', "/v1/bind")
@@ -161,7 +161,7 @@ async def test_the_end_waits_for_answers_that_have_been_begun() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["reads on", "goes away"])
-async def test_the_end_waits_until_answers_are_sent_unless_the_caller_goes_away(leaves: bool) -> None:
+async def test_the_end_waits_until_answers_are_sent_unless_the_caller_disconnects(leaves: bool) -> None:
     client = Client(Calls(bytes(100_000)))
     stream = client.ask(b"1")
     await asyncio.gather(*client.connection._answering)

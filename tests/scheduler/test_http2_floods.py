@@ -58,7 +58,7 @@ def how_it_ended(client: Client) -> ErrorCodes | int | None:
     ],
     ids=["ping", "settings", "acknowledgement", "priority", "tiny window update"],
 )
-async def test_a_flood_of_frames_that_are_no_calls_ends_the_connection(frame: Frame) -> None:
+async def test_a_flood_of_frames_that_are_not_calls_ends_the_connection(frame: Frame) -> None:
     client = Client(Calls())
     for _ in range(MAX_IDLE_FRAMES + 1):
         if client.wire.closed:
@@ -80,7 +80,7 @@ async def test_a_flood_ends_the_connection_of_a_client_who_calls_now_and_then_to
     assert how_it_ended(client) == ErrorCodes.ENHANCE_YOUR_CALM
 
 
-async def test_a_client_who_takes_large_answers_in_small_pieces_is_no_flood() -> None:
+async def test_a_client_who_takes_large_answers_in_small_pieces_is_not_a_flood() -> None:
     client = Client(Calls())
     for _ in range(5):
         await client.until_complete(client.ask(b"1"))
@@ -188,7 +188,7 @@ async def test_who_leaves_something_incomplete_is_overdue_after_the_time_for_req
     assert client.connection.is_overdue(now + 11)
 
 
-async def test_an_idle_connection_is_ended_as_the_protocol_says() -> None:
+async def test_an_idle_connection_is_ended_as_the_protocol_states() -> None:
     client = Client(Calls(), ConnectionLimits(request_s=10, idle_s=300))
     now = asyncio.get_running_loop().time()
     stream = client.ask(b"1")

@@ -1,4 +1,4 @@
-"""Pods that wait with one shape are planned together and claimed together; nobody loses by it."""
+"""Pods that wait with one shape are planned together and claimed together; no pod loses by it."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_pods_with_an_explanation_are_planned_together_and_each_has_its_ow
     ]
 
 
-async def test_a_pod_that_takes_planned_cores_is_told_so(cluster: Counting) -> None:
+async def test_a_pod_that_takes_planned_cores_gets_an_event(cluster: Counting) -> None:
     pods = several(cluster, 3, 8)
     async with replica(cluster) as one:
         await seen(one, 3)
@@ -253,7 +253,7 @@ async def test_plans_that_still_fit_beside_a_pod_that_takes_others_stay(cluster:
 # Plans that do not come true.
 
 
-async def test_a_plan_whose_cores_somebody_else_has_claimed_is_made_anew(cluster: Counting) -> None:
+async def test_a_plan_whose_cores_another_client_has_claimed_is_made_anew(cluster: Counting) -> None:
     first, second = several(cluster, 2, 4)
     async with replica(cluster) as one, replica(cluster) as other:
         await seen(one, 2)

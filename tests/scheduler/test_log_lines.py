@@ -20,7 +20,7 @@ def lines_about(log: pytest.LogCaptureFixture, pod: PodRecord) -> list[str]:
     return [record.getMessage() for record in log.records if getattr(record, "uid", "") == pod.uid]
 
 
-async def test_making_room_is_told_of_the_vm_that_waits_and_of_the_one_that_moves(
+async def test_making_room_is_reported_on_the_vm_that_waits_and_on_the_one_that_moves(
     cluster: FaultyCluster, agent: NodeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with replica(cluster, extending=ExtenderSettings(make_room=MakeRoom.AUTOMATIC)) as one:
@@ -39,7 +39,7 @@ async def test_making_room_is_told_of_the_vm_that_waits_and_of_the_one_that_move
     assert lines_about(caplog, mover)[-1].startswith("relocated to CPUs ")
 
 
-async def test_an_eviction_is_told_of_the_vm_for_which_it_is_done(
+async def test_an_eviction_is_reported_on_the_vm_that_causes_it(
     cluster: FaultyCluster, agent: NodeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with replica(cluster) as one:
@@ -52,7 +52,7 @@ async def test_an_eviction_is_told_of_the_vm_for_which_it_is_done(
     assert (line.uid, line.victims) == (big.uid, [victim])  # type: ignore[attr-defined]
 
 
-async def test_a_nomination_that_fails_is_told_of_the_pod_that_is_not_nominated(
+async def test_a_nomination_that_fails_is_reported_on_the_pod_that_is_not_nominated(
     cluster: FaultyCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked, planned = [asking_pod(cluster, name, shape=b"of one kind") for name in ("asked", "planned")]

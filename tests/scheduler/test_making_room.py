@@ -86,7 +86,7 @@ async def test_no_room_is_made_for_a_vm_that_may_still_go_to_another_than_its_no
         assert not await one.extender.room.is_under_way(big.uid)
 
 
-async def test_nobody_moves_who_has_not_agreed_or_is_asked_for_somebody_who_has_not_asked(
+async def test_no_vm_moves_that_has_not_opted_in_or_for_a_vm_that_has_not_asked(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=ON_REQUEST) as one:
@@ -158,7 +158,7 @@ async def test_a_pod_elsewhere_that_claims_to_be_of_a_vm_does_not_keep_it_from_m
         await one.until(lambda: moved(agent))
 
 
-async def test_nobody_is_evicted_while_room_is_made_and_somebody_may_be_when_it_cannot_be_made(
+async def test_no_pod_is_evicted_while_room_is_made_but_one_may_be_when_it_cannot_be_made(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=AUTOMATIC) as one:
@@ -185,7 +185,7 @@ async def test_nobody_is_evicted_while_room_is_made_and_somebody_may_be_when_it_
         assert [pod.uid for pod in moved(agent)] == [vm.uid for vm in left if vm.uid != mover.uid]
 
 
-async def test_a_move_that_nobody_confirms_is_given_up_and_its_cores_stay_its_own(
+async def test_a_move_that_no_client_confirms_is_given_up_and_its_cores_stay_its_own(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=AUTOMATIC) as one:
@@ -257,7 +257,7 @@ async def test_room_is_made_for_a_few_vms_at_a_time_and_one_on_each_node(
         assert len(moved(agent)) == 1
 
 
-async def test_two_moves_are_made_one_after_the_other_and_nobody_gets_what_the_first_one_frees(
+async def test_two_moves_are_made_one_after_the_other_and_no_client_gets_what_the_first_one_frees(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=AUTOMATIC) as one:

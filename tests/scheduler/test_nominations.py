@@ -104,7 +104,7 @@ async def test_a_nomination_that_fails_changes_nothing(cluster: Counting) -> Non
             assert await one.bind(pod, names[0]) == ""
 
 
-async def test_what_somebody_else_has_nominated_since_stays(cluster: Counting) -> None:
+async def test_what_another_client_has_nominated_since_stays(cluster: Counting) -> None:
     first, _ = several(cluster, 2)
     async with replica(cluster, extending=ALWAYS) as one:
         await seen(one, 2)
@@ -170,7 +170,7 @@ async def test_a_vm_that_may_float_does_not_float_on_its_nominated_node_while_an
         assert (await one.filter(floating)).names == ["b"]
 
 
-async def test_no_event_says_that_a_vm_fits_nowhere_of_which_only_the_nominated_node_was_asked_about(
+async def test_no_event_states_that_a_vm_fits_nowhere_of_which_only_the_nominated_node_was_asked_about(
     cluster: Counting,
 ) -> None:
     async with replica(cluster) as one:
@@ -281,7 +281,7 @@ async def test_the_last_pod_of_a_stream_waits_only_until_no_other_one_comes(clus
         assert loop.time() - began < GATHER_S
 
 
-async def test_a_pod_that_comes_alone_waits_for_nobody(cluster: Counting) -> None:
+async def test_a_pod_that_comes_alone_waits_for_no_pod(cluster: Counting) -> None:
     loop = asyncio.get_running_loop()
     async with replica(cluster, extending=ALWAYS) as one:
         for number in range(3):
@@ -306,7 +306,7 @@ async def test_a_pod_does_not_wait_when_enough_others_wait_already(cluster: Coun
         assert loop.time() - began < GATHER_S
 
 
-async def test_the_last_pods_of_a_rollout_wait_for_nobody(cluster: Counting) -> None:
+async def test_the_last_pods_of_a_rollout_wait_for_no_pod(cluster: Counting) -> None:
     """Neither the one that is planned with the rest, nor the last of those that are nominated."""
     loop = asyncio.get_running_loop()
     pods = several(cluster, TOGETHER + 2, 1)

@@ -1,4 +1,4 @@
-"""Preempt names the victims whose cores make the VM fit, and nobody in vain; what they leave is reserved."""
+"""Preempt names the victims whose cores make the VM fit, and none in vain; what they leave is reserved."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_pods_that_ran_before_a_replica_started_are_known_to_it(cluster: F
         assert await answer(after, sent(important(cluster), two=vms)) == {"two": ["vm-0"]}
 
 
-async def test_where_no_victims_help_nobody_is_evicted(one: Replica) -> None:
+async def test_where_no_victims_help_no_pod_is_evicted(one: Replica) -> None:
     low = [await running(one, f"low-{number}", 4) for number in range(2)]
     await running(one, "equal", 4, priority=HIGH)
     await running(one, "higher", 4, priority=HIGH + 1)
@@ -110,7 +110,7 @@ async def test_where_no_victims_help_nobody_is_evicted(one: Replica) -> None:
     assert await answer(one, sent(important(one.cluster, "other"), two=low)) == {"two": ["low-0", "low-1"]}
 
 
-async def test_a_node_where_filter_has_just_found_only_cores_missing_is_looked_at_too(one: Replica) -> None:
+async def test_a_node_where_filter_has_just_found_only_cores_missing_is_checked_too(one: Replica) -> None:
     """kube-scheduler finds no victims there: in number there are CPUs enough."""
     one.cluster.create_node("eight", topology=EIGHT)
     keep = [await running(one, f"vm-{number}", 6) for number in range(2)]  # leaves 2 + 2
@@ -123,7 +123,7 @@ async def test_a_node_where_filter_has_just_found_only_cores_missing_is_looked_a
     assert keep[0].name == "vm-0"
 
 
-async def test_victims_that_end_anyway_are_waited_for_and_nobody_else_is_evicted(one: Replica) -> None:
+async def test_victims_that_end_anyway_are_waited_for_and_no_other_client_is_evicted(one: Replica) -> None:
     vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
     one.cluster.delete_pod("default", "vm-0")
     await one.until(lambda: one.cache.pods.records[vms[0].uid].deleting)
@@ -161,7 +161,7 @@ async def test_after_a_wait_that_came_to_its_end_the_next_one_begins_anew(one: R
     assert await answer(one, sent(pod, two=[faster])) == {"two": ["faster"]}
 
 
-async def test_a_vm_that_does_not_end_makes_nobody_impatient_with_another_one(one: Replica) -> None:
+async def test_a_vm_that_does_not_end_changes_no_patience_with_another_one(one: Replica) -> None:
     one.cluster.create_node("eight", topology=EIGHT)
     await one.until(lambda: one.topology("eight"))
     stuck, vm = [await running(one, f"vm-{number}", 8) for number in range(2)]
@@ -238,7 +238,7 @@ async def test_a_pod_of_still_higher_priority_takes_what_is_reserved(one: Replic
     assert (await one.filter(important(one.cluster, "higher", priority=HIGH + 1))).names == ["two"]
 
 
-async def test_a_reservation_ends_when_nobody_is_evicted(one: Replica) -> None:
+async def test_a_reservation_ends_when_no_pod_is_evicted(one: Replica) -> None:
     vms = [await running(one, f"vm-{number}", 6) for number in range(2)]
     pod = important(one.cluster, vcpus=8)
     assert await answer(one, sent(pod, two=vms[:1])) == {"two": ["vm-0"]}
@@ -334,7 +334,7 @@ def test_requests_are_read_in_both_forms_and_any_case() -> None:
         args = read_preemption_args(json.dumps(body).encode())
         assert args.victims == {"n": SentVictims(("a", "b"), 2), "gone": SentVictims((), 0)}  # type: ignore[arg-type]
         assert (args.pod.priority, args.never, args.depends_on_pods) == (7, True, False)
-        assert args.resources == {"cpu": 1500, "memory": 1000 << 30}  # what is no amount counts nothing
+        assert args.resources == {"cpu": 1500, "memory": 1000 << 30}  # an invalid amount counts nothing
 
 
 async def test_a_hundred_nodes_are_answered_without_holding_up_others(cluster: FaultyCluster) -> None:

@@ -71,7 +71,7 @@ async def test_two_vms_never_evict_for_the_same_cores_whichever_replica_they_ask
         assert sorted(first + second) == ["low-0", "low-1"]
 
 
-async def test_no_replica_gives_it_to_anybody_else_and_each_binds_the_vm_there(
+async def test_no_replica_gives_it_to_any_other_client_and_each_binds_the_vm_there(
     cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster) as two:
@@ -148,7 +148,7 @@ async def test_a_vm_of_higher_priority_gets_it_by_the_write_that_takes_it_from_t
         assert await one.bind(higher, N1) == ""
 
 
-async def test_nobody_has_to_go_where_nothing_could_be_reserved(cluster: FaultyCluster) -> None:
+async def test_no_pod_has_to_go_where_nothing_could_be_reserved(cluster: FaultyCluster) -> None:
     async with replica(cluster) as one:
         low = await halves(one)
         high = asking_pod(cluster, "high", 4, priority=HIGH)

@@ -81,7 +81,7 @@ async def test_another_replica_binds_the_vm_there_when_the_one_that_made_room_ha
 
 
 @pytest.mark.parametrize("left", ["first", "second"])
-async def test_a_vm_gets_what_is_reserved_for_it_though_other_cores_have_come_free(
+async def test_a_vm_gets_what_is_reserved_for_it_though_other_cores_have_been_released(
     cluster: FaultyCluster, agent: NodeAgent, left: str
 ) -> None:
     async with replica(cluster, controller=False) as one:
@@ -116,7 +116,7 @@ async def test_what_was_reserved_stays_with_its_vm_when_its_bind_is_refused(
         assert await one.bind(big, "n1") == ""
 
 
-async def test_nobody_else_is_bound_to_what_is_reserved_by_any_replica(
+async def test_no_other_client_is_bound_to_what_is_reserved_by_any_replica(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=AUTOMATIC) as one, replica(cluster) as two:
@@ -132,7 +132,7 @@ async def test_nobody_else_is_bound_to_what_is_reserved_by_any_replica(
         assert await one.bind(big, "n1") == ""
 
 
-async def test_nobody_is_evicted_for_a_vm_for_which_another_replica_makes_room(
+async def test_no_pod_is_evicted_for_a_vm_for_which_another_replica_makes_room(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=AUTOMATIC) as one, replica(cluster, extending=AUTOMATIC) as two:
@@ -198,7 +198,7 @@ async def test_waiting_pods_are_tried_again_when_what_was_reserved_is_given_up(
         await one.until(lambda: cluster.node_annotations("n1").get(RELEASED_AT) != before)
 
 
-async def test_a_vm_that_somebody_bound_who_knows_no_reservations_has_an_ordinary_claim_soon(
+async def test_a_vm_that_was_bound_without_regard_to_reservations_has_an_ordinary_claim_soon(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=AUTOMATIC) as one:

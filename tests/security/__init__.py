@@ -4,7 +4,7 @@ The attacks of docs/security.md with the tests that fail when a protection is re
 
 * certificates that are missing, expired, for servers, of another CA or name; old TLS; plain HTTP
     tests/serve/test_clients.py
-        test_nobody_else_is_answered
+        test_no_other_client_is_answered
         test_plain_http_is_not_answered
 * slow headers, slow bodies, answers that are not taken, handshakes that do not end, too many connections
     tests/service/test_connections.py
@@ -15,13 +15,13 @@ The attacks of docs/security.md with the tests that fail when a protection is re
     tests/scheduler/test_http2_floods.py
 * the web map without a token, with a token of a tenant, with a forged cookie or forged headers of a proxy
     tests/web/test_visitors.py
-        test_nobody_else_learns_anything
+        test_no_other_client_learns_anything
     tests/web/test_sessions.py
 * another site that signs a reader in, scripts in names, pages in frames
     tests/web/test_visitors.py
         test_another_site_cannot_sign_a_reader_in_or_out
     tests/web/test_pages.py
-        test_names_that_look_like_html_are_shown_as_they_are
+        test_names_that_resemble_html_are_shown_as_they_are
     tests/web/test_visitors.py
         test_every_answer_forbids_the_browser_whatever_the_map_does_not_need
 * JSON that is deep, huge or broken, and too many nodes
@@ -45,13 +45,13 @@ The attacks of docs/security.md with the tests that fail when a protection is re
     tests/controller/test_counted_edits.py
 * a smaller CPU request
     tests/admission/test_resized_pods.py
-        test_nobody_lowers_the_cpu_request_of_a_pod_that_owns_cpus
+        test_no_client_lowers_the_cpu_request_of_a_pod_that_owns_cpus
 * bindings, status, ledgers, topologies, nodes, kvplace's own namespace
     tests/security/test_tenants.py
         test_what_is_not_his_is_forbidden
 * a hostile libvirt
     tests/libvirt/test_hostile_libvirt.py
-        test_a_libvirt_that_tells_huge_sizes_costs_no_more_than_the_stated_memory
+        test_a_libvirt_that_reports_huge_sizes_costs_no_more_than_the_stated_memory
         test_what_talks_to_a_libvirt_has_no_rights_on_the_node
     tests/agent/test_deliveries.py
         test_a_pod_whose_value_changes_all_the_time_has_no_more_than_its_share

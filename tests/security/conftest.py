@@ -161,7 +161,7 @@ def wait_for_no_owners(cluster: ControlPlane) -> None:
 
 
 def everything_is_free(cluster: ControlPlane, tenant: Tenant) -> None:
-    """Show that all CPUs of the node can still be had by a user who asks."""
+    """Show that all CPUs of the node can still be had by a user with a request."""
     cluster.request(
         "POST", tenant.pods, pod("proof", {"annotations": {"cpu-set": "one-socket"}}, cpus=str(CPUS))
     )

@@ -1,6 +1,6 @@
 """A tenant with `edit` in his namespace changes no result, and reaches nothing of kvplace and of others.
 
-The proof of "no core" is the node itself: after an attempt a pod that asks for all of its CPUs gets them.
+The proof of "no core" is the node itself: after an attempt a pod that requests all of its CPUs gets them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_what_is_not_his_is_forbidden(tenant: Tenant, placed: Json, what: str) -
     assert refused.value.status == 403
 
 
-def test_nobody_creates_a_pod_with_a_status(tenant: Tenant, name: str) -> None:
+def test_no_client_creates_a_pod_with_a_status(tenant: Tenant, name: str) -> None:
     made = tenant.ask("POST", tenant.pods, pod(name) | {"status": {"nominatedNodeName": NODE}})
     assert "nominatedNodeName" not in made["status"]
 
@@ -149,7 +149,7 @@ def rival(cluster: ControlPlane, tenant: Tenant) -> Iterator[Json]:
     wait_for_no_owners(cluster)
 
 
-def test_who_is_refused_is_not_told_who_has_the_cores(
+def test_a_refusal_does_not_name_the_owner_of_the_cores(
     cluster: ControlPlane, tenant: Tenant, rival: Json, name: str
 ) -> None:
     tenant.create_pod(name, {"annotations": {"cpu-set": "one-socket", "kvplace.io/explain": "true"}})

@@ -85,7 +85,7 @@ def test_a_changed_vmi_has_the_size_of_its_spec(
         assert size_of(tenant.ask("PATCH", vmi, {"metadata": step}, MERGE_PATCH)) in (4, None)
 
 
-def test_without_its_label_a_forged_size_is_read_by_nobody(tenant: Tenant, vmis: str, vmi: str) -> None:
+def test_without_its_label_a_forged_size_is_read_by_no_client(tenant: Tenant, vmis: str, vmi: str) -> None:
     tenant.ask("POST", vmis, manifest({"cpu-set": "any"}))
     step = {"annotations": FORGED, "labels": {"kvplace.io/asks": None}}
     assert size_of(tenant.ask("PATCH", vmi, {"metadata": step}, MERGE_PATCH)) in (4, None)

@@ -50,7 +50,7 @@ async def test_the_scheduler_is_answered(
 @pytest.mark.parametrize(
     "whose", ["nobody", "another CA", "another name", "serve itself", "expired", "a server"]
 )
-async def test_nobody_else_is_answered(
+async def test_no_other_client_is_answered(
     certificates: Certificates, whose: str, protocol: str, tls: ssl.TLSVersion
 ) -> None:
     async with serve(certificates) as address:
@@ -150,7 +150,7 @@ def connected(address: Address, client: ssl.SSLContext, session: ssl.SSLSession 
         raise
 
 
-async def test_admission_asks_the_api_server_for_its_certificate_where_it_is_told_to(
+async def test_admission_asks_the_api_server_for_its_certificate_where_it_is_configured_to(
     certificates: Certificates,
 ) -> None:
     settings = replace(

@@ -44,7 +44,7 @@ async def test_a_caller_with_a_certificate_of_the_client_ca_is_answered(certific
 
 
 @pytest.mark.parametrize("whose", ["nobody's", "a stranger's"])
-async def test_without_a_certificate_of_the_client_ca_nobody_reaches_the_extender(
+async def test_without_a_certificate_of_the_client_ca_no_client_reaches_the_extender(
     certificates: Certificates, whose: str
 ) -> None:
     pair = None if whose == "nobody's" else certificates.stranger.issue("intruder")

@@ -223,7 +223,7 @@ async def test_free_cpus_that_lie_apart_are_small_free_blocks_and_fragmentation(
         assert gauge(apart, "cluster_largest_free_block_cores", scope=scope) == 0
 
 
-async def test_each_kind_says_for_how_long_its_watch_has_been_silent(
+async def test_each_kind_has_the_time_since_its_last_watch_event(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Store, "silent_s", property(lambda store: len(store.kind.name)))

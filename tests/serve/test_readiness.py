@@ -89,7 +89,7 @@ async def until(address: Address, status: int, part: str) -> str:
             found, sentence = await ready(session, str(address))
             if found == status and part in sentence:
                 return sentence
-            await asyncio.sleep(0.01)  # readiness is asked for, nobody announces it
+            await asyncio.sleep(0.01)  # readiness is asked for, nothing announces it
 
 
 @pytest.mark.usefixtures("impatient")
@@ -100,7 +100,7 @@ async def until(address: Address, status: int, part: str) -> str:
         Forbidden("watch pods: the API server rejects the credentials"),
     ],
 )
-async def test_cut_off_from_the_api_server_it_is_not_ready_says_why_and_is_ready_again_by_itself(
+async def test_cut_off_from_the_api_server_it_is_not_ready_states_why_and_is_ready_again_by_itself(
     certificates: Certificates, error: KvplaceError
 ) -> None:
     cluster = CutOffCluster()

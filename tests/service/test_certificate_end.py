@@ -18,7 +18,7 @@ def test_the_end_is_that_of_the_certificate_that_ends_first(certificates: Certif
 
 
 @given(st.binary())
-def test_bytes_that_are_no_certificate_have_no_end(junk: bytes) -> None:
+def test_bytes_that_are_not_a_certificate_have_no_end(junk: bytes) -> None:
     assert certificate_end(junk) is None
     framed = b"-----BEGIN CERTIFICATE-----" + junk + b"-----END CERTIFICATE-----"
     assert certificate_end(framed) is None

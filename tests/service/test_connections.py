@@ -164,7 +164,7 @@ async def test_between_requests_a_connection_may_rest() -> None:
         assert await caller.ask() == b"HTTP/1.1 200 OK"
 
 
-async def test_who_asks_the_next_thing_while_an_answer_is_made_is_not_taken_for_slow() -> None:
+async def test_a_client_with_another_call_while_an_answer_is_made_is_not_taken_for_slow() -> None:
     async with served() as listener:
         caller = await listener.call()
         caller.writer.write(b"GET /later HTTP/1.1\r\nHost: a\r\n\r\n")

@@ -21,7 +21,7 @@ async def test_what_holds_the_loop_up_is_seen_as_its_delay() -> None:
     await asyncio.sleep(0)  # it waits for its timer now
     time.sleep(0.5)  # noqa: ASYNC251 - it is the test that holds the loop up
     async with asyncio.timeout(30):
-        while seen()[0] == count:  # noqa: ASYNC110 - nobody announces what is counted
+        while seen()[0] == count:  # noqa: ASYNC110 - nothing announces what is counted
             await asyncio.sleep(0)
     watching.cancel()
     assert seen()[1] - late_s >= 0.2

@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_used_is_named_at_the_start(certificates: Certific
         RenewedTls(TlsFiles(*certificates.serve, certificates.ours.file))
 
 
-def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_passphrase(
+def test_an_encrypted_key_is_refused_and_no_user_is_asked_for_its_passphrase(
     certificates: Certificates,
 ) -> None:
     certificate, key = certificates.serve

@@ -77,7 +77,7 @@ def test_the_count_of_cpus_owned_twice_finds_one(report: DemoReport) -> None:
     assert twice.cpus_owned_twice == vm.placement.owned.bit_count() > 0
 
 
-def test_every_pinned_vm_has_its_vcpus_in_its_domain_as_its_placement_says(report: DemoReport) -> None:
+def test_every_pinned_vm_has_its_vcpus_in_its_domain_as_its_placement_states(report: DemoReport) -> None:
     assert report.pinned
     for vm in report.pinned:
         domain = etree.fromstring(vm.domain_after)

@@ -50,7 +50,7 @@ def listed(*vms: dict[str, Any], nodes: Any = NODES, **more: Any) -> Scenario:
     return scenario({"nodes": nodes, "vms": list(vms)} | more)
 
 
-def test_the_example_is_a_valid_scenario_and_says_how_to_change_it() -> None:
+def test_the_example_is_a_valid_scenario_and_states_how_to_change_it() -> None:
     found = example_scenario()
     assert len(found.nodes) == 50
     assert set(found.strategies) == set(Strategy)

@@ -1,1 +1,1 @@
-"""The web map: who may look, what he is shown, and how it stays true."""
+"""The web map: the right to it, its content, and how it stays true."""

@@ -1,7 +1,7 @@
 """`python -m tests.web.pictures`: takes the pictures of docs/web.md anew from the sample cluster.
 
 `--looks FOLDER` takes each page also in dark, as a user with deuteranopia sees it, and in a narrow window,
-for whoever changes how the map looks: check all of them.
+for changes of the map's appearance: check all of them.
 """
 
 from __future__ import annotations

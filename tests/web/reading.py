@@ -1,4 +1,4 @@
-"""Looking at the map in a real browser."""
+"""Reading the map in a real browser."""
 
 from __future__ import annotations
 

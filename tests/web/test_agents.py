@@ -64,5 +64,5 @@ async def test_an_agent_without_a_pod_on_its_node_is_gone(
     assert await trouble(described, pods=["another"]) == said
 
 
-def test_nobody_is_called_gone_before_the_pods_are_known() -> None:
+def test_no_client_is_called_gone_before_the_pods_are_known() -> None:
     assert Agents(Store(AGENT_PODS, AGENTS)).trouble(NODE, WELL) == ""

@@ -96,7 +96,7 @@ async def test_a_vm_is_described_by_its_seat_its_measured_threads_and_its_neighb
         assert (status, missing["error"]) == (404, "no running VM or pod shop/nobody requests cores")
 
 
-async def test_qemus_own_threads_in_the_shared_pool_are_no_drift(certificates: Certificates) -> None:
+async def test_qemus_own_threads_in_the_shared_pool_are_not_drift(certificates: Certificates) -> None:
     stage = Stage()
     stage.add_node("worker", read_machine("2x-epyc-9354-nps2"))
     vm = await stage.run_vm("worker", 2, name="db")
@@ -223,7 +223,7 @@ async def test_a_stream_ends_when_its_reader_loses_the_right(
                 assert {event async for event, _, _ in events} <= {None}
 
 
-async def test_a_stream_ends_when_nobody_can_say_whether_its_reader_still_has_the_right(
+async def test_a_stream_ends_when_no_vm_can_state_whether_its_reader_still_has_the_right(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: object) -> bool:
@@ -245,7 +245,7 @@ async def test_a_stream_ends_when_nobody_can_say_whether_its_reader_still_has_th
     assert (status, answer["error"]) == (503, "the API server does not answer")
 
 
-async def test_a_reader_who_goes_away_gives_his_place_back_and_leaves_nothing_in_the_log(
+async def test_a_reader_who_disconnects_gives_his_place_back_and_leaves_nothing_in_the_log(
     certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Nothing is sent to a reader for an hour: a place is given back because its reader hung up.

@@ -1,4 +1,4 @@
-"""Who may look is asked of the cluster, seldom, and never without bounds."""
+"""The right to the map is asked of the cluster, seldom, and never without bounds."""
 
 from __future__ import annotations
 

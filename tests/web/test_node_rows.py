@@ -57,7 +57,7 @@ def row(rows: NodeRows, name: str) -> Json:
     return document
 
 
-async def test_a_row_says_what_is_free_and_in_what_pieces() -> None:
+async def test_a_row_states_what_is_free_and_in_what_pieces() -> None:
     stage = Stage()
     stage.add_node("worker", TWO)
     async with rows_of(stage) as (rows, _):
@@ -80,7 +80,7 @@ async def test_a_row_says_what_is_free_and_in_what_pieces() -> None:
         assert totals["freeBlocks"]["numa"]["nodesWith"] == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
-async def test_a_node_without_a_description_says_why_nothing_is_placed_there() -> None:
+async def test_a_node_without_a_description_states_why_nothing_is_placed_there() -> None:
     stage = Stage()
     stage.cluster.create_node("bare")
     async with rows_of(stage) as (rows, _):
@@ -100,7 +100,7 @@ async def test_vms_that_strayed_are_counted_until_they_are_back() -> None:
         assert (row(rows, "worker-0")["notPinned"], rows.totals()["notPinned"]) == (0, 0)
 
 
-async def test_a_reader_is_told_just_what_changed_since_he_looked_however_long_ago() -> None:
+async def test_a_reader_is_informed_just_what_changed_since_he_checked_however_long_ago() -> None:
     stage = await cluster_of(TWO, 4)
     async with rows_of(stage) as (rows, _):
         first = rows.revision
@@ -115,7 +115,7 @@ async def test_a_reader_is_told_just_what_changed_since_he_looked_however_long_a
         assert rows.since(rows.revision + 1) is None
 
 
-async def test_the_end_of_a_node_is_told_and_its_return_too() -> None:
+async def test_the_end_of_a_node_is_reported_and_its_return_too() -> None:
     stage = Stage()
     stage.add_node("worker", TWO)
     async with rows_of(stage) as (rows, _):
@@ -143,7 +143,7 @@ async def test_pods_that_wait_for_a_node_are_counted() -> None:
         assert rows.totals()["waiting"] == 0
 
 
-async def test_readers_hear_that_something_new_is_said_about_a_vm_that_waits() -> None:
+async def test_readers_hear_that_something_new_is_known_about_a_vm_that_waits() -> None:
     stage = await cluster_of(TWO, 1)
     late = stage.cluster.create_pod("late", namespace="shop", uid="u-late", request="{}")
     async with rows_of(stage) as (rows, _):
@@ -169,7 +169,7 @@ async def test_a_reader_of_another_replica_or_of_a_forgotten_time_loads_everythi
             assert await next_of(feed, position) == RELOAD
 
 
-async def test_a_reader_without_news_is_told_that_we_are_still_here() -> None:
+async def test_a_reader_without_news_is_informed_that_we_are_still_here() -> None:
     async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
         feed = Feed(rows, streams=1, heartbeat_s=0.01)
         assert await next_of(feed, feed.position) == HEARTBEAT
@@ -249,7 +249,7 @@ async def test_streams_end_when_the_process_stops() -> None:
             assert await waiting is None
 
 
-async def test_an_agent_that_is_gone_is_said_until_it_is_back() -> None:
+async def test_an_agent_that_is_gone_is_reported_until_it_is_back() -> None:
     stage = await cluster_of(TWO, 2)
     await stage.lose_agent("worker-0")
     async with rows_of(stage) as (rows, _):

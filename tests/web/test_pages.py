@@ -173,7 +173,7 @@ async def test_search_goes_to_a_vm_by_keyboard(certificates: Certificates, brows
         assert await page.text("h1") == "shop/orders-web"
 
 
-async def test_the_page_of_a_vm_says_where_it_sits_and_shows_just_its_cpus(
+async def test_the_page_of_a_vm_states_where_it_sits_and_shows_just_its_cpus(
     certificates: Certificates, browser: Browser
 ) -> None:
     stage = await cluster_of(read_machine(SERVER), 1)
@@ -269,7 +269,7 @@ async def test_colours_follow_the_system_until_the_reader_chooses(
         assert await page.evaluate(ground) == pages[scheme]
 
 
-async def test_names_that_look_like_html_are_shown_as_they_are(
+async def test_names_that_resemble_html_are_shown_as_they_are(
     certificates: Certificates, browser: Browser
 ) -> None:
     stage = Stage()
@@ -289,7 +289,9 @@ async def test_names_that_look_like_html_are_shown_as_they_are(
         assert await page.evaluate("document.querySelectorAll('img').length") == 0
 
 
-async def test_what_is_not_there_is_said_in_a_sentence(certificates: Certificates, browser: Browser) -> None:
+async def test_what_is_not_there_is_reported_in_a_sentence(
+    certificates: Certificates, browser: Browser
+) -> None:
     async with (
         mapped(await cluster_of(TWO, 1), certificates) as (address, _),
         new_page(browser) as page,
@@ -298,7 +300,7 @@ async def test_what_is_not_there_is_said_in_a_sentence(certificates: Certificate
         await page.until("document.querySelector('[role=alert]')?.innerText.includes('has no node nowhere')")
 
 
-async def test_a_reader_who_loses_his_right_is_told(certificates: Certificates, browser: Browser) -> None:
+async def test_a_reader_who_loses_his_right_is_informed(certificates: Certificates, browser: Browser) -> None:
     stage = await cluster_of(TWO, 1)
     async with (
         mapped(stage, certificates, heartbeat_s=0.05, holds_s=0.0) as (address, _),
@@ -337,11 +339,11 @@ def test_a_browser_that_is_stopped_leaves_no_process_behind(
         assert processes()
     deadline = time.monotonic() + 60
     while processes() and time.monotonic() < deadline:
-        time.sleep(0.02)  # the kernel tells only their parent, which is init by now
+        time.sleep(0.02)  # the kernel informs only their parent, which is init by now
     assert processes() == []
 
 
-async def test_the_overview_names_what_needs_a_look_and_each_nodes_fragmentation(
+async def test_the_overview_names_what_needs_attention_and_each_nodes_fragmentation(
     certificates: Certificates, browser: Browser
 ) -> None:
     stage = Stage()
@@ -371,7 +373,7 @@ async def test_the_pictures_of_the_docs_can_be_taken_anew(tmp_path: Path, browse
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 
-async def test_a_node_without_its_agent_says_so_on_every_page(
+async def test_a_node_without_its_agent_reports_it_on_every_page(
     certificates: Certificates, browser: Browser
 ) -> None:
     stage = await cluster_of(TWO, 2)

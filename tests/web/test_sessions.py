@@ -44,7 +44,7 @@ def token(claims: object) -> str:
     return f"e30.{body}.c2ln"
 
 
-def test_a_cookie_says_who_signed_in_to_every_replica_with_the_same_key(secret: Path, clock: Clock) -> None:
+def test_a_cookie_states_who_signed_in_to_every_replica_with_the_same_key(secret: Path, clock: Clock) -> None:
     session, cookie = Sessions(secret, clock).open(ANNA, "opaque")
     assert Sessions(secret, clock).read(cookie) == session
     assert session.person == ANNA
@@ -64,7 +64,7 @@ def test_a_session_ends_with_its_token_and_after_eight_hours_at_the_latest(
 
 
 @pytest.mark.parametrize("claims", [{}, {"exp": "soon"}, {"exp": None}, [], "text", {"exp": float("nan")}])
-def test_a_token_that_does_not_say_when_it_ends_makes_no_endless_session(
+def test_a_token_that_does_not_state_when_it_ends_makes_no_endless_session(
     secret: Path, clock: Clock, claims: object
 ) -> None:
     assert token_end(token(claims)) == float("inf")

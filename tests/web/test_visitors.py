@@ -27,7 +27,7 @@ FACTS = (
     "/api/search?q=worker",
     "/api/events",
 )
-"""Every path that tells something about the cluster."""
+"""Every path that shows something of the cluster."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ async def stage() -> Stage:
         "tenant",
     ],
 )
-async def test_nobody_else_learns_anything(
+async def test_no_other_client_learns_anything(
     stage: Stage, certificates: Certificates, path: str, headers: dict[str, str], status: int
 ) -> None:
     async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anybody:
@@ -67,7 +67,7 @@ async def test_nobody_else_learns_anything(
         assert b'"error"' in body
 
 
-async def test_a_tenant_is_told_which_right_he_lacks_and_who_gives_it(
+async def test_a_tenant_is_informed_which_right_he_lacks_and_who_gives_it(
     stage: Stage, certificates: Certificates
 ) -> None:
     async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as tenant:
@@ -110,7 +110,7 @@ async def test_signing_in_gives_a_cookie_that_scripts_cannot_read_and_signing_ou
         ({"token": "<script>alert(1)</script>"}, 401, "does not accept this token"),
     ],
 )
-async def test_the_sign_in_page_says_in_a_sentence_why_not(
+async def test_the_sign_in_page_states_in_a_sentence_why_not(
     stage: Stage, certificates: Certificates, form: dict[str, str], status: int, sentence: str
 ) -> None:
     async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anybody:
@@ -132,7 +132,7 @@ async def test_the_sign_in_page_says_in_a_sentence_why_not(
         ("application/json", b'{"token": "a"}'),
     ],
 )
-async def test_whatever_a_stranger_sends_to_the_sign_in_page_is_no_token(
+async def test_whatever_a_stranger_sends_to_the_sign_in_page_is_not_a_token(
     stage: Stage, certificates: Certificates, kind: str, body: bytes
 ) -> None:
     async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anybody:
@@ -156,7 +156,7 @@ async def test_another_site_cannot_sign_a_reader_in_or_out(
             assert "Set-Cookie" not in answered
 
 
-async def test_a_proxy_says_who_is_asking_and_rbac_whether_he_may(
+async def test_a_proxy_states_who_is_asking_and_rbac_whether_he_may(
     stage: Stage, certificates: Certificates
 ) -> None:
     proxy = certificates.ours.issue("front-proxy")
@@ -174,7 +174,7 @@ async def test_a_proxy_says_who_is_asking_and_rbac_whether_he_may(
 
 
 @pytest.mark.parametrize("whose", ["nobody", "another name", "another CA"])
-async def test_nobody_but_the_proxy_connects_where_there_is_one(
+async def test_no_client_but_the_proxy_connects_where_there_is_one(
     stage: Stage, certificates: Certificates, whose: str
 ) -> None:
     pairs: dict[str, Any] = {

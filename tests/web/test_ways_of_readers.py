@@ -55,7 +55,7 @@ async def test_a_pod_that_is_left_of_a_migration_is_not_taken_for_one_that_is_un
         assert "it is moving" not in await page.text("main")
 
 
-async def test_a_request_that_nobody_can_read_is_shown_as_it_stands(
+async def test_a_request_that_cannot_be_read_is_shown_as_it_stands(
     certificates: Certificates, browser: Browser
 ) -> None:
     stage = await cluster_of(TWO, 1, share=0.0)

@@ -53,7 +53,7 @@ def create_node(plane: ControlPlane, name: str, tag: str) -> None:
         {"status": {"conditions": [ready]}},
         content_type=STRATEGIC_MERGE_PATCH,
     )
-    # Admission taints new nodes, and nobody here takes the taint away.
+    # Admission taints new nodes, and nothing here takes the taint away.
     plane.request("PATCH", f"{path}/{name}", {"spec": {"taints": None}}, content_type=MERGE_PATCH)
 
 

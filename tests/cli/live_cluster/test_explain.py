@@ -7,7 +7,7 @@ from tests.cli.live_cluster.small_cluster import Call, SmallCluster, claim, rele
 from tests.kube.claims import claim as claim_of
 
 
-def test_a_running_vm_says_where_it_sits_and_that_it_is_measured(
+def test_a_running_vm_states_where_it_sits_and_that_it_is_measured(
     on_cluster: Call, cluster: SmallCluster
 ) -> None:
     called = on_cluster("explain", "vm/db", "-n", cluster.namespace)
@@ -19,7 +19,7 @@ def test_a_running_vm_says_where_it_sits_and_that_it_is_measured(
     assert ": ThreadsElsewhere: revision 1: vCPU 0 left its CPU" in called.out
 
 
-def test_a_waiting_pod_is_asked_of_every_node_and_told_of_claims_without_pods(
+def test_a_waiting_pod_is_asked_of_every_node_and_claims_without_pods_are_named(
     on_cluster: Call, cluster: SmallCluster
 ) -> None:
     claim(cluster, cluster.second, claim_of("ghost", 1))

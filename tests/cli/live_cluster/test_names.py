@@ -63,7 +63,7 @@ def test_contexts_namespaces_and_rollouts_are_offered(cluster: SmallCluster) -> 
 
 
 @pytest.mark.parametrize("server", ["https://127.0.0.1:1", "https://no.such.host.invalid"])
-def test_without_a_cluster_nothing_is_offered_and_nothing_said(
+def test_without_a_cluster_nothing_is_offered_and_nothing_stated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], server: str
 ) -> None:
     kubeconfig = tmp_path / "config"

@@ -57,7 +57,7 @@ def test_equal_questions_get_equal_answers(case: Case) -> None:
 
 
 @given(cases)
-def test_a_refusal_counts_what_is_missing_and_knows_what_no_departure_can_mend(case: Case) -> None:
+def test_a_refusal_counts_what_is_missing_and_knows_what_no_departure_can_fix(case: Case) -> None:
     machine, free, request = case
     refusal = place(machine, free, request)
     assume(isinstance(refusal, Refusal))
@@ -92,7 +92,7 @@ def test_successive_vms_never_overlap_and_their_departure_restores_everything(
 
 
 @given(topologies(), requests(scopes=(Scope.ANY,), policies=(Policy.EXCLUSIVE,), smts=(Smt.PREFER,)))
-def test_a_vm_takes_no_more_sockets_than_it_must_when_memory_is_no_matter(
+def test_a_vm_takes_no_more_sockets_than_it_must_when_memory_does_not_matter(
     machine: Topology, request: Request
 ) -> None:
     request = replace(

@@ -77,7 +77,7 @@ def test_memory_and_huge_pages_are_found_where_a_search_of_every_set_of_cpus_fin
 @settings(max_examples=examples(100))
 @given(cases(16, policies=(Policy.NUMA,), scopes=OFFERED_SCOPES))
 def test_a_vm_on_the_pool_of_numa_nodes_gets_the_best_of_all_sets_of_nodes(case: Case) -> None:
-    # Which CPUs and caches come with the nodes is not the VM's choice, so it is no objective.
+    # Which CPUs and caches come with the nodes is not the VM's choice, so it is not an objective.
     answer, best = key_of_answer(case), best_key(*case)
     assert (answer and answer[:4]) == (best and best[:4])
 

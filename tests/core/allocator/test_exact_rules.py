@@ -1,4 +1,4 @@
-"""Rules that every answer keeps on machines of up to 64 CPUs, where no search can tell the best one.
+"""Rules that every answer keeps on machines of up to 64 CPUs, where no search can find the best one.
 
 More room never makes an answer worse, the numbers of the CPUs never decide how good it is, and no answer
 depends on what was asked before.

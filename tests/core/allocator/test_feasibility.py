@@ -20,7 +20,7 @@ Case = tuple[Topology, Free, Request]
 
 
 @pytest.mark.parametrize("question", [random_case, scarce_memory_case, crossed_case])
-def test_counting_says_of_every_vm_whether_it_fits(question: Callable[[int, int], Case]) -> None:
+def test_counting_states_of_every_vm_whether_it_fits(question: Callable[[int, int], Case]) -> None:
     answers: Counter[bool] = Counter()
     for number in range(500_000, 500_600):
         case = question(number, 11)

@@ -155,7 +155,7 @@ def test_nova_whole_cores_for_an_odd_count_leave_the_odd_thread_to_the_emulator(
 
 @pytest.mark.parametrize("order", list(permutations(["8,40", "0,32", "16,48", "1,33"]))[::5])
 def test_nova_order_of_cores_does_not_depend_on_how_they_were_listed(order: tuple[str, ...]) -> None:
-    """Nova sorts sibling sets by `<`, which is no order of sets, and takes 16 and 48 first."""
+    """Nova sorts sibling sets by `<`, which is not an order of sets, and takes 16 and 48 first."""
     everything = "0-1,8,16,32-33,40,48"
     on = machine(packages=[everything], nodes=[everything], l3=[everything], cores=order)
     assert placed(on, free_of(on, Ledger()), Request(3)).vcpus == (0, 32, 1)
@@ -175,7 +175,7 @@ def test_nova_memory_of_vms_that_own_no_cpus_counts_on_their_node_too() -> None:
 
 
 def test_kubelet_mask_what_does_not_fit_a_socket_is_not_filled_up_from_another() -> None:
-    """Told to use node 0 the kubelet answers 0-2,4,6-8,10 for eight: two of them are of node 1."""
+    """Asked to use node 0 the kubelet answers 0-2,4,6-8,10 for eight: two of them are of node 1."""
     even, odd = "0,2,4,6,8,10", "1,3,5,7,9,11"
     two_sockets = machine(
         packages=[even, odd],
@@ -209,7 +209,7 @@ def test_kubelet_and_koordinator_know_no_distances_and_take_far_nodes_for_near_o
 
 
 def test_kubelet_hybrid_a_cpu_in_use_is_not_given_away_a_second_time() -> None:
-    """Averages make every core look whole: of 9-23 the kubelet gives 8,16, and 8 is another container's."""
+    """Averages make every core appear whole: of 9-23 the kubelet gives 8,16, and 8 is another container's."""
     hybrid = machine(
         packages=["0-23"],
         nodes=["0-23"],
@@ -222,7 +222,7 @@ def test_kubelet_hybrid_a_cpu_in_use_is_not_given_away_a_second_time() -> None:
 
 
 def test_kubelet_uneven_sockets_the_free_cpus_of_both_are_counted_truly() -> None:
-    """Averages make the larger socket look whole: of 2-7,9-11 the kubelet gives 0-7, two of them not free."""
+    """Averages make the larger socket seem whole: of 2-7,9-11 the kubelet gives 0-7, two of them not free."""
     uneven = machine(
         packages=["0-7", "8-11"],
         nodes=["0-7", "8-11"],
@@ -252,8 +252,8 @@ def test_kubelet_l3_the_half_group_that_just_fits_is_taken_and_the_whole_one_kep
 
 
 @pytest.mark.parametrize("smt", [Smt.REQUIRE, Smt.ISOLATE])
-def test_koordinator_sibling_leak_the_siblings_of_whole_cores_go_to_nobody_else(smt: Smt) -> None:
-    """Its exclusive policy binds only those that ask for it too: an ordinary pod is given the siblings."""
+def test_koordinator_sibling_leak_the_siblings_of_whole_cores_go_to_no_other_client(smt: Smt) -> None:
+    """Its exclusive policy binds only pods with the same policy: an ordinary pod is given the siblings."""
     ledger = with_vm(FOUR_CORES, Ledger(), "first", Request(3, PinningOptions(smt=smt)))
     whole = 0b1111 if smt is Smt.REQUIRE else 0b111111
     assert ledger.owned == whole
@@ -417,7 +417,7 @@ def test_where_the_kubelet_lacks_cpus_a_vm_is_refused_here_too() -> None:
             cpus = parse_cpu_list(row["default_cpuset"]) & ~parse_cpu_list(row["reserved_effective"])
             whole = any(options.get("full_pcpus_only") for options in row["options_variants"])
             vcpus = int(row["cpu_request"].removesuffix("000m"))
-            if whole and vcpus == 1:  # an odd count of whole cores is no error here
+            if whole and vcpus == 1:  # an odd count of whole cores is not an error here
                 continue
             request = Request(
                 vcpus, PinningOptions(scope=Scope.ANY, smt=Smt.REQUIRE if whole else Smt.PREFER)

@@ -1,4 +1,4 @@
-"""Machines on which every core is a package: such packages are no level, the NUMA nodes stand in for them."""
+"""Machines where every core is a package: the NUMA nodes stand in for packages as a level."""
 
 from __future__ import annotations
 

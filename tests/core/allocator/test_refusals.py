@@ -1,4 +1,4 @@
-"""What a VM that does not fit is told: the constraint, the shortfall in numbers, and where it is least."""
+"""The refusal of a VM that does not fit: the constraint, the shortfall in numbers, and where it is least."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_vm_larger_than_the_machine_is_hopeless_and_one_that_only_waits_is_not
 @pytest.mark.parametrize(
     ("vms", "more"), [(0, ""), (1, " (1 more is named by VMs that share CPUs)"), (2, " (2 more are")]
 )
-def test_cpus_that_only_look_free_are_counted_as_those_of_vms_that_share(vms: int, more: str) -> None:
+def test_cpus_that_only_seem_free_are_counted_as_those_of_vms_that_share(vms: int, more: str) -> None:
     ledger = Ledger()
     for number in range(vms):
         ledger = with_vm(MACHINE, ledger, f"shares-{number}", Request(1, PinningOptions(policy=Policy.SHARE)))

@@ -70,7 +70,7 @@ def test_a_pool_counts_the_vcpus_of_vms_that_name_its_cpus() -> None:
     assert placed(ledger.after(LedgerChange(claims)), DESKTOP).numa_nodes == (1,)
 
 
-def test_cpus_that_come_free_join_no_pool_that_is_there_but_the_next_vm_s() -> None:
+def test_cpus_that_are_released_join_no_pool_that_is_there_but_the_next_vm_s() -> None:
     ledger = with_vm(MACHINE, Ledger(), "owner", Request(14, PinningOptions(scope=Scope.ONE_NUMA)))
     ledger = with_vm(MACHINE, ledger, "first", DESKTOP)
     ledger = ledger.after(LedgerChange(releases=(PodUid("uid-owner"),)))
@@ -106,7 +106,7 @@ def test_an_exclusive_vm_never_gets_what_a_sharing_one_names() -> None:
         if (policy, strategy) != (Policy.SHARE, Strategy.PACK)
     ],
 )
-def test_a_node_is_not_crowded_with_sharing_vms_while_another_has_cpus_that_nobody_uses(
+def test_a_node_is_not_crowded_with_sharing_vms_while_another_has_cpus_that_nothing_uses(
     policy: Policy, strategy: Strategy
 ) -> None:
     request = Request(4, PinningOptions(scope=Scope.ONE_NUMA, policy=policy))

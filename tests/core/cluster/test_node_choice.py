@@ -146,7 +146,7 @@ def test_memory_that_is_not_known_or_not_asked_for_does_not_decide() -> None:
     assert best_candidate([empty, full], Strategy.PACK) is full
 
 
-def test_pack_prefers_an_exact_hole_to_the_fullest_node() -> None:
+def test_pack_prefers_an_exact_free_block_to_the_fullest_node() -> None:
     request = Request(4)
     hole, fullest = on_node("b", machine(64), request, taken=12), on_node("a", machine(64), request, taken=11)
     assert best_candidate([fullest, hole], Strategy.PACK) is hole

@@ -106,7 +106,7 @@ def test_equal_input_gives_equal_plans() -> None:
         assert first == second
 
 
-def test_no_vm_goes_to_a_node_that_is_closed_to_it_and_its_refusal_says_why() -> None:
+def test_no_vm_goes_to_a_node_that_is_closed_to_it_and_its_refusal_states_why() -> None:
     placed = refused = 0
     why = Refusal(Reason.NODE_FILTERED, "the node is cordoned (spec.unschedulable)", {}, never=True)
     gone = NodeName("not in the plan")
@@ -178,7 +178,7 @@ def test_large_vms_that_come_late_find_the_room_that_small_ones_would_have_taken
 
 
 def test_a_scope_domain_is_filled_with_the_vms_that_leave_nothing_over() -> None:
-    # The largest first leaves holes: 9+4+3 and 8+5+3 need both nodes full to the last CPU.
+    # The largest first leaves gaps: 9+4+3 and 8+5+3 need both nodes full to the last CPU.
     found = plan(nodes_of(machine(16), machine(16)), vms_of(5, 4, 3, 3, 9, 8))
     assert found.placed == Tally(6, 32)
 
@@ -302,7 +302,7 @@ def test_a_hint_is_followed_where_possible() -> None:
 
 
 def ended_after(steps: int, seen: list[PlanProgress]) -> Watch:
-    """A watcher that notes what it is told, and ends the search after so many steps."""
+    """A watcher that notes the reports, and ends the search after so many steps."""
 
     def watch(at: PlanProgress) -> bool:
         seen.append(at)
@@ -326,7 +326,7 @@ def test_a_search_that_is_stopped_anywhere_gives_a_sound_plan_and_an_answer_for_
     assert undecided >= 5
 
 
-def test_who_watches_a_search_is_told_how_far_it_is_and_changes_nothing() -> None:
+def test_who_watches_a_search_is_informed_how_far_it_is_and_changes_nothing() -> None:
     for problem in problems(30):
         seen: list[PlanProgress] = []
         watched = plan(problem.nodes, problem.vms, problem.strategy, watch=ended_after(1_000_000, seen))

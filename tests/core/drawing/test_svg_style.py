@@ -23,7 +23,7 @@ PROTANOPIA: Matrix = (
     (0.114503, 0.786281, 0.099216),
     (-0.003882, -0.048116, 1.051998),
 )
-# Ottosson 2020: from linear sRGB to OKLab, in which equal distances look equally large.
+# Ottosson 2020: from linear sRGB to OKLab, where equal distances appear equally large.
 TO_CONES: Matrix = (
     (0.4122214708, 0.5363325363, 0.0514459929),
     (0.2119034982, 0.6806995451, 0.1073969566),

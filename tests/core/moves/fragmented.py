@@ -1,4 +1,4 @@
-"""Fragmented machines: nearly full, with free CPUs in holes that are too small for the new VM.
+"""Fragmented machines: nearly full, with free CPUs in blocks that are too small for the new VM.
 
 Random machines and random VMs seldom need moves: of 100 such cases none did. These are made so that most of
 them do, and the tests that use them count how many did. They are drawn from a seeded `Random`, so that the

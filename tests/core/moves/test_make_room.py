@@ -157,7 +157,7 @@ def test_of_equally_cheap_moves_those_are_made_after_which_the_new_vm_has_the_be
     assert plan.placement.cpus == parse_cpu_list("4-7")
 
 
-def test_equal_vms_are_told_apart_by_who_else_is_on_their_cores() -> None:
+def test_equal_vms_are_distinguished_by_who_else_is_on_their_cores() -> None:
     """To move "a" frees half a core, because the rest of it is in use; to move "b" frees a whole one."""
     machine = replace(
         _machine(2, 4), cores=(CpuMask(0b11), CpuMask(0b1100), CpuMask(0b110000), CpuMask(0b11000000))
@@ -238,7 +238,7 @@ def test_a_vm_that_fits_on_too_many_numa_nodes_gets_moves() -> None:
     assert len(plan.placement.numa_nodes) == 1
 
 
-def test_an_answer_that_comes_from_the_bound_says_so() -> None:
+def test_an_answer_that_comes_from_the_bound_reports_it() -> None:
     machine = _machine(2, 24)
     occupants = [_runs(machine, f"{first}", f"{first}-{first + 5}") for first in (0, 12, 24, 36)]
     request = Request(24, PinningOptions(scope=Scope.ONE_NUMA))
@@ -248,7 +248,7 @@ def test_an_answer_that_comes_from_the_bound_says_so() -> None:
     )
 
 
-def test_a_search_that_its_watch_ends_says_so_and_takes_no_more_steps() -> None:
+def test_a_search_that_its_watch_ends_reports_it_and_takes_no_more_steps() -> None:
     machine = _machine(2, 24)
     occupants = [_runs(machine, f"{first}", f"{first}-{first + 5}") for first in (0, 12, 24, 36)]
     request = Request(24, PinningOptions(scope=Scope.ONE_NUMA))

@@ -229,7 +229,7 @@ def test_no_moves_are_suggested_where_none_are_needed() -> None:
     assert [suggestion.field for suggestion in found] == ["vcpus"]
 
 
-def test_a_search_for_moves_that_found_none_says_whether_there_are_any() -> None:
+def test_a_search_for_moves_that_found_none_states_whether_there_are_any() -> None:
     occupants = [_running("web", "0-3", 4)]
     left = RunningVms(MACHINE, occupants, None).free({})
     request = Request(13, PinningOptions(scope=Scope.ANY))
