@@ -1,4 +1,4 @@
-"""The bounds that docs/reference/configuration.md lists are those of the code."""
+"""The bounds that docs/reference/bounds.md lists are those of the code."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def rows() -> dict[tuple[str, str], str]:
     """The second cell of each row, by the section and the first cell."""
     found = {}
     for name in (SEARCH, ROOM, OFFLINE, PREEMPTION, SERVE, AGENT, OTHERS):
-        for line in section(page("reference/configuration.md"), f"Bounds of {name}").splitlines():
+        for line in section(page("reference/bounds.md"), f"Bounds of {name}").splitlines():
             if line.startswith("| ") and not line.startswith("| bound |"):
                 first, second, _ = (cell.strip() for cell in line.strip().strip("|").split("|"))
                 found[name, first] = second
