@@ -29,7 +29,7 @@ from kvplace.web.agents import Agents
 MAX_FOUND = 50
 MAX_QUERY = 256
 _MOST_PHASES = 16
-"""VMs of a page whose phase is read from the API server."""
+"""VMs of a page with a phase that is read from the API server."""
 Json = dict[str, Any]
 
 
