@@ -23,7 +23,7 @@ REFERENCE = "docker.io/kvplace/timed-job:1"
 PROGRAM, KERNEL, INITRAMFS = "/timed_job", "/boot/vmlinuz", "/boot/initramfs"
 """The files of the image; a pod runs the first, a VM boots the others."""
 EACH_LINE = "each-line"
-"""Word after the size that makes the program do its job for each line of its input."""
+"""The last argument; the program then does its job for each line of its input."""
 READY = "timed_job is ready"
 """The answer of the program to an empty line."""
 _SOURCE = Path(__file__).with_suffix(".c")
