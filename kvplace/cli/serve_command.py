@@ -116,8 +116,8 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     type=Words(["off", "on-request", "automatic"]),
     default="off",
     show_default=True,
-    help="Whether running VMs with kvplace.io/movable get other cores, so that a VM fits that fits nowhere; "
-    "on-request: for VMs with kvplace.io/make-room.",
+    help="Whether running VMs with kvplace.io/movable get other cores of their node so that a waiting "
+    "VM fits; on-request: for VMs with kvplace.io/make-room.",
 )
 @click.option("--extender-address", default=":8443", show_default=True, metavar="HOST:PORT")
 @click.option("--admission-address", default=":9443", show_default=True, metavar="HOST:PORT")

@@ -1,4 +1,4 @@
-"""Makes room: running VMs that may move get other cores of their node, so that a VM fits that fits nowhere.
+"""Makes room: running VMs that may move get other cores of their node, so that a waiting VM fits.
 
 Filter names a VM that fits on no node. If moves are found, they are begun one after the other: one write of
 the node's ledger each, which the controller and the node's agent then carry out as every relocation. The
