@@ -37,6 +37,7 @@ def umask(mask: int) -> Iterator[None]:
         os.umask(before)
 
 
+@pytest.mark.debian_packages
 def test_an_image_that_is_built_again_under_another_umask_has_the_same_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
