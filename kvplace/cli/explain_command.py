@@ -14,7 +14,7 @@ from kvplace.cli.machine import complete_machine
 from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
 from kvplace.cli.words import Words
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.errors import ExitCode
+from kvplace.core.errors import Absent, ExitCode
 
 if TYPE_CHECKING:
     from kvplace.core.request_document import PodRequest
@@ -91,6 +91,7 @@ def command(
     from kvplace.admission.stated_request import stated_request
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
     from kvplace.explain.reading import explain_document, explain_target, read_target
+    from kvplace.kube.kubeconfig import kubeconfig_files
     from kvplace.kube.object_reader import ObjectReader
 
     given = _read_files(filenames, target) if filenames else None
@@ -107,7 +108,12 @@ def command(
         found = read_target(target, cluster.namespace)
         return await explain_target(reader, cluster.api, found, stated, chosen)
 
-    found = run_with_cluster(flags, body)
+    try:
+        found = run_with_cluster(flags, body)
+    except Absent as error:
+        if given is None or kubeconfig_files(flags.kubeconfig) is not None:
+            raise
+        raise Absent(f"{error}, or a machine with --topology") from None
     if output.is_document:
         from kvplace.explain.report import explanation_document
 

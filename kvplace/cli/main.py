@@ -139,7 +139,13 @@ def _sentence(error: click.UsageError) -> str:
         near = f"; did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
         return f"no such option {error.option_name!r}{near}"
     said = error.format_message().removesuffix(".")
+    if said.startswith("Got unexpected extra argument") and _reads_manifests(error.ctx):
+        said += "; name a manifest with -f"
     return said[:1].lower() + said[1:] if said[1:2].islower() else said
+
+
+def _reads_manifests(context: click.Context | None) -> bool:
+    return context is not None and any("-f" in parameter.opts for parameter in context.command.params)
 
 
 def _failed(sentence: str, code: ExitCode) -> int:

@@ -46,7 +46,7 @@ _MILLION = 1_000_000
     required=True,
     metavar="FILE",
     shell_complete=complete_machine,
-    help="The machine, in any form that `kvplace topology` reads.",
+    help="The machine: a file, a server type, or / for this one; `kvplace topology --help` lists all forms.",
 )
 @click.option("--free", metavar="CPUS", help="Only these CPUs are free, for example 2-15,34-47.")
 @click.option("--keep", is_flag=True, help="Each placement takes its CPUs until it is released by its id.")

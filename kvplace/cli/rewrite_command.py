@@ -14,6 +14,7 @@ from kvplace.cli.files import InputFile
 from kvplace.cli.machine import complete_machine
 from kvplace.cli.output import say
 from kvplace.core.errors import BadAnnotation, BadBody, BadDomainXml, Misconfigured
+from kvplace.core.strict_json import shown
 
 if TYPE_CHECKING:
     from kvplace.core.placement import PodPlacement
@@ -49,13 +50,12 @@ def command(
     domain: str, placement: str | None, cpu_map: str | None, machine: str | None, vmi: str | None
 ) -> None:
     """Print a libvirt domain with its threads pinned and its memory bound by a placement."""
-    from kvplace.core.placement import PodPlacement
     from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 
     if (placement is None) == (cpu_map is None):
         raise click.UsageError("give either --placement or --cpu-map", click.get_current_context())
     xml = _read(domain, MAX_DOMAIN_BYTES)
-    chosen = PodPlacement.of_cpu_map(cpu_map or "") if placement is None else _placement(placement)
+    chosen = _of_cpu_map(cpu_map or "") if placement is None else _placement(placement)
     if chosen.placement.floats:
         raise Misconfigured("by this placement the VM runs unpinned: the hook does not change its domain")
     notes = () if vmi is None else _notes_about(vmi)
@@ -68,6 +68,15 @@ def command(
         say(note)
     sys.stdout.buffer.write(rewritten)
     sys.stdout.buffer.flush()
+
+
+def _of_cpu_map(text: str) -> PodPlacement:
+    from kvplace.core.placement import PodPlacement
+
+    try:
+        return PodPlacement.of_cpu_map(text)
+    except BadAnnotation as error:
+        raise BadBody(f"--cpu-map {shown(text)} {error.fix}") from None
 
 
 def _placement(path: str) -> PodPlacement:

@@ -9,8 +9,9 @@ from typing import Any
 from kvplace.admission.instancetype import expanded
 from kvplace.admission.stated_request import stated_request
 from kvplace.cli.output import say
-from kvplace.core.annotations import CPU_SET
+from kvplace.core.annotations import CPU_SET, OPTING_IN, written_without_effect
 from kvplace.core.errors import BadBody, KvplaceError
+from kvplace.core.near_words import near_word
 from kvplace.core.request import Request
 from kvplace.core.strict_json import Json, shown
 
@@ -51,16 +52,25 @@ def stated_vms(manifests: Sequence[tuple[str, Json]]) -> tuple[StatedVm, ...]:
             vm = stated_vm(expanded(content, beside) if kind == "VirtualMachine" else content, where)
         except KvplaceError as error:
             raise BadBody(f"{where}: {error}") from None
+        named = f"{kind} {_name_of(content)}"
+        notes = tuple(written_without_effect(content))
+        for note in notes:
+            say(f"{named}: {note}")
         if vm is None:
-            name = _name_of(content)
-            say(f"{kind} {name} requests no cores: add {CPU_SET} to its {_KINDS[kind]}.annotations")
+            if not notes:
+                fix = f"add {CPU_SET} to its {_KINDS[kind]}.annotations{_typo_in(content)}"
+                say(f"{named} requests no cores: {fix}")
             continue
         if any(other.name == vm.name for other in found):
             raise BadBody(f"{where}: another VM is called {shown(vm.name)}, too; give each a name of its own")
         found.append(vm)
     if not found:
         first = manifests[0][0] if manifests else "the file"
-        raise BadBody(f"{first}: no VirtualMachine, VirtualMachineInstance or Pod that requests cores")
+        kinds = sorted({str(content.get("kind")) for _, content in manifests} - _KINDS.keys())
+        others = f"; found {', '.join(map(shown, kinds))}" if kinds else ""
+        raise BadBody(
+            f"{first}: no VirtualMachine, VirtualMachineInstance or Pod that requests cores{others}"
+        )
     return tuple(found)
 
 
@@ -75,6 +85,15 @@ def stated_vm(document: Mapping[str, Any], where: str = "") -> StatedVm | None:
     kind, spec = document["kind"], document["spec"]
     spec = spec["template"]["spec"] if kind == "VirtualMachine" else spec
     return StatedVm(kind, _name_of(document), stated.request, spec, where)
+
+
+def _typo_in(content: Mapping[str, Any]) -> str:
+    """Name an annotation that is likely a typo of a key that requests cores."""
+    holder = content["spec"]["template"] if content["kind"] == "VirtualMachine" else content
+    for key in (holder.get("metadata") or {}).get("annotations") or ():
+        if near := near_word(key, OPTING_IN):
+            return f"; its annotation {shown(key)} is likely a typo of {near!r}"
+    return ""
 
 
 def _name_of(content: Mapping[str, Any]) -> str:

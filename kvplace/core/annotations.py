@@ -6,10 +6,10 @@ spellings that contradict each other are refused, it only decides which of two k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadAnnotation
@@ -128,6 +128,26 @@ def without_effect(annotations: Mapping[str, str]) -> tuple[str, ...]:
         for key in MODIFIERS
         if key in annotations
     )
+
+
+def written_without_effect(document: Mapping[str, Any]) -> Iterator[str]:
+    """Name keys of a VM, VMI or pod that have no effect as they are written, and how to write them."""
+    template = (document.get("spec") or {}).get("template")
+    asked = _keys(template or document, "annotations")
+    for key, meant in meant_keys(asked).items():
+        yield f"annotation {key} has no effect: did you mean {meant}?"
+    yield from without_effect(dict.fromkeys(asked, ""))
+    labels = _keys(template or document, "labels")
+    for key, meant in {**meant_keys(labels), **{key: key for key in labels if key in ASKING}}.items():
+        yield f"label {key} has no effect: write the annotation {meant}"
+    if template is not None:
+        for key in _keys(document, "annotations"):
+            if key in ASKING:
+                yield f"annotation {key} has no effect here: move it to spec.template.metadata.annotations"
+
+
+def _keys(document: Mapping[str, Any], kind: str) -> tuple[str, ...]:
+    return tuple((document.get("metadata") or {}).get(kind) or ())
 
 
 def wants_explanation(annotations: Mapping[str, str]) -> bool:

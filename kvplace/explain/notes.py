@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
-from kvplace.core.annotations import ASKING, meant_keys, without_effect
+from kvplace.core.annotations import written_without_effect
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.ledger import Claim, Reserved
 from kvplace.core.quantity import counted
@@ -31,33 +31,13 @@ def notes_on_document(document: Document, *, asks: bool) -> Iterator[str]:
     status = document.get("status") or {}
     if not asks:
         yield "it asks for no cores: kvplace leaves it alone"
-        yield from _without_effect(document)
+        yield from written_without_effect(document)
     elif status.get("activePods"):
         yield (
             "its pod carries no kvplace.io/request: it was created without kvplace's webhooks; "
             "delete the pod to have it created again"
         )
     yield from _unmet(status)
-
-
-def _without_effect(document: Document) -> Iterator[str]:
-    """Name keys that are likely typos of kvplace's, and how to write them."""
-    template = (document.get("spec") or {}).get("template")
-    asked = _keys(template or document, "annotations")
-    for key, meant in meant_keys(asked).items():
-        yield f"annotation {key} has no effect: did you mean {meant}?"
-    yield from without_effect(dict.fromkeys(asked, ""))
-    labels = _keys(template or document, "labels")
-    for key, meant in {**meant_keys(labels), **{key: key for key in labels if key in ASKING}}.items():
-        yield f"label {key} has no effect: write the annotation {meant}"
-    if template is not None:
-        for key in _keys(document, "annotations"):
-            if key in ASKING:
-                yield f"annotation {key} has no effect here: move it to spec.template.metadata.annotations"
-
-
-def _keys(document: Document, kind: str) -> tuple[str, ...]:
-    return tuple((document.get("metadata") or {}).get(kind) or ())
 
 
 def notes_on_vmi(vmi: Document) -> Iterator[str]:

@@ -104,7 +104,12 @@ def find_machine(name: str | None) -> Machine:
         is_file = path.exists() or "/" in name or "." in name
     except OSError:
         is_file = True  # no file can have such a name: reading it reports it
-    return read_machine_at(path) if is_file else Machine(name, read_machine(name))
+    if is_file:
+        return read_machine_at(path)
+    try:
+        return Machine(name, read_machine(name))
+    except BadTopology as error:
+        raise BadTopology(f"there is no file {name!r}, and {error}") from None
 
 
 def read_machine_at(path: Path) -> Machine:

@@ -22,4 +22,4 @@ def read_machine(name: str) -> Topology:
         if server.name == name:
             return topology_of(server)
     hint = did_you_mean(name, machine_names()) or f"; there are: {', '.join(machine_names())}"
-    raise BadTopology(f"no machine {name!r} comes with kvplace{hint}")
+    raise BadTopology(f"no server type is called {name!r}{hint}")

@@ -94,3 +94,9 @@ def test_a_machine_explains_a_file_and_no_cluster(kvplace: Caller, more: tuple[s
     called = kvplace("explain", *more, *MACHINE)
     assert called.code == 2
     assert "--topology explains a VM of -f without a cluster" in called.err
+
+
+def test_a_file_without_cluster_and_machine_names_both_ways(kvplace: Caller, tmp_path: Path) -> None:
+    called = kvplace("explain", "-f", _file(tmp_path, _vm("web", 4)))
+    assert called.code == 1
+    assert "name a kubeconfig with --kubeconfig, or a machine with --topology" in called.err

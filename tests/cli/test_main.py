@@ -51,6 +51,11 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
             "no such command 'statu'; did you mean 'status'? (see",
         ),
         (["place"], "--topology is missing"),
+        (
+            ["place", "--topology", "epyc-7502p", "vm.yaml"],
+            "(vm.yaml); name a manifest with -f (see",
+        ),
+        (["map", "epyc-7502p", "vm.yaml"], "argument (vm.yaml) (see"),
         (["map", "epyc-7502p", "--leger", "x"], "no such option '--leger'"),
         (["map", "epyc-7502p", "--placement", "x"], "'--placement'; did you mean '--placements'? (see"),
         (
@@ -59,7 +64,10 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
         ),
         (["get", "nods"], "invalid value for 'vms|nodes': 'nods' is not one of"),
         (["describe-node"], "is missing (see"),
-        (["topology", "vax"], "no machine 'vax' comes with kvplace"),
+        (
+            ["topology", "vax"],
+            "there is no file 'vax', and no server type is called 'vax'; there are: 2x",
+        ),
         (["topology", "./none.json"], "none.json does not exist"),
         (["topology", "epyc-7502p", "--reserved", "0-"], "--reserved: the CPU list '0-'"),
         (

@@ -99,6 +99,35 @@ def test_a_vm_that_requests_no_cores_is_reported_with_the_annotation_to_add(
 
 
 @pytest.mark.parametrize(
+    ("on_vm", "on_template", "said"),
+    [
+        ({}, {"cpu-sett": "any"}, "add cpu-set to its spec.template.metadata.annotations; its annotation"),
+        ({}, {"cpu-sett": "any"}, "annotation 'cpu-sett' is likely a typo of 'cpu-set'"),
+        ({}, {"cpu-sets": "any"}, "annotation cpu-sets has no effect: did you mean cpu-set?"),
+        ({}, {"kvplace.io/smt": "require"}, "annotation kvplace.io/smt has no effect alone: add cpu-set"),
+        ({"cpu-set": "any"}, {}, "has no effect here: move it to spec.template.metadata.annotations"),
+        ({}, {"cpu-set": "any", "smt": "require"}, "annotation smt has no effect: did you mean"),
+    ],
+)
+def test_an_annotation_without_effect_is_reported_as_admission_warns(
+    kvplace: Caller, tmp_path: Path, on_vm: dict[str, str], on_template: dict[str, str], said: str
+) -> None:
+    web = _vm("web")
+    web["metadata"]["annotations"] = on_vm
+    web["spec"]["template"]["metadata"]["annotations"] = on_template
+    called = kvplace("place", "-f", _file(tmp_path, web), *MACHINE)
+    line = next(line for line in called.err.splitlines() if said in line)
+    assert line.startswith("kvplace: VirtualMachine web")
+
+
+def test_a_file_of_another_kind_is_named_with_its_kind(kvplace: Caller, tmp_path: Path) -> None:
+    file = _file(tmp_path, {"kind": "NodeTopology", "metadata": {"name": "a"}})
+    called = kvplace("place", "-f", file, *MACHINE)
+    assert called.code == 2
+    assert "or Pod that requests cores; found 'NodeTopology'" in called.err
+
+
+@pytest.mark.parametrize(
     ("annotations", "said"),
     [
         ({"cpu-set": "one-nma"}, "document 2: annotation cpu-set: 'one-nma'"),

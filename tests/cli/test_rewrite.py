@@ -149,6 +149,6 @@ def test_a_missing_file_and_an_invalid_cpu_map_are_named(
     called = kvplace("rewrite", "--domain", str(tmp_path / "none.xml"), "--cpu-map", "{}")
     assert called.code == 2
     assert "none.xml cannot be read: No such file or directory" in called.err
-    assert "annotation cpu-map" in kvplace("rewrite", "--domain", str(domain), "--cpu-map", "{}").err
+    assert "--cpu-map '{}' names no CPU" in kvplace("rewrite", "--domain", str(domain), "--cpu-map", "{}").err
     both = kvplace("rewrite", "--domain", "-", "--placement", "-")
     assert "--domain and --placement cannot both be stdin" in both.err

@@ -100,7 +100,9 @@ def test_every_machine_has_memory_beyond_its_huge_pages(name: str) -> None:
 
 
 def test_an_unknown_machine_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(BadTopology, match=r"no machine 'epyc-9564p'.*did you mean 'epyc-9654p'"):
+    with pytest.raises(
+        BadTopology, match=r"no server type is called 'epyc-9564p'.*did you mean 'epyc-9654p'"
+    ):
         read_machine("epyc-9564p")
     with pytest.raises(BadTopology, match="there are: 2x-epyc-7763-nps4"):
         read_machine("vax")
