@@ -39,7 +39,14 @@ FOLDERS = {
     "without-agent": ("default", ("without-agent",)),
     "all other components": (
         "default",
-        ("monitoring", "web", "quota-for-critical-pods", "own-priority-classes", "api-server-anywhere"),
+        (
+            "monitoring",
+            "web",
+            "quota-for-critical-pods",
+            "own-priority-classes",
+            "api-server-anywhere",
+            "namespace-limits",
+        ),
     ),
 }
 CHARTS = {

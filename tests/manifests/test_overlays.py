@@ -46,6 +46,7 @@ COMPONENTS = {
         "ConfigMap kvplace-dashboard",
     },
     "api-server-anywhere": set(),
+    "namespace-limits": {"ValidatingAdmissionPolicy namespace-limits.kvplace.io"},
 }
 """What the objects of an installation differ in, the most important of it."""
 
