@@ -103,7 +103,7 @@ class Used:
 
 
 _PARTS, _PARTS_OF_PAGES = 32, 64
-"""What others use is published in parts of what a node has: so the API server is informed of changes that
+"""What others use is published in parts of what a node has: so the API server gets only changes that
 matter, and nodes of one type mostly stay in equal states. At least one part of the memory is kept for the
 host."""
 

@@ -52,8 +52,8 @@ def kept_for(whole: Claim, ledger: Ledger, free: Free) -> Claim:
 def grown(ledger: Ledger) -> Iterator[Claim]:
     """Return the reservations that may own more by now, each with what has been released for it.
 
-    A user may have reserved a CPU twice: the first one gets it, and the ledger can still be written. So it
-    can where a foreign reservation claims CPUs that another pod owns: it gets nothing.
+    A foreign writer may have reserved a CPU twice: the first one gets it, and the ledger can still be
+    written. So it can where a foreign reservation claims CPUs that another pod owns: it gets nothing.
     """
     given = NO_CPUS
     for claim in ledger.claims.values():

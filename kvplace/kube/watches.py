@@ -67,7 +67,7 @@ LEDGERS: Kind[NodeName, LedgerRecord] = Kind(
     "nodeledgers", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
 )
 AGENT_PODS: Kind[PodUid, AgentPod] = Kind("pods", lambda record: record.uid, {})
-"""For people who check nodes: an agent that is gone cannot report it itself."""
+"""For lists of nodes: an agent that is gone cannot report that itself."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The CPUs that a kubelet reserves for its host, as it reports itself through the API server.
 
 A pod could see them only in the kubelet's configuration file: that takes a volume of the host and often root.
-Who may describe nodes can often ask the kubelet (`get nodes/proxy`); others are informed what was not read.
+Who may describe nodes can often ask the kubelet (`get nodes/proxy`); for others the command names what was
+not read.
 """
 
 from __future__ import annotations

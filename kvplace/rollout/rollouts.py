@@ -158,8 +158,9 @@ class Rollouts:
     ) -> int:
         """Delete a rollout's VMs, wait until they are gone, and forget it; returns how many there were.
 
-        `on_change` is informed how many VMs are left, 0 while only their pods are, and how many there were.
-        Raises Absent when there is nothing of that name, and Unavailable when VMs are left after the time.
+        `on_change` is called with how many VMs are left, 0 while only their pods are, and how many there
+        were. Raises Absent when there is nothing of that name, and Unavailable when VMs are left after the
+        time.
         """
         doomed = await self._doomed(name)
         at_once = asyncio.Semaphore(_AT_ONCE)

@@ -195,7 +195,7 @@ class Binder:
         """Store the claim of a pod, and with it those of the pods that are planned for the same node.
 
         What is reserved for it becomes its claim. A claim that is stored already is taken over. The
-        controller releases old claims without a binding; a new date informs it that this one is about
+        controller releases old claims without a binding; a new date shows it that this one is about
         to come.
         """
         snapshot = self._cache.snapshot(args.node)
@@ -244,7 +244,7 @@ class Binder:
     def _is_young(self, claim: Claim) -> bool:
         """Whether this process has stored a claim along with another one a moment ago.
 
-        Whoever takes over any other claim dates it anew: that informs the controllers of all replicas, and
+        Whoever takes over any other claim dates it anew: that shows the controllers of all replicas, and
         other binds of the pod, that its binding is about to come.
         """
         along, at = self._along.get(claim.uid, (None, 0.0))

@@ -86,24 +86,30 @@ class Visitors:
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
         if kind:
             if kind.lower() != "bearer":
-                raise _nobody(f"the Authorization header is of type {kind[:20]!r}; send `Bearer TOKEN`")
+                raise _unauthenticated(
+                    f"the Authorization header is of type {kind[:20]!r}; send `Bearer TOKEN`"
+                )
             return Viewer(await self._owner(token.strip()))
         cookie = request.cookies.get(COOKIE)
         if cookie is None:
-            raise _nobody("sign in first")
+            raise _unauthenticated("sign in first")
         session = self._sessions.read(cookie)
         if session is None:
-            raise _nobody("the session has ended; sign in again")
+            raise _unauthenticated("the session has ended; sign in again")
         return Viewer(session.person, session)
 
     async def _owner(self, token: str) -> Person:
         if not token:
-            raise _nobody("the token is empty")
+            raise _unauthenticated("the token is empty")
         if len(token) > MAX_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-            raise _nobody("this is not a token: paste one line, such as `kubectl create token` prints")
+            raise _unauthenticated(
+                "this is not a token: paste one line, such as `kubectl create token` prints"
+            )
         person = await self._gate.person_of(token)
         if person is None:
-            raise _nobody("the cluster does not accept this token; it has ended, or is another cluster's")
+            raise _unauthenticated(
+                "the cluster does not accept this token; it has ended, or is another cluster's"
+            )
         return person
 
     async def _check(self, person: Person) -> None:
@@ -128,7 +134,7 @@ def is_from_elsewhere(request: web.Request) -> bool:
 def _of_proxy(request: web.Request) -> Person:
     name = request.headers.get(_USER, "")
     if not name:
-        raise _nobody(f"the proxy does not name the user: the header {_USER} is missing")
+        raise _unauthenticated(f"the proxy does not name the user: the header {_USER} is missing")
     extra: dict[str, tuple[str, ...]] = {}
     for header in set(request.headers):
         if header.lower().startswith(_EXTRA):
@@ -137,6 +143,6 @@ def _of_proxy(request: web.Request) -> Person:
     return Person(name, request.headers.get(_UID, ""), tuple(request.headers.getall(_GROUP, [])), extra)
 
 
-def _nobody(sentence: str) -> TurnedAway:
+def _unauthenticated(sentence: str) -> TurnedAway:
     REFUSED.labels("unauthenticated").inc()
     return TurnedAway(401, sentence)

@@ -132,8 +132,8 @@ def plan(
     """Place as many VMs as possible, then as many vCPUs, then with the best locality.
 
     With `make_room` running VMs may move inside their machines for VMs that fit nowhere otherwise. While
-    everything fits, VMs go to nodes by the strategy, as they do in a cluster. `watch` is informed how far the
-    search is, and can end it: the plan then has what was found so far, and reports it.
+    everything fits, VMs go to nodes by the strategy, as they do in a cluster. `watch` is called with how far
+    the search is, and can end it: the plan then has the results so far, and a mark.
     """
     shapes = shapes_of((vm.request for vm in vms), (vm.closed for vm in vms))
     watched = _Watched(watch, len(shapes))

@@ -137,7 +137,7 @@ def key_of(drawing: CoreMap, colours: Mapping[str, str], width: float) -> Block:
 
 
 def _without_others(thread: Thread) -> Thread:
-    """Keep what its state states of a thread: each of the rest has an entry of its own in the key."""
+    """Keep the state of a thread: each of the rest has an entry of its own in the key."""
     alone = thread.state is ThreadState.EMULATOR
     return replace(thread, strays=(), fault=None, qemu=thread.qemu if alone else ())
 
