@@ -8,6 +8,7 @@ from kvplace.cli.view_tables import measured
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted
+from kvplace.core.refusal import Reason
 from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
 from kvplace.explain.explanation import Explanation, Seat
 from kvplace.explain.fitting import Fitting
@@ -24,10 +25,10 @@ def _titled(title: str, sentence: str) -> str:
 
 
 def head_lines(found: Explanation) -> Iterator[str]:
-    """Write what the VM is, what it asks for, and how far it has come."""
+    """Write what the VM is, what it requests, and how far it has come."""
     yield _titled("name", f"{found.kind} {found.namespace}/{found.name}")
     if found.request is not None:
-        yield _titled("asks for", asked(found.request.request, has_qemu=found.kind != "Pod"))
+        yield _titled("requests", asked(found.request.request, has_qemu=found.kind != "Pod"))
     yield _titled("state", found.state)
     for note in found.notes:
         yield _titled("", note)
@@ -71,7 +72,8 @@ def fitting_lines(fitting: Fitting, named: int) -> Iterator[str]:
         yield _titled(title, f"{counted(len(obstacle.nodes), 'node')}: {obstacle.sentence}{would}")
         title = ""
     for group in fitting.refusals.groups:
-        never = " (an empty machine would not hold it, either)" if group.refusal.never else ""
+        is_too_small = group.refusal.never and group.refusal.reason is not Reason.NO_TOPOLOGY
+        never = " (an empty machine would not hold it, either)" if is_too_small else ""
         yield _titled(title, f"{counted(len(group.nodes), 'node')}: {group.text}{never}")
         title = ""
     title = "would fit"
@@ -158,7 +160,7 @@ def neighbour_rows(seat: Seat, *, wide: bool) -> Iterator[Sequence[str]]:
 def event_rows(found: Explanation) -> Iterator[Sequence[str]]:
     """Give a row for each event, the newest last."""
     if found.events:
-        yield ("LAST SEEN", "TIMES", "ABOUT", "REASON", "WHAT")
+        yield ("LAST SEEN", "COUNT", "OBJECT", "REASON", "MESSAGE")
     for one in found.events:
         yield (one.when, str(one.count), one.about, one.reason, one.note)
 

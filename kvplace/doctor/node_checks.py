@@ -41,7 +41,7 @@ def check_descriptions(found: Installation) -> Iterator[Finding]:
     if missing:
         yield warning(
             counted(len(missing), "node"),
-            f"{some(missing, _SHOWN)}: nothing describes them, so no VM that opted in is placed there",
+            f"nothing describes {some(missing, _SHOWN)}, so no VM that opted in is placed there",
             "let the agent run there, or `kubectl kvplace describe-node NODE --apply`",
         )
     for view in unreadable[:_SHOWN]:

@@ -30,7 +30,7 @@ def notes_on_document(document: Document, *, asks: bool) -> Iterator[str]:
     """State why an object of the cluster has no pod that opted in, whether it asks itself or not."""
     status = document.get("status") or {}
     if not asks:
-        yield "it asks for no cores: kvplace leaves it alone"
+        yield "it requests no cores, so kvplace does not change it"
         yield from written_without_effect(document)
     elif status.get("activePods"):
         yield (

@@ -147,7 +147,7 @@ def owner_reference(pod: PodRecord) -> ObjectReference:
 
 def floating(regarding: ObjectReference) -> EventRecord:
     """Report that a VM is bound without cores of its own."""
-    note = "no cores fit, so the VM runs unpinned, as on-failure: float asks"
+    note = "no cores fit, so the VM runs unpinned, as on-failure: float requests"
     return EventRecord(regarding, EventReason.FLOATING, note)
 
 

@@ -101,6 +101,14 @@ def test_what_kube_scheduler_refuses_comes_first_and_names_the_nodes_that_had_th
     assert found.candidates == ()
 
 
+def test_an_empty_machine_is_named_where_the_vm_is_too_large_and_not_where_nothing_describes_it() -> None:
+    unknown = AskedNode(NodeName("unknown"), Unusable("nothing describes it"))
+    lines = [line.strip() for line in fitting_lines(fit([asked("a"), unknown], request_with(99)), 3)]
+    (described,) = (line for line in lines if "nothing describes it" in line)
+    assert described.endswith("1 node: nothing describes it")
+    assert [line.endswith("(an empty machine would not hold it, either)") for line in lines].count(True) == 1
+
+
 def test_the_nodes_that_fit_come_in_the_order_of_the_strategy() -> None:
     nodes = [asked("empty"), asked("fuller", taken="0-1,8-9")]
     names = {

@@ -53,7 +53,7 @@ async def test_a_vm_with_a_request_for_nothing_is_left_alone(
 ) -> None:
     found = await written(objects, cluster, vm(None))
     assert (found.request, found.fitting, found.fits_nowhere) == (None, None, False)
-    assert found.notes == ("it asks for no cores: kvplace leaves it alone",)
+    assert found.notes == ("it requests no cores, so kvplace does not change it",)
 
 
 async def test_an_unknown_name_is_an_error_that_names_where_to_check(
@@ -100,7 +100,7 @@ async def test_a_vm_with_a_request_for_nothing_gets_no_advice_to_delete_its_pod(
     running = {"activePods": {"some-uid": ""}}
     objects.put("virtualmachineinstances", {**vmi(annotations={}), "status": running})
     found = await explained(objects, cluster, "vmi/db")
-    assert found.notes == ("it asks for no cores: kvplace leaves it alone",)
+    assert found.notes == ("it requests no cores, so kvplace does not change it",)
 
 
 @pytest.mark.parametrize(
