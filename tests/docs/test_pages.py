@@ -133,6 +133,11 @@ def test_every_event_is_listed() -> None:
     ]
 
 
+def test_every_event_has_an_action() -> None:
+    listed = first_cells(section(page("troubleshoot.md"), "Events of kvplace"))
+    assert listed == {reason.value for reason in EventReason}
+
+
 def test_every_metric_is_listed() -> None:
     named = {name for source in SOURCES for name in re.findall(r'"(kvplace_[a-z_]+)"', source.read_text())}
     assert first_cells(section(page("reference/metrics.md"), "Metrics")) == named
