@@ -25,7 +25,7 @@ def test_a_waiting_pod_is_asked_of_every_node_and_claims_without_pods_are_named(
     claim(cluster, cluster.second, claim_of("ghost", 1))
     called = on_cluster("explain", "pod/late", "-n", cluster.namespace, "-o", "wide")
     release_all(cluster, cluster.second)
-    assert "no scheduler has checked it yet" in called.out
+    assert "no scheduler has tried it yet" in called.out
     assert f"cores on {cluster.second} are held for pods that were not found" in called.out
 
 
