@@ -256,11 +256,11 @@ async def _of_auth_provider(context: KubeContext) -> Credentials:
 
 
 def _without_client(context: KubeContext, entry: str) -> Misconfigured:
-    """Refuse a user that needs Kubernetes' client, which kvplace's images leave out."""
+    """Refuse a user that needs Kubernetes' client, which the image of the agent leaves out."""
     return Misconfigured(
         f"context {context.name!r} of kubeconfig {context.files} cannot be used: its user logs in by "
-        f"`{entry}`, which needs the Python package kubernetes; it is not installed here (kvplace's images "
-        "leave it out). Use a kubeconfig with a token or a client certificate, or install kvplace with pip"
+        f"`{entry}`, which needs the Python package kubernetes; it is not installed here (the image of the "
+        "agent leaves it out). Use a kubeconfig with a token or a client certificate"
     )
 
 

@@ -55,6 +55,19 @@ def answering(status: str) -> str:
 TOKEN = answering("dict(token='issued')")
 
 
+@pytest.mark.parametrize("entry", ["exec", "auth-provider"])
+async def test_without_the_client_of_kubernetes_a_login_program_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    user = {entry: {"apiVersion": VERSION, "command": "true", "name": "oidc"}}
+    path = kubeconfig(tmp_path, TOKEN, user=user)
+    for module in [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(Misconfigured, match=f"`{entry}`, which needs the Python package kubernetes"):
+        await load(path)
+
+
 async def load(path: str) -> Credentials:
     return await load_credentials(CredentialOptions(path))
 
