@@ -163,7 +163,7 @@ def test_a_container_sees_its_pod_through_files_and_environment(pods: Pods, node
                 {"name": "GREETING", "value": "on-$(NODE)"},
             ],
             volumeMounts=[PODINFO_MOUNT],
-            readinessProbe={"exec": {"command": ["test", "-e", "/tmp/said"]}},
+            readinessProbe={"exec": {"command": ["test", "-e", "/tmp/stated"]}},
             securityContext={"runAsUser": 107},
         ),
         annotations={"cpu-map": '{"socket0":["2"]}'},

@@ -37,6 +37,8 @@ GRANTED = {
     "agent": _granted("agent/rbac.yaml"),
     "web": _granted("web/rbac.yaml"),
 }
+OF_SERVE: dict[str, list[Granted]] = {"web": [("kubevirt.io", "virtualmachineinstances", "get")]}
+"""Rights of `serve` that a part of it also uses."""
 ONE_BY_ONE = [(process, right) for process, rights in GRANTED.items() for right in rights]
 
 
@@ -125,7 +127,8 @@ async def denied_without(
 
 @pytest.mark.parametrize("process", GRANTED)
 async def test_with_all_of_its_rights_a_process_is_denied_nothing(plane: ControlPlane, process: str) -> None:
-    assert await denied_without(plane, process, account_with(plane, GRANTED[process]), at_most=0) == set()
+    account = account_with(plane, [*GRANTED[process], *OF_SERVE.get(process, ())])
+    assert await denied_without(plane, process, account, at_most=0) == set()
 
 
 @pytest.mark.parametrize(
@@ -136,5 +139,6 @@ async def test_with_all_of_its_rights_a_process_is_denied_nothing(plane: Control
 async def test_without_any_one_of_its_rights_a_process_is_denied_just_that(
     plane: ControlPlane, process: str, taken: Granted
 ) -> None:
-    account = account_with(plane, [right for right in GRANTED[process] if right != taken])
+    rights = [*GRANTED[process], *OF_SERVE.get(process, ())]
+    account = account_with(plane, [right for right in rights if right != taken])
     assert await denied_without(plane, process, account, at_most=1) == {(taken[1], taken[2])}

@@ -33,7 +33,7 @@ def test_nodes_with_what_is_used_and_how_fragmented_it_is(on_cluster: Call, clus
     assert by_name[cluster.first][:4] == ["3", "16", "50%", "8"]
     assert by_name[cluster.second][:8] == ["0", "16", "0%", "16", "8", "8", "8", "0%"]
     assert by_name[cluster.bare][:3] == ["0", "-", "-"]
-    assert "3 nodes, 1 of which cannot hold VMs" in summary
+    assert "3 nodes, 1 of them cannot hold VMs" in summary
     assert "32 for VMs: 19% owned, 6% shared, 75% free" in summary
 
 
