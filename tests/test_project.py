@@ -89,6 +89,9 @@ def test_what_a_target_installs_needs_nothing_that_it_does_not_install(sections:
     text = Constraints.read(PROJECT / "constraints.txt").text(sections)
     found = [Requirement(pin) for pin in re.findall(r"^([\w.-]+==[^\\\n]+)", text, re.MULTILINE)]
     names = {normalised(pin.name) for pin in found if pin.marker is None or pin.marker.evaluate()}
+    installed = {normalised(one.name) for one in importlib.metadata.distributions()}
+    if absent := names - installed:
+        pytest.skip(f"{min(absent)} is not installed; `./make test` installs it")
     wanting = {
         f"{name} needs {needed.name}"
         for name in names
