@@ -1,7 +1,7 @@
 """The life of one container on a hollow node: started, probed, restarted, ended.
 
 The rules are the kubelet's: readiness and liveness wait for the startup probe; thresholds and periods come
-from the pod; an exit is followed by a restart where the restart policy reports it.
+from the pod; an exit is followed by a restart where the restart policy asks for one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run a pod's container as a process of this machine that sees what the container would see.
 
 The process gets a mount namespace with a throw-away overlay of this machine's root, with the pod's
-volumes mounted where the pod reports; that takes root. So a program under test finds its files and sockets at
+volumes mounted as in its spec; that takes root. So a program under test finds its files and sockets at
 their real paths, may write anywhere, and changes nothing outside its volumes. It runs as the user the pod
 asks for, without capabilities, and dies with the process that started it.
 """

@@ -132,7 +132,7 @@ class PinningSweep:
         if anew:
             pod.read_anew_at = now + READ_ANEW_S
         if pod.wanted.placement != target.wanted.placement:
-            pod.history = RepairHistory()  # what was undone before states nothing about other CPUs
+            pod.history = RepairHistory()  # earlier repairs concerned other CPUs
         pod.wanted = target.wanted
         try:
             finding = self._measure(pod, target, now, anew=anew)

@@ -23,7 +23,7 @@ class ClaimAction(Enum):
 
     KEEP = "keep"
     COMPARE = "compare"
-    """Its pod is bound here: keep it as long as it reports what the pod's placement states."""
+    """Its pod is bound here: keep it while it agrees with the pod's placement."""
     RELEASE = "release"
     READ_POD = "read pod"
     """The cache alone cannot decide: read the pod from the API server, then decide again."""

@@ -1,4 +1,4 @@
-"""Planning pods together that wait together.
+"""Joint plans of waiting pods, in clusters so large that their nodes are nominated.
 
 When kube-scheduler asks about one pod of a rollout, the others usually wait already. They are planned along
 with it, over the same nodes: each gets a planned hold, and later calls are answered from it. The first bind

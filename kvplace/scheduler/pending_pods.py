@@ -1,6 +1,6 @@
 """The pods that kube-scheduler has asked about, one record each, until they are bound or gone.
 
-A record states what the pod asks for, how often and since when kube-scheduler has tried it, why it was
+A record has the request of the pod, how often and since when kube-scheduler has tried it, why it was
 refused last, and why its node was chosen. UID and attempt together name one decision in the log.
 
 One rule forgets records: when the watch shows that a pod is bound or gone, its record goes. If the end of a
@@ -127,7 +127,7 @@ class PendingPods:
         return _asking_pod(pod)
 
     def nominated_refused_twice(self, uid: PodUid) -> bool:
-        """Note that a pod's nominated node alone is refused; returns whether it was a moment ago, too.
+        """Keep that a pod's nominated node alone is refused; returns whether it was a moment ago, too.
 
         kube-scheduler asks about this node first, and then at once about all that it accepts. The second
         question is the same as the first where it accepts no other.

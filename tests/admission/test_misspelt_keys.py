@@ -1,4 +1,4 @@
-"""A VM whose author likely meant to ask for cores gets a warning, and is created."""
+"""A VM with a key that is likely a typo gets a warning, and is created."""
 
 from __future__ import annotations
 

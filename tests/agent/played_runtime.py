@@ -248,7 +248,7 @@ class PlayedRuntime:
         self._observe(nri.Event.REMOVE, container)
 
     def remove_pod(self, pod: nri.PodSandbox) -> None:
-        """Remove a pod whose containers never stated that they stopped."""
+        """Remove a pod without a report that its containers stopped."""
         del self.pods[pod.id]
         for container in list(self.containers.values()):
             if container.pod is pod:

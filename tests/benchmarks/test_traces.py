@@ -1,4 +1,4 @@
-"""The columns by which allocators are compared count what they report."""
+"""The columns of the comparison of allocators count what their heads name."""
 
 from __future__ import annotations
 

@@ -69,6 +69,6 @@ def test_nodes_and_vms_of_a_file_with_placements_are_offered(tmp_path: Path) -> 
     assert completed(f"{line} --node w") == ["plain,west"]
     assert completed(f"{line} --node east --found d") == ["plain,db=", "plain,dns="]
     assert completed(f"{line} --node west --found d") == []
-    assert completed(f"{line} --found d") == []  # of which node is not reported
+    assert completed(f"{line} --found d") == []  # the flag names no node
     assert completed("kvplace map epyc-7502p --placements - --node w") == []
     assert completed(f"kvplace map epyc-7502p --placements {tmp_path / 'none'} --found d") == []

@@ -51,7 +51,7 @@ def test_aliases_and_merge_keys_mean_what_they_mean_to_kubectl() -> None:
 
 
 def multiplied(first: str, next_one: str, times: int) -> str:
-    """Write lines each of which states the one before ten times; `next_one` takes the aliases."""
+    """Write lines that each repeat the line before ten times; `next_one` takes the aliases."""
     aliases = [", ".join([f"*a{number}"] * 10) for number in range(times)]
     lines = [f"a{number}: &a{number} {next_one % alias}" for number, alias in enumerate(aliases, 1)]
     return "\n".join([f"a0: &a0 {first}", *lines])

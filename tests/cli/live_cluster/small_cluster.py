@@ -43,7 +43,7 @@ class SmallCluster:
 
 
 def create_node(plane: ControlPlane, name: str, tag: str) -> None:
-    """Create a node whose kubelet reports that it is Ready."""
+    """Create a node with a kubelet that reports Ready."""
     path = "/api/v1/nodes"
     plane.request("POST", path, {"metadata": {"name": name, "labels": {"tag": tag}}})
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "played"}
