@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def names_a_node(machine: str) -> bool:
-    """Whether the name can only be that of a node: it is neither a file nor like a server type.
+    """Whether the name is that of a node: it is neither a file nor a server type, and there is a kubeconfig.
 
-    Raises Absent for such a name where there is no kubeconfig.
+    Without a kubeconfig a likely typo of a server type is no node; raises Absent for any other name.
     """
     from pathlib import Path
 
@@ -23,7 +23,7 @@ def names_a_node(machine: str) -> bool:
     from kvplace.kube.kubeconfig import kubeconfig_files
     from kvplace.machines.shipped import machine_names
 
-    if not machine or machine == "-" or "/" in machine or near_word(machine, machine_names()):
+    if not machine or machine == "-" or "/" in machine or machine in machine_names():
         return False
     try:
         if Path(machine).exists():
@@ -31,6 +31,8 @@ def names_a_node(machine: str) -> bool:
     except OSError:
         return False
     if kubeconfig_files(None) is None:
+        if near_word(machine, machine_names()):
+            return False
         raise Absent(
             f"{machine!r} is neither a file nor a server type, and no kubeconfig names a cluster with nodes: "
             "set KUBECONFIG or give --kubeconfig, or choose a type that `kvplace topology --help` lists"
@@ -44,6 +46,7 @@ def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
     from kvplace.core.near_words import did_you_mean
     from kvplace.core.scalars import NodeName
     from kvplace.kube.watches import NODES
+    from kvplace.machines.shipped import machine_names
     from kvplace.nodes.cluster_reading import read_node
     from kvplace.nodes.drawn_node import draw_node
 
@@ -53,7 +56,7 @@ def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
         view = await read_node(live.api, node)
         if node not in view.nodes:
             known = [record.name for record in await live.api.read_all(NODES)]
-            raise Absent(f"{live.session.server} has no node {name!r}{did_you_mean(name, known)}")
+            raise Absent(f"{live.session.server} has no node {name!r}{did_you_mean(name, [*known, *machine_names()])}")
         drawing = draw_node(view.nodes[node], view.by_node.get(node, ()))
         if drawing is None:
             raise KvplaceError(f"node {name} cannot be drawn: {view.nodes[node].problem}")

@@ -31,6 +31,15 @@ def test_the_name_of_a_node_is_enough_where_there_is_a_kubeconfig(
     assert cluster.second in svg.read_text()
 
 
+def test_a_node_may_be_named_almost_like_a_server_type(
+    kvplace: Caller, cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.plane.kubeconfig))
+    called = kvplace("map", "second-6338")
+    assert called.code == 1
+    assert "has no node 'second-6338'; did you mean" in called.err
+
+
 def test_all_nodes_in_a_line_each(on_cluster: Call, cluster: SmallCluster) -> None:
     called = on_cluster("map", "--all")
     lines = {line.split()[0]: line for line in called.out.splitlines() if line}
