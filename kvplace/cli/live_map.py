@@ -56,7 +56,9 @@ def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
         view = await read_node(live.api, node)
         if node not in view.nodes:
             known = [record.name for record in await live.api.read_all(NODES)]
-            raise Absent(f"{live.session.server} has no node {name!r}{did_you_mean(name, [*known, *machine_names()])}")
+            raise Absent(
+                f"{live.session.server} has no node {name!r}{did_you_mean(name, [*known, *machine_names()])}"
+            )
         drawing = draw_node(view.nodes[node], view.by_node.get(node, ()))
         if drawing is None:
             raise KvplaceError(f"node {name} cannot be drawn: {view.nodes[node].problem}")
