@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from kvplace.agent.conditions import TopologyCondition, TopologyReason
+from kvplace.agent.pod_fingerprint import pod_fingerprint
 from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpu_map import read_node_cpu_map, write_cpu_map
 from kvplace.core.cpu_usage import CpuUsage, usage_of
@@ -67,7 +68,7 @@ def resource_topology_document(
 ) -> Mapping[str, Any]:
     """Write the NodeResourceTopology; `running` are the node's running pods as (namespace, name)."""
     free = free_of(description.topology, ledger, only=_given_out(machine, description))
-    return resource_topology(description.topology, free, running, machine.kubelet.topology)
+    return resource_topology(description.topology, free, pod_fingerprint(running), machine.kubelet.topology)
 
 
 def cpu_usage(

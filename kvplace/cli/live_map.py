@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def names_a_node(machine: str) -> bool:
     """Whether the name is that of a node: it is neither a file nor a server type, and there is a kubeconfig.
 
-    Without a kubeconfig a likely typo of a server type is no node; raises Absent for any other name.
+    Without a kubeconfig a likely typo of a server type names no node; raises Absent for any other name.
     """
     from pathlib import Path
 

@@ -6,12 +6,11 @@ own, whatever its QoS class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvplace.core.free import Free
-from kvplace.core.pod_fingerprint import pod_fingerprint
 from kvplace.core.quantity import format_bytes
 from kvplace.core.scalars import NumaId
 from kvplace.core.topology import NumaNode, Topology
@@ -40,10 +39,9 @@ class TopologyPolicy:
 
 
 def resource_topology(
-    topology: Topology, free: Free, pods: Iterable[tuple[str, str]], policy: TopologyPolicy
+    topology: Topology, free: Free, fingerprint: str, policy: TopologyPolicy
 ) -> dict[str, Any]:
-    """Write the object without its name; `pods` are the running ones as (namespace, name)."""
-    fingerprint = pod_fingerprint(pods)
+    """Write the object without its name; `fingerprint` is that of the running pods."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

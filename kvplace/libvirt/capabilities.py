@@ -133,7 +133,7 @@ class _Reader:
             )
 
     def _scaled(self, element: etree._Element) -> int:
-        return int(self._digits(element.text, f"<{element.tag}>")) * self._unit(element)
+        return int(self._digits(element.text, f"<{element.tag!s}>")) * self._unit(element)
 
     def _unit(self, element: etree._Element) -> int:
         unit = element.get("unit", "KiB")
@@ -142,7 +142,7 @@ class _Reader:
         return _UNITS[unit]
 
     def _integer(self, element: etree._Element, name: str) -> int:
-        return int(self._digits(element.get(name), f"{name} of <{element.tag}>"))
+        return int(self._digits(element.get(name), f"{name} of <{element.tag!s}>"))
 
     def _digits(self, text: str | None, where: str) -> str:
         digits = (text or "").strip()

@@ -13,7 +13,7 @@ def pins(xml: bytes) -> dict[str, str]:
     for pin in etree.fromstring(xml).iterfind("cputune/*"):
         number = pin.get("vcpu") or pin.get("iothread")
         name = {"vcpupin": f"vcpu {number}", "iothreadpin": f"io {number}", "emulatorpin": "emulator"}.get(
-            pin.tag
+            str(pin.tag)
         )
         if name is not None:
             assert name not in found
@@ -27,7 +27,7 @@ def domain(*lines: str) -> bytes:
 
 def bindings(xml: bytes) -> list[dict[str, str]]:
     found = etree.fromstring(xml).iterfind("numatune/*")
-    return [{"is": part.tag, **{str(key): str(value) for key, value in part.items()}} for part in found]
+    return [{"is": str(part.tag), **{str(key): str(value) for key, value in part.items()}} for part in found]
 
 
 def topology(xml: bytes) -> tuple[int, ...]:

@@ -199,7 +199,7 @@ def parts_not_mirrored(xml: bytes) -> list[bytes]:
         numa = cpu.find("numa")
         if numa is not None and not len(numa):
             cpu.remove(numa)
-    return [etree.tostring(child, method="c14n", with_tail=False) for child in root if _is_kept(child)]
+    return [etree.tostring(child, method="c14n") for child in root if _is_kept(child)]
 
 
 def _is_kept(child: etree._Element) -> bool:

@@ -26,7 +26,7 @@ PINS = ("vcpupin", "emulatorpin", "iothreadpin")
 def canonical(element: etree._Element) -> bytes:
     if isinstance(element, etree._Comment | etree._ProcessingInstruction):  # c14n of a lone one crashes lxml
         return etree.tostring(element, with_tail=False)
-    return etree.tostring(element, method="c14n", with_tail=False)
+    return etree.tostring(element, method="c14n")
 
 
 def text_inside(element: etree._Element) -> str:

@@ -54,7 +54,10 @@ STATUS = TopologyStatus(
 
 MACHINE_READ = read_topology(MACHINE)
 RESOURCES = resource_topology(
-    MACHINE_READ, free_of(MACHINE_READ, Ledger()), [("vms", "a")], TopologyPolicy("restricted", "pod")
+    MACHINE_READ,
+    free_of(MACHINE_READ, Ledger()),
+    "pfp0v0012a26bda2bb6ffa42",
+    TopologyPolicy("restricted", "pod"),
 )
 
 
