@@ -21,8 +21,7 @@ from aiohttp import web
 
 from kvplace.admission import pod, vmi
 from kvplace.admission.http import admission_application
-from kvplace.admission.review import allow, read_review
-from kvplace.admission.settings import AdmissionSettings
+from kvplace.admission.review import AdmissionSettings, allow, read_review
 from kvplace.core.allocator.allocate import place
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger

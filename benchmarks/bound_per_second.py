@@ -52,7 +52,7 @@ from harness.control_plane.cluster import ControlPlane, Scheduler
 from harness.kvplace_cluster.installation import Installation
 from harness.kvplace_cluster.machines import node_shape, node_topology
 from kvplace.admission.pod import admit_pod
-from kvplace.admission.settings import AdmissionSettings
+from kvplace.admission.review import AdmissionSettings
 from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import read_machine

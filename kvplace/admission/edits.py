@@ -146,3 +146,15 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other)
+
+
+_APPLIED_BY_KUBECTL = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def drop_managed_fields(metadata: EditedObject) -> None:
+    """Remove the record from a new object, unless a user has applied that object."""
+    entries = metadata.get("managedFields")
+    if not isinstance(entries, list) or _APPLIED_BY_KUBECTL in (metadata.get("annotations") or {}):
+        return
+    if all(isinstance(entry, dict) and entry.get("operation") == "Update" for entry in entries):
+        metadata.drop("managedFields")

@@ -17,16 +17,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from aiohttp import web
+from prometheus_client import Histogram
 
-from kvplace.admission.metrics import REVIEWS
 from kvplace.admission.pod import NewPod, admit_new_pod
-from kvplace.admission.review import MAX_BODY_BYTES, AdmissionRequest, allow, deny, read_object, read_review
-from kvplace.admission.settings import AdmissionSettings
-from kvplace.admission.verdict import Admitted
-from kvplace.admission.vm import review_vm
-from kvplace.admission.vmi import admit_vmi
-from kvplace.admission.vmi_edit import admit_vmi_edit
+from kvplace.admission.review import (
+    MAX_BODY_BYTES,
+    AdmissionRequest,
+    AdmissionSettings,
+    Admitted,
+    allow,
+    deny,
+    read_object,
+    read_review,
+)
+from kvplace.admission.vmi import admit_vmi, admit_vmi_edit, review_vm
 from kvplace.core.errors import BadBody, KvplaceError, http_status_of
+
+REVIEWS = Histogram(
+    "kvplace_admission_review_seconds",
+    "Time to answer an AdmissionReview, by kind of object and decision: allowed, denied, malformed.",
+    ["kind", "decision"],
+    buckets=(0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0),
+)
+
 
 _log = logging.getLogger(__name__)
 _LONGEST = 2000

@@ -29,15 +29,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kvplace.admission.edits import EditedObject, Operation, edited
-from kvplace.admission.managed_fields import drop_managed_fields
+from kvplace.admission.edits import EditedObject, Operation, drop_managed_fields, edited
 from kvplace.admission.objects import Pod, Vmi, title, typed
 from kvplace.admission.pod_resources import request_cpus, request_marker
-from kvplace.admission.pod_size import PodSize, size_of_pod
-from kvplace.admission.settings import AdmissionSettings
+from kvplace.admission.review import AdmissionSettings, Admitted
 from kvplace.admission.sidecar import COMMAND, add_sidecar_fields, sidecars_of
-from kvplace.admission.verdict import Admitted
-from kvplace.admission.vm_size import VmSize, read_size, size_of_vm
+from kvplace.admission.size import PodSize, VmSize, read_size, size_of_pod, size_of_vm
 from kvplace.admission.vmi import conflict_with_kubevirt
 from kvplace.core.annotations import (
     ASKING,

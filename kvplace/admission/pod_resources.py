@@ -15,9 +15,8 @@ from math import ceil
 
 from kvplace.admission.edits import EditedObject
 from kvplace.admission.objects import Container, Pod, PodSpec, Quantity, Resources, read_quantity, typed
-from kvplace.admission.pod_size import PodSize
 from kvplace.admission.sidecar import compute_of
-from kvplace.admission.vm_size import VmSize
+from kvplace.admission.size import PodSize, VmSize
 from kvplace.core.errors import Misconfigured
 from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.request import Request

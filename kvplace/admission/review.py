@@ -1,12 +1,13 @@
-"""AdmissionReview v1 as JSON: the API server's request, and the response that it accepts.
+"""AdmissionReview v1: the API server's request, the decision about it, and the response that it accepts.
 
 Only the fields that a response depends on are decoded. The object under review stays raw JSON until it is
-needed.
+needed. A decision is an `Admitted`; a refusal is a raised KvplaceError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -108,3 +109,27 @@ def _encode(response: dict[str, Any]) -> bytes:
     return msgspec.json.encode(
         {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """An object as it is to be stored, and warnings for its author."""
+
+    object: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+    patch: Sequence[Operation] = ()
+    """The JSON Patch that makes `object` of the object under review; empty when nothing changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """The names that admission writes into objects."""
+
+    sidecar_image: str
+    """Image of the hook sidecar; its program is `kvplace-hook`."""
+    scheduler_name: str = "kvplace-scheduler"
+    """Scheduler of pods that do not name one."""
+    kubevirt_controller: str = "system:serviceaccount:kubevirt:kubevirt-controller"
+    """The user as which virt-controller creates the pods of VMs."""
+    other_schedulers: tuple[str, ...] = ()
+    """Further schedulers that call our extender; pods may name them."""

@@ -1,13 +1,17 @@
-"""The request that a VM, VMI or pod states, as admission would store it: for commands before admission."""
+"""The request that a VM, VMI or pod states, as admission would store it: for commands before admission.
+
+KubeVirt writes size and annotations of an instancetype on the VMI before kvplace's admission sees it. A file
+that contains the VM and its instancetype has all that decides the cores: `expanded` writes the instancetype
+out, as `virtctl expand` does it. Source in KubeVirt: pkg/instancetype/apply.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvplace.admission.objects import Metadata, Pod, Vm, Vmi, VmiSpec, title, typed
-from kvplace.admission.pod_size import size_of_pod
-from kvplace.admission.vm_size import size_of_vm
+from kvplace.admission.size import size_of_pod, size_of_vm
 from kvplace.admission.vmi import check_vm
 from kvplace.core.annotations import (
     read_options,
@@ -16,7 +20,7 @@ from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import BadBody, Misconfigured
 from kvplace.core.request import Policy, Request
 from kvplace.core.request_document import PodRequest
-from kvplace.core.strict_json import shown
+from kvplace.core.strict_json import Json, shown
 
 
 def stated_request(document: Mapping[str, Any], *, namespace: str = "") -> PodRequest | None:
@@ -69,3 +73,110 @@ def _of_pod(pod: Pod, namespace: str) -> PodRequest | None:
     size = size_of_pod(pod.spec.containers, title(Pod, pod.metadata, namespace))
     request = Request(size.cpus, options.of_plain_pod(), size.memory, size.huge_pages)
     return PodRequest.of(request, annotations)
+
+
+_CLUSTER_WIDE = "virtualmachineclusterinstancetype"
+_KINDS = (_CLUSTER_WIDE, "virtualmachineinstancetype")
+_CPU_FIELDS = {
+    "guest": "sockets",
+    "maxSockets": "maxSockets",
+    "numa": "numa",
+    "dedicatedCPUPlacement": "dedicatedCpuPlacement",
+    "isolateEmulatorThread": "isolateEmulatorThread",
+}
+"""Field of `domain.cpu` by the field of an instancetype; the number of vCPUs decides, not their layout."""
+_MEMORY_FIELDS = ("guest", "hugepages")
+_DOMAIN_FIELDS = ("ioThreadsPolicy", "ioThreads")
+
+
+def expanded(vm: Mapping[str, Any], beside: Iterable[Mapping[str, Any]]) -> Json:
+    """Write the instancetype of a VirtualMachine into its spec; a VM without one is returned as it is.
+
+    `beside` are the objects to search for the instancetype. Raises Misconfigured where it is not
+    among them, and where VM and instancetype both set a field: KubeVirt refuses such a VM.
+    """
+    spec = _mapping(vm, "spec")
+    matcher = _mapping(spec, "instancetype")
+    if not matcher:
+        return dict(vm)
+    what = f"VirtualMachine {_mapping(vm, 'metadata').get('name') or 'without a name'}"
+    found = _mapping(_instancetype(matcher, beside, what), "spec")
+    template = _mapping(spec, "template")
+    of_vmi = _mapping(template, "spec")
+    domain = _mapping(of_vmi, "domain")
+    metadata = _mapping(template, "metadata")
+    name = f"instancetype {shown(matcher.get('name'))}"
+    cpu = {
+        inner: found_cpu[key]
+        for key, inner in _CPU_FIELDS.items()
+        if key in (found_cpu := _mapping(found, "cpu"))
+    }
+    memory = {
+        key: _mapping(found, "memory")[key] for key in _MEMORY_FIELDS if key in _mapping(found, "memory")
+    }
+    own = {key: found[key] for key in _DOMAIN_FIELDS if key in found}
+    at = f"{what}: spec.template"
+    domain = {
+        **_joined(domain, own, f"{at}.spec.domain", name),
+        "cpu": _joined(_without_layout(domain, at, name), cpu, f"{at}.spec.domain.cpu", name),
+        "memory": _joined(_mapping(domain, "memory"), memory, f"{at}.spec.domain.memory", name),
+    }
+    annotations = _joined(
+        _mapping(metadata, "annotations"), _mapping(found, "annotations"), f"{at}.metadata.annotations", name
+    )
+    return {
+        **vm,
+        "spec": {
+            **{key: value for key, value in spec.items() if key != "instancetype"},
+            "template": {
+                **template,
+                "metadata": {**metadata, "annotations": annotations},
+                "spec": {**of_vmi, "domain": domain},
+            },
+        },
+    }
+
+
+def _instancetype(
+    matcher: Mapping[str, Any], beside: Iterable[Mapping[str, Any]], what: str
+) -> Mapping[str, Any]:
+    name, kind = matcher.get("name"), str(matcher.get("kind") or _CLUSTER_WIDE).lower().removesuffix("s")
+    if kind not in _KINDS:
+        raise Misconfigured(
+            f"{what}: spec.instancetype.kind is {shown(matcher['kind'])}; it must be "
+            "VirtualMachineClusterInstancetype or VirtualMachineInstancetype"
+        )
+    for each in beside:
+        if str(each.get("kind")).lower() == kind and _mapping(each, "metadata").get("name") == name:
+            return each
+    raise Misconfigured(
+        f"{what}: its size comes from the instancetype {shown(name)}, which is not in the files; give its "
+        "file with one more -f, or what `virtctl expand` prints for the VM"
+    )
+
+
+def _without_layout(domain: Mapping[str, Any], at: str, name: str) -> Json:
+    cpu = dict(_mapping(domain, "cpu"))
+    for field in ("sockets", "cores", "threads"):
+        if cpu.get(field):
+            raise _conflict(f"{at}.spec.domain.cpu.{field}", name)
+    return cpu
+
+
+def _joined(own: Mapping[str, Any], added: Mapping[str, Any], at: str, name: str) -> Json:
+    for key, value in added.items():
+        if own.get(key, value) != value:
+            raise _conflict(f"{at}.{key}", name)
+    return {**own, **added}
+
+
+def _conflict(field: str, name: str) -> Misconfigured:
+    return Misconfigured(
+        f"{field} is set by the VM and by its {name}; KubeVirt refuses this: remove it from the VM"
+    )
+
+
+def _mapping(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a field that should be a mapping; what is not one is refused where the VM itself is read."""
+    value = content.get(key)
+    return value if isinstance(value, Mapping) else {}

@@ -1,9 +1,14 @@
-"""Admission of a VirtualMachineInstance: checks its options and adds the hook sidecar.
+"""Admission of VirtualMachines and VirtualMachineInstances: checks their options and adds the hook sidecar.
 
-A VMI with options also gets its size as an annotation, `kvplace.io/vm-size`, and the label `kvplace.io/asks`.
-KubeVirt copies both to the VMI's pods, so admission of a pod need not read the VMI. The label makes the API
-server send every later change of the options, the size or the label here, which keeps the annotation true. A
-VMI without options is not changed, and one with policy `none` gets no sidecar.
+* A new VMI with options gets its size as an annotation, `kvplace.io/vm-size`, and the label
+  `kvplace.io/asks`. KubeVirt copies both to the VMI's pods, so admission of a pod need not read the VMI. The
+  label makes the API server send every later change of the options, the size or the label here, which keeps
+  the annotation true. A VMI without options is not changed, and one with policy `none` gets no sidecar.
+* A VM meets the checks that its VMI would meet later, so `kubectl apply` reports a mistake, not an event. The
+  VM is never changed.
+* Edited options of a VMI are checked like new ones, and the VMI is marked for the controller: the label
+  `kvplace.io/edited` makes `serve` watch it, so that VMIs that no user edits cost nothing. A changed size
+  (CPUs or disks were plugged in) is written down again.
 """
 
 from __future__ import annotations
@@ -12,13 +17,11 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from kvplace.admission.edits import EditedObject, Operation, edited
-from kvplace.admission.managed_fields import drop_managed_fields
-from kvplace.admission.objects import Cpu, Quantity, Vmi, VmiSpec, title, typed
-from kvplace.admission.settings import AdmissionSettings
+from kvplace.admission.edits import EditedObject, Operation, drop_managed_fields, edited
+from kvplace.admission.objects import Cpu, Metadata, Quantity, Vm, Vmi, VmiSpec, title, typed
+from kvplace.admission.review import AdmissionSettings, Admitted
 from kvplace.admission.sidecar import HOOK_SIDECARS, with_hook_sidecar
-from kvplace.admission.verdict import Admitted
-from kvplace.admission.vm_size import size_of_vm, write_size
+from kvplace.admission.size import size_of_vm, write_size
 from kvplace.core.annotations import (
     ASKING,
     CPU_POLICY,
@@ -31,7 +34,7 @@ from kvplace.core.annotations import (
 )
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.core.marks import ASKS_LABEL
+from kvplace.core.marks import ASKS_LABEL, EDITED_LABEL
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy, Request
 
@@ -153,3 +156,90 @@ def _exceeds(least: Fraction, limit: Quantity) -> bool:
         return least > parse_quantity(limit)
     except ValueError:
         return False
+
+
+def review_vm(
+    raw: Mapping[str, Any],
+    *,
+    namespace: str,
+    old: Mapping[str, Any] | None = None,
+    largest_node: int | None = None,
+) -> Admitted:
+    """Check the template of a VM; raises Misconfigured when its VMIs would be refused.
+
+    `old` is the VM before an update. A mistake that was there before only gets a warning: the VM may be older
+    than kvplace, and its owner must be able to stop, edit and delete it.
+    """
+    vm = typed(raw, Vm)
+    if vm.metadata.deletion_timestamp is not None:
+        return Admitted(raw)
+    warnings = _misplaced(vm.metadata)
+    try:
+        return Admitted(raw, (*warnings, *_check(vm, namespace, largest_node)))
+    except Misconfigured as error:
+        if old is None or _refusal(old, namespace) != str(error):
+            raise
+        return Admitted(raw, (*warnings, str(error)))
+
+
+def _check(vm: Vm, namespace: str, largest_node: int | None) -> tuple[str, ...]:
+    template = vm.spec.template
+    annotations = (template.metadata.annotations if template.metadata else None) or {}
+    what = f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
+    return (*(check_vm(annotations, template.spec, what, largest_node) or ()), *without_effect(annotations))
+
+
+def _refusal(raw: Mapping[str, Any], namespace: str) -> str | None:
+    try:
+        _check(typed(raw, Vm), namespace, None)
+    except Misconfigured as error:
+        return str(error)
+    return None
+
+
+def _misplaced(metadata: Metadata) -> tuple[str, ...]:
+    """Warn about options on the VirtualMachine itself, which reach neither its VMIs nor its pods."""
+    return tuple(
+        f"annotation {key} has no effect here; move it to spec.template.metadata.annotations of the VM"
+        for key in ASKING
+        if key in (metadata.annotations or {})
+    )
+
+
+_REMOVED = f"the running VM keeps its CPUs; set {CPU_POLICY}: none to have it run unpinned"
+
+
+def admit_vmi_edit(
+    raw: Mapping[str, Any], old: Mapping[str, Any], *, namespace: str, largest_node: int | None = None
+) -> Admitted:
+    """Check the edited options of a VMI and mark it; raises Misconfigured for options it cannot have.
+
+    An update that leaves the options as they are is never refused, whatever they are.
+    """
+    vmi, before = typed(raw, Vmi), typed(old, Vmi)
+    annotations = vmi.metadata.annotations or {}
+    what = f"{title(Vmi, vmi.metadata, namespace)}: spec"
+    patch: list[Operation] = []
+    after = edited(raw, patch)
+    warnings: tuple[str, ...] = ()
+    if _asked(annotations) != _asked(before.metadata.annotations or {}):
+        warnings = _mark_edit(after, vmi, what, largest_node)
+    state_size(after, vmi.spec, what)
+    return Admitted(after.values, warnings, patch)
+
+
+def _mark_edit(after: EditedObject, vmi: Vmi, what: str, largest_node: int | None) -> tuple[str, ...]:
+    annotations = vmi.metadata.annotations or {}
+    warnings = check_vm(annotations, vmi.spec, what, largest_node) or ()
+    if read_options(annotations) is None:
+        return (_REMOVED,)
+    after.object("metadata").object("labels").put(EDITED_LABEL, "true")
+    return warnings
+
+
+def _asked(annotations: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key: value
+        for key, value in annotations.items()
+        if key in ASKING or (key.startswith("kvplace.io/") and key != VM_SIZE)
+    }

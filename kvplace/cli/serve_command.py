@@ -175,7 +175,7 @@ def command(
 
     Runs until SIGTERM. Any number of replicas may run side by side.
     """
-    from kvplace.admission.settings import AdmissionSettings
+    from kvplace.admission.review import AdmissionSettings
     from kvplace.core.cluster.node_choice import Strategy
     from kvplace.scheduler.extender import ExtenderSettings, Mode
     from kvplace.scheduler.room_maker import MakeRoom

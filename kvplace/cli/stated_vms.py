@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvplace.admission.instancetype import expanded
-from kvplace.admission.stated_request import stated_request
+from kvplace.admission.stated_request import expanded, stated_request
 from kvplace.cli.output import say
 from kvplace.core.annotations import CPU_SET, OPTING_IN, written_without_effect
 from kvplace.core.errors import BadBody, KvplaceError

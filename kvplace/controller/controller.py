@@ -12,20 +12,79 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from heapq import heappop, heappush
+from math import inf
 from typing import Protocol
+from zlib import crc32
 
 from kvplace.controller.claim_action import SETTLE_S, claim_of_bound_pod
 from kvplace.controller.pod_index import PodIndex
 from kvplace.controller.reconciler import Reconciler, ReconcilerClient
 from kvplace.controller.relocator import Relocator, RelocatorClient
-from kvplace.controller.waker import NodeAnnotator, Waker
-from kvplace.controller.work_queue import WorkQueue
+from kvplace.controller.scheduling_retry import NodeAnnotator, SchedulingRetry
 from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Claim
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.records import NO_NODE, NodeRecord, PodRecord, TopologyRecord, VmiRecord
 from kvplace.nodes.node_cache import NodeCache
+
+
+class WorkQueue:
+    """Nodes by their due time: each is in the queue once, with the earliest of its times.
+
+    A node that becomes due while it is being worked on is taken again after that, never twice at once. Each
+    replica adds a delay of its own for each node, from a hash of both names. So replicas seldom do the same
+    work, and none needs to know how many others there are.
+    """
+
+    def __init__(self, *, replica: str, spread_s: float) -> None:
+        """`spread_s` is the longest of these delays."""
+        self._replica = replica
+        self._spread_s = spread_s
+        self._due: dict[NodeName, float] = {}
+        self._order: list[tuple[float, NodeName]] = []
+        """A heap that has the entries of `_due`, and some that have been replaced by earlier ones."""
+        self._under_work: set[NodeName] = set()
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, node: NodeName, *, after_s: float = 0.0) -> None:
+        """Make a node due after some seconds, unless it is due earlier."""
+        share = crc32(f"{node} {self._replica}".encode()) / 0xFFFFFFFF
+        due = asyncio.get_running_loop().time() + after_s + share * self._spread_s
+        if due < self._due.get(node, inf):
+            self._due[node] = due
+            heappush(self._order, (due, node))
+            self._changed.set()
+
+    async def take(self) -> NodeName:
+        """Wait until a node is due and remove it; it is worked on until `done` is called with it."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._changed.clear()
+            while self._order and self._order[0][0] <= loop.time():
+                due, node = heappop(self._order)
+                if self._due.get(node) == due and node not in self._under_work:
+                    del self._due[node]
+                    self._under_work.add(node)
+                    return node
+            alarm = loop.call_at(self._order[0][0], self._changed.set) if self._order else None
+            try:
+                await self._changed.wait()
+            finally:
+                if alarm is not None:
+                    alarm.cancel()
+
+    def done(self, node: NodeName) -> None:
+        """Note that the work on a node has ended."""
+        self._under_work.discard(node)
+        if node in self._due:
+            heappush(self._order, (self._due[node], node))
+            self._changed.set()
+
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +136,7 @@ class Controller:
         """Outages of that watch that have led to a wake of waiting pods."""
         self._queue = WorkQueue(replica=settings.replica or socket.gethostname(), spread_s=settings.spread_s)
         self._index = PodIndex(cache)
-        self._waker = Waker(
+        self._scheduling_retry = SchedulingRetry(
             cluster,
             cache,
             any_waits=lambda: self._index.any_waits,
@@ -90,7 +149,7 @@ class Controller:
             self._index,
             events,
             patience_s=settings.patience_s,
-            released=self._waker.node_freed,
+            released=self._scheduling_retry.node_freed,
             look_again=lambda node, after_s: self._queue.add(node, after_s=after_s),
         )
         self.relocator = Relocator(
@@ -99,7 +158,7 @@ class Controller:
             self._index,
             cache.edited_vmis,
             events,
-            freed=self._waker.node_freed,
+            freed=self._scheduling_retry.node_freed,
             look_again=lambda node, after_s: self._queue.add(node, after_s=after_s),
         )
         self._pods = cache.pods
@@ -133,14 +192,14 @@ class Controller:
 
     def hold_ended(self, node: NodeName) -> None:
         """Have pods that were refused retried: cores of a node are no longer held for another one."""
-        self._waker.hold_ended(node)
+        self._scheduling_retry.hold_ended(node)
 
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._work())
             group.create_task(self._rounds())
-            group.create_task(self._waker.run())
+            group.create_task(self._scheduling_retry.run())
 
     async def _work(self) -> None:
         """Reconcile the nodes that are due, each beside those that wait for the API server."""
@@ -181,7 +240,7 @@ class Controller:
         outages = self._watched_ledgers.outages
         if self._watched_ledgers.failure is None and outages != self._outages:
             self._outages = outages
-            self._waker.all_freed()
+            self._scheduling_retry.all_freed()
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         """Make the nodes due that a pod is bound to or has claims on; later if all is as it should be."""
@@ -233,7 +292,7 @@ class Controller:
         if now:
             self._reserved[node] = now
         if before - claims.keys():
-            self._waker.node_freed(node)
+            self._scheduling_retry.node_freed(node)
 
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         if after is None and before is not None:

@@ -8,9 +8,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from prometheus_client import Counter
+
 from kvplace.controller.claim_action import (
     SETTLE_S,
     ClaimAction,
+    ClaimAges,
     action_from_cache,
     action_from_live_pod,
     claim_of_bound_pod,
@@ -18,8 +21,6 @@ from kvplace.controller.claim_action import (
     runs_unpinned,
     waits_for_binding,
 )
-from kvplace.controller.claim_ages import ClaimAges
-from kvplace.controller.metrics import OVERLAPS, RELEASES
 from kvplace.controller.pod_index import PodIndex
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
@@ -40,6 +41,11 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 log = logging.getLogger(__name__)
+
+RELEASES = Counter("kvplace_controller_releases_total", "Claims released.")
+OVERLAPS = Counter(
+    "kvplace_controller_overlaps_total", "Running pods found on cores that others own in the ledger."
+)
 
 
 REPORT_S = 10.0

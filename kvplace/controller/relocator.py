@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from kvplace.controller.metrics import RELOCATIONS
+from prometheus_client import Counter
+
 from kvplace.controller.pod_index import PodIndex
 from kvplace.controller.relocation_step import (
     Begin,
@@ -60,6 +61,8 @@ from kvplace.nodes.node_machine import NodeMachine, Unusable
 from kvplace.nodes.relocation_times import PAUSE_AFTER_EDIT_S
 
 log = logging.getLogger(__name__)
+
+RELOCATIONS = Counter("kvplace_controller_relocations_total", "Running pods that got other cores.")
 
 RELOCATED = "kvplace.io/Relocated"
 """Pod condition: whether the running pod got the cores that its edited annotations ask for."""

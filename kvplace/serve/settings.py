@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvplace.admission.settings import AdmissionSettings
+from kvplace.admission.review import AdmissionSettings
 from kvplace.controller.controller import ControllerSettings
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.service.connections import ConnectionLimits

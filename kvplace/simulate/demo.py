@@ -21,9 +21,8 @@ from typing import Any
 import msgspec
 
 from kvplace.admission.pod import admit_pod
-from kvplace.admission.settings import AdmissionSettings
-from kvplace.admission.vm import review_vm
-from kvplace.admission.vmi import admit_vmi
+from kvplace.admission.review import AdmissionSettings
+from kvplace.admission.vmi import admit_vmi, review_vm
 from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import KvplaceError
 from kvplace.core.placement import PLACEMENT, Placement

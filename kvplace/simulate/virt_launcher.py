@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from kvplace.admission.objects import Vmi, typed
 from kvplace.admission.sidecar import HOOK_SIDECARS
-from kvplace.admission.vm_size import VmSize, size_of_vm
+from kvplace.admission.size import VmSize, size_of_vm
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.quantity import format_bytes
 

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvplace.admission.settings import AdmissionSettings
-from kvplace.admission.verdict import Admitted
+from kvplace.admission.review import AdmissionSettings, Admitted
 from kvplace.core.errors import Unavailable
 from kvplace.core.request_document import PodRequest, read_pod_request
 

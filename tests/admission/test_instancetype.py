@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvplace.admission.instancetype import expanded
-from kvplace.admission.stated_request import stated_request
+from kvplace.admission.stated_request import expanded, stated_request
 from kvplace.core.errors import Misconfigured
 from kvplace.core.request import EmulatorThreads, Request, Scope, Smt
 from kvplace.core.scalars import Bytes

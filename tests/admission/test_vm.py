@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvplace.admission.vm import review_vm
+from kvplace.admission.vmi import review_vm
 from kvplace.core.errors import Misconfigured
 from tests.admission.makers import ASKS, Json, vm
 

@@ -11,7 +11,7 @@ import pytest
 from lxml import etree
 
 from kvplace.admission.objects import Vmi, typed
-from kvplace.admission.vm_size import VmSize, size_of_vm
+from kvplace.admission.size import VmSize, size_of_vm
 from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import Bytes
 from tests.admission.makers import vmi

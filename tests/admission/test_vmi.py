@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.admission.objects import Vmi, typed
-from kvplace.admission.vm_size import read_size, size_of_vm
+from kvplace.admission.size import read_size, size_of_vm
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.annotations import ASKING, RESULTS
 from kvplace.core.errors import KvplaceError, Misconfigured

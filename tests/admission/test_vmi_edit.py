@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvplace.admission.vmi import admit_vmi
-from kvplace.admission.vmi_edit import admit_vmi_edit
+from kvplace.admission.vmi import admit_vmi, admit_vmi_edit
 from kvplace.core.errors import KvplaceError
 from kvplace.core.marks import ASKS_LABEL, EDITED_LABEL
 from tests.admission.makers import ASKS, SETTINGS, Json, unchanged_but_for, vmi

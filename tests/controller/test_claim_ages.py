@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvplace.controller.claim_ages import ClaimAges
+from kvplace.controller.claim_action import ClaimAges
 from kvplace.core.ledger import claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from kvplace.controller.controller import ControllerSettings
-from kvplace.controller.metrics import OVERLAPS
+from kvplace.controller.reconciler import OVERLAPS
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Forbidden, Unavailable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvplace.controller.metrics import OVERLAPS
+from kvplace.controller.reconciler import OVERLAPS
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName

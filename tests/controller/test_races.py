@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from kvplace.controller.controller import ControllerSettings
-from kvplace.controller.metrics import RELEASES
+from kvplace.controller.reconciler import RELEASES
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import LedgerChange

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvplace.controller.work_queue import WorkQueue
+from kvplace.controller.controller import WorkQueue
 from kvplace.core.scalars import NodeName
 
 A, B = NodeName("a"), NodeName("b")

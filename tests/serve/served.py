@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 
 from harness.certificates import Certificates
-from kvplace.admission.settings import AdmissionSettings
+from kvplace.admission.review import AdmissionSettings
 from kvplace.serve.settings import ServeSettings
 from kvplace.service.settings import Address, TlsFiles
 

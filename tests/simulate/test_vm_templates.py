@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvplace.admission.settings import AdmissionSettings
-from kvplace.admission.vm import review_vm
-from kvplace.admission.vmi import admit_vmi
+from kvplace.admission.review import AdmissionSettings
+from kvplace.admission.vmi import admit_vmi, review_vm
 from kvplace.core.allocator.allocate import place
 from kvplace.core.annotations import ASKING, read_options
 from kvplace.core.free import free_of

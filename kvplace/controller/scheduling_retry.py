@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Protocol
 
-from kvplace.controller.metrics import WAKES
+from prometheus_client import Counter
+
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.scalars import NodeName
@@ -27,6 +28,8 @@ from kvplace.kube.records import NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
+
+WAKES = Counter("kvplace_controller_wakes_total", "How often waiting pods were retried.")
 
 _RETRY_S = 0.5
 """Pause before an annotation that failed is tried again."""
@@ -40,7 +43,7 @@ class NodeAnnotator(Protocol):
         ...
 
 
-class Waker:
+class SchedulingRetry:
     """Annotates one of the nodes where waiting pods may now fit."""
 
     def __init__(

@@ -62,7 +62,7 @@ async def test_nodes_that_are_gone_are_forgotten_although_no_client_was_woken_fo
         cluster.delete_pod("default", "vm", force=True)
         await one.until(lambda: not one.claims())
         await asyncio.sleep(1.0)
-        assert set(one.controller._waker._freed) <= {"n2"}
+        assert set(one.controller._scheduling_retry._freed) <= {"n2"}
 
 
 async def test_a_pod_that_was_refused_before_any_client_here_knew_of_it_is_woken_once_for_an_earlier_release(
