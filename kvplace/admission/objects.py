@@ -173,10 +173,26 @@ class Disk(_ApiObject, frozen=True):
     dedicated_io_thread: bool | None = msgspec.field(default=None, name="dedicatedIOThread")
 
 
+class HostDevice(_ApiObject, frozen=True):
+    """A GPU or another device of the host that a VMI gets."""
+
+    device_name: str | None = None
+    """The resource of its device plugin; None where a ResourceClaim has it."""
+
+
+class Interface(_ApiObject, frozen=True):
+    """A network interface of a VMI."""
+
+    sriov: dict[str, Any] | None = None
+
+
 class Devices(_ApiObject, frozen=True):
     """A VMI's `spec.domain.devices`."""
 
     disks: list[Disk] | None = None
+    gpus: list[HostDevice] | None = None
+    host_devices: list[HostDevice] | None = None
+    interfaces: list[Interface] | None = None
 
 
 class Domain(_ApiObject, frozen=True):

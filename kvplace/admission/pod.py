@@ -29,11 +29,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from kvplace.admission.devices import devices_of_containers
 from kvplace.admission.edits import EditedObject, Operation, drop_managed_fields, edited
 from kvplace.admission.objects import Pod, Vmi, title, typed
 from kvplace.admission.pod_resources import request_cpus, request_marker
 from kvplace.admission.review import AdmissionSettings, Admitted
-from kvplace.admission.sidecar import COMMAND, add_sidecar_fields, sidecars_of
+from kvplace.admission.sidecar import COMMAND, add_sidecar_fields, compute_of, sidecars_of
 from kvplace.admission.size import PodSize, VmSize, read_size, size_of_pod, size_of_vm
 from kvplace.admission.vmi import conflict_with_kubevirt
 from kvplace.core.annotations import (
@@ -147,7 +148,7 @@ def admit_new_pod(
     size = _size(pod, vm, what)
     patch: list[Operation] = []
     after = edited(raw, patch)
-    asked = _request(annotations, options, size, vm)
+    asked = _request(pod, options, size, vm, what)
     _write(after, asked)
     spec = after.object("spec")
     _complete_sidecars(pod, after, what)
@@ -177,12 +178,12 @@ def _admit_unpinned(
         return _without(raw, pod, what, FORGEABLE)
     try:
         found = vm()
-        size = _size(pod, found, what)
+        asked = _request(pod, options, _size(pod, found, what), found, what)
     except KvplaceError:
         return _without(raw, pod, what, FORGEABLE)
     patch: list[Operation] = []
     after = edited(raw, patch)
-    _write(after, _request(pod.metadata.annotations or {}, options, size, found), (*FORGEABLE, VM_SIZE))
+    _write(after, asked, (*FORGEABLE, VM_SIZE))
     _complete_sidecars(pod, after, what)
     return Admitted(after.values, patch=patch)
 
@@ -300,14 +301,17 @@ def _obstacle(pod: Pod, options: PinningOptions, vm: _Vm | None, what: str) -> s
 
 
 def _request(
-    annotations: Mapping[str, str], options: PinningOptions, size: VmSize | PodSize, vm: _Vm | None
+    pod: Pod, options: PinningOptions, size: VmSize | PodSize, vm: _Vm | None, what: str
 ) -> PodRequest:
+    containers = pod.spec.containers
     if isinstance(size, VmSize):
         vcpus, io_threads = size.vcpus, size.io_threads
+        containers = [containers[compute_of(containers)]]
     else:
         vcpus, io_threads, options = size.cpus, 0, options.of_plain_pod()
-    request = Request(vcpus, options, size.memory, size.huge_pages, io_threads)
-    return PodRequest.of(request, annotations, vmi="" if vm is None else vm.name)
+    devices = devices_of_containers(containers, what)
+    request = Request(vcpus, options, size.memory, size.huge_pages, io_threads, devices)
+    return PodRequest.of(request, pod.metadata.annotations or {}, vmi="" if vm is None else vm.name)
 
 
 def _without(

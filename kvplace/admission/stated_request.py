@@ -7,9 +7,15 @@ out, as `virtctl expand` does it. Source in KubeVirt: pkg/instancetype/apply.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from kvplace.admission.devices import (
+    claimed_devices,
+    devices_of_containers,
+    devices_of_domain,
+    sriov_interfaces,
+)
 from kvplace.admission.objects import Metadata, Pod, Vm, Vmi, VmiSpec, title, typed
 from kvplace.admission.size import size_of_pod, size_of_vm
 from kvplace.admission.vmi import check_vm
@@ -18,6 +24,7 @@ from kvplace.core.annotations import (
 )
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import BadBody, Misconfigured
+from kvplace.core.quantity import counted
 from kvplace.core.request import Policy, Request
 from kvplace.core.request_document import PodRequest
 from kvplace.core.strict_json import Json, shown
@@ -51,6 +58,22 @@ def stated_request(document: Mapping[str, Any], *, namespace: str = "") -> PodRe
             raise BadBody(f"kind is {shown(kind)}; it must be VirtualMachine, VirtualMachineInstance or Pod")
 
 
+def devices_elsewhere(document: Mapping[str, Any]) -> Iterator[str]:
+    """State which devices of a VM or VMI are not in its stated request, because another object names them."""
+    match document.get("kind"):
+        case "VirtualMachine":
+            domain = typed(document, Vm).spec.template.spec.domain
+        case "VirtualMachineInstance":
+            domain = typed(document, Vmi).spec.domain
+        case _:
+            return
+    if count := sriov_interfaces(domain):
+        named = "its NetworkAttachmentDefinition names" if count == 1 else "NetworkAttachmentDefinitions name"
+        yield f"{counted(count, 'SR-IOV interface')} not counted as a device: {named} the resource"
+    if count := claimed_devices(domain):
+        yield f"{counted(count, 'device')} of a ResourceClaim not counted: the claim decides it at the bind"
+
+
 def _name(metadata: Metadata, namespace: str) -> str:
     return f"{namespace or metadata.namespace or 'default'}/{metadata.name or ''}"
 
@@ -60,7 +83,8 @@ def _of_vm(annotations: Mapping[str, str], spec: VmiSpec, what: str, name: str) 
     if options is None or check_vm(annotations, spec, what, None) is None:
         return None
     size = size_of_vm(spec.domain, what)
-    request = Request(size.vcpus, options, size.memory, size.huge_pages, size.io_threads)
+    devices = devices_of_domain(spec.domain, what)
+    request = Request(size.vcpus, options, size.memory, size.huge_pages, size.io_threads, devices)
     return PodRequest.of(request, annotations, vmi=name)
 
 
@@ -70,8 +94,10 @@ def _of_pod(pod: Pod, namespace: str) -> PodRequest | None:
     if options is None or options.policy is Policy.NONE:
         return None
     check_agreement(options, annotations)
-    size = size_of_pod(pod.spec.containers, title(Pod, pod.metadata, namespace))
-    request = Request(size.cpus, options.of_plain_pod(), size.memory, size.huge_pages)
+    what = title(Pod, pod.metadata, namespace)
+    size = size_of_pod(pod.spec.containers, what)
+    devices = devices_of_containers(pod.spec.containers, what)
+    request = Request(size.cpus, options.of_plain_pod(), size.memory, size.huge_pages, devices=devices)
     return PodRequest.of(request, annotations)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from kvplace.admission.devices import has_devices
 from kvplace.admission.edits import EditedObject, Operation, drop_managed_fields, edited
 from kvplace.admission.objects import Cpu, Metadata, Quantity, Vm, Vmi, VmiSpec, title, typed
 from kvplace.admission.review import AdmissionSettings, Admitted
@@ -25,6 +26,7 @@ from kvplace.admission.size import size_of_vm, write_size
 from kvplace.core.annotations import (
     ASKING,
     CPU_POLICY,
+    DEVICE_NUMA,
     EMULATOR_THREADS,
     GUEST_NUMA,
     RESULTS,
@@ -112,6 +114,11 @@ def check_vm(
         warnings.append(
             f"{GUEST_NUMA}: mirror: vCPUs plugged in later, up to {what}.domain.cpu.maxSockets, get no cores "
             "of their own on the host and are assigned to the guest's NUMA cells in turn"
+        )
+    if DEVICE_NUMA in annotations and not has_devices(domain):
+        warnings.append(
+            f"annotation {DEVICE_NUMA} has no effect: {what}.domain.devices has no GPU, no host device and "
+            "no SR-IOV interface"
         )
     limit = domain.resources.limited.get("cpu") if domain.resources else None
     least = Fraction(Request(size.vcpus, options).least_millicores, 1000)

@@ -9,7 +9,7 @@ from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.refusal import Reason
-from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
+from kvplace.core.request import DeviceNuma, EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
 from kvplace.explain.explanation import Explanation, Seat
 from kvplace.explain.fitting import Fitting
 from kvplace.nodes.agreement import agreement_needed
@@ -43,6 +43,7 @@ def asked(request: Request, *, has_qemu: bool) -> str:
     words += [
         f"{counted(count, 'huge page')} of {about_bytes(size)}" for size, count in request.huge_pages.items()
     ]
+    words += [f"{count} {resource}" for resource, count in sorted(request.devices.items())]
     words += [
         f"{key} {word.value}"
         for key, word, usual in (
@@ -50,6 +51,7 @@ def asked(request: Request, *, has_qemu: bool) -> str:
             ("emulator-threads", options.emulator_threads, EmulatorThreads.SHARED),
             ("numa-memory", options.numa_memory, NumaMemory.PREFERRED),
             ("guest-numa", options.guest_numa, GuestNuma.OFF),
+            ("device-numa", options.device_numa, DeviceNuma.PREFERRED),
         )
         if word is not usual and (has_qemu or word is not EmulatorThreads.WITH_VCPUS)
     ]

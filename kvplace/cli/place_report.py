@@ -8,14 +8,22 @@ from collections.abc import Iterator
 from kvplace.cli.explain_lines import asked
 from kvplace.cli.place_session import Decision
 from kvplace.cli.stated_vms import StatedVm
-from kvplace.core.annotations import CPU_POLICY, CPU_SET, EMULATOR_THREADS, GUEST_NUMA, NUMA_MEMORY, SMT
+from kvplace.core.annotations import (
+    CPU_POLICY,
+    CPU_SET,
+    DEVICE_NUMA,
+    EMULATOR_THREADS,
+    GUEST_NUMA,
+    NUMA_MEMORY,
+    SMT,
+)
 from kvplace.core.cpu_map import CPU_MAP, cpu_map_of
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.moves.suggestions import move_text
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import Policy
+from kvplace.core.request import Policy, Request
 from kvplace.core.topology import Topology
 
 _KEY_WIDTH = 30
@@ -53,11 +61,16 @@ def report_lines(
         (EMULATOR_THREADS, options.emulator_threads.value, _emulator(found) if has_qemu else ""),
         (NUMA_MEMORY, options.numa_memory.value, _memory(found)),
         (GUEST_NUMA, options.guest_numa.value, _cells(found)),
+        (DEVICE_NUMA, options.device_numa.value, _devices(request)),
     ):
         if effect:
             yield f"  {key + ':':<{_KEY_WIDTH}}{value:<{_VALUE_WIDTH}}{effect}"
     cpu_map = json.dumps(cpu_map_of(topology, found.cpus_in_order))
     yield f"  {CPU_MAP + ':':<{_KEY_WIDTH}}{cpu_map}"
+
+
+def _devices(request: Request) -> str:
+    return ", ".join(f"{count} {resource}" for resource, count in sorted(request.devices.items()))
 
 
 def _where(placement: Placement) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvplace.admission.stated_request import expanded, stated_request
+from kvplace.admission.stated_request import devices_elsewhere, expanded, stated_request
 from kvplace.cli.output import say
 from kvplace.core.annotations import CPU_SET, OPTING_IN, written_without_effect
 from kvplace.core.errors import BadBody, KvplaceError
@@ -60,6 +60,8 @@ def stated_vms(manifests: Sequence[tuple[str, Json]]) -> tuple[StatedVm, ...]:
                 fix = f"add {CPU_SET} to its {_KINDS[kind]}.annotations{_typo_in(content)}"
                 say(f"{named} requests no cores: {fix}")
             continue
+        for note in devices_elsewhere(content):
+            say(f"{named}: {note}")
         if any(other.name == vm.name for other in found):
             raise BadBody(f"{where}: another VM is called {shown(vm.name)}, too; give each a name of its own")
         found.append(vm)

@@ -239,6 +239,7 @@ class Relocator:
                 enforced=step.previous is not None and step.previous.enforced,
                 revision=step.revision,
                 options=options,
+                device_numa=options.device_numa,
             )
             moving = claim_while_relocating(stored or _empty_claim(pod), Relocation(following, step.previous))
             return LedgerChange(claims=(moving,)), ""

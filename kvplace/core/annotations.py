@@ -16,6 +16,7 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.near_words import did_you_mean, near_word
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import (
+    DeviceNuma,
     EmulatorThreads,
     GuestNuma,
     NumaMemory,
@@ -35,6 +36,7 @@ SMT = "kvplace.io/smt"
 EMULATOR_THREADS = "kvplace.io/emulator-threads"
 NUMA_MEMORY = "kvplace.io/numa-memory"
 GUEST_NUMA = "kvplace.io/guest-numa"
+DEVICE_NUMA = "kvplace.io/device-numa"
 ON_FAILURE = "kvplace.io/on-failure"
 EXPLAIN = "kvplace.io/explain"
 MOVABLE = "kvplace.io/movable"
@@ -49,7 +51,17 @@ CRANE_RESULT = "topology.crane.io/topology-result"
 
 OPTING_IN = (CPU_SET, KVPLACE_CPU_SET, CPU_POLICY, CRANE_POLICY, CRANE_AWARENESS, CRANE_MANAGER)
 """Keys that request cores; a VM without any of them is not touched."""
-MODIFIERS = (SMT, EMULATOR_THREADS, NUMA_MEMORY, GUEST_NUMA, ON_FAILURE, EXPLAIN, MOVABLE, MAKE_ROOM)
+MODIFIERS = (
+    SMT,
+    EMULATOR_THREADS,
+    NUMA_MEMORY,
+    GUEST_NUMA,
+    DEVICE_NUMA,
+    ON_FAILURE,
+    EXPLAIN,
+    MOVABLE,
+    MAKE_ROOM,
+)
 """Keys that change such a request, and do nothing alone."""
 ASKING = (*OPTING_IN, *MODIFIERS)
 """All keys of a request."""
@@ -115,6 +127,7 @@ def read_options(annotations: Mapping[str, str]) -> PinningOptions | None:
         emulator_threads=_word(annotations, EMULATOR_THREADS, EmulatorThreads, EmulatorThreads.SHARED),
         numa_memory=_word(annotations, NUMA_MEMORY, NumaMemory, NumaMemory.PREFERRED),
         guest_numa=_word(annotations, GUEST_NUMA, GuestNuma, GuestNuma.OFF),
+        device_numa=_word(annotations, DEVICE_NUMA, DeviceNuma, DeviceNuma.PREFERRED),
         on_failure=_word(annotations, ON_FAILURE, OnFailure, OnFailure.WAIT),
     )
 

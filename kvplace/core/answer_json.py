@@ -19,7 +19,12 @@ def placement_document(
 ) -> Json:
     """Write a placement: the annotation `kvplace.io/placement` of a pod of that UID, and where it lies."""
     bound = PodPlacement(
-        PodUid(uid), NodeName(machine), topology.fingerprint, request.options.on_failure, placement
+        PodUid(uid),
+        NodeName(machine),
+        topology.fingerprint,
+        request.options.on_failure,
+        placement,
+        device_numa=request.options.device_numa,
     )
     document = bound.document()
     document["cpuMap"] = cpu_map_of(topology, placement.cpus_in_order)

@@ -13,6 +13,7 @@ OPTION_KEYS = {
     "emulatorThreads": "emulator_threads",
     "numaMemory": "numa_memory",
     "guestNuma": "guest_numa",
+    "deviceNuma": "device_numa",
     "onFailure": "on_failure",
 }
 """Field of `PinningOptions` by the key that sets it."""

@@ -23,7 +23,7 @@ from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
 from kvplace.core.huge_pages import write_page_counts
 from kvplace.core.options_json import options_document, read_options_document
-from kvplace.core.request import NumaMemory, OnFailure, PinningOptions, Policy
+from kvplace.core.request import DeviceNuma, NumaMemory, OnFailure, PinningOptions, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PackageId, PodUid
 from kvplace.core.strict_json import Json, shown
 
@@ -125,6 +125,8 @@ class PodPlacement:
     """1 at the bind, one more each time that the running pod gets other CPUs."""
     options: PinningOptions | None = None
     """The options that this revision answers; None: those of the pod's request."""
+    device_numa: DeviceNuma = DeviceNuma.PREFERRED
+    """What the hook does with a device that is not local."""
 
     @classmethod
     def floating(cls, *, pod_uid: PodUid, node: NodeName) -> PodPlacement:
@@ -169,6 +171,8 @@ class PodPlacement:
             document["enforced"] = True
         if self.revision != 1:
             document["revision"] = self.revision
+        if self.device_numa is not DeviceNuma.PREFERRED:
+            document["deviceNuma"] = self.device_numa.value
         if self.options is not None:
             document["options"] = options_document(self.options)
         return document
@@ -235,6 +239,7 @@ def _read(fields: Fields) -> PodPlacement:
         enforced=fields.flag("enforced", default=False),
         revision=fields.whole("revision", MAX_REVISION, least=1, default=1),
         options=read_options_document(fields.fields("options")) if "options" in fields.raw else None,
+        device_numa=fields.word("deviceNuma", DeviceNuma, DeviceNuma.PREFERRED),
     )
     _check(bound.placement)
     return bound

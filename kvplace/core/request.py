@@ -13,7 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Self
 
-from kvplace.core.scalars import NO_BYTES, Bytes
+from kvplace.core.scalars import NO_BYTES, Bytes, ResourceName
 
 _CPU_LIST = frozenset("0123456789-, ")
 
@@ -109,6 +109,23 @@ class GuestNuma(Enum):
     MIRROR = "mirror"
 
 
+class DeviceNuma(Enum):
+    """Which cores are near enough to the VM's devices (`kvplace.io/device-numa`).
+
+    A device is local if its NUMA node is among those of the placement; with `SOCKET` if its package is. One
+    of an unknown NUMA node restricts nothing.
+    """
+
+    PREFERRED = "preferred"
+    """Local devices rank before others; devices that are not local are allowed."""
+    REQUIRED = "required"
+    """Every device must be local."""
+    SOCKET = "socket"
+    """Every device must be on a package of the cores."""
+    OFF = "off"
+    """Devices do not matter."""
+
+
 class OnFailure(Enum):
     """The fate of a VM that cannot be placed (`kvplace.io/on-failure`)."""
 
@@ -130,6 +147,7 @@ class PinningOptions:
     emulator_threads: EmulatorThreads = EmulatorThreads.SHARED
     numa_memory: NumaMemory = NumaMemory.PREFERRED
     guest_numa: GuestNuma = GuestNuma.OFF
+    device_numa: DeviceNuma = DeviceNuma.PREFERRED
     on_failure: OnFailure = OnFailure.WAIT
 
     def of_plain_pod(self) -> PinningOptions:
@@ -151,6 +169,8 @@ class Request:
     huge_pages: Mapping[Bytes, int] = field(default_factory=lambda: MappingProxyType({}))
     """Pages by page size in bytes; their bytes are part of `memory`."""
     io_threads: int = 0
+    devices: Mapping[ResourceName, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Devices by the resource of their device plugin; the kubelet chooses them after the bind."""
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -167,9 +187,11 @@ class Request:
             options.emulator_threads,
             options.numa_memory,
             options.guest_numa,
+            options.device_numa,
             self.memory,
             tuple(sorted(self.huge_pages.items())),
             self.io_threads,
+            tuple(sorted(self.devices.items())),
         )
 
     @property

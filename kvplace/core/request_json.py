@@ -12,6 +12,7 @@ from typing import Any
 from kvplace.core.annotations import (
     CPU_POLICY,
     CPU_SET,
+    DEVICE_NUMA,
     EMULATOR_THREADS,
     GUEST_NUMA,
     NUMA_MEMORY,
@@ -20,6 +21,7 @@ from kvplace.core.annotations import (
     SMT,
 )
 from kvplace.core.contradictions import contradiction_in
+from kvplace.core.device_resources import read_device_counts, write_device_counts
 from kvplace.core.errors import BadBody
 from kvplace.core.fields import Fields
 from kvplace.core.huge_pages import bytes_in_pages, write_page_counts
@@ -28,7 +30,7 @@ from kvplace.core.quantity import about_bytes, parse_memory
 from kvplace.core.request import MAX_VCPUS, GuestNuma, NumaMemory, Policy, Request, Smt
 from kvplace.core.strict_json import Json, shown
 
-REQUEST_KEYS = ("vcpus", *OPTION_KEYS, "memory", "hugepages", "ioThreads")
+REQUEST_KEYS = ("vcpus", *OPTION_KEYS, "memory", "hugepages", "ioThreads", "devices")
 MAX_IO_THREADS = 256
 """Far more than help any VM: KubeVirt makes two per vCPU by itself, and no more than the VM has disks."""
 _MOST_ID = 256
@@ -39,6 +41,7 @@ _ANNOTATIONS = {
     EMULATOR_THREADS: "emulatorThreads",
     NUMA_MEMORY: "numaMemory",
     GUEST_NUMA: "guestNuma",
+    DEVICE_NUMA: "deviceNuma",
     ON_FAILURE: "onFailure",
 }
 _KEY_BY_ANNOTATION = {
@@ -59,6 +62,7 @@ def request_document(request: Request) -> Json:
         "memory": request.memory,
         "hugepages": write_page_counts(request.huge_pages),
         "ioThreads": request.io_threads,
+        "devices": write_device_counts(request.devices),
     }
 
 
@@ -70,6 +74,7 @@ def read_request(fields: Fields) -> Request:
         memory=fields.bytes("memory", 0),
         huge_pages={size: count for size, count in fields.page_counts("hugepages").items() if count},
         io_threads=fields.whole("ioThreads", MAX_IO_THREADS, default=0),
+        devices=read_device_counts(fields.raw.get("devices", {}), fields.at("devices")),
     )
 
 

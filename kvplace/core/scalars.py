@@ -21,6 +21,8 @@ NodeName = NewType("NodeName", str)
 """The name of a Kubernetes Node."""
 PodUid = NewType("PodUid", str)
 """The UID of a pod."""
+ResourceName = NewType("ResourceName", str)
+"""The extended resource of a device plugin: `intel.com/vf`."""
 ContainerId = NewType("ContainerId", str)
 """The id that the container runtime gives a container."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import PlainValidator, WithJsonSchema
 
+from kvplace.core.device_resources import MOST_DEVICES
 from kvplace.core.errors import BadBody
 from kvplace.core.options_json import OPTION_KEYS
 from kvplace.core.request import MAX_VCPUS, PinningOptions, Policy, Request
@@ -21,6 +22,7 @@ _OPTIONS = {
     "emulatorThreads": "Where QEMU's own threads run.",
     "numaMemory": "How memory is bound to NUMA nodes.",
     "guestNuma": "Whether the guest sees the NUMA nodes of the host.",
+    "deviceNuma": "How near the cores must be to the VM's devices.",
     "onFailure": "What happens to a VM that does not fit.",
 }
 
@@ -53,6 +55,11 @@ REQUEST_SCHEMA: dict[str, Any] = {
             "additionalProperties": {"type": "integer", "minimum": 0},
         },
         "ioThreads": {"type": "integer", "minimum": 0, "maximum": MAX_IO_THREADS},
+        "devices": {
+            "type": "object",
+            "description": "Number of devices by the resource of their device plugin.",
+            "additionalProperties": {"type": "integer", "minimum": 0, "maximum": MOST_DEVICES},
+        },
     },
 }
 """The JSON Schema of a request; the rules between keys are checked on reading only."""

@@ -21,6 +21,7 @@ from kvplace.core.annotations import (
     CRANE_AWARENESS,
     CRANE_MANAGER,
     CRANE_POLICY,
+    DEVICE_NUMA,
     EMULATOR_THREADS,
     EXPLAIN,
     GUEST_NUMA,
@@ -81,6 +82,7 @@ class Annotations(_ApiObject, frozen=True):
     emulator_threads: str | None = msgspec.field(name=EMULATOR_THREADS, default=None)
     numa_memory: str | None = msgspec.field(name=NUMA_MEMORY, default=None)
     guest_numa: str | None = msgspec.field(name=GUEST_NUMA, default=None)
+    device_numa: str | None = msgspec.field(name=DEVICE_NUMA, default=None)
     on_failure: str | None = msgspec.field(name=ON_FAILURE, default=None)
     explain: str | None = msgspec.field(name=EXPLAIN, default=None)
     movable: str | None = msgspec.field(name=MOVABLE, default=None)

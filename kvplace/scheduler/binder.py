@@ -164,6 +164,7 @@ class Binder:
             pod_request.request.options.on_failure,
             placement,
             enforced=self._cache.enforces(args.node),
+            device_numa=pod_request.request.options.device_numa,
         )
         annotations = result_annotations(decision.topology, bound, pod_request, explanation=explanation)
         await self._bind_pod(args, decision, annotations, deadline)

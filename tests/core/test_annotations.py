@@ -23,6 +23,7 @@ from kvplace.core.annotations import (
 )
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.request import (
+    DeviceNuma,
     EmulatorThreads,
     GuestNuma,
     NumaMemory,
@@ -42,6 +43,7 @@ EVERY_WORD = [
     *(("kvplace.io/emulator-threads", word.value, {"emulator_threads": word}) for word in EmulatorThreads),
     *(("kvplace.io/numa-memory", word.value, {"numa_memory": word}) for word in NumaMemory),
     *(("kvplace.io/guest-numa", word.value, {"guest_numa": word}) for word in GuestNuma),
+    *(("kvplace.io/device-numa", word.value, {"device_numa": word}) for word in DeviceNuma),
     *(("kvplace.io/on-failure", word.value, {"on_failure": word}) for word in OnFailure),
     ("kvplace.io/explain", "true", {}),
     *(
@@ -223,8 +225,8 @@ def test_a_key_near_none_is_answered_with_those_that_users_may_write(key: str) -
     assert str(caught.value) == (
         f"annotation {key}: 'blue': is not an annotation of kvplace; known are kvplace.io/cpu-set, "
         "kvplace.io/cpu-policy, kvplace.io/smt, kvplace.io/emulator-threads, kvplace.io/numa-memory, "
-        "kvplace.io/guest-numa, kvplace.io/on-failure, kvplace.io/explain, kvplace.io/movable, "
-        "kvplace.io/make-room"
+        "kvplace.io/guest-numa, kvplace.io/device-numa, kvplace.io/on-failure, kvplace.io/explain, "
+        "kvplace.io/movable, kvplace.io/make-room"
     )
 
 

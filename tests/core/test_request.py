@@ -14,6 +14,7 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import (
+    DeviceNuma,
     EmulatorThreads,
     GuestNuma,
     NumaMemory,
@@ -47,11 +48,15 @@ OTHERS: dict[str, Any] = {
     "emulator_threads": EmulatorThreads.ISOLATE,
     "numa_memory": NumaMemory.STRICT,
     "guest_numa": GuestNuma.MIRROR,
+    "device_numa": DeviceNuma.REQUIRED,
     "memory": 9 * GIB,
     "huge_pages": {GIB: 2},
     "io_threads": 1,
+    "devices": {"intel.com/vf": 1},
 }
 """Another value of each field that decides."""
+NEED_DEVICES = {"device_numa", "devices"}
+"""Fields that decide only on a machine with devices."""
 OPTIONS = {field.name for field in fields(PinningOptions)}
 
 
@@ -73,7 +78,7 @@ def test_another_value_of_a_field_that_decides_is_another_key(name: str) -> None
     assert hash(other) != hash(ASKED)
 
 
-@pytest.mark.parametrize("name", [name for name in OTHERS if name != "scope"])
+@pytest.mark.parametrize("name", [name for name in OTHERS if name not in {"scope", *NEED_DEVICES}])
 def test_each_of_these_fields_changes_a_placement(name: str) -> None:
     free = free_of(MACHINE, Ledger())
     assert place(MACHINE, free, changed(ASKED, name)) != place(MACHINE, free, ASKED)

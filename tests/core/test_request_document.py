@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.request import (
+    DeviceNuma,
     EmulatorThreads,
     GuestNuma,
     NumaMemory,
@@ -22,7 +23,7 @@ from kvplace.core.request import (
     Smt,
 )
 from kvplace.core.request_document import PodRequest, read_pod_request, write_request
-from kvplace.core.scalars import Bytes
+from kvplace.core.scalars import Bytes, ResourceName
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
 from tests.core.machines import requests
 
@@ -35,7 +36,7 @@ def options() -> st.SearchStrategy[PinningOptions]:
         PinningOptions,
         *(
             st.sampled_from([*values])
-            for values in (Scope, Policy, Smt, EmulatorThreads, NumaMemory, GuestNuma, OnFailure)
+            for values in (Scope, Policy, Smt, EmulatorThreads, NumaMemory, GuestNuma, DeviceNuma, OnFailure)
         ),
     )
 
@@ -50,6 +51,9 @@ pod_requests = st.builds(
             memory=st.just(request.memory),
             huge_pages=st.dictionaries(st.sampled_from([1 << 21, GIB]), st.integers(1, 1 << 40)),
             io_threads=st.integers(0, 256),
+            devices=st.dictionaries(
+                st.sampled_from(["intel.com/vf", "nvidia.com/GA100"]), st.integers(1, 64)
+            ),
         )
     ),
     vmi=st.sampled_from(["", "default/db", "ns/a-b-c"]),
@@ -59,8 +63,11 @@ pod_requests = st.builds(
     crane_result=st.booleans(),
 )
 
+VF = {ResourceName("intel.com/vf"): 2}
 DOCUMENT: dict[str, Any] = json.loads(
-    write_request(PodRequest(Request(8, memory=8 * GIB, huge_pages={GIB: 8}, io_threads=1), vmi="ns/name"))
+    write_request(
+        PodRequest(Request(8, memory=8 * GIB, huge_pages={GIB: 8}, io_threads=1, devices=VF), vmi="ns/name")
+    )
 )
 
 
@@ -81,10 +88,12 @@ def test_the_request_is_written_in_the_words_of_its_contract() -> None:
         "emulatorThreads": "shared",
         "numaMemory": "preferred",
         "guestNuma": "off",
+        "deviceNuma": "preferred",
         "onFailure": "wait",
         "memory": 8 * GIB,
         "hugepages": {"1Gi": 8},
         "ioThreads": 1,
+        "devices": {"intel.com/vf": 2},
         "vmi": "ns/name",
         "explain": False,
         "craneResult": False,
@@ -115,6 +124,30 @@ def test_keys_of_later_versions_are_ignored() -> None:
         ({"hugepages": {"1Gi": -8}}, "hugepages['1Gi'] is -8; it must be a whole number from 0 to "),
         ({"hugepages": {"0": 8}}, "hugepages: '0' is not a page size; write 2Mi or 1Gi"),
         ({"hugepages": {"1Gi": 8, "1024Mi": 4}}, "hugepages has pages of 1Gi twice; write one count of them"),
+        (
+            {"deviceNuma": "legacy"},
+            "deviceNuma is 'legacy'; it must be one of preferred, required, socket, off",
+        ),
+        (
+            {"devices": ["intel.com/vf"]},
+            "devices is ['intel.com/vf']; it must be an object of counts by resource ",
+        ),
+        ({"devices": {"vf": 1}}, "devices: 'vf' is not the resource of a device, such as intel.com/vf"),
+        (
+            {"devices": {"devices.kubevirt.io/kvm": 1}},
+            "devices: 'devices.kubevirt.io/kvm' is not the resource of ",
+        ),
+        ({"devices": {"kvplace.io/vm": 1}}, "devices: 'kvplace.io/vm' is not the resource of a device"),
+        ({"devices": {"hugepages.kubernetes.io/1": 1}}, "devices: 'hugepages.kubernetes.io/1' is not the "),
+        (
+            {"devices": {"intel.com/vf": -1}},
+            "devices['intel.com/vf'] is -1; it must be a whole number from 0 to ",
+        ),
+        (
+            {"devices": {"intel.com/vf": True}},
+            "devices['intel.com/vf'] is true; it must be a whole number from 0 ",
+        ),
+        ({"devices": {f"a.com/{n}": 1 for n in range(65)}}, "devices has 65 resources, more than 64"),
         ({"vmi": 7}, "vmi is 7; it must be a string"),
     ],
     ids=str,

@@ -45,6 +45,7 @@ WORDS = {
     keys.EMULATOR_THREADS: "emulator_threads",
     keys.NUMA_MEMORY: "numa_memory",
     keys.GUEST_NUMA: "guest_numa",
+    keys.DEVICE_NUMA: "device_numa",
     keys.ON_FAILURE: "on_failure",
 }
 """The field of `PinningOptions` that each annotation with words sets."""

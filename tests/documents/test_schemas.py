@@ -23,7 +23,7 @@ from tests.json_schema import violations
 REQUEST: dict[str, Any] = {
     "vcpus": 2, "cpuSet": "one-l3", "policy": "share", "smt": "prefer", "emulatorThreads": "isolate",
     "numaMemory": "off", "guestNuma": "off", "onFailure": "float", "memory": "4Gi", "hugepages": {"1Gi": 2},
-    "ioThreads": 1,
+    "ioThreads": 1, "deviceNuma": "socket", "devices": {"intel.com/vf": 1},
 }  # fmt: skip
 NODES: list[Any] = [
     {"name": "a", "count": 2, "machine": "epyc-7502p"},

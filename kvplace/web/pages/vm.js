@@ -7,7 +7,7 @@ import { agentTrouble, badge, nextStep } from "./states.js";
 
 const OVER = ["Ended", "Failed"];
 // Hidden: the values that a VM has without its own annotation.
-const USUAL = { smt: "prefer", emulatorThreads: "shared", numaMemory: "preferred", guestNuma: "off", onFailure: "wait" };
+const USUAL = { smt: "prefer", emulatorThreads: "shared", numaMemory: "preferred", guestNuma: "off", deviceNuma: "preferred", onFailure: "wait" };
 
 export class VmPage {
   #namespace;
