@@ -25,14 +25,17 @@ _OF_THE_POD = (
 _PRIVATE = "/var/run/kubevirt-private/"
 
 
-def minimal_domain(name: str, *, vcpus: int = 2, inside: str = "") -> str:
-    """Gives a domain that starts anywhere: no disk, no network, 64 MiB; `inside` goes among its elements."""
+def minimal_domain(name: str, *, vcpus: int = 2, pluggable: int = 0, inside: str = "") -> str:
+    """Gives a domain that starts anywhere: no disk, no network, 64 MiB; `inside` goes among its elements.
+
+    It begins with `vcpus`, and as many as `pluggable` can be plugged in.
+    """
     architecture = platform.machine()
     domain = ET.fromstring(f"""
       <domain type='qemu'>
         <name>{name}</name>
         <memory unit='MiB'>64</memory>
-        <vcpu placement='static'>{vcpus}</vcpu>
+        <vcpu placement='static' current='{vcpus}'>{vcpus + pluggable}</vcpu>
         <os><type arch='{architecture}' machine='{_MACHINES[architecture]}'>hvm</type></os>
         <devices><controller type='usb' model='none'/><memballoon model='none'/></devices>
         {inside}

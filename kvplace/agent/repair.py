@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from kvplace.agent.verification import Difference, Measurement, OfflineDifference, ThreadDifference, Wanted
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import CpuMask
 from kvplace.libvirt.domain_pins import DomainPins
 from kvplace.linux.affinity import OutsideCpuset, set_affinity
 from kvplace.linux.kernel_files import Gone
-from kvplace.linux.qemu import QemuProcess, ThreadRole
+from kvplace.linux.qemu import QemuProcess, ThreadName, ThreadRole
 
 
 def set_threads(qemu: QemuProcess, found: Iterable[Difference]) -> None:
@@ -25,19 +25,23 @@ def set_threads(qemu: QemuProcess, found: Iterable[Difference]) -> None:
 
 
 def domain_pins(wanted: Wanted, measured: Measurement) -> DomainPins:
-    """State what libvirt should keep for the threads that were found; CPUs that are offline are left out."""
-    vcpus: dict[int, CpuMask] = {}
-    io_threads: dict[int, CpuMask] = {}
-    emulator = NO_CPUS
-    for thread in measured.threads:
-        cpus = wanted.cpus_of(thread.name, measured.io_threads) & wanted.online
-        match thread.name.role:
-            case ThreadRole.VCPU if cpus:
-                vcpus[thread.name.number] = cpus
-            case ThreadRole.IO_THREAD if cpus:
-                io_threads[thread.name.number] = cpus
-            case ThreadRole.EMULATOR:
-                emulator = cpus
-            case _:
-                pass
-    return DomainPins(vcpus, emulator, io_threads)
+    """State what libvirt should keep of a domain; CPUs that are offline are left out.
+
+    I/O threads are those that were found. vCPUs are those of the placement and all that can be plugged in.
+    """
+    placed = range(len(wanted.placement.vcpus))
+    vcpus = {vcpu: _cpus_of(wanted, ThreadName(ThreadRole.VCPU, vcpu), measured) for vcpu in placed}
+    return DomainPins(
+        vcpus,
+        _cpus_of(wanted, ThreadName(ThreadRole.VCPU, len(placed)), measured),
+        _cpus_of(wanted, ThreadName(ThreadRole.EMULATOR), measured),
+        {
+            thread.name.number: cpus
+            for thread in measured.threads
+            if thread.name.role is ThreadRole.IO_THREAD and (cpus := _cpus_of(wanted, thread.name, measured))
+        },
+    )
+
+
+def _cpus_of(wanted: Wanted, name: ThreadName, measured: Measurement) -> CpuMask:
+    return wanted.cpus_of(name, measured.io_threads) & wanted.online

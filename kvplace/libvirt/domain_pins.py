@@ -16,9 +16,11 @@ SOCKET = "run/libvirt/virtqemud-sock"
 
 @dataclass(frozen=True, slots=True)
 class DomainPins:
-    """CPUs by vCPU, of the emulator and by I/O thread; what is not named stays as it is."""
+    """CPUs by vCPU, of the emulator and by I/O thread; what has none stays as it is."""
 
     vcpus: Mapping[int, CpuMask] = field(default_factory=lambda: MappingProxyType({}))
+    other_vcpus: CpuMask = NO_CPUS
+    """CPUs of every vCPU that `vcpus` does not name, such as one that can be plugged in later."""
     emulator: CpuMask = NO_CPUS
     io_threads: Mapping[int, CpuMask] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -26,6 +28,7 @@ class DomainPins:
         """Write the pins as a JSON object."""
         return {
             "vcpus": {str(number): format_cpu_list(cpus) for number, cpus in self.vcpus.items()},
+            "otherVcpus": format_cpu_list(self.other_vcpus),
             "emulator": format_cpu_list(self.emulator),
             "ioThreads": {str(number): format_cpu_list(cpus) for number, cpus in self.io_threads.items()},
         }
@@ -35,6 +38,7 @@ class DomainPins:
         """Read what `document` wrote."""
         return cls(
             vcpus={int(number): parse_cpu_list(cpus) for number, cpus in document["vcpus"].items()},
+            other_vcpus=parse_cpu_list(document["otherVcpus"]),
             emulator=parse_cpu_list(document["emulator"]),
             io_threads={int(number): parse_cpu_list(cpus) for number, cpus in document["ioThreads"].items()},
         )

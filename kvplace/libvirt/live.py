@@ -25,6 +25,8 @@ from kvplace.libvirt.domain_pins import SOCKET, DomainPins
 _LONGEST_COMMAND = 1 << 20
 _LIVE, _CONFIG = 1, 2  # virDomainModificationImpact
 _NO_DOMAIN = 42  # VIR_ERR_NO_DOMAIN
+MOST_VCPUS = 4096
+"""vCPUs of one domain with a pin that is set; KubeVirt allows 512, and the number is the peer's."""
 
 
 class NoLibvirt(Unavailable):
@@ -50,6 +52,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "virConnectClose": (c_int, (c_void_p,)),
     "virDomainFree": (c_int, (c_void_p,)),
     "virDomainGetEmulatorPinInfo": (c_int, (c_void_p, c_char_p, c_int, c_uint)),
+    "virDomainGetMaxVcpus": (c_int, (c_void_p,)),
     "virDomainGetName": (c_char_p, (c_void_p,)),
     "virDomainGetVcpuPinInfo": (c_int, (c_void_p, c_int, c_char_p, c_int, c_uint)),
     "virDomainIsPersistent": (c_int, (c_void_p,)),
@@ -73,20 +76,15 @@ def pin_domain(
     """Set the pins that differ and return how many did.
 
     `socket` is a path below the root of QEMU's container; `connected` is called as soon as it has been used.
-    Pins are also set in the definition that a restart of the domain would use. libvirt sets the thread of a
-    vCPU or I/O thread and QEMU's main thread; other threads stay where they are. Not transactional: after an
+    Pins are also set in the definition that a restart of the domain would use. A vCPU that is not plugged in
+    has a pin, too: libvirt applies it when the thread starts. libvirt sets the thread of a vCPU or I/O thread
+    and QEMU's main thread; other threads stay where they are. Not transactional: after an
     error some pins may be set. May hang. Raises NoLibvirt or AnotherDomain.
     """
     size = _bytes_of_a_map(pins)
     with _domain_of(qemu_pid, socket, proc, connected) as (libvirt, domain):
         flags = _LIVE | (_CONFIG if libvirt.number("virDomainIsPersistent", domain) else 0)
         changes = 0
-        present = libvirt.vcpu_pins(domain, max(pins.vcpus, default=-1) + 1, size)
-        for vcpu, cpus in pins.vcpus.items():
-            wanted = cpus.to_bytes(size, "little")
-            if vcpu >= len(present) or present[vcpu] != wanted:
-                libvirt.number("virDomainPinVcpuFlags", domain, vcpu, wanted, size, flags)
-                changes += 1
         if pins.emulator:
             wanted = pins.emulator.to_bytes(size, "little")
             if libvirt.emulator_pin(domain, size) != wanted:
@@ -97,6 +95,13 @@ def pin_domain(
             wanted = cpus.to_bytes(size, "little")
             libvirt.number("virDomainPinIOThread", domain, number, wanted, size, flags)
             changes += 1
+        count = min(libvirt.number("virDomainGetMaxVcpus", domain), MOST_VCPUS)
+        present = libvirt.vcpu_pins(domain, count, size)
+        for vcpu in range(count):
+            wanted = pins.vcpus.get(vcpu, pins.other_vcpus).to_bytes(size, "little")
+            if any(wanted) and (vcpu >= len(present) or present[vcpu] != wanted):
+                libvirt.number("virDomainPinVcpuFlags", domain, vcpu, wanted, size, flags)
+                changes += 1
         return changes
 
 
@@ -223,5 +228,6 @@ def _open_socket(root: Path, path: str) -> int:
 
 def _bytes_of_a_map(pins: DomainPins) -> int:
     """Count the bytes that hold a bit for every CPU of this machine and of the pins."""
-    highest = max((*pins.vcpus.values(), pins.emulator, *pins.io_threads.values())).bit_length()
+    named = (*pins.vcpus.values(), pins.other_vcpus, pins.emulator, *pins.io_threads.values())
+    highest = max(named).bit_length()
     return (max(os.sysconf("SC_NPROCESSORS_CONF"), highest) + 7) // 8

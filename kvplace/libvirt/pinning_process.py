@@ -3,7 +3,7 @@
 One request on stdin, one answer on stdout, and an end:
 
     {"pid": 4711, "socket": "run/libvirt/virtqemud-sock",
-     "pins": {"vcpus": {"0": "4"}, "emulator": "2-3", "ioThreads": {}}}
+     "pins": {"vcpus": {"0": "4"}, "otherVcpus": "4-5", "emulator": "2-3", "ioThreads": {}}}
 
     {"changed": 2}  or  {"error": "one sentence"}
 

@@ -34,7 +34,7 @@ print(" ", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, flush=True)
 """
 """Runs Python and prints its memory: the kernel counts that of the small process that starts it, too."""
 OPEN, LOOKUP, FEATURE, AUTH_LIST, VCPU_PINS, EMULATOR_PIN = 1, 24, 60, 66, 230, 280
-NODE_INFO, PERSISTENT, NODE_CPU_MAP, DOMAIN_INFO = 6, 148, 293, 16
+NODE_INFO, PERSISTENT, NODE_CPU_MAP, DOMAIN_INFO, MAX_VCPUS = 6, 148, 293, 16, 18
 PROGRAM, REPLY, EVENT = 0x20008086, 1, 2
 
 Answer = Callable[[socket.socket, int, int], None]
@@ -55,6 +55,7 @@ def honest(peer: socket.socket, call: int, serial: int) -> None:
         AUTH_LIST: struct.pack(">II", 1, 0),
         EMULATOR_PIN: struct.pack(">III", 1, 0, 1),
         VCPU_PINS: struct.pack(">II", 0, 0),
+        MAX_VCPUS: struct.pack(">I", 2),
         LOOKUP: name + ID.bytes + struct.pack(">I", 1),
         PERSISTENT: struct.pack(">I", 0),
     }
@@ -66,6 +67,8 @@ def claims_many_cpus(peer: socket.socket, call: int, serial: int) -> None:
     most = 2**31 - 1
     if call == VCPU_PINS:
         peer.sendall(packet(call, serial, struct.pack(">II", 0, most)))
+    elif call == MAX_VCPUS:
+        peer.sendall(packet(call, serial, struct.pack(">I", most)))
     elif call == NODE_CPU_MAP:
         peer.sendall(packet(call, serial, struct.pack(">IIII", 1, 0, most, most)))
     elif call == DOMAIN_INFO:

@@ -39,10 +39,10 @@ AS_PLACED = [
 
 @asynccontextmanager
 async def guarded_vm(
-    session: LibvirtSession, placement: PodPlacement | None = None, *, pins: str = ""
+    session: LibvirtSession, placement: PodPlacement | None = None, *, pins: str = "", pluggable: int = 0
 ) -> AsyncIterator[GuardedVm]:
     """A VM with one vCPU and one I/O thread, by default unpinned."""
-    xml = minimal_domain("guarded", vcpus=1, inside=f"<iothreads>1</iothreads>{pins}")
+    xml = minimal_domain("guarded", vcpus=1, pluggable=pluggable, inside=f"<iothreads>1</iothreads>{pins}")
     with session.running(xml) as domain:
         async with guarded(session, domain, placement or placed(SECOND, FIRST)) as vm:
             yield vm
@@ -249,6 +249,28 @@ async def test_a_newer_revision_is_followed_and_is_pinned_when_the_cpuset_has_fo
         )
         assert libvirt_session.group.effective() == ON_FIRST
         assert vm.written.events == []
+
+
+async def test_a_vcpu_that_is_plugged_in_after_a_relocation_starts_on_the_new_cores(
+    libvirt_session: LibvirtSession,
+) -> None:
+    """The pin of such a vCPU must lie in the cpuset: outside of it the plug fails (error 38)."""
+    before = "".join(f"<vcpupin vcpu='{vcpu}' cpuset='{SECOND}'/>" for vcpu in (0, 1, 2))
+    async with guarded_vm(
+        libvirt_session, placed(SECOND, SECOND), pins=f"<cputune>{before}</cputune>", pluggable=2
+    ) as vm:
+        async with at_work(vm):
+            await vm.follows(1)
+            following = placed(FIRST, FIRST, revision=2)
+            vm.place(following)
+            await vm.follows(2)
+            vm.release(following)
+            await vm.libvirt_keeps(
+                [*[("vcpupin", str(FIRST))] * 3, ("emulatorpin", str(FIRST)), ("iothreadpin", str(FIRST))]
+            )
+            await until(lambda: libvirt_session.group.effective() == ON_FIRST)
+        vm.domain.handle.setVcpusFlags(2, 1)  # VIR_DOMAIN_AFFECT_LIVE
+        assert vm.cpus()["CPU 1/TCG"] == ON_FIRST
 
 
 async def test_a_revision_that_the_threads_cannot_follow_is_undone(libvirt_session: LibvirtSession) -> None:
