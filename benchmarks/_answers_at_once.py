@@ -33,7 +33,7 @@ from kvplace.core.scalars import Bytes
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import open_session
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from kvplace.nodes.node_cache import running_node_cache
 from kvplace.scheduler.extender_protocol import (
     BindingArgs,

@@ -12,7 +12,7 @@ from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes, PodUid
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 
 SERVER_TYPES = ("2x-epyc-9354-nps2", "2x-xeon-6338", "epyc-9654p", "2x-xeon-8480plus-snc4")
 _VCPUS = (2, 2, 4, 4, 8, 8, 16)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks._plots import NotInstalled
-from kvplace.simulate.load import Arrival, Event, Vm
+from kvplace.simulate.scenario import Arrival, Event, Vm
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes
-from kvplace.simulate.load import ActiveVms, Arrival, Event, Vm
+from kvplace.simulate.scenario import ActiveVms, Arrival, Event, Vm
 
 GIB = Bytes(1 << 30)
 

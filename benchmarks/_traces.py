@@ -20,7 +20,7 @@ from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
-from kvplace.simulate.load import Departure, Vm
+from kvplace.simulate.scenario import Departure, Vm
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,10 +45,9 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import machine_names, read_machine
-from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
-from kvplace.simulate.load import Arrival, Kind, Mix, RandomLoad, Vm
-from kvplace.simulate.simulated_cluster import SimulatedCluster
+from kvplace.machines.server_types import machine_names, read_machine
+from kvplace.simulate.scenario import Arrival, Kind, Mix, RandomLoad, Vm
+from kvplace.simulate.simulated_cluster import ClusterState, SimulatedCluster, cluster_state, empty_amounts
 
 GIB = Bytes(1 << 30)
 SIZES = (50, 250, 1000)

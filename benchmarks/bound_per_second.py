@@ -55,7 +55,7 @@ from kvplace.admission.pod import admit_pod
 from kvplace.admission.review import AdmissionSettings
 from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 
 SERVER_TYPES = ("2x-epyc-9354-nps2", "2x-xeon-6338", "epyc-9654p", "2x-xeon-8480plus-snc4")
 VCPUS = (2, 2, 2, 4, 4, 4, 8, 8, 16)

@@ -33,7 +33,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
 from kvplace.scheduler.extender_protocol import FilterResult, read_extender_args
 from kvplace.scheduler.fit_table import FitTable

@@ -30,7 +30,7 @@ from harness.go_build import built
 from harness.kvplace_cluster.installation import Installation
 from harness.kvplace_cluster.machines import node_shape
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 
 NODES = 10
 KINDS: Mapping[str, Mapping[str, str]] = {"asks": {"cpu-set": "one-numa"}, "does not ask": {}}

@@ -40,7 +40,7 @@ from kvplace.core.scalars import Bytes, NodeName
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 from kvplace.nodes.node_cache import running_node_cache
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.extender_protocol import ExtenderArgs

@@ -38,7 +38,7 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import Bytes, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 
 CRDS = Path(__file__).resolve().parents[1] / "manifests" / "crd"
 OURS = "/apis/kvplace.io/v1alpha1"

@@ -37,7 +37,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from kvplace.plan.mip_bound import MipBound, mip_bound
 
 MACHINE = "2x-epyc-9354-nps2"

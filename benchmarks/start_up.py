@@ -36,7 +36,7 @@ from kvplace.core.request_document import PodRequest
 from kvplace.core.result_annotations import result_annotations
 from kvplace.core.scalars import Bytes, CpuId, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 
 PODS_PER_NODE = 4
 ASKED = Request(4, memory=Bytes(8 << 30))

@@ -22,7 +22,7 @@ from benchmarks._tables import table
 from harness.browser.page import Page, new_page
 from harness.browser.process import running_browser
 from harness.certificates import Certificates
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from kvplace.service.settings import Address
 from tests.web.stage import VIEWER, Stage, cluster_of, mapped
 from tests.web.visiting import AS_VIEWER, Visitor, visitor

@@ -28,7 +28,7 @@ from harness.kvplace_cluster.installation import NAMESPACE, SIDECAR_IMAGE, Insta
 from harness.kvplace_cluster.machines import node_shape, write_machine
 from harness.kvplace_cluster.options import parser
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from kvplace.web.gate import AUDIENCE
 
 MAP_READER = "map-reader"

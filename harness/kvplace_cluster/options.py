@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kvplace.machines.shipped import machine_names
+from kvplace.machines.server_types import machine_names
 
 
 def parser() -> argparse.ArgumentParser:

@@ -31,11 +31,9 @@ from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
 from kvplace.kube.watches import WatchClient
-from kvplace.service.health import Readiness, health_application
-from kvplace.service.json_log import log_as_json
+from kvplace.service.health import Readiness, health_application, watch_loop
 from kvplace.service.listening import listening
-from kvplace.service.metrics import watch_loop
-from kvplace.service.process import in_background, run_until_signal
+from kvplace.service.process import in_background, log_as_json, run_until_signal
 from kvplace.service.settings import Address
 
 _PAGE_SIZE = 50

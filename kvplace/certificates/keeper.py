@@ -1,4 +1,4 @@
-"""Keeps the Secrets of an installation filled with valid certificates, and the webhooks trusting them.
+"""`kvplace certificates`: keeps the Secrets of an installation filled, and the webhooks trusting them.
 
 Every check is complete and repeatable: what is missing is made, what is due is renewed, what is right is left
 alone. Two keepers at once do no harm: each write names the version that it was decided on.
@@ -7,10 +7,12 @@ alone. Two keepers at once do no harm: each write names the version that it was 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 from kvplace.certificates.authority import (
@@ -23,9 +25,13 @@ from kvplace.certificates.authority import (
     current_certificate,
 )
 from kvplace.core.errors import Conflict, Unavailable
-from kvplace.kube.secrets import Secret
-from kvplace.service.health import Readiness
-from kvplace.service.metrics import CERTIFICATE_END
+from kvplace.kube.credentials import CredentialOptions
+from kvplace.kube.secrets import ApiSecrets, Secret
+from kvplace.kube.session import open_session
+from kvplace.service.health import CERTIFICATE_END, Readiness, health_application
+from kvplace.service.listening import listening
+from kvplace.service.process import in_background, log_as_json, run_until_signal
+from kvplace.service.settings import Address
 
 _log = logging.getLogger(__name__)
 
@@ -146,3 +152,43 @@ def _same(stored: Stored, content: Stored) -> bool:
         and found.certificate == wanted.certificate
         and {**stored, KEY: b""} == {**content, KEY: b""}
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CertificatesSettings:
+    """Settings of the process."""
+
+    namespace: str
+    own_namespace: str
+    client_name: str
+    health_address: Address
+    kubeconfig: Path | None = None
+    log_level: str = "info"
+
+
+def run(settings: CertificatesSettings) -> None:
+    """Keep certificates until SIGTERM or SIGINT; raises Misconfigured for what an operator must change."""
+    log_as_json(settings.log_level)
+    run_until_signal(_connected(settings))
+
+
+@contextlib.asynccontextmanager
+async def _connected(settings: CertificatesSettings) -> AsyncIterator[None]:
+    kubeconfig = str(settings.kubeconfig) if settings.kubeconfig else None
+    async with (
+        await open_session(CredentialOptions(kubeconfig=kubeconfig)) as session,
+        keeping(settings, ApiSecrets(session)),
+    ):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def keeping(settings: CertificatesSettings, store: CertificateStore) -> AsyncIterator[Address]:
+    """Keep certificates while the block runs; gives the address of health and metrics."""
+    readiness = Readiness("no certificate has been checked yet")
+    names = Names.of(settings.namespace, settings.own_namespace, settings.client_name)
+    async with (
+        listening("health", health_application("certificates", readiness), settings.health_address) as health,
+        in_background(Keeper(store, names, readiness).run()),
+    ):
+        yield health

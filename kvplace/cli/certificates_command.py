@@ -54,7 +54,7 @@ def command(
     They are kept in Secrets and renewed when a third of their time is left; the API server is configured to
     trust the webhooks by this CA. Runs until SIGTERM.
     """
-    from kvplace.certificates.process import CertificatesSettings, run
+    from kvplace.certificates.keeper import CertificatesSettings, run
     from kvplace.service.settings import Address
 
     run(

@@ -97,7 +97,7 @@ def _print_diff(lines: list[str], out: Console) -> None:
 def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Console) -> None:
     from kvplace.core.percentiles import Percentiles
     from kvplace.core.quantity import counted
-    from kvplace.simulate.demo_vms import has_mistakes
+    from kvplace.simulate.vm_templates import has_mistakes
 
     ordered = report.settings.vms
     servers = len({topology.fingerprint for topology in report.machines.values()})

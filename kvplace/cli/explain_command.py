@@ -125,8 +125,7 @@ def command(
 
 def _read_files(filenames: Sequence[str], target: str) -> Document:
     from kvplace.admission.stated_request import expanded
-    from kvplace.documents.manifests import read_manifests
-    from kvplace.documents.reading import source_name
+    from kvplace.documents.reading import read_manifests, source_name
     from kvplace.explain.reading import choose_document
 
     contents = [content for file in filenames for _, content in read_manifests(file)]

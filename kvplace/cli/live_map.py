@@ -21,7 +21,7 @@ def names_a_node(machine: str) -> bool:
 
     from kvplace.core.near_words import near_word
     from kvplace.kube.kubeconfig import kubeconfig_files
-    from kvplace.machines.shipped import machine_names
+    from kvplace.machines.server_types import machine_names
 
     if not machine or machine == "-" or "/" in machine or machine in machine_names():
         return False
@@ -46,7 +46,7 @@ def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
     from kvplace.core.near_words import did_you_mean
     from kvplace.core.scalars import NodeName
     from kvplace.kube.watches import NODES
-    from kvplace.machines.shipped import machine_names
+    from kvplace.machines.server_types import machine_names
     from kvplace.nodes.cluster_reading import read_node
     from kvplace.nodes.drawn_node import draw_node
 

@@ -31,7 +31,7 @@ def cpu_manager_state_option(function: _Function) -> _Function:
 
 def complete_machine(_context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
     """Complete the name of a server type, or else of a file."""
-    from kvplace.machines.shipped import machine_names
+    from kvplace.machines.server_types import machine_names
 
     return names_and_files(list(machine_names()), begun)
 

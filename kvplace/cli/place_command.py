@@ -165,7 +165,7 @@ def _of_lines(session: PlaceSession) -> Iterator[_Ask]:
 def _of_manifests(files: Sequence[str], session: PlaceSession, machine: Machine) -> Iterator[_Ask]:
     from kvplace.cli.place_report import report_lines
     from kvplace.cli.stated_vms import stated_vms
-    from kvplace.documents.manifests import read_manifests
+    from kvplace.documents.reading import read_manifests
 
     for vm in stated_vms([manifest for file in files for manifest in read_manifests(file)]):
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvplace.core.cluster.planning import Plan, VmRequest
     from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.mip_bound import MipBound
-    from kvplace.plan.vm_requests import ClosedTo
+    from kvplace.plan.plan_input import ClosedTo
 
 
 @click.command("plan", short_help="Place many VMs at once on the nodes of a cluster.")
@@ -92,7 +92,7 @@ def command(
     """  # noqa: D301 - click needs the literal backslash
     from kvplace.core.cluster.planning import PlanProgress, Stage, plan
     from kvplace.plan.mip_bound import mip_bound
-    from kvplace.plan.plan_cluster import read_plan_cluster
+    from kvplace.plan.plan_input import read_plan_cluster
 
     if live or flags.are_given:
         if cluster is not None:
@@ -149,7 +149,7 @@ def _read_requests(
     source: str, running: AbstractSet[str], closed_to: ClosedTo | None
 ) -> tuple[VmRequest, ...]:
     from kvplace.documents.reading import read_text, source_name
-    from kvplace.plan.vm_requests import vm_requests_of
+    from kvplace.plan.plan_input import vm_requests_of
 
     what = source_name(source)
     text = read_text(source, what)
@@ -159,7 +159,7 @@ def _read_requests(
     from kvplace.core.cluster.draft import OPEN
     from kvplace.core.cluster.planning import VmRequest
     from kvplace.core.errors import BadBody
-    from kvplace.documents.manifests import manifests_in
+    from kvplace.documents.reading import manifests_in
     from kvplace.kube.node_filters import demands_of
 
     found = []

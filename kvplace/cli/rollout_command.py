@@ -91,10 +91,10 @@ def create(
 
     Exit code 0 when all VMs are there, 3 when none fits, 4 when some are not there, 5 when the time was over.
     """
-    from kvplace.documents.rollout import EXAMPLE
+    from kvplace.documents.rollout import ROLLOUT_EXAMPLE
 
     if example:
-        click.echo(EXAMPLE, nl=False)
+        click.echo(ROLLOUT_EXAMPLE, nl=False)
         return ExitCode.DONE
     if not files:
         raise click.UsageError("give a template or a rollout document with -f")

@@ -11,8 +11,7 @@ import click
 
 from kvplace.core.errors import BadBody
 from kvplace.core.strict_json import shown
-from kvplace.documents.manifests import read_manifests
-from kvplace.documents.reading import read_text, source_name
+from kvplace.documents.reading import read_manifests, read_text, source_name
 from kvplace.rollout.templates import read_template
 from kvplace.rollout.wanted import Rollout, read_rollout
 

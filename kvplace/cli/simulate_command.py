@@ -39,8 +39,7 @@ def command(scenario: str | None, output: Output) -> int:
     is 0. Ctrl-C ends early, with the report of what was run, and exit code 130.
     """
     from kvplace.simulate.scenario import example_scenario, load_scenario
-    from kvplace.simulate.simulation import simulate
-    from kvplace.simulate.simulation_report import report_document
+    from kvplace.simulate.simulation import report_document, simulate
 
     chosen = example_scenario() if scenario is None else load_scenario(Path(scenario))
     seeds = chosen.seeds if chosen.mix is not None else (None,)
@@ -70,7 +69,7 @@ def _show(progress: Progress, before: int, name: str, arrived: int) -> bool:
 
 def _print(scenario: Scenario, outcomes: list[Outcome]) -> None:
     from kvplace.core.quantity import counted
-    from kvplace.simulate.simulation_report import summary
+    from kvplace.simulate.simulation import summary
 
     by_strategy = {
         strategy: [outcome for outcome in outcomes if outcome.strategy is strategy]

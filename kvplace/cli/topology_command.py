@@ -32,7 +32,7 @@ class _NamingMachines(click.Command):
     """Lists the server types at the end of its help."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from kvplace.machines.shipped import machine_names
+        from kvplace.machines.server_types import machine_names
 
         with formatter.section("Server types"):
             indent = " " * formatter.current_indent

@@ -20,7 +20,7 @@ from kvplace.doctor.installation import (
     title,
 )
 from kvplace.kube.object_reader import Document
-from kvplace.service.certificate_end import certificate_ends
+from kvplace.service.tls import certificate_ends
 
 WEBHOOKS = {
     "mutatingwebhookconfigurations": (

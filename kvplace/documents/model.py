@@ -28,11 +28,11 @@ from kvplace.core.strict_json import known_keys, shown
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-_Model = TypeVar("_Model", bound="Document")
+_Model = TypeVar("_Model", bound="DocumentModel")
 _Value = TypeVar("_Value")
 
 
-class Document(BaseModel):
+class DocumentModel(BaseModel):
     """A mapping in a document; null is an error, never the same as a missing key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
@@ -74,7 +74,7 @@ def checked_by(read: Callable[[Any], _Value]) -> Callable[[Any], _Value]:
     return validate
 
 
-def json_schema(model: type[Document]) -> dict[str, Any]:
+def json_schema(model: type[DocumentModel]) -> dict[str, Any]:
     """Give the JSON Schema of a document."""
     return {"$schema": DIALECT} | model.model_json_schema(schema_generator=_SchemaGenerator)
 

@@ -11,7 +11,7 @@ import codecs
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -215,3 +215,36 @@ def _prepare_keys(root: Any) -> None:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).replace(' in "<unicode string>",', " at").split())[:300]
+
+
+def read_manifests(source: str) -> tuple[tuple[str, Json], ...]:
+    """Read the objects of a file, or of stdin for `-`, in their order; each with its place for errors.
+
+    A List counts as the objects in it. Raises BadBody for what is not a mapping.
+    """
+    what = source_name(source)
+    return manifests_in(read_text(source, what), what)
+
+
+def manifests_in(text: str, what: str) -> tuple[tuple[str, Json], ...]:
+    """Read the objects of a text; errors and places call it `what`."""
+    found = read_values(text, what)
+    several = len(found) > 1
+    return tuple(
+        manifest
+        for number, value in enumerate(found, 1)
+        for manifest in _objects_of(value, f"{what}: document {number}" if several else what)
+    )
+
+
+def _objects_of(value: object, where: str) -> Iterator[tuple[str, Json]]:
+    if not isinstance(value, dict):
+        raise BadBody(
+            f"{where} contains {kind_of(value)}; it must be a Kubernetes object, a mapping with a kind"
+        )
+    kind, items = value.get("kind"), value.get("items")
+    if isinstance(kind, str) and kind.endswith("List") and isinstance(items, list):
+        for index, item in enumerate(items):
+            yield from _objects_of(item, f"{where}: items[{index}]")
+    else:
+        yield where, value

@@ -1,19 +1,83 @@
-"""One VM's request inside a document: read by core, which reads requests for every command."""
+"""Requests of VMs inside a document, and the document of `kvplace plan`: a list of them.
+
+`core` reads a request, as it does for every command. A request in a list may have an id, a count, and, for a
+live cluster, the demands that a pod's spec states on its node besides cores.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
 
 from kvplace.core.device_resources import MOST_DEVICES
 from kvplace.core.errors import BadBody
 from kvplace.core.options_json import OPTION_KEYS
 from kvplace.core.request import MAX_VCPUS, PinningOptions, Policy, Request
 from kvplace.core.request_json import MAX_IO_THREADS, request_of
-from kvplace.core.strict_json import shown
-from kvplace.documents.model import DIALECT, checked_by
+from kvplace.core.strict_json import Json, shown
+from kvplace.documents.model import DIALECT, DocumentModel, Text, checked_by
+
+
+class _Camel(DocumentModel):
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class TolerationKeys(_Camel):
+    """A taint that does not keep the VM away."""
+
+    key: Text | None = None
+    """Empty for all keys."""
+    operator: Literal["Exists", "Equal"] | None = None
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Empty for all effects."""
+
+
+class Expression(_Camel):
+    """One condition on a label."""
+
+    key: Text
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+    values: tuple[str, ...] | None = None
+
+
+class NodeTerm(_Camel):
+    """Conditions that must all hold."""
+
+    match_expressions: tuple[Expression, ...] | None = None
+    match_fields: tuple[Expression, ...] | None = None
+
+
+class NodeTerms(_Camel):
+    """Terms; one of them must select the node."""
+
+    node_selector_terms: Annotated[tuple[NodeTerm, ...], Field(min_length=1)]
+
+
+class NodeAffinityKeys(_Camel):
+    """The demand on the node; preferences do not matter to a plan."""
+
+    required: NodeTerms = Field(alias="requiredDuringSchedulingIgnoredDuringExecution")
+
+
+class AffinityKeys(_Camel):
+    """The part of a pod's affinity that is about nodes; affinity to pods is not foretold."""
+
+    node_affinity: NodeAffinityKeys
+
+
+NodeSelector: TypeAlias = dict[str, str]
+
 
 _OPTIONS = {
     "cpuSet": "Where all CPUs of the VM must lie.",
@@ -33,7 +97,7 @@ def _option(key: str) -> dict[str, Any]:
     return {"enum": words, "default": default.value, "description": _OPTIONS[key]}
 
 
-EXAMPLE = """\
+REQUEST_EXAMPLE = """\
 {"vcpus": 8, "cpuSet": "one-numa", "smt": "require", "emulatorThreads": "isolate", "memory": "32Gi"}
 """
 REQUEST_SCHEMA: dict[str, Any] = {
@@ -80,3 +144,61 @@ def _read(content: object) -> Request:
 
 RequestKeys: TypeAlias = Annotated[Request, PlainValidator(checked_by(_read)), WithJsonSchema(REQUEST_SCHEMA)]
 """A field that holds one request."""
+
+
+REQUESTS_EXAMPLE = """\
+# VMs for `kvplace plan --requests FILE`. `kvplace schema requests` has all keys and words.
+requests:
+- {id: db, vcpus: 8, cpuSet: one-numa, smt: require, memory: 32Gi}
+- {id: router, vcpus: 6, cpuSet: one-l3, emulatorThreads: isolate, memory: 8Gi}
+- {id: web, count: 20, vcpus: 2, memory: 4Gi}      # web-01 to web-20
+"""
+MOST_VMS = 20_000
+_BESIDE = ("id", "count", "nodeSelector", "tolerations", "affinity")
+
+
+_DEMANDS = ("node_selector", "tolerations", "affinity")
+
+
+def _flat(schema: dict[str, Any]) -> None:
+    request = schema["properties"].pop("request")
+    schema["properties"] |= request["properties"]
+    schema["required"] = request["required"]
+
+
+class RequestedVms(DocumentModel):
+    """One VM, or `count` equal ones: the keys of a request, with `id` and `count` beside them.
+
+    On a live cluster also what it demands of its node, as in the spec of a pod.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_flat, alias_generator=to_camel)
+
+    id: Text | None = None
+    """A name that no other VM has."""
+    count: Annotated[int, Field(strict=True, ge=1, le=MOST_VMS)] | None = None
+    """Makes so many VMs of the same request, named id-01, id-02, ..."""
+    node_selector: NodeSelector | None = None
+    """Labels that its node must have."""
+    tolerations: tuple[TolerationKeys, ...] | None = None
+    affinity: AffinityKeys | None = None
+    request: RequestKeys
+
+    @property
+    def demands(self) -> Json:
+        """The demand on its node, as in the spec of a pod; empty where it states nothing."""
+        return self.model_dump(include=set(_DEMANDS), by_alias=True, exclude_none=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _split(cls, content: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(content, dict):
+            return read(content)
+        request = checked_by(lambda keys: request_of(keys, also=_BESIDE))(content)
+        return read({key: content[key] for key in _BESIDE if key in content} | {"request": request})
+
+
+class RequestsDocument(DocumentModel):
+    """VMs to plan. A file may also hold the list alone, or one VM per line as JSON."""
+
+    requests: Annotated[tuple[RequestedVms, ...], Field(max_length=MOST_VMS)]

@@ -31,7 +31,7 @@ from pydantic.alias_generators import to_camel
 
 from kvplace.core.strict_json import shown
 from kvplace.core.vm_stage import VmStage
-from kvplace.documents.model import Document, Text, unique
+from kvplace.documents.model import DocumentModel, Text, unique
 
 MOST_VMS = 20_000
 _LONGEST_NAME = 63
@@ -40,7 +40,7 @@ _DURATION = r"^[1-9][0-9]{0,6}(s|m|h)$"
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _PERCENT = r"^([1-9][0-9]?|100)%$"
 
-EXAMPLE = """\
+ROLLOUT_EXAMPLE = """\
 # VMs that are made together: `kvplace rollout create -f FILE`
 name: shop
 vms:
@@ -138,7 +138,7 @@ Template: TypeAlias = Annotated[
 ]
 
 
-class TemplatedVms(Document):
+class TemplatedVms(DocumentModel):
     """VMs made from one template: one, `count` equal ones, or one for each of `names`."""
 
     name: Name | None = None
@@ -158,7 +158,7 @@ class TemplatedVms(Document):
         return self
 
 
-class RolloutDocument(Document):
+class RolloutDocument(DocumentModel):
     """A rollout: the input of `kvplace rollout create`."""
 
     model_config = ConfigDict(alias_generator=to_camel)

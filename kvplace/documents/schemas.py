@@ -7,18 +7,21 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from kvplace.core.strict_json import known_keys
-from kvplace.documents import cluster, request, requests, rollout, scenario, serve
+from kvplace.documents.cluster import CLUSTER_EXAMPLE, SCENARIO_EXAMPLE, ClusterDocument, ScenarioDocument
 from kvplace.documents.model import json_schema
+from kvplace.documents.request import REQUEST_EXAMPLE, REQUESTS_EXAMPLE, RequestsDocument, request_schema
+from kvplace.documents.rollout import ROLLOUT_EXAMPLE, RolloutDocument
+from kvplace.documents.serve import SERVE_EXAMPLE, ServeDocument
 
 _Schema: TypeAlias = Callable[[], dict[str, Any]]
 
 _DOCUMENTS: Mapping[str, tuple[_Schema, str]] = {
-    "cluster": (partial(json_schema, cluster.ClusterDocument), cluster.EXAMPLE),
-    "request": (request.request_schema, request.EXAMPLE),
-    "requests": (partial(json_schema, requests.RequestsDocument), requests.EXAMPLE),
-    "rollout": (partial(json_schema, rollout.RolloutDocument), rollout.EXAMPLE),
-    "scenario": (partial(json_schema, scenario.ScenarioDocument), scenario.EXAMPLE),
-    "serve": (partial(json_schema, serve.ServeDocument), serve.EXAMPLE),
+    "cluster": (partial(json_schema, ClusterDocument), CLUSTER_EXAMPLE),
+    "request": (request_schema, REQUEST_EXAMPLE),
+    "requests": (partial(json_schema, RequestsDocument), REQUESTS_EXAMPLE),
+    "rollout": (partial(json_schema, RolloutDocument), ROLLOUT_EXAMPLE),
+    "scenario": (partial(json_schema, ScenarioDocument), SCENARIO_EXAMPLE),
+    "serve": (partial(json_schema, ServeDocument), SERVE_EXAMPLE),
 }
 
 SCHEMA_NAMES = tuple(_DOCUMENTS)

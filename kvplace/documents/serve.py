@@ -8,9 +8,9 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.documents.model import Document, Text
+from kvplace.documents.model import DocumentModel, Text
 
-EXAMPLE = """\
+SERVE_EXAMPLE = """\
 # Settings for `kvplace serve --config FILE`; each is a flag of the same name, and a flag that is given wins.
 tlsCert: /certs/tls.crt
 tlsKey: /certs/tls.key
@@ -31,7 +31,7 @@ def _off(value: object) -> object:
     return "off" if value is False else value
 
 
-class ServeDocument(Document):
+class ServeDocument(DocumentModel):
     """Settings of `kvplace serve`. Each key is a flag of the same name; a flag that is given wins."""
 
     model_config = ConfigDict(alias_generator=to_camel, use_enum_values=True)

@@ -18,7 +18,7 @@ from kvplace.documents.cluster import MOST_NODES, ClusterDocument, NodeEntry, Ru
 from kvplace.documents.model import numbered, read_model
 from kvplace.documents.reading import load_document, source_name
 from kvplace.machines.machine import read_machine_at
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 
 
 def load_cluster(path: Path) -> tuple[ClusterNode, ...]:

@@ -38,7 +38,7 @@ from kvplace.linux.tree import (
     open_tree,
     read_archive,
 )
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 
 _EXPECTED = (
     "a folder or tar archive with a machine's sys/, a NodeTopology, what `virsh capabilities` or `lscpu -p`"

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 
 from kvplace.core.cpuset import mask_of
+from kvplace.core.errors import BadTopology
+from kvplace.core.near_words import did_you_mean
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 
@@ -234,3 +236,18 @@ def _parts(cores: list[CpuMask], size: int) -> list[list[CpuMask]]:
 
 def _union(masks: list[CpuMask]) -> CpuMask:
     return reduce(or_, masks, NO_CPUS)
+
+
+def machine_names() -> tuple[str, ...]:
+    """List the machines that come with kvplace, in the order of their names."""
+    return tuple(sorted(server.name for server in SERVER_TYPES))
+
+
+@cache
+def read_machine(name: str) -> Topology:
+    """Give the machine of a name; raises BadTopology for an unknown one."""
+    for server in SERVER_TYPES:
+        if server.name == name:
+            return topology_of(server)
+    hint = did_you_mean(name, machine_names()) or f"; there are: {', '.join(machine_names())}"
+    raise BadTopology(f"no server type is called {name!r}{hint}")

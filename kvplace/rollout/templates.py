@@ -20,8 +20,7 @@ from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.scalars import NO_BYTES, Bytes
 from kvplace.core.strict_json import Json, shown
 from kvplace.core.vm_stage import VmStage
-from kvplace.documents.manifests import read_manifests
-from kvplace.documents.reading import source_name
+from kvplace.documents.reading import read_manifests, source_name
 from kvplace.kube.node_filters import PodDemands, demands_of
 
 API_VERSION = "kubevirt.io/v1"

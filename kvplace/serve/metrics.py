@@ -22,7 +22,7 @@ from kvplace.kube.events import EventRecorder
 from kvplace.nodes.cluster_free_blocks import SLICE_S, ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender
-from kvplace.service.metrics import Series
+from kvplace.service.health import Series
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Sizes of free blocks for counting nodes, in CPUs."""

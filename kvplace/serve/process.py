@@ -28,11 +28,9 @@ from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
 from kvplace.serve.metrics import ClusterGauges
 from kvplace.serve.readiness import ServeReadiness, hang_up_while_unready
 from kvplace.serve.settings import ServeSettings
-from kvplace.service.health import health_application
-from kvplace.service.json_log import log_as_json
+from kvplace.service.health import health_application, watch_loop
 from kvplace.service.listening import listening
-from kvplace.service.metrics import watch_loop
-from kvplace.service.process import in_background, run_until_signal
+from kvplace.service.process import in_background, log_as_json, run_until_signal
 from kvplace.service.settings import Address
 from kvplace.service.tls import RenewedTls
 from kvplace.web.application import web_map

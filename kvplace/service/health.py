@@ -1,17 +1,66 @@
-"""Liveness, readiness and metrics of a process, over plain HTTP on a port of their own.
+"""Liveness, readiness and metrics of a process about itself, over plain HTTP on a port of their own.
 
 The port is apart from the ones that do the work, so that a probe never waits behind a queue of requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
 
-from kvplace.service.metrics import READY
+LOOP_DELAYS = Histogram(
+    "kvplace_process_loop_delay_seconds",
+    "How much later than due the event loop came to a timer, four times a second.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0),
+)
+READY = Gauge(
+    "kvplace_process_ready",
+    "1 while /readyz of this process answers 200, else 0; process: serve, agent or certificates.",
+    ["process"],
+)
+CERTIFICATE_END = Gauge(
+    "kvplace_process_certificate_end_timestamp_seconds",
+    "When the certificates of a file end, the first of them, as Unix time; use: server or client-ca.",
+    ["use"],
+)
+CUT_CONNECTIONS = Counter(
+    "kvplace_process_cut_connections_total",
+    "Connections that were not served, by listener and reason: full, handshake, client, slow, bytes.",
+    ["listener", "reason"],
+)
+
+_EVERY_S = 0.25
+
+
+class Series:
+    """The series of a gauge with nodes or pods in its labels: it has those of the last update only."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def update(self, values: Mapping[tuple[str, ...], float]) -> None:
+        """Set the series with these label values, and remove all others."""
+        for labels in self._values.keys() - values.keys():
+            self._gauge.remove(*labels)
+            del self._values[labels]
+        for labels, value in values.items():
+            if self._values.get(labels) != value:
+                self._gauge.labels(*labels).set(value)
+                self._values[labels] = value
+
+
+async def watch_loop() -> None:
+    """Measure the delay of the event loop until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _EVERY_S
+        await asyncio.sleep(_EVERY_S)
+        LOOP_DELAYS.observe(max(0.0, loop.time() - due))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""Listening for HTTP/1.1: an application on an address, with or without TLS, for callers within limits."""
+"""Listening for HTTP/1.1: an application on an address, with or without TLS, for callers within limits.
+
+A caller may be limited by the names in its verified certificate: a client certificate of the right CA is not
+enough where that CA signs for others, too.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,11 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from typing import Any
 
 from aiohttp import web
 
-from kvplace.service.clients import may_call
 from kvplace.service.connections import ConnectionLimits, Connections, accepting
 from kvplace.service.settings import Address
 
@@ -105,3 +109,35 @@ def _noting_complete_requests(connections: Connections) -> Callable[..., Awaitab
                 )  # the caller is gone; aiohttp would log a traceback for each caller that goes
 
     return note
+
+
+def may_call(transport: asyncio.Transport, allowed: Collection[str], listener: str) -> bool:
+    """Return whether the client of a connection has one of the allowed names; without any, all have.
+
+    Its certificate must have been verified in this handshake, not in that of a session which it resumes.
+    """
+    if not allowed:
+        return True
+    tls = transport.get_extra_info("ssl_object")
+    if tls is not None and tls.session_reused:
+        _log.warning("%s refuses a client that resumes a TLS session", listener)
+        return False
+    names = names_of(tls.getpeercert()) if tls is not None else frozenset()
+    if names.isdisjoint(allowed):
+        _log.warning(
+            "%s refuses a client with the certificate of %s; only %s may call it",
+            listener,
+            ", ".join(sorted(names)) or "nobody",
+            ", ".join(sorted(allowed)),
+        )
+        return False
+    return True
+
+
+def names_of(certificate: Mapping[str, Any] | None) -> frozenset[str]:
+    """List the names in a verified certificate: common name, DNS names, and URIs, as SPIFFE uses them."""
+    if not certificate:
+        return frozenset()
+    common = {value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"}
+    others = {value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")}
+    return frozenset(common | others)

@@ -1,4 +1,7 @@
-"""The life of a long-running process: its signals, its background work and its last error."""
+"""The life of a long-running process: its signals, its background work, its last error and its log.
+
+A log line is one JSON object on stderr, with the same keys everywhere.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,12 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+
+import msgspec
 
 from kvplace.core.errors import KvplaceError
 
@@ -66,3 +73,31 @@ def _kvplace_error_in(group: BaseExceptionGroup[BaseException]) -> KvplaceError 
         if isinstance(found, KvplaceError):
             return found
     return None
+
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_CONTEXT = ("pod", "vm", "node", "uid", "attempt", "review")
+
+
+class JsonLines(logging.Formatter):
+    """Writes a record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "msg": record.getMessage(),
+            "component": record.name.removeprefix("kvplace.").partition(".")[0],
+        }
+        line |= {key: getattr(record, key) for key in _CONTEXT if hasattr(record, key)}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return _encode(line).decode()
+
+
+def log_as_json(level: str) -> None:
+    """Send all logging to stderr as JSON lines."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -33,15 +33,13 @@ from kvplace.hook.pod import placement_of_pod
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.machines.server_types import SERVER_TYPES
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import SERVER_TYPES, read_machine
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.extender_protocol import FilterResult, read_binding_args, read_extender_args
 from kvplace.simulate.demo_report import DemoRefusal, DemoReport, DemoSettings, PlacedVm
-from kvplace.simulate.demo_vms import demo_vms
 from kvplace.simulate.virt_launcher import domain_xml, launcher_pod, vmi_of
-from kvplace.simulate.vm_templates import read_templates
+from kvplace.simulate.vm_templates import demo_vms, read_templates
 
 NAMESPACE = "default"
 _UIDS = uuid.UUID("6b766c61-6365-5000-8000-000000000000")

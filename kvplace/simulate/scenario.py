@@ -1,20 +1,174 @@
-"""The input of one `kvplace simulate`: the nodes and the load of a scenario document."""
+"""The input of one `kvplace simulate`: the nodes and the load of a scenario document.
+
+The load is VMs that arrive and end, drawn at random or given one by one. The unit of time is a mean lifetime.
+"""
 
 from __future__ import annotations
 
+import heapq
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
 from kvplace.core.huge_pages import plain_bytes
+from kvplace.core.request import Request
+from kvplace.documents.cluster import MOST_REQUESTS, SCENARIO_EXAMPLE, ScenarioDocument, VmEntry
 from kvplace.documents.model import numbered, read_model
 from kvplace.documents.reading import load_document, read_document, source_name
-from kvplace.documents.scenario import EXAMPLE, MOST_REQUESTS, ScenarioDocument, VmEntry
 from kvplace.machines.cluster import nodes_of
-from kvplace.simulate.load import Kind, Mix, Vm
+
+
+@dataclass(frozen=True, slots=True)
+class Vm:
+    """One VM: what it requests, and how long it runs; None is without end."""
+
+    id: str
+    request: Request
+    lifetime: float | None = None
+    arrives: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A VM wants to start."""
+
+    vm: Vm
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A VM ends."""
+
+    vm: Vm
+
+
+Event = Arrival | Departure
+
+
+class ActiveVms:
+    """The VMs of a load that run, what they use together, and which one ends next."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """The time of the last departure."""
+        self.cpus = 0
+        self.memory = 0
+        self._running: dict[str, Vm] = {}
+        self._ends: list[tuple[float, str]] = []
+
+    def start(self, vm: Vm) -> None:
+        """Add a VM."""
+        self._running[vm.id] = vm
+        self._count(vm, 1)
+        if vm.lifetime is not None:
+            heapq.heappush(self._ends, (self.now + vm.lifetime, vm.id))
+
+    def drop(self, vm: Vm) -> None:
+        """Remove a VM that was refused: no departure of it follows."""
+        if self._running.pop(vm.id, None) is not None:
+            self._count(vm, -1)
+
+    def end_next(self) -> Departure | None:
+        """Let the next VM end; None when none will end."""
+        while self._ends:
+            at, name = heapq.heappop(self._ends)
+            vm = self._running.pop(name, None)
+            if vm is not None:
+                self.now = at
+                self._count(vm, -1)
+                return Departure(vm)
+        return None
+
+    def _count(self, vm: Vm, sign: int) -> None:
+        self.cpus += sign * vm.request.vcpus
+        self.memory += sign * vm.request.memory
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One entry of a mix: a request, and how often it arrives relative to the other entries."""
+
+    share: float
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """VMs that are drawn at random."""
+
+    kinds: tuple[Kind, ...]
+    requests: int
+    """How many VMs arrive."""
+    load: float | None
+    """Share of the CPUs or memory in use around which the cluster stays; None: no VM ends."""
+
+
+class RandomLoad:
+    """The events of a mix on a cluster of so many CPUs and bytes; equal seeds draw equal VMs.
+
+    While less than the load of the mix is in use the next VM arrives, else the next one ends. A refused VM
+    does not come again, and one VM ends before the next arrives, so that time goes on.
+    """
+
+    def __init__(self, mix: Mix, seed: int, *, cpus: int, memory: int) -> None:
+        self._mix = mix
+        self._cpus = cpus
+        self._memory = memory
+        self._random = random.Random(f"kvplace {seed}")
+        self._running = ActiveVms()
+        self._refused = False
+
+    def refused(self, vm: Vm) -> None:
+        """Report that the VM that arrived last was refused."""
+        self._running.drop(vm)
+        self._refused = True
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield arrivals, and departures of those that were not refused."""
+        for vm in self._vms():
+            while self._refused or self._is_loaded:
+                self._refused = False
+                departure = self._running.end_next()
+                if departure is None:
+                    break
+                yield departure
+            self._running.start(vm)
+            yield Arrival(vm)
+
+    @property
+    def _is_loaded(self) -> bool:
+        load, running = self._mix.load, self._running
+        if load is None:
+            return False
+        return running.cpus >= load * self._cpus > 0 or running.memory >= load * self._memory > 0
+
+    def _vms(self) -> Iterator[Vm]:
+        kinds = self._mix.kinds
+        shares = list(accumulate(kind.share for kind in kinds))
+        for number in range(self._mix.requests):
+            (kind,) = self._random.choices(kinds, cum_weights=shares)
+            lifetime = self._random.expovariate(1.0)
+            yield Vm(f"vm-{number + 1}", kind.request, None if self._mix.load is None else lifetime)
+
+
+def trace(vms: Sequence[Vm]) -> Iterator[Event]:
+    """Yield the events of given VMs in the order of time; at equal times departures go first.
+
+    Refused VMs have departures, too.
+    """
+    events: list[tuple[float, bool, int, Event]] = []
+    for number, vm in enumerate(vms):
+        events.append((vm.arrives, True, number, Arrival(vm)))
+        if vm.lifetime is not None:
+            events.append((vm.arrives + vm.lifetime, False, number, Departure(vm)))
+    for _, _, _, event in sorted(events, key=lambda event: event[:3]):
+        yield event
 
 
 @dataclass(frozen=True)
@@ -76,7 +230,7 @@ def scenario_of(document: ScenarioDocument, folder: Path) -> Scenario:
 def example_scenario() -> Scenario:
     """Read the scenario that comes with kvplace."""
     what = "the example scenario"
-    return scenario_of(read_model(ScenarioDocument, read_document(EXAMPLE, what), what), Path())
+    return scenario_of(read_model(ScenarioDocument, read_document(SCENARIO_EXAMPLE, what), what), Path())
 
 
 def _vms(entries: tuple[VmEntry, ...]) -> tuple[Vm, ...]:

@@ -1,4 +1,4 @@
-"""A cluster in a simulation: its nodes with their VMs, and the decisions of the extender about them.
+"""A cluster in a simulation: its nodes with their VMs, the decisions of the extender, and its use.
 
 Nodes answer through the fit table that answers kube-scheduler's Filter, and the same rule chooses among them.
 """
@@ -6,11 +6,13 @@ Nodes answer through the fit table that answers kube-scheduler's Filter, and the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
-from kvplace.core.free import Free
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Ledger
 from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
@@ -20,7 +22,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
 from kvplace.scheduler.fit_table import FitTable
-from kvplace.simulate.load import Vm
+from kvplace.simulate.scenario import Vm
 
 _MOST_NODES_SEARCHED_FOR_MOVES = 8
 """Nodes where moves are searched for one VM."""
@@ -108,3 +110,48 @@ class SimulatedCluster:
 def _uid(vm: Vm) -> str:
     """Keep VMs of the load apart from those that the document lists as running."""
     return f"load/{vm.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """A cluster at one moment, in shares of what the empty cluster can give out.
+
+    A free CPU is stranded where its node has too little memory left to go with it, in the proportion in
+    which the VMs together ask for both; free memory is stranded where too few CPUs are left to go with it.
+    Memory is counted outside huge pages. Nodes of unknown memory strand nothing.
+    """
+
+    cpus_used: float
+    memory_used: float
+    cpus_stranded: float
+    memory_stranded: float
+
+
+def cluster_state(nodes: Iterable[tuple[Topology, Free]], memory_per_cpu: float) -> ClusterState:
+    """Measure nodes by what is free on them, for VMs that request so many bytes per CPU."""
+    cpus = free_cpus = memory = free_memory = 0
+    stranded_cpus = stranded_memory = 0.0
+    for topology, free in nodes:
+        own_cpus, own_memory = empty_amounts(topology)
+        left_cpus = free.cpus.bit_count()
+        left_memory = sum(max(0, count) for _, count in free.memory)
+        cpus += own_cpus
+        memory += own_memory
+        free_cpus += left_cpus
+        free_memory += left_memory
+        if own_memory and memory_per_cpu:
+            stranded_cpus += max(0.0, left_cpus - left_memory / memory_per_cpu)
+            stranded_memory += max(0.0, left_memory - left_cpus * memory_per_cpu)
+    return ClusterState(
+        cpus_used=1 - free_cpus / max(1, cpus),
+        memory_used=1 - free_memory / max(1, memory),
+        cpus_stranded=stranded_cpus / max(1, cpus),
+        memory_stranded=stranded_memory / max(1, memory),
+    )
+
+
+@cache
+def empty_amounts(topology: Topology) -> tuple[int, int]:
+    """Count the CPUs, and the bytes outside huge pages, that an empty machine can give out."""
+    free = free_of(topology, Ledger())
+    return free.cpus.bit_count(), sum(count for _, count in free.memory)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks._foresight import Foresight, fewest_split
 from benchmarks._load import vm_of
-from kvplace.simulate.load import Arrival, Departure, Event, Vm
+from kvplace.simulate.scenario import Arrival, Departure, Event, Vm
 
 pytest.importorskip("highspy", reason="needs the extra `optimal`")
 

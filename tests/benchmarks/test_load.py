@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks._load import EVEN, GIB, MIXES, SMALL_AND_LARGE, ConstantLoad, Sizes, vms
-from kvplace.simulate.load import Arrival, Departure, Event, Vm
+from kvplace.simulate.scenario import Arrival, Departure, Event, Vm
 from tests.effort import examples
 
 

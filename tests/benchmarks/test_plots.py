@@ -20,7 +20,7 @@ from benchmarks import (
 )
 from benchmarks._load import MIXES
 from benchmarks._timed_job import Timing
-from kvplace.simulate.cluster_state import ClusterState
+from kvplace.simulate.simulated_cluster import ClusterState
 
 SHARES = {mix.name: dict.fromkeys(fragmentation.WAYS, (7.5, 0.5)) for mix in MIXES}
 STATE = ClusterState(cpus_used=0.83, memory_used=0.8, cpus_stranded=0.17, memory_stranded=0.2)

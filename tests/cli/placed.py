@@ -10,7 +10,7 @@ from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, CpuId, NodeName, NumaId, PodUid
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 
 NAME = "epyc-7502p"
 MACHINE = read_machine(NAME)

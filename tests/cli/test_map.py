@@ -21,7 +21,7 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange, merge_patch
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, CpuMask, PodUid
 from kvplace.machines.machine import find_machine
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller
 from tests.cli.placed import placement

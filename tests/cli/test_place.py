@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.placement import PodPlacement
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 from tests.cli.calls import COMMAND, Caller, on_a_terminal
 
 MACHINE = read_machine("2x-epyc-9354")

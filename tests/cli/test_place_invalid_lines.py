@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.request_json import REQUEST_KEYS
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.cli.calls import Caller
 
 MACHINE = read_machine("epyc-7502p")

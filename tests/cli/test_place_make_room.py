@@ -15,7 +15,7 @@ from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import Bytes, NumaId, PackageId
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.cli.calls import Caller
 from tests.core.machines import make_numa_node, make_package, make_topology
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.cli.calls import COMMAND, Called
 from tests.cli.terminal import Terminal
 

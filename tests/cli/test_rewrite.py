@@ -14,7 +14,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.domainxml import rewrite
 from kvplace.domainxml.threads import vcpus_of
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.cli.calls import Caller
 from tests.kubevirt_documents import DOMAINS
 

@@ -13,7 +13,7 @@ import yaml
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, NumaId
 from kvplace.core.topology_document import read_topology, topology_document
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller, on_a_terminal
 from tests.core.machines import make_numa_node, make_package, make_topology

@@ -21,7 +21,7 @@ from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import LEDGERS, PODS
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.controller.replicas import EPOCH, Replica, asking_pod, bound_vm, replica
 from tests.kube.faults import FaultScript, Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster

@@ -11,7 +11,7 @@ from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.core.claims import claim, with_vm
 from tests.core.machines import subsets, topologies
 

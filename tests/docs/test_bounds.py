@@ -110,8 +110,8 @@ CODE: dict[tuple[str, str], list[str]] = {
     (OTHERS, "rollout: VM without"): ["rollout.run:_PATIENCE_S", "rollout.run:_AT_ONCE"],
     (OTHERS, "nodes; requests"): [
         "documents.cluster:MOST_NODES",
-        "documents.requests:MOST_VMS",
-        "documents.scenario:MOST_REQUESTS",
+        "documents.request:MOST_VMS",
+        "documents.cluster:MOST_REQUESTS",
     ],
     (OTHERS, "`place`: one line"): [
         "cli.place_session:MAX_LINE_BYTES",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvplace.machines.shipped import machine_names
+from kvplace.machines.server_types import machine_names
 from tests.docs.blocks import block
 from tests.docs.shell import Shell
 

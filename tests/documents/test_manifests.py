@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kvplace.core.errors import BadBody
-from kvplace.documents.manifests import manifests_in
+from kvplace.documents.reading import manifests_in
 
 SERVICE = {"kind": "Service"}
 VM = {"kind": "VirtualMachine", "metadata": {"name": "db"}}

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from kvplace.core.errors import BadBody
-from kvplace.documents.model import Document, Text, numbered, read_model
+from kvplace.documents.cluster import ScenarioDocument
+from kvplace.documents.model import DocumentModel, Text, numbered, read_model
 from kvplace.documents.reading import read_document
-from kvplace.documents.scenario import ScenarioDocument
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, texts
 
 
-class Part(Document):
+class Part(DocumentModel):
     name: Text
     size: Annotated[int, Field(strict=True, gt=0, le=9)] = 1
 
 
-class Whole(Document):
+class Whole(DocumentModel):
     parts: Annotated[tuple[Part, ...], Field(min_length=1, max_length=2)]
     weight: Annotated[float, Field(strict=True)] | None = None
 

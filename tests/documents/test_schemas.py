@@ -10,12 +10,11 @@ import pytest
 
 from kvplace.core.errors import BadBody
 from kvplace.core.request_json import REQUEST_KEYS, request_of
-from kvplace.documents.cluster import ClusterDocument
-from kvplace.documents.model import Document, read_model
+from kvplace.documents.cluster import ClusterDocument, ScenarioDocument
+from kvplace.documents.model import DocumentModel, read_model
 from kvplace.documents.reading import read_document
-from kvplace.documents.requests import RequestsDocument
+from kvplace.documents.request import RequestsDocument
 from kvplace.documents.rollout import RolloutDocument
-from kvplace.documents.scenario import ScenarioDocument
 from kvplace.documents.schemas import SCHEMA_NAMES, example_of, schema_of
 from kvplace.documents.serve import ServeDocument
 from tests.json_schema import violations
@@ -63,7 +62,7 @@ ROLLOUT: dict[str, Any] = {
         {"names": ["a", "b"], "template": {"kind": "VirtualMachine"}},
     ],
 }  # fmt: skip
-WHOLE: list[tuple[str, type[Document], dict[str, Any]]] = [
+WHOLE: list[tuple[str, type[DocumentModel], dict[str, Any]]] = [
     ("cluster", ClusterDocument, {"nodes": NODES}),
     ("scenario", ScenarioDocument, SCENARIO),
     ("scenario", ScenarioDocument, TRACE),
@@ -76,7 +75,7 @@ WHOLE: list[tuple[str, type[Document], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "model", "document"), WHOLE)
 def test_a_document_with_every_key_is_valid_by_the_reader_and_by_its_schema(
-    name: str, model: type[Document], document: dict[str, Any]
+    name: str, model: type[DocumentModel], document: dict[str, Any]
 ) -> None:
     read_model(model, document, "")
     assert list(violations(document, schema_of(name))) == []
@@ -105,7 +104,7 @@ def changed(value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("name", "model", "document"), WHOLE)
 def test_what_the_reader_accepts_the_schema_accepts(
-    name: str, model: type[Document], document: dict[str, Any]
+    name: str, model: type[DocumentModel], document: dict[str, Any]
 ) -> None:
     schema, accepted = schema_of(name), 0
     for other in changed(document):

@@ -33,7 +33,7 @@ from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.scalars import CpuId, CpuMask
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 
 NODE = "words"
 MACHINE = read_machine("2x-epyc-7763-nps4")

@@ -15,7 +15,7 @@ from kvplace.core.scalars import NO_CPUS, CpuId
 from kvplace.core.topology import Topology
 from kvplace.libvirt.capabilities import MAX_BYTES, read_capabilities
 from kvplace.linux.sysfs import discover
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.core.junk import answer_or_sentence
 from tests.libvirt.written_capabilities import capabilities_of

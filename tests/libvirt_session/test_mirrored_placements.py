@@ -25,7 +25,7 @@ from kvplace.core.request import GuestNuma, NumaMemory, Policy, Request, Scope, 
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.core.topology import Topology
 from kvplace.domainxml import rewrite
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.core.requests import request_with
 

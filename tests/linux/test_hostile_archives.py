@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kvplace.core.errors import BadTopology
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import FolderTree, open_tree, read_archive
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.core.junk import answer_or_sentence
 from tests.linux.written_tree import sysfs_of
 

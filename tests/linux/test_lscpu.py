@@ -20,7 +20,7 @@ from kvplace.core.topology import Topology
 from kvplace.linux.lscpu import is_table_of_lscpu, read_lscpu
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import open_tree
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.core.junk import answer_or_sentence
 
 Row = Mapping[str, int]

@@ -13,7 +13,7 @@ from kvplace.core.errors import BadTopology
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.topology import Topology
 from kvplace.linux.sysfs import discover
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 from tests.linux.written_tree import WrittenTree, hexadecimal, sysfs_of
 
 CPU = "sys/devices/system/cpu"

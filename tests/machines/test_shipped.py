@@ -13,7 +13,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadTopology
 from kvplace.core.scalars import CpuId, NumaId
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 
 
 @dataclass(frozen=True)

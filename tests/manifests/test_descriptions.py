@@ -10,7 +10,7 @@ import pytest
 
 from harness.control_plane.cluster import ControlPlane
 from kvplace.core.topology_document import read_topology
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 from tests.manifests.conftest import STRICTLY
 
 

@@ -241,7 +241,7 @@ def test_the_process_that_the_agent_starts_to_talk_to_libvirt_finds_its_code(bui
     interpreter = built.run("python3", "-c", "import sys; print(sys.executable)").stdout.strip()
     for code in (
         ("-m", "kvplace.libvirt.pinning_process"),
-        ("-c", "from kvplace.libvirt.live import _Libvirt; _Libvirt()"),
+        ("-c", "from kvplace.libvirt.pinning_process import _Libvirt; _Libvirt()"),
     ):
         ended = built.run(interpreter, *code)
         assert (ended.returncode, ended.stderr) == (0, "")

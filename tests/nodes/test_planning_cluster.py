@@ -21,8 +21,8 @@ from kvplace.kube.node_filters import NodeObject, PodDemands, demands_of
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import cluster_view
 from kvplace.nodes.planning_cluster import PlanningCluster, WaitingPod, planning_cluster
+from kvplace.plan.plan_input import vm_requests_of
 from kvplace.plan.plan_report import refused_vms
-from kvplace.plan.vm_requests import vm_requests_of
 from tests.nodes.machines import EIGHT
 
 OPEN, CORDONED, TAINTED, BARE = (NodeName(name) for name in ("open", "cordoned", "tainted", "bare"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.scalars import NodeName
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.rollout.port import AgentReader, AgentReport
 from kvplace.rollout.rollouts import Rollouts

@@ -13,7 +13,7 @@ import yaml
 
 from kvplace.core.errors import Misconfigured
 from kvplace.core.vm_stage import VmStage
-from kvplace.documents.manifests import read_manifests
+from kvplace.documents.reading import read_manifests
 from kvplace.rollout.templates import read_template
 from kvplace.rollout.wanted import read_rollout, stored_rollout
 from kvplace.simulate.vm_templates import read_templates

@@ -14,7 +14,7 @@ from harness.certificates import Certificates
 from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.session import Limits, open_session
-from kvplace.service.json_log import JsonLines
+from kvplace.service.process import JsonLines
 from kvplace.service.settings import TlsFiles
 from kvplace.service.tls import RenewedTls
 from tests.controller.replicas import asking_pod, replica

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from harness.certificates import Certificates
 from kvplace.service.connections import ConnectionLimits
+from kvplace.service.health import CUT_CONNECTIONS
 from kvplace.service.listening import listening
-from kvplace.service.metrics import CUT_CONNECTIONS
 from kvplace.service.settings import Address, TlsFiles
 from kvplace.service.tls import RenewedTls
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvplace.service.json_log import log_as_json
+from kvplace.service.process import log_as_json
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from kvplace.service.metrics import LOOP_DELAYS, watch_loop
+from kvplace.service.health import LOOP_DELAYS, watch_loop
 
 
 def seen() -> tuple[float, float]:

@@ -21,8 +21,7 @@ from kvplace.simulate.demo_report import (
     report_document,
     similar_refusals,
 )
-from kvplace.simulate.demo_vms import demo_vms
-from kvplace.simulate.vm_templates import read_templates
+from kvplace.simulate.vm_templates import demo_vms, read_templates
 from tests.virtual_time import JumpingLoop
 
 

@@ -16,14 +16,23 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, NumaId
+from kvplace.documents.cluster import SCENARIO_EXAMPLE, ScenarioDocument
 from kvplace.documents.model import read_model
-from kvplace.documents.scenario import EXAMPLE, ScenarioDocument
-from kvplace.machines.shipped import read_machine
-from kvplace.simulate.cluster_state import cluster_state, empty_amounts
-from kvplace.simulate.load import Arrival, Departure, Kind, Mix, RandomLoad, Vm, trace
-from kvplace.simulate.scenario import Scenario, example_scenario, scenario_of
-from kvplace.simulate.simulation import simulate
-from kvplace.simulate.simulation_report import report_document
+from kvplace.machines.server_types import read_machine
+from kvplace.simulate.scenario import (
+    Arrival,
+    Departure,
+    Kind,
+    Mix,
+    RandomLoad,
+    Scenario,
+    Vm,
+    example_scenario,
+    scenario_of,
+    trace,
+)
+from kvplace.simulate.simulated_cluster import cluster_state, empty_amounts
+from kvplace.simulate.simulation import report_document, simulate
 from tests.core.junk import answer_or_sentence, disturbed
 
 GIB = Bytes(1 << 30)
@@ -54,7 +63,7 @@ def test_the_example_is_a_valid_scenario_and_states_how_to_change_it() -> None:
     found = example_scenario()
     assert len(found.nodes) == 50
     assert set(found.strategies) == set(Strategy)
-    assert "kvplace simulate --scenario" in EXAMPLE
+    assert "kvplace simulate --scenario" in SCENARIO_EXAMPLE
 
 
 def test_equal_scenarios_give_equal_reports_but_for_the_seconds() -> None:

@@ -15,8 +15,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
-from kvplace.machines.server_types import SERVER_TYPES
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import SERVER_TYPES, read_machine
 from kvplace.simulate.virt_launcher import size_of
 from kvplace.simulate.vm_templates import read_templates
 from tests.json_schema import violations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kvplace.core.cpuset import format_cpu_list, lowest, mask_of, union
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Scope, Smt
 from kvplace.core.scalars import CpuMask
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.web.stage import Stage, Vm
 
 NODES = {"2x-epyc-9354-nps2": 12, "2x-xeon-8480plus": 6, "epyc-7502p": 8}

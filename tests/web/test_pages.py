@@ -15,7 +15,7 @@ from harness.certificates import Certificates
 from kvplace.core.drawing.svg_style import DARK, LIGHT
 from kvplace.core.ledger import LedgerChange, claim_of
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.nodes.machines import TWO
 from tests.web.pictures import LIVE, LOOKS, Look, take
 from tests.web.reading import reading, sign_in

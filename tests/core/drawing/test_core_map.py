@@ -19,7 +19,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, PodUid
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 from tests.core.claims import with_vm
 from tests.core.machines import make_numa_node, make_package, make_topology
 

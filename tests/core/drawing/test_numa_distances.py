@@ -13,7 +13,7 @@ from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.drawing.core_map import draw
 from kvplace.core.drawing.numa_distances import distance_phrases
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 from tests.core.machines import make_numa_node, make_package, make_topology
 
 

@@ -13,7 +13,7 @@ from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, PodUid
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.core.claims import claim, ledger_of, with_vm
 
 MACHINE = replace(read_machine("epyc-7502p"), reserved=CpuMask(0b1))

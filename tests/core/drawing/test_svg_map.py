@@ -24,7 +24,7 @@ from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.topology import Topology
 from kvplace.machines.machine import find_machine
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.server_types import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.core.claims import claim, ledger_of, with_vm
 from tests.core.machines import make_numa_node, make_package, make_topology, topologies

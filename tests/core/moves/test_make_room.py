@@ -20,7 +20,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import read_machine
+from kvplace.machines.server_types import read_machine
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import MIXED, PLAIN, fragmented
 from tests.core.requests import request_with

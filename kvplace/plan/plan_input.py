@@ -1,4 +1,4 @@
-"""The VMs to plan, as JSON lines, or as a list in JSON or YAML.
+"""The input of a plan: the nodes of its cluster, and the VMs, as JSON lines or as a list in JSON or YAML.
 
     {"id": "db", "vcpus": 8, "cpuSet": "one-numa", "memory": "32Gi"}
     {"id": "web", "vcpus": 2, "count": 20}
@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TypeAlias
 
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import OPEN, ClosedNodes
 from kvplace.core.cluster.planning import VmRequest
 from kvplace.core.errors import BadBody
 from kvplace.core.strict_json import json_object
+from kvplace.documents.cluster import CLUSTER_EXAMPLE, ClusterDocument
 from kvplace.documents.model import numbered, read_model
-from kvplace.documents.reading import read_value
-from kvplace.documents.requests import MOST_VMS, RequestedVms, RequestsDocument
+from kvplace.documents.reading import read_document, read_value
+from kvplace.documents.request import MOST_VMS, RequestedVms, RequestsDocument
 from kvplace.kube.node_filters import PodDemands, demands_of
+from kvplace.machines.cluster import load_cluster, nodes_of
 
 ClosedTo: TypeAlias = Callable[[PodDemands], ClosedNodes]
 
@@ -81,3 +85,11 @@ def _is_request(line: str) -> bool:
     except BadBody:
         # A request with a mistake; with its line, the mistake can be named.
         return line.strip().startswith("{") and line.rstrip().endswith("}")
+
+
+def read_plan_cluster(path: str | None) -> tuple[ClusterNode, ...]:
+    """Read the nodes of a cluster, None for the example; raises BadBody that names file and key."""
+    if path is not None:
+        return load_cluster(Path(path))
+    what = "the example cluster"
+    return nodes_of(read_model(ClusterDocument, read_document(CLUSTER_EXAMPLE, what), what), Path())
