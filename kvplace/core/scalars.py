@@ -23,6 +23,8 @@ PodUid = NewType("PodUid", str)
 """The UID of a pod."""
 ResourceName = NewType("ResourceName", str)
 """The extended resource of a device plugin: `intel.com/vf`."""
+PciAddress = NewType("PciAddress", str)
+"""A PCI function of a host as sysfs writes it: `0000:c1:00.1`."""
 ContainerId = NewType("ContainerId", str)
 """The id that the container runtime gives a container."""
 

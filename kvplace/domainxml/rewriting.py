@@ -17,6 +17,7 @@ from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuId, NumaId
+from kvplace.domainxml.assigned_devices import AssignedDevice, assigned_devices
 from kvplace.domainxml.cells import mirror_host
 from kvplace.domainxml.document import parse
 from kvplace.domainxml.memory import bind_memory
@@ -54,6 +55,11 @@ def rewrite(
         mirror_host(root, placement, vcpus, warn)
     bind_memory(root, placement, node_of_cpu, warn)
     return document.to_bytes()
+
+
+def devices_of(xml: bytes) -> tuple[AssignedDevice, ...]:
+    """List the PCI and mediated devices that a domain gets; raises BadDomainXml."""
+    return tuple(device for _, device in assigned_devices(parse(xml).root))
 
 
 def unpin(xml: bytes) -> bytes:

@@ -8,8 +8,9 @@ the log. No answer is ever empty, because KubeVirt takes that for a broken docum
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError, Misconfigured
@@ -17,6 +18,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.quantity import counted
 from kvplace.core.request import OnFailure
 from kvplace.hook.bounds import allowed_memory_nodes, check_cpus, node_of_cpus, unprotected
+from kvplace.hook.local_devices import check_devices
 from kvplace.hook.logs import log
 from kvplace.hook.memory_policy import Trial, settle_memory, try_to_bind
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
@@ -43,7 +45,7 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
             log("warning", "the VM starts unpinned: its pod has no cores, as its options allow", about)
             return xml
         placement = _possible(bound, env, about, trial)
-        answer = _rewritten(xml, placement, env, lambda sentence: log("warning", sentence, about))
+        answer = _rewritten(xml, replace(bound, placement=placement), env, about)
     except KvplaceError as error:
         if on_failure is OnFailure.FLOAT and xml:
             log("warning", f"the VM starts unpinned, because on-failure is float: {error}", about)
@@ -72,7 +74,7 @@ def define_arrival(xml: bytes, env: PodEnvironment, trial: Trial = try_to_bind) 
         if bound.placement.floats:
             return _unpinned(xml)
         placement = replace(_possible(bound, env, about, trial), guest_cells=())
-        answer = _rewritten(xml, placement, env, lambda sentence: log("warning", sentence, about))
+        answer = _rewritten(xml, replace(bound, placement=placement), env, about)
     except KvplaceError as error:
         if on_failure is OnFailure.FLOAT:
             log("warning", f"the VM arrives unpinned, because on-failure is float: {error}", about)
@@ -139,10 +141,14 @@ def is_migration_target(vmi: Mapping[str, Mapping[str, Mapping[str, object]]]) -
     return bool(state.get("targetPod")) and not state.get("completed")
 
 
-def _rewritten(xml: bytes, placement: Placement, env: PodEnvironment, warn: Callable[[str], None]) -> bytes:
-    from kvplace.domainxml import rewrite
+def _rewritten(xml: bytes, bound: PodPlacement, env: PodEnvironment, about: Mapping[str, str]) -> bytes:
+    from kvplace.domainxml import devices_of, rewrite
 
-    answer = rewrite(xml, placement, node_of_cpus(env), warn)
+    def report(level: str, sentence: str) -> None:
+        log(level, sentence, about)
+
+    check_devices(devices_of(xml), bound, on_failure_of_pod(env), env, report)
+    answer = rewrite(xml, bound.placement, node_of_cpus(env), partial(report, "warning"))
     if len(answer) > MAX_MESSAGE_BYTES - _FIELD_BYTES:
         raise BadDomainXml(f"the pinned domain has {len(answer)} bytes, more than virt-launcher accepts")
     return answer

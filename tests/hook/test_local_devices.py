@@ -1,0 +1,271 @@
+"""Before QEMU starts, the hook compares each device in the domain with the cores, by sysfs alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.errors import BadDomainXml, Misconfigured
+from kvplace.core.request import DeviceNuma, OnFailure
+from kvplace.hook.define_domain import define_arrival, define_domain
+from kvplace.hook.pod_environment import PodEnvironment
+from tests.hook.machine import BOUND, VMI, PodFolder, logged, works
+
+HERE, THERE = "0000:41:00.1", "0000:c1:00.1"
+UUID = "4b20d080-1b54-4048-85b3-a6a62d165c01"
+FIX = (
+    "the VM waits for other cores because its kvplace.io/device-numa is {}: release cores beside the device, "
+    "delete the pod so that it is placed again, or write preferred"
+)
+
+
+def pci(address: str, alias: str = "ua-sriov-fast") -> str:
+    domain, bus, rest = address.split(":")
+    slot, function = rest.split(".")
+    return (
+        f"<hostdev mode='subsystem' type='pci' managed='no'><source><address domain='0x{domain}' "
+        f"bus='0x{bus}' slot='0x{slot}' function='0x{function}'/></source><alias name='{alias}'/></hostdev>"
+    )
+
+
+def mediated(uuid: str) -> str:
+    return (
+        "<hostdev mode='subsystem' type='mdev' model='vfio-pci'><source>"
+        f"<address uuid='{uuid}'/></source><alias name='ua-gpu-g1'/></hostdev>"
+    )
+
+
+def domain(*devices: str) -> bytes:
+    return f"<domain><vcpu>4</vcpu><devices>{''.join(devices)}</devices></domain>".encode()
+
+
+@pytest.fixture
+def sysfs(machine: Path, pod: PodFolder) -> Path:
+    """A machine with a device on each NUMA node, a vGPU on the second, and one CPU's socket in doubt."""
+    sys = machine / "sys"
+    for address, node in ((HERE, 0), (THERE, 1), ("0000:02:00.0", -1), ("0000:03:00.0", 7)):
+        folder = sys / f"devices/pci/{address}"
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+        link = sys / f"bus/pci/devices/{address}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder)
+    (sys / f"devices/pci/{THERE}/{UUID}").mkdir()
+    (sys / "bus/mdev/devices").mkdir(parents=True)
+    (sys / f"bus/mdev/devices/{UUID}").symlink_to(sys / f"devices/pci/{THERE}/{UUID}")
+    (sys / "devices/pci/0000:02:00.0/junk").mkdir()
+    assert pod.path.exists()
+    return sys
+
+
+def sockets(sys: Path, *, of_second_node: int) -> None:
+    """State the packages of the two NUMA nodes."""
+    for package, cpus in ((0, range(16)), (of_second_node, range(16, 32))):
+        for cpu in cpus:
+            folder = sys / f"devices/system/cpu/cpu{cpu}/topology"
+            folder.mkdir(parents=True)
+            (folder / "physical_package_id").write_text(f"{package}\n")
+
+
+def ask(pod: PodFolder, mode: DeviceNuma, on_failure: OnFailure = OnFailure.WAIT) -> None:
+    pod.write("placement", replace(BOUND, device_numa=mode, on_failure=on_failure).to_json())
+    pod.ask_for(on_failure)
+
+
+@pytest.mark.parametrize("mode", DeviceNuma)
+@pytest.mark.usefixtures("sysfs")
+def test_a_device_beside_the_cores_passes_in_silence(
+    env: PodEnvironment, pod: PodFolder, mode: DeviceNuma, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ask(pod, mode)
+    answer = define_domain(domain(pci(HERE)), VMI, env, works)
+    assert b"<vcpupin" in answer
+    assert [line["level"] for line in logged(capfd)] == ["info"]
+
+
+@pytest.mark.usefixtures("sysfs")
+def test_required_refuses_a_device_on_another_numa_node_with_both_numbers(
+    env: PodEnvironment, pod: PodFolder
+) -> None:
+    ask(pod, DeviceNuma.REQUIRED)
+    with pytest.raises(Misconfigured) as refused:
+        define_domain(domain(pci(HERE), pci(THERE, "ua-hostdevice-d1"), mediated(UUID)), VMI, env, works)
+    assert str(refused.value) == (
+        f"device ua-hostdevice-d1 ({THERE}) is on NUMA node 1, device ua-gpu-g1 ({UUID}) is on NUMA node 1, "
+        "not beside its cores: the VM's cores are on NUMA node 0; " + FIX.format("required")
+    )
+
+
+@pytest.mark.usefixtures("sysfs")
+def test_preferred_starts_the_vm_with_a_warning(
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pod.bind()  # the default: the placement does not name the option
+    answer = define_domain(domain(pci(THERE)), VMI, env, works)
+    assert b"<vcpupin" in answer
+    (warning,) = [line["msg"] for line in logged(capfd) if line["level"] == "warning"]
+    assert warning == (
+        f"device ua-sriov-fast ({THERE}) is on NUMA node 1, not beside its cores: the VM's cores are on "
+        "NUMA node 0"
+    )
+
+
+@pytest.mark.parametrize(("package", "passes"), [(0, True), (1, False)])
+def test_socket_accepts_another_numa_node_of_the_same_socket(
+    env: PodEnvironment, pod: PodFolder, sysfs: Path, package: int, passes: bool
+) -> None:
+    ask(pod, DeviceNuma.SOCKET)
+    sockets(sysfs, of_second_node=package)
+    if passes:
+        assert b"<vcpupin" in define_domain(domain(pci(THERE)), VMI, env, works)
+        return
+    with pytest.raises(Misconfigured, match=r"on NUMA node 1, not on a socket of its cores: .* is socket:"):
+        define_domain(domain(pci(THERE)), VMI, env, works)
+
+
+@pytest.mark.usefixtures("sysfs")
+def test_where_sysfs_names_no_sockets_socket_refuses_nothing(env: PodEnvironment, pod: PodFolder) -> None:
+    ask(pod, DeviceNuma.SOCKET)
+    assert b"<vcpupin" in define_domain(domain(pci(THERE)), VMI, env, works)
+
+
+@pytest.mark.usefixtures("sysfs")
+def test_off_accepts_any_device(
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ask(pod, DeviceNuma.OFF)
+    assert b"<vcpupin" in define_domain(domain(pci(THERE), pci("0000:02:00.0")), VMI, env, works)
+    assert [line["level"] for line in logged(capfd)] == ["info"]
+
+
+@pytest.mark.usefixtures("sysfs")
+def test_a_vm_that_may_float_starts_pinned_with_a_device_that_is_not_local(
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ask(pod, DeviceNuma.REQUIRED, OnFailure.FLOAT)
+    assert b"<vcpupin" in define_domain(domain(pci(THERE)), VMI, env, works)
+    (warning,) = [line["msg"] for line in logged(capfd) if line["level"] == "warning"]
+    assert warning.startswith("the VM starts because its on-failure is float: device ua-sriov-fast")
+
+
+UNKNOWN = {
+    pci("0000:02:00.0"): "0000:02:00.0) is unknown (its firmware states none)",
+    pci("0000:03:00.0"): "0000:03:00.0) is unknown (sysfs states 7, which this machine does not have)",
+    pci("0000:ff:1f.7"): "0000:ff:1f.7) is unknown (sysfs does not have it)",
+    mediated("00000000-0000-4000-8000-000000000000"): "is unknown (sysfs does not have it)",
+    mediated("../../../../etc"): "ua-gpu-g1 (without a readable source address) is unknown",
+    "<hostdev type='pci'/>": "device without a readable source address is unknown (the domain has no so",
+    "<hostdev type='pci'><source><address bus='0x1ff' slot='9'/></source></hostdev>": "without a readable",
+    "<hostdev type='pci'><source><address bus='é' slot='9'/></source></hostdev>": "without a readable",
+}
+
+
+@pytest.mark.parametrize("device", UNKNOWN)
+@pytest.mark.parametrize(
+    ("mode", "level"), [(DeviceNuma.PREFERRED, "info"), (DeviceNuma.REQUIRED, "warning")]
+)
+@pytest.mark.usefixtures("sysfs")
+def test_a_device_of_an_unknown_numa_node_restricts_nothing_and_is_reported(
+    env: PodEnvironment,
+    pod: PodFolder,
+    device: str,
+    mode: DeviceNuma,
+    level: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    ask(pod, mode)
+    assert b"<vcpupin" in define_domain(domain(device), VMI, env, works)
+    (said, _) = logged(capfd)
+    assert said["level"] == level
+    assert UNKNOWN[device] in said["msg"]
+    assert said["msg"].endswith(", so it may be anywhere")
+
+
+def test_a_numa_node_file_with_junk_is_unknown_too(
+    env: PodEnvironment, pod: PodFolder, sysfs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ask(pod, DeviceNuma.REQUIRED)
+    (sysfs / f"devices/pci/{HERE}/numa_node").write_text("node one\n")
+    assert b"<vcpupin" in define_domain(domain(pci(HERE)), VMI, env, works)
+    assert "numa_node has 'node one', not a number" in logged(capfd)[0]["msg"]
+
+
+@pytest.mark.usefixtures("sysfs")
+def test_usb_and_scsi_devices_have_no_numa_node(
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ask(pod, DeviceNuma.REQUIRED)
+    define_domain(domain("<hostdev type='usb'/>", "<hostdev type='scsi'/>"), VMI, env, works)
+    assert [line["level"] for line in logged(capfd)] == ["info"]
+
+
+@pytest.mark.usefixtures("sysfs")
+def test_a_bare_cpu_map_is_compared_by_the_nodes_of_its_cpus(
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pod.write("placement", "")
+    pod.write("cpu-map", '{"socket0": ["2", "34", "3", "35"]}')
+    define_domain(domain(pci(THERE)), VMI, env, works)
+    assert "not beside its cores: the VM's cores are on NUMA node 0" in logged(capfd)[0]["msg"]
+
+
+def test_on_a_machine_with_one_numa_node_nothing_is_reported(
+    env: PodEnvironment, pod: PodFolder, sysfs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ask(pod, DeviceNuma.REQUIRED)
+    (sysfs / "devices/system/node/node1/cpulist").unlink()
+    (sysfs / "devices/system/node/node1").rmdir()
+    define_domain(domain(pci("0000:02:00.0")), VMI, env, works)
+    assert [line["level"] for line in logged(capfd)] == ["info"]
+
+
+@pytest.mark.usefixtures("sysfs")
+def test_many_devices_give_a_short_sentence(env: PodEnvironment, pod: PodFolder) -> None:
+    ask(pod, DeviceNuma.REQUIRED)
+    with pytest.raises(Misconfigured, match=r"on NUMA node 1, and 12 more, not beside") as refused:
+        define_domain(domain(*[pci(THERE, f"ua-sriov-{n}") for n in range(16)]), VMI, env, works)
+    assert len(str(refused.value)) < 600
+
+
+@pytest.mark.usefixtures("sysfs")
+def test_a_vm_that_migrates_here_is_compared_with_the_devices_of_this_machine(
+    env: PodEnvironment, pod: PodFolder
+) -> None:
+    ask(pod, DeviceNuma.REQUIRED)
+    with pytest.raises(Misconfigured, match="is on NUMA node 1, not beside its cores"):
+        define_arrival(domain(pci(THERE)), env, works)
+    assert b"<vcpupin" in define_arrival(domain(pci(HERE)), env, works)
+
+
+addresses = st.text("0123456789abcdefx-", max_size=12)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(st.sampled_from(["domain", "bus", "slot", "function", "uuid"]), addresses), st.booleans()
+)
+def test_any_source_address_is_a_device_or_unknown(
+    sysfs: Path, env: PodEnvironment, pod: PodFolder, attributes: dict[str, str], of_pci: bool
+) -> None:
+    assert sysfs.exists()
+    ask(pod, DeviceNuma.PREFERRED)
+    written = " ".join(f"{name}='{value}'" for name, value in attributes.items())
+    kind = "pci" if of_pci else "mdev"
+    device = f"<hostdev type='{kind}'><source><address {written}/></source></hostdev>"
+    assert b"<vcpupin" in define_domain(domain(device), VMI, env, works)
+
+
+def test_the_placement_of_these_tests_is_on_the_first_numa_node() -> None:
+    assert BOUND.placement.numa_nodes == (0,)
+    assert not BOUND.placement.cpus & ~parse_cpu_list("0-15,32-47")
+
+
+def test_an_empty_document_is_refused_as_before(env: PodEnvironment, pod: PodFolder) -> None:
+    ask(pod, DeviceNuma.REQUIRED)
+    with pytest.raises(BadDomainXml, match="is empty"):
+        define_domain(b"", VMI, env, works)
