@@ -25,6 +25,7 @@ from kvplace.controller.scheduling_retry import NodeAnnotator, SchedulingRetry
 from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Claim
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.records import NO_NODE, NodeRecord, PodRecord, TopologyRecord, VmiRecord
 from kvplace.nodes.node_cache import NodeCache
@@ -90,8 +91,8 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 """Pause before a failed reconciliation of a node is tried again."""
-_ADDED_AT_ONCE = 500
-"""Nodes that a round makes due in one go; it takes 2 ms."""
+_ADD_STEPS = 4
+"""Steps of making a node due."""
 
 
 class ControllerClient(ReconcilerClient, RelocatorClient, NodeAnnotator, Protocol):
@@ -228,10 +229,10 @@ class Controller:
             self._index.forget_released()
             self.reconciler.forget_gone()
             nodes = {*(record.node for record in self._ledgers.all()), *self._index.nodes}
+            turns = Turns()
             for number, node in enumerate(nodes):
+                await turns.spend(_ADD_STEPS)
                 self._queue.add(node, after_s=spread_s * number / len(nodes))
-                if number % _ADDED_AT_ONCE == _ADDED_AT_ONCE - 1:
-                    await asyncio.sleep(0)
             await asyncio.sleep(self._settings.round_s)
             spread_s = self._settings.round_s
 

@@ -27,9 +27,9 @@ from kvplace.doctor.installation import (
 from kvplace.doctor.parts import INSTALLED_RESOURCES
 from kvplace.doctor.rights import RIGHTS, Right
 from kvplace.kube.api_errors import Denied, Missing, Unauthenticated
+from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import NodeObject
 from kvplace.kube.object_reader import ApiKind, Document
-from kvplace.kube.together import together
 from kvplace.nodes.cluster_reading import ListClient, read_cluster
 from kvplace.nodes.cluster_view import ClusterView
 

@@ -27,9 +27,9 @@ from kvplace.explain.notes import (
     notes_on_waiting,
     state_of,
 )
+from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import NodeObject, demands_of
 from kvplace.kube.object_reader import ApiKind, Document
-from kvplace.kube.together import together
 from kvplace.kube.vm_statuses import VmStatus
 from kvplace.nodes.cluster_reading import ListClient, read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView

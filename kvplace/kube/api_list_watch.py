@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +10,7 @@ from typing import Generic, Self, TypeVar
 import msgspec
 
 from kvplace.kube.api_errors import Expired, decoded, error_of_status, read_status
+from kvplace.kube.concurrency import Turns
 from kvplace.kube.list_watch import Change, Page
 from kvplace.kube.objects import ListMeta, ObjectList, RowsOfTable, VersionOnly, WatchLine
 from kvplace.kube.session import (
@@ -33,8 +33,8 @@ R_co = TypeVar("R_co", covariant=True)
 _WATCH_S = 290
 """The server ends a watch after so long; the next one goes to a replica that is perhaps less busy."""
 
-_AT_ONCE = 100
-"""Objects of a page that are read before others have their turn."""
+_READ_STEPS = 20
+"""Steps of reading an object."""
 
 _PAGE = msgspec.json.Decoder(ObjectList)
 _TABLE = msgspec.json.Decoder(RowsOfTable)
@@ -112,10 +112,10 @@ class ApiListWatch(Generic[R]):
         )
         metadata, items = self._objects(body)
         records = []
-        for number, item in enumerate(items, start=1):
+        turns = Turns()
+        for item in items:
+            await turns.spend(_READ_STEPS)
             records.append(self._resource.record(item))
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)
         return Page(
             tuple(records),
             metadata.continue_,

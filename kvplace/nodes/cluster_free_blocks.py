@@ -1,22 +1,20 @@
 """Free CPUs of the whole cluster, for metrics: totals over the free blocks of every node.
 
-A node is checked again when it has changed, in slices, so that thousands of changed nodes never hold the
+A node is checked again when it has changed, in turns, so that thousands of changed nodes never hold the
 event loop for long.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-
 from kvplace.core.free_blocks import FreeBlocks, free_blocks_of
 from kvplace.core.scalars import NodeName
+from kvplace.kube.concurrency import Turns
 from kvplace.nodes.free_block_totals import FreeBlockTotals
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 
-SLICE_S = 0.004
-"""Longest stretch of the event loop that one refresh takes before others have their turn."""
+CHECK_STEPS = 100
+"""Steps of checking a node."""
 
 
 class ClusterFreeBlocks:
@@ -31,13 +29,7 @@ class ClusterFreeBlocks:
 
     async def refresh(self) -> None:
         """Check again every node that has changed."""
-        ends = time.perf_counter() + SLICE_S
-        while self._changed:
-            node, _ = self._changed.popitem()
-            self._look(node)
-            if time.perf_counter() >= ends:
-                await asyncio.sleep(0)
-                ends = time.perf_counter() + SLICE_S
+        await Turns().drain(self._changed, self._look, CHECK_STEPS)
 
     def of(self, node: NodeName) -> FreeBlocks | None:
         """Return the free blocks of one node; None where nothing can be placed, or before the first count."""

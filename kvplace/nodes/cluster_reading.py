@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from kvplace.core.scalars import NodeName
+from kvplace.kube.concurrency import together
 from kvplace.kube.records import NodeRecord
-from kvplace.kube.together import together
 from kvplace.kube.watches import (
     EVERYTHING,
     LEDGERS,

@@ -20,9 +20,9 @@ from kvplace.core.quantity import counted
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
 from kvplace.kube.object_reader import ApiKind
-from kvplace.kube.together import together
 from kvplace.nodes.agreement import agrees
 from kvplace.nodes.cluster_reading import ListClient, read_cluster
 from kvplace.nodes.cluster_view import ClusterView, VmState

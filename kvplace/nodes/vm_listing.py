@@ -15,9 +15,9 @@ from typing import Any
 
 from kvplace.core.scalars import PodUid
 from kvplace.kube.api_errors import Denied, Missing
+from kvplace.kube.concurrency import together
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.store import Store
-from kvplace.kube.together import together
 from kvplace.kube.vm_statuses import VM_STATUSES, VMI_STATUSES, VmName, VmStatus
 from kvplace.kube.watches import LEDGERS, PODS, Kind, Selector, WatchClient
 from kvplace.nodes.cluster_reading import ListClient

@@ -11,10 +11,10 @@ from kvplace.core.errors import Forbidden
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_rollouts import ApiRollouts
+from kvplace.kube.concurrency import together
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_reader import ApiKind, ObjectReader
 from kvplace.kube.session import Session, open_session
-from kvplace.kube.together import together
 from kvplace.kube.watches import AGENTS, NAME_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
 from kvplace.rollout.port import AgentReport

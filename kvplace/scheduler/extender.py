@@ -27,6 +27,7 @@ from kvplace.core.refusal import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.reservation import grown_claim
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.concurrency import next_turn
 from kvplace.kube.events import EventRecorder, does_not_fit
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
@@ -215,7 +216,7 @@ class Extender:
         refusals = {node: answer for node, answer in answers.items() if isinstance(answer, Refusal)}
         best = best_candidate(candidates, self._settings.strategy)
         if best is None:
-            await asyncio.sleep(0)  # grouping thousands of refusals is a turn of its own
+            await next_turn()  # grouping thousands of refusals is a turn of its own
             return await self._none_fits(args, asking, grouped(refusals))
 
         if not deciding:
@@ -289,7 +290,7 @@ class Extender:
             return [HostPriority(node, 0) for node in args.names]
         uid, request = args.pod.uid, asking.pod_request.request
         answers = await self._fits.answers(args.names, request)
-        await asyncio.sleep(0)  # comparing thousands of answers is a turn of its own
+        await next_turn()  # comparing thousands of answers is a turn of its own
         taken: set[str] = {node for node in args.names if self.holds.of_pod(uid, node)}
         taken |= self._claimed(uid, args.names, request).keys()
         fitting = (answer for answer in answers.values() if isinstance(answer, Candidate))

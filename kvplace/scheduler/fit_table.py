@@ -1,13 +1,12 @@
 """The offer of every node to a request, cached.
 
 The best node is found without placing the VM on every node (`ranking`), and nothing is computed again for a
-node that has not changed since the last equal request. Both answers come in slices, so that a new kind of VM
+node that has not changed since the last equal request. Both answers come in turns, so that a new kind of VM
 over thousands of nodes does not hold up anything else.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
@@ -16,12 +15,13 @@ from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
+from kvplace.core.step_budget import UNLIMITED, StepBudget
+from kvplace.kube.concurrency import in_turns, next_turn
 from kvplace.nodes.node_answer import answer_of
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.node_states import NodeStates
 from kvplace.scheduler.ranking import KnownRefusal, Ranking, Shortfall
 from kvplace.scheduler.remembered_answers import RememberedAnswers
-from kvplace.scheduler.slices import ENDLESS, Slice, in_slices
 
 _KEPT = 200_000
 """Bounds and answers that are kept for all requests together, of 100 to 1,000 bytes each."""
@@ -51,7 +51,7 @@ class FitTable:
     async def describe(self, names: Collection[NodeName]) -> None:
         """Describe nodes before the first request for them."""
         asked = self._set_of(names)
-        await in_slices(lambda piece: self._states.describe(asked, piece))
+        await in_turns(lambda budget: self._states.describe(asked, budget))
 
     async def best(self, names: Collection[NodeName], request: Request) -> Candidate | None:
         """Choose the best of the nodes; None if the VM fits none of them.
@@ -59,7 +59,7 @@ class FitTable:
         It is the best at the moment of the return: nothing else runs between the choice and the caller.
         """
         asked = self._set_of(names)
-        return await in_slices(lambda piece: self._ranking(asked, request, piece).best(asked, piece))
+        return await in_turns(lambda budget: self._ranking(asked, request, budget).best(asked, budget))
 
     async def two_best(
         self, names: Collection[NodeName], request: Request
@@ -67,32 +67,32 @@ class FitTable:
         """Choose the best of the nodes and the next best, as of one moment; None where no node is left."""
         asked = self._set_of(names)
 
-        def choose(piece: Slice) -> tuple[Candidate | None, Candidate | None]:
-            ranking = self._ranking(asked, request, piece)
-            best = ranking.best(asked, piece)
-            return best, ranking.best(asked - {best.node}, piece) if best is not None else None
+        def choose(budget: StepBudget) -> tuple[Candidate | None, Candidate | None]:
+            ranking = self._ranking(asked, request, budget)
+            best = ranking.best(asked, budget)
+            return best, ranking.best(asked - {best.node}, budget) if best is not None else None
 
-        return await in_slices(choose)
+        return await in_turns(choose)
 
     async def refusals(self, names: Collection[NodeName], request: Request) -> GroupedRefusals | None:
         """Return why none of the nodes can hold the VM, as of one moment; None if one can."""
         asked = self._set_of(names)
 
         def examine(
-            piece: Slice,
+            budget: StepBudget,
         ) -> tuple[Ranking, KnownRefusal | dict[NodeName, Refusal | Shortfall] | None, int]:
-            ranking = self._ranking(asked, request, piece)
+            ranking = self._ranking(asked, request, budget)
             refused, version = ranking.refused, self._states.version
             if refused is not None and refused.version == version and refused.asked is asked:
                 return ranking, refused, version
-            return ranking, self._examined(names, ranking, piece), version
+            return ranking, self._examined(names, ranking, budget), version
 
-        ranking, found, version = await in_slices(examine)
+        ranking, found, version = await in_turns(examine)
         if found is None:
             return None
         if isinstance(found, KnownRefusal):
             return found.groups
-        await asyncio.sleep(0)  # grouping thousands of refusals is a turn of its own
+        await next_turn()  # grouping thousands of refusals is a turn of its own
         ranking.refused = KnownRefusal(version, asked, grouped_by(found, lambda one: _in_full(one, request)))
         return ranking.refused.groups
 
@@ -101,15 +101,15 @@ class FitTable:
     ) -> dict[NodeName, Candidate | Refusal]:
         """Return for each node the VM's placement there, or why it does not fit, as of one moment."""
         asked = self._set_of(names)
-        return await in_slices(
-            lambda piece: self._answers(names, self._ranking(asked, request, piece), piece)
+        return await in_turns(
+            lambda budget: self._answers(names, self._ranking(asked, request, budget), budget)
         )
 
     def answers_at_once(
         self, names: Collection[NodeName], request: Request
     ) -> dict[NodeName, Candidate | Refusal]:
         """Return the same without giving others their turn."""
-        return self._answers(names, self._ranking(self._set_of(names), request, ENDLESS), ENDLESS)
+        return self._answers(names, self._ranking(self._set_of(names), request, UNLIMITED), UNLIMITED)
 
     def _set_of(self, names: Collection[NodeName]) -> frozenset[NodeName]:
         """Return the names as a set, the same object as the last time if they are equal."""
@@ -119,9 +119,9 @@ class FitTable:
         return self._asked
 
     def _answers(
-        self, names: Collection[NodeName], ranking: Ranking, piece: Slice
+        self, names: Collection[NodeName], ranking: Ranking, budget: StepBudget
     ) -> dict[NodeName, Candidate | Refusal]:
-        answers = ranking.answer_all(self._states, piece)
+        answers = ranking.answer_all(self._states, budget)
         found: dict[NodeName, Candidate | Refusal] = {}
         of_node = self._states.of_node
         for node in names:
@@ -134,10 +134,10 @@ class FitTable:
         return found
 
     def _examined(
-        self, names: Collection[NodeName], ranking: Ranking, piece: Slice
+        self, names: Collection[NodeName], ranking: Ranking, budget: StepBudget
     ) -> dict[NodeName, Refusal | Shortfall] | None:
         """Return what none of the nodes has; None if the VM fits one of them."""
-        known = ranking.examine_all(self._states, piece)
+        known = ranking.examine_all(self._states, budget)
         found: dict[NodeName, Refusal | Shortfall] = {}
         of_node = self._states.of_node
         for node in names:
@@ -148,16 +148,16 @@ class FitTable:
             found[node] = answer
         return found
 
-    def _ranking(self, asked: frozenset[NodeName], request: Request, piece: Slice) -> Ranking:
+    def _ranking(self, asked: frozenset[NodeName], request: Request, budget: StepBudget) -> Ranking:
         """Return the ranking for a request, with the asked nodes as they are now."""
-        self._states.describe(asked, piece)
+        self._states.describe(asked, budget)
         ranking = self._rankings.get(request.key)
         if ranking is None:
             ranking = self._rankings[request.key] = Ranking(request, self._strategy, self._remembered)
         self._rankings.move_to_end(request.key)
         while self.kept > _KEPT and len(self._rankings) > 1:
             self._rankings.popitem(last=False)
-        ranking.count(self._states, piece)
+        ranking.count(self._states, budget)
         return ranking
 
 

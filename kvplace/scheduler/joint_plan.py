@@ -21,6 +21,7 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, claim_of
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.concurrency import Turns
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
@@ -42,8 +43,8 @@ OFFER_S = 5.0
 """How long an offer is used: a node that is new, or free again, is not considered before."""
 _SHAPES = 64
 """Shapes with remembered offers, the last ones."""
-_AT_ONCE = 3
-"""Pods or machines that are checked before others get their turn on the event loop."""
+_PLACE_STEPS = 1_000
+"""Steps of one placement, or of the choice of a node."""
 
 
 class OfferedNodes:
@@ -206,9 +207,9 @@ class JointPlan:
     async def _plan(self, pods: Iterable[PodRecord], names: frozenset[NodeName]) -> None:
         """Hold cores for pods in their order, each where it fits best, and nominate its node."""
         full: set[tuple[object, ...]] = set()
-        for number, pod in enumerate(pods):
-            if number % _AT_ONCE == _AT_ONCE - 1:
-                await asyncio.sleep(0)
+        turns = Turns()
+        for pod in pods:
+            await turns.spend(_PLACE_STEPS)
             asking = self._asking(pod)
             if asking is None or asking.pod_request.request.key in full:
                 continue
@@ -234,9 +235,9 @@ class JointPlan:
     ) -> Candidate | None:
         """Find a place for a pod in the cores of pods that are planned after it; drops those of them."""
         found: list[Candidate] = []
-        for number, node in enumerate(sorted(self._holds.planned_nodes & names)):
-            if number % _AT_ONCE == _AT_ONCE - 1:
-                await asyncio.sleep(0)
+        turns = Turns()
+        for node in sorted(self._holds.planned_nodes & names):
+            await turns.spend(_PLACE_STEPS)
             candidate = self._without_plans(pod, request, node)
             if candidate is not None:
                 found.append(candidate)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from kvplace.core.cluster.node_bound import NodeCounts
 from kvplace.core.scalars import NodeName
+from kvplace.core.step_budget import StepBudget
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeSnapshot, Unusable
-from kvplace.scheduler.slices import Slice
 
 _DESCRIBE = 40
 """Steps that it takes to describe a node."""
@@ -39,7 +39,7 @@ class NodeState:
 class Unseen:
     """The states that have not been checked yet.
 
-    Those that a slice leaves are not listed again by the next one.
+    Those that a turn leaves are not listed again by the next one.
     """
 
     def __init__(self) -> None:
@@ -90,14 +90,14 @@ class NodeStates:
         if node in self._of_node:
             self._changed[node] = None
 
-    def describe(self, asked: frozenset[NodeName], piece: Slice) -> None:
+    def describe(self, asked: frozenset[NodeName], budget: StepBudget) -> None:
         """Make the states of the asked nodes those of this moment."""
         if asked is not self._complete:
             self._complete = None
         for node in self._gone - asked:
             self._leave(node)
         while self._changed:
-            piece.spend(_DESCRIBE)
+            budget.spend(_DESCRIBE)
             node = next(iter(self._changed))
             del self._changed[node]
             if node in asked:
@@ -106,7 +106,7 @@ class NodeStates:
                 self._leave(node)
         if self._complete is None:
             for node in asked.difference(self._of_node):
-                piece.spend(_DESCRIBE)
+                budget.spend(_DESCRIBE)
                 self._describe(node)
             self._complete = asked
 

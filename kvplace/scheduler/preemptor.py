@@ -16,7 +16,6 @@ of each resource, and where more than amounts decides (affinity, host ports), it
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -25,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.errors import Unavailable
@@ -33,11 +32,12 @@ from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.placement import Placement
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget, budgets_taken
-from kvplace.core.preemption.victim_search import Search, VictimSearch
+from kvplace.core.preemption.victim_search import VictimSearch
 from kvplace.core.preemption.victims import OccupiedMachine, Question, Tenant, Victims, violated_by
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.reservation import LONGEST_S, kept_for, reserve
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.kube.concurrency import Turns
 from kvplace.kube.pending_changes import no_change
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
@@ -60,10 +60,10 @@ PATIENCE_SECONDS = 120.0
 """How long a pod waits for another one that ends anyway, before others are evicted for it."""
 _REFUSED_SECONDS = 2.0
 """How old a refusal may be: kube-scheduler asks Filter and preempt in one attempt."""
+_QUESTION_STEPS, _LEAVING_STEPS = 1_000, 50
+"""Steps of asking about the victims on one node, and of listing the pods that leave it."""
 _SEARCHES = 3
 """How often victims are searched for in one call: a node may change before its cores are reserved."""
-
-T = TypeVar("T")
 
 
 class BudgetReader(Protocol):
@@ -230,12 +230,13 @@ class Preemptor:
         """Search the nodes, those first that may be cheapest, until no other can be better or time ends."""
         budgets = await self._cluster.read_disruption_budgets()
         ranked = []
+        turns = Turns()
         for node, sent in candidates.items():
+            await turns.spend(_QUESTION_STEPS)
             questions = self._questions(node, args, sent, request, budgets)
             least = [VictimSearch(question).least_cost for question in questions]
             if least:
                 ranked.append((min(least), node))
-            await asyncio.sleep(0)
         ranked.sort()
         best: _Offer | None = None
         equals = 0
@@ -246,7 +247,7 @@ class Preemptor:
                     break
             # Asked anew: a node may have changed meanwhile, and many searches at once would take memory.
             for question in self._questions(node, args, candidates[node], request, budgets):
-                found = await _step_by_step(VictimSearch(question).best())
+                found = await turns.finish(VictimSearch(question).best())
                 offer = _Offer(node, found) if found is not None else None
                 if offer is not None and (best is None or offer.rank < best.rank):
                     best = offer
@@ -326,9 +327,10 @@ class Preemptor:
     async def _wait(self, uid: PodUid, nodes: Iterable[NodeName]) -> None:
         """Note that a pod waits for those that end anyway on any of the nodes: from now on, or still."""
         leaving: set[PodUid] = set()
+        turns = Turns()
         for node in nodes:
+            await turns.spend(_LEAVING_STEPS)
             leaving |= self._leaving(node)
-            await asyncio.sleep(0)
         pending, has_claim = self._pending.get(uid), self._cache.ledgers.nodes_claimed_by
         still = {other: since for other, since in pending.leaving.items() if has_claim(other)}
         pending.leaving = dict.fromkeys(leaving, self._clock()) | still
@@ -349,17 +351,6 @@ class Preemptor:
 
 def _without(ledger: Ledger, gone: Collection[PodUid]) -> Ledger:
     return ledger.after(LedgerChange(releases=tuple(gone))) if gone else ledger
-
-
-async def _step_by_step(search: Search[T]) -> T:
-    """Carry out a search, letting others work after each placement."""
-    while True:
-        try:
-            next(search)
-        except StopIteration as ended:
-            answer: T = ended.value
-            return answer
-        await asyncio.sleep(0)
 
 
 def _tenant(pod: PodRecord, since: str, budgets: Sequence[DisruptionBudget]) -> Tenant:

@@ -20,11 +20,11 @@ from kvplace.core.cluster.node_choice import Candidate, Fit, Standing, Strategy
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.step_budget import StepBudget
 from kvplace.nodes.node_answer import answer_of
 from kvplace.nodes.node_machine import NodeSnapshot
 from kvplace.scheduler.node_states import NodeState, NodeStates, Unseen
 from kvplace.scheduler.remembered_answers import RememberedAnswers
-from kvplace.scheduler.slices import Slice
 
 _COARSE_STEPS, _FINE_STEPS, _PLACE_STEPS, _REFUSE_STEPS, _EXAMINE_STEPS = 4, 30, 200, 50, 8
 _MANY = 16
@@ -91,7 +91,7 @@ class Ranking:
     def __len__(self) -> int:
         return len(self._order) + len(self._answers) + len(self._examined)
 
-    def count(self, states: NodeStates, piece: Slice) -> None:
+    def count(self, states: NodeStates, budget: StepBudget) -> None:
         """Enter the states that are new, and forget those that are gone when they are many."""
         kept = self._order, self._answers, self._examined, self._shortages
         if max([len(one) for one in kept]) > 2 * len(states) + _SPARE:
@@ -102,7 +102,7 @@ class Ranking:
         entered: list[_Entry] = []
         try:
             for state in states.since(self._seen):
-                piece.spend(_COARSE_STEPS)
+                budget.spend(_COARSE_STEPS)
                 self._seen = state.number
                 bound = self._bound.coarse(state.counts)
                 if bound is not None:
@@ -115,7 +115,7 @@ class Ranking:
                 self._order += entered
                 self._order.sort()
 
-    def best(self, asked: frozenset[NodeName], piece: Slice) -> Candidate | None:
+    def best(self, asked: frozenset[NodeName], budget: StepBudget) -> Candidate | None:
         """Choose the best of the asked nodes; None if none of them can hold the VM."""
         best: tuple[Standing, NodeName, Fit] | None = None
         order, index = self._order, 0
@@ -133,7 +133,7 @@ class Ranking:
                 best = (standing, name, known)
                 index += 1
             else:
-                closer = self._look_closer(state, known, piece)
+                closer = self._look_closer(state, known, budget)
                 del order[index]
                 if closer is not None:
                     entry = (closer[0], entered_as, number, closer[1], state)
@@ -142,25 +142,27 @@ class Ranking:
                     index = min(index, insert_at)
         return Candidate(best[1], best[2]) if best is not None else None
 
-    def answer_all(self, states: NodeStates, piece: Slice) -> Mapping[NodeState, Fit | Refusal]:
+    def answer_all(self, states: NodeStates, budget: StepBudget) -> Mapping[NodeState, Fit | Refusal]:
         """Return what every state gives to the VM, or why it does not fit."""
         for state in self._unanswered.of(states):
-            self._answer(state, piece)
+            self._answer(state, budget)
         return self._answers
 
-    def examine_all(self, states: NodeStates, piece: Slice) -> Mapping[NodeState, Fit | Refusal | Shortfall]:
+    def examine_all(
+        self, states: NodeStates, budget: StepBudget
+    ) -> Mapping[NodeState, Fit | Refusal | Shortfall]:
         """Return the same, but where something is missing by count only how much.
 
         That takes a tenth of the time.
         """
         for state in self._unexamined.of(states):
             if state in self._examined:
-                piece.spend(1)
-            elif not self._lacks_something(state, piece):
-                self._examined[state] = self._answer(state, piece)
+                budget.spend(1)
+            elif not self._lacks_something(state, budget):
+                self._examined[state] = self._answer(state, budget)
         return self._examined
 
-    def _lacks_something(self, state: NodeState, piece: Slice) -> bool:
+    def _lacks_something(self, state: NodeState, budget: StepBudget) -> bool:
         """Whether something is missing by count; what, is then in `_examined`."""
         known = self._examined.get(state)
         if known is not None:
@@ -175,18 +177,18 @@ class Ranking:
             return False
         if missing.what in machine.groups:
             self._examined[state] = Shortfall(machine.groups[missing.what], missing.amount, node)
-            piece.spend(_EXAMINE_STEPS)  # when it is kept: a slice that ends here has got on
+            budget.spend(_EXAMINE_STEPS)  # when it is kept: a turn that ends here has got on
             return True
-        answer = self._examined[state] = self._answer(state, piece)
+        answer = self._examined[state] = self._answer(state, budget)
         if isinstance(answer, Refusal):
             machine.groups[missing.what] = answer.group
         return True
 
-    def _answer(self, state: NodeState, piece: Slice) -> Fit | Refusal:
+    def _answer(self, state: NodeState, budget: StepBudget) -> Fit | Refusal:
         answer = self._answers.get(state)
         if answer is None:
             fits = self._bound.coarse(state.counts) is not None
-            piece.spend(_PLACE_STEPS if fits else _REFUSE_STEPS)
+            budget.spend(_PLACE_STEPS if fits else _REFUSE_STEPS)
             # A refusal by counting alone is found as fast as remembered.
             find = self._remembered.of if fits else answer_of
             answer = self._answers[state] = find(state.snapshot, self._request)
@@ -195,14 +197,14 @@ class Ranking:
         return answer
 
     def _look_closer(
-        self, state: NodeState, known: _Bound, piece: Slice
+        self, state: NodeState, known: _Bound, budget: StepBudget
     ) -> tuple[Standing, _Bound | Fit] | None:
         """Return a better bound of a state or what it stands at; None if the VM does not fit."""
         if known is _Bound.COARSE and state not in self._answers:
-            if self._lacks_something(state, piece):
+            if self._lacks_something(state, budget):
                 return None
-            piece.spend(_FINE_STEPS)
+            budget.spend(_FINE_STEPS)
             bound = self._bound.fine(state.counts)
             return (bound, _Bound.FINE) if bound is not None else None
-        answer = self._answer(state, piece)
+        answer = self._answer(state, budget)
         return (answer.standing(self._strategy), answer) if isinstance(answer, Fit) else None

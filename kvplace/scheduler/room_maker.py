@@ -36,6 +36,7 @@ from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Request
 from kvplace.core.reservation import RESERVED_S, reserve
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventRecorder, making_room, owner_reference, room_not_made
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
@@ -62,6 +63,8 @@ _DECIDED_S = 4.0
 _REST = 4
 """Searches rest so many times as long as the last one took."""
 _REMEMBERED = 10_000
+_SNAPSHOT_STEPS, _DESCRIBE_STEPS = 100, 1_000
+"""Steps of counting what is free on a node, and of describing its VMs."""
 _RENEW_S = 10.0
 """The reservation is renewed so often, to stay for as long as room is being made."""
 
@@ -205,9 +208,9 @@ class RoomMaker:
         None where there are none, or room is being made for another VM on that node.
         """
         ranked = []
-        for number, node in enumerate(making.nodes):
-            if number % 20 == 19:
-                await asyncio.sleep(0)
+        turns = Turns()
+        for node in making.nodes:
+            await turns.spend(_SNAPSHOT_STEPS)
             if self._vms.may_be_on(node):
                 snapshot = self._cache.snapshot(node, self._holds.on_node(node, but=making.pod.uid))
                 if isinstance(snapshot, NodeSnapshot) and _may_hold(snapshot, making.request):
@@ -216,10 +219,10 @@ class RoomMaker:
         migrating = self._vms.migrating()
         staying = {uid for uid, until in self._not_before.items() if until > now}
         for _, node in sorted(ranked)[:MOST_NODES]:
+            await turns.spend(_DESCRIBE_STEPS)
             taken = self._holds.on_node(node, but=making.pod.uid)
             described = self._vms.crowded(node, taken, staying, migrating)
             crowded += [described] if described is not None else []
-            await asyncio.sleep(0)
         if not crowded:
             return None
         started = self._clock()

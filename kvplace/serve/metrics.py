@@ -1,13 +1,11 @@
 """Gauges of `serve` about the cluster, brought up to date when they are read.
 
 One series exists for each node with an agent. All other series with the name of a node or pod exist only for
-those that need attention. The work over all nodes and claims is done in slices: see `ClusterFreeBlocks`.
+those that need attention. The work over all nodes and claims is done in turns: see `ClusterFreeBlocks`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -18,8 +16,9 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.free_blocks import Domain
 from kvplace.core.ledger import Claim
 from kvplace.core.scalars import NodeName
+from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventRecorder
-from kvplace.nodes.cluster_free_blocks import SLICE_S, ClusterFreeBlocks
+from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender
 from kvplace.service.health import Series
@@ -167,8 +166,9 @@ class ClusterGauges:
         """Count the claims and find the oldest one of an unbound pod."""
         pods, count = self._cache.pods, 0
         oldest: tuple[str, NodeName, Claim] | None = None
-        ends = time.perf_counter() + SLICE_S
+        turns = Turns()
         for record in self._cache.ledgers.all():
+            await turns.spend(1 + len(record.ledger.claims))
             for uid, claim in record.ledger.claims.items():
                 count += 1
                 pod = pods.get(uid)
@@ -176,9 +176,6 @@ class ClusterGauges:
                     continue
                 if oldest is None or claim.since < oldest[0]:
                     oldest = (claim.since, record.node, claim)
-            if time.perf_counter() >= ends:
-                await asyncio.sleep(0)
-                ends = time.perf_counter() + SLICE_S
         CLAIMS.set(count)
         if oldest is None:
             OLDEST_UNBOUND.update({})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -16,9 +15,9 @@ from kvplace.core.ledger import Claim
 from kvplace.core.neighbours import neighbours_of
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.kube.concurrency import Turns
 from kvplace.kube.records import NO_NODE, PodRecord
 from kvplace.kube.vm_statuses import VmStatus
-from kvplace.nodes.cluster_free_blocks import SLICE_S
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_cache import NodeCache
@@ -80,13 +79,11 @@ async def vm_document(
     None where neither a pod nor a VirtualMachineInstance of this name requests cores.
     """
     pods = []
-    ends = time.perf_counter() + SLICE_S
+    turns = Turns()
     for pod in list(cache.pods.records.values()):
+        await turns.spend(1)
         if pod.namespace == namespace and name in (pod.vmi, pod.name):
             pods.append(pod)
-        if time.perf_counter() >= ends:
-            await asyncio.sleep(0)
-            ends = time.perf_counter() + SLICE_S
     if not pods:
         return await _not_created(vmis, namespace, name)
     return {
@@ -154,17 +151,15 @@ async def search(cache: NodeCache, query: str) -> Json:
     vms: dict[tuple[str, str], str] = {}
     if not words:
         return {"nodes": nodes, "vms": [], "more": False}
-    ends = time.perf_counter() + SLICE_S
+    turns = Turns()
     for name, vm in _names(cache):
+        await turns.spend(1)
         text = f"{vm[0]}/{vm[1]}" if vm is not None else name
         if all(word in text.lower() for word in words):
             if vm is None:
                 nodes.append(name)
             else:
                 vms[vm] = name
-        if time.perf_counter() >= ends:
-            await asyncio.sleep(0)
-            ends = time.perf_counter() + SLICE_S
     return {
         "nodes": sorted(nodes)[:MAX_FOUND],
         "vms": [

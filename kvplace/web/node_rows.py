@@ -8,7 +8,6 @@ revision gets just the rows with a later one, however long it was gone.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,9 @@ import msgspec
 
 from kvplace.core.free_blocks import Domain
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.concurrency import Turns
 from kvplace.kube.records import NodeRecord, PodRecord, TopologyRecord
-from kvplace.nodes.cluster_free_blocks import SLICE_S, ClusterFreeBlocks
+from kvplace.nodes.cluster_free_blocks import CHECK_STEPS, ClusterFreeBlocks
 from kvplace.nodes.cluster_view import VmState
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
@@ -76,16 +76,10 @@ class NodeRows:
         """Check again every node that has changed."""
         self.stale.clear()
         await self._free_blocks.refresh()
-        ends = time.perf_counter() + SLICE_S
         if self._totals_changed:
             self._totals_changed = False
             self.revision += 1
-        while self._changed:
-            node, _ = self._changed.popitem()
-            self._look(node)
-            if time.perf_counter() >= ends:
-                await asyncio.sleep(0)
-                ends = time.perf_counter() + SLICE_S
+        await Turns().drain(self._changed, self._look, CHECK_STEPS)
 
     def since(self, revision: int) -> Changes | None:
         """Return what has changed since a revision; None where that is not known any more."""

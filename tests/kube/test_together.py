@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kvplace.core.errors import Conflict, KvplaceError, Unavailable
-from kvplace.kube.together import all_ended
+from kvplace.kube.concurrency import all_ended
 
 
 async def fail(error: Exception) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kvplace.core import step_budget
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped, grouped_by
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
@@ -21,7 +22,7 @@ from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
 from kvplace.core.topology import Topology
 from kvplace.nodes import node_answer
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
-from kvplace.scheduler import fit_table, remembered_answers, slices
+from kvplace.scheduler import fit_table, remembered_answers
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.node_states import NodeState, NodeStates
 from tests.core.allocator.random_cases import random_case, random_free, random_request
@@ -209,8 +210,8 @@ def test_what_was_not_asked_for_longest_is_dropped(
     assert ask(1) == []
 
 
-def test_a_node_that_changes_between_two_slices_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices.Slice.__init__, "__defaults__", (1,))
+def test_a_node_that_changes_between_two_turns_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_budget, "STEPS_OF_A_TURN", 1)
     nodes = {A: snapshot(EIGHT), B: snapshot(EIGHT, CpuMask(0x3F)), C: snapshot(EIGHT)}
     table = table_of(nodes.__getitem__)
 
@@ -239,7 +240,7 @@ def test_others_have_their_turn_while_many_nodes_are_checked() -> None:
     assert turns > 10
 
 
-def test_states_that_a_slice_leaves_are_not_listed_again_by_each_that_follows(
+def test_states_that_a_turn_leaves_are_not_listed_again_by_each_that_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     listed = 0
@@ -350,14 +351,14 @@ def test_the_reasons_of_many_nodes_are_those_that_each_gives_alone(seed: int) ->
 @pytest.mark.parametrize(
     "asked", [Request(8), Request(6, memory=Bytes(1 << 40)), Request(6, huge_pages={Bytes(1 << 30): 1})]
 )
-def test_slices_of_one_step_come_to_an_end_where_nothing_fits(
+def test_turns_of_one_step_come_to_an_end_where_nothing_fits(
     monkeypatch: pytest.MonkeyPatch, asked: Request
 ) -> None:
     nodes = {NodeName(f"node-{number}"): snapshot(EIGHT, CpuMask(number)) for number in range(128)}
     for name, state in nodes.items():
         nodes[name] = replace(state, free=replace(state.free, memory=((NumaId(0), Bytes(1 << 30)),)))
     at_once = result(table_of(nodes.__getitem__).refusals(nodes, asked))
-    monkeypatch.setattr(slices.Slice.__init__, "__defaults__", (1,))
+    monkeypatch.setattr(step_budget, "STEPS_OF_A_TURN", 1)
     table = table_of(nodes.__getitem__)
     assert result(table.best(nodes, asked)) is None
     assert result(table.refusals(nodes, asked)) == at_once

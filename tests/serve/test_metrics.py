@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.certificates import Certificates
+from kvplace.core import step_budget
 from kvplace.core.annotations import REQUEST
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.free_blocks import Domain
@@ -23,7 +24,6 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName
 from kvplace.kube.store import Store
 from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
-from kvplace.serve import metrics
 from kvplace.serve.metrics import ClusterGauges
 from kvplace.serve.process import serving
 from kvplace.service.settings import Address
@@ -236,7 +236,7 @@ async def test_each_kind_has_the_time_since_its_last_watch_event(
 async def test_others_have_their_turn_while_the_claims_of_many_ledgers_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics, "SLICE_S", 0.0)
+    monkeypatch.setattr(step_budget, "STEPS_OF_A_TURN", 1)
     cluster = FaultyCluster()
     for number in range(50):
         cluster.put_ledger(f"n{number}", Ledger())
