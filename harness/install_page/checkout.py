@@ -83,7 +83,9 @@ def become_the_previous_release(checkout: Path) -> None:
     schema = f"additionalProperties: {json.dumps(EARLIER_CLAIM)}"
     _edit(crd / "nodeledgers.yaml", "x-kubernetes-preserve-unknown-fields: true", schema)
     _edit(checkout / "manifests" / "policy" / "kustomization.yaml", r"- ledger-claims\.yaml\n", "")
-    _edit(checkout / "kvplace" / "doctor" / "admission.py", r" {4}\"ledger-claims\.kvplace\.io\",\n", "")
+    _edit(
+        checkout / "kvplace" / "doctor" / "admission_checks.py", r" {4}\"ledger-claims\.kvplace\.io\",\n", ""
+    )
     _edit(crd / "nodetopologies.yaml", r" {8}- name: Fingerprint\n( {10}.*\n)+", "")
     rights = checkout / "manifests" / "rbac" / "serve.yaml"
     _edit(rights, r"- apiGroups: \[policy\]\n( {2}.*\n)+", "")

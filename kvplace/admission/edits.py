@@ -14,6 +14,8 @@ from typing import Any
 
 Operation = dict[str, Any]
 
+_APPLIED_BY_KUBECTL = "kubectl.kubernetes.io/last-applied-configuration"
+
 
 class _Edited:
     """The common part of objects and lists under edit."""
@@ -146,9 +148,6 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other)
-
-
-_APPLIED_BY_KUBECTL = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def drop_managed_fields(metadata: EditedObject) -> None:

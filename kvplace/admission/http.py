@@ -47,6 +47,8 @@ _LONGEST = 2000
 _SHORT_S = 0.005
 """What takes no longer is followed by no pause: ten times what the review of a usual VM takes."""
 
+_Decide = Callable[[AdmissionRequest], Awaitable[Admitted]]
+
 
 class VmiReader(Protocol):
     """The objects that admission must be able to find."""
@@ -54,9 +56,6 @@ class VmiReader(Protocol):
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a VirtualMachineInstance as it is now; None when there is none."""
         ...
-
-
-_Decide = Callable[[AdmissionRequest], Awaitable[Admitted]]
 
 
 class _Turns:

@@ -28,6 +28,8 @@ from kvplace.core.scalars import NO_BYTES, Bytes
 _AUTO = "auto"
 _SUPPLEMENTAL_POOL = "supplementalPool"
 
+_HUGE_PAGES = "hugepages-"
+
 
 class VmSize(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
     """The vCPUs, memory and I/O threads of a VM."""
@@ -144,9 +146,6 @@ def _io_threads(domain: Domain, at: str) -> int:
         # Disks without a dedicated thread share at least one.
         shared = max(1, limit - dedicated)
     return shared + dedicated
-
-
-_HUGE_PAGES = "hugepages-"
 
 
 @dataclass(frozen=True, slots=True)

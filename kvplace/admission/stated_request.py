@@ -19,15 +19,26 @@ from kvplace.admission.devices import (
 from kvplace.admission.objects import Metadata, Pod, Vm, Vmi, VmiSpec, title, typed
 from kvplace.admission.size import size_of_pod, size_of_vm
 from kvplace.admission.vmi import check_vm
-from kvplace.core.annotations import (
-    read_options,
-)
+from kvplace.core.annotations import read_options
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import BadBody, Misconfigured
 from kvplace.core.quantity import counted
 from kvplace.core.request import Policy, Request
 from kvplace.core.request_document import PodRequest
 from kvplace.core.strict_json import Json, shown
+
+_CLUSTER_WIDE = "virtualmachineclusterinstancetype"
+_KINDS = (_CLUSTER_WIDE, "virtualmachineinstancetype")
+_CPU_FIELDS = {
+    "guest": "sockets",
+    "maxSockets": "maxSockets",
+    "numa": "numa",
+    "dedicatedCPUPlacement": "dedicatedCpuPlacement",
+    "isolateEmulatorThread": "isolateEmulatorThread",
+}
+"""Field of `domain.cpu` by the field of an instancetype; the number of vCPUs decides, not their layout."""
+_MEMORY_FIELDS = ("guest", "hugepages")
+_DOMAIN_FIELDS = ("ioThreadsPolicy", "ioThreads")
 
 
 def stated_request(document: Mapping[str, Any], *, namespace: str = "") -> PodRequest | None:
@@ -99,20 +110,6 @@ def _of_pod(pod: Pod, namespace: str) -> PodRequest | None:
     devices = devices_of_containers(pod.spec.containers, what)
     request = Request(size.cpus, options.of_plain_pod(), size.memory, size.huge_pages, devices=devices)
     return PodRequest.of(request, annotations)
-
-
-_CLUSTER_WIDE = "virtualmachineclusterinstancetype"
-_KINDS = (_CLUSTER_WIDE, "virtualmachineinstancetype")
-_CPU_FIELDS = {
-    "guest": "sockets",
-    "maxSockets": "maxSockets",
-    "numa": "numa",
-    "dedicatedCPUPlacement": "dedicatedCpuPlacement",
-    "isolateEmulatorThread": "isolateEmulatorThread",
-}
-"""Field of `domain.cpu` by the field of an instancetype; the number of vCPUs decides, not their layout."""
-_MEMORY_FIELDS = ("guest", "hugepages")
-_DOMAIN_FIELDS = ("ioThreadsPolicy", "ioThreads")
 
 
 def expanded(vm: Mapping[str, Any], beside: Iterable[Mapping[str, Any]]) -> Json:

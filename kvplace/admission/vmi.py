@@ -43,6 +43,8 @@ from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Pol
 _WITHOUT_GUEST_CELLS = ("s390x",)
 """Architectures without guest NUMA cells in QEMU."""
 
+_REMOVED = f"the running VM keeps its CPUs; set {CPU_POLICY}: none to have it run unpinned"
+
 
 def admit_vmi(
     raw: Mapping[str, Any],
@@ -211,9 +213,6 @@ def _misplaced(metadata: Metadata) -> tuple[str, ...]:
         for key in ASKING
         if key in (metadata.annotations or {})
     )
-
-
-_REMOVED = f"the running VM keeps its CPUs; set {CPU_POLICY}: none to have it run unpinned"
 
 
 def admit_vmi_edit(

@@ -44,10 +44,9 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     """
     from kvplace import __version__
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
-    from kvplace.doctor.admission import LEFT_ALONE
+    from kvplace.doctor.admission_checks import LEFT_ALONE
     from kvplace.doctor.examination import examine
-    from kvplace.doctor.finding import Level
-    from kvplace.doctor.installation import Installation
+    from kvplace.doctor.installation import Installation, Level
     from kvplace.doctor.reading import read_installation
     from kvplace.kube.object_reader import ObjectReader
     from kvplace.kube.object_writer import ObjectWriter
@@ -83,7 +82,7 @@ def report_lines(found: Examination, *, wide: bool) -> Iterator[str]:
     Missing permissions come after the faults, each once for all checks that need it: a user without rights
     lacks nearly all of them, and they must not hide a fault.
     """
-    from kvplace.doctor.finding import Finding, Level
+    from kvplace.doctor.installation import Finding, Level
 
     unread: dict[str, list[tuple[str, Finding]]] = {}
     for one in found.results:
@@ -110,7 +109,7 @@ def _summary(found: Examination) -> str:
     from collections import Counter
 
     from kvplace.core.quantity import counted
-    from kvplace.doctor.finding import Level
+    from kvplace.doctor.installation import Level
 
     counts = Counter(finding.level.value for one in found.results for finding in one.findings)
     return ", ".join(

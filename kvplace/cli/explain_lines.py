@@ -10,8 +10,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.refusal import Reason
 from kvplace.core.request import DeviceNuma, EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
-from kvplace.explain.explanation import Explanation, Seat
-from kvplace.explain.fitting import Fitting
+from kvplace.explain.explanation import Explanation, Fitting, Seat
 from kvplace.nodes.agreement import agreement_needed
 from kvplace.nodes.node_machine import NodeMachine
 

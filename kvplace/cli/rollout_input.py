@@ -12,8 +12,7 @@ import click
 from kvplace.core.errors import BadBody
 from kvplace.core.strict_json import shown
 from kvplace.documents.reading import read_manifests, read_text, source_name
-from kvplace.rollout.templates import read_template
-from kvplace.rollout.wanted import Rollout, read_rollout
+from kvplace.rollout.templates import Rollout, read_rollout, read_template
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,11 @@ from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import PodRecord
 
+_UNPINNED = f'"policy":"{Policy.NONE.value}"'
+"""How the placement of such a pod contains it; few others have to be read."""
+SETTLE_S = 2.0
+"""The cache may have a claim before its pod; a pod that is missing is searched for only after this."""
+
 
 class ClaimAction(Enum):
     """The action for a claim."""
@@ -171,12 +176,6 @@ def replaces(restored: Claim, stored: Claim | None) -> bool:
     if stored.relocation is not None or stored.revision > restored.revision:
         return False
     return (stored.cpus, stored.owned) != (restored.cpus, restored.owned)
-
-
-_UNPINNED = f'"policy":"{Policy.NONE.value}"'
-"""How the placement of such a pod contains it; few others have to be read."""
-SETTLE_S = 2.0
-"""The cache may have a claim before its pod; a pod that is missing is searched for only after this."""
 
 
 class ClaimAges:

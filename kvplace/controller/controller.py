@@ -30,6 +30,12 @@ from kvplace.kube.events import EventRecorder
 from kvplace.kube.records import NO_NODE, NodeRecord, PodRecord, TopologyRecord, VmiRecord
 from kvplace.nodes.node_cache import NodeCache
 
+log = logging.getLogger(__name__)
+_RETRY_S = 1.0
+"""Pause before a failed reconciliation of a node is tried again."""
+_ADD_STEPS = 4
+"""Steps of making a node due."""
+
 
 class WorkQueue:
     """Nodes by their due time: each is in the queue once, with the earliest of its times.
@@ -85,14 +91,6 @@ class WorkQueue:
         if node in self._due:
             heappush(self._order, (self._due[node], node))
             self._changed.set()
-
-
-log = logging.getLogger(__name__)
-
-_RETRY_S = 1.0
-"""Pause before a failed reconciliation of a node is tried again."""
-_ADD_STEPS = 4
-"""Steps of making a node due."""
 
 
 class ControllerClient(ReconcilerClient, RelocatorClient, NodeAnnotator, Protocol):

@@ -9,8 +9,7 @@ from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.ledger import Claim
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
-from kvplace.doctor.finding import Finding, some, warning, wrong
-from kvplace.doctor.installation import Installation, at, title
+from kvplace.doctor.installation import Finding, Installation, at, some, title, warning, wrong
 from kvplace.kube.object_reader import Document
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 from kvplace.nodes.node_machine import Unusable

@@ -5,22 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplace.core.strict_json import Json
-from kvplace.doctor.admission import (
+from kvplace.doctor.admission_checks import (
     check_admission_answers,
     check_certificates,
     check_policies,
     check_secrets,
     check_webhooks,
 )
-from kvplace.doctor.api_server import check_kinds, check_version, is_too_old
 from kvplace.doctor.claim_checks import check_ledgers, check_vms
-from kvplace.doctor.finding import Check, Finding, Level
-from kvplace.doctor.installation import Installation
-from kvplace.doctor.kubevirt import check_kubevirt
+from kvplace.doctor.cluster_checks import (
+    NEEDED,
+    check_kinds,
+    check_kubevirt,
+    check_parts,
+    check_rights,
+    check_version,
+    is_absent,
+    is_too_old,
+)
+from kvplace.doctor.installation import Check, Finding, Installation, Level
 from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions, check_reserved
-from kvplace.doctor.parts import NEEDED, check_parts, is_absent
-from kvplace.doctor.programs import check_images, check_scheduler, check_serve, check_versions
-from kvplace.doctor.rights import check_rights
+from kvplace.doctor.program_checks import check_images, check_scheduler, check_serve, check_versions
 
 VIEW, TRIAL, REVIEWS = "nodes, VMs and ledgers", "a trial pod", "rights of others"
 """Readings that are not a list of one kind."""

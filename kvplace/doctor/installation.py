@@ -1,10 +1,14 @@
-"""The objects of an installation, read at one moment; the checks are pure functions of them."""
+"""The objects of an installation, read at one moment, and the findings of the checks on them.
+
+The checks are pure functions of an `Installation`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import Enum
 from typing import Any
 
 from kvplace.kube.node_filters import NodeObject
@@ -14,6 +18,8 @@ from kvplace.nodes.cluster_view import ClusterView
 SERVE, SCHEDULER, AGENT, CERTIFICATES = "serve", "scheduler", "agent", "certificates"
 """Values of the label `app.kubernetes.io/component`."""
 NAME_LABEL, COMPONENT_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/component"
+
+ADMITTED = "admitted"
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,6 @@ class Installation:
         return tuple(one for one in self.of(resource) if labels_of(one).get(COMPONENT_LABEL) == component)
 
 
-ADMITTED = "admitted"
-
-
 def labels_of(document: Document) -> Mapping[str, str]:
     """Return the labels of an object."""
     return document["metadata"].get("labels") or {}
@@ -86,3 +89,59 @@ def items_at(document: Mapping[str, Any], *path: str) -> tuple[Mapping[str, Any]
 def condition(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """Return a condition of an object's status; empty where it has none."""
     return next((one for one in items_at(document, "status", "conditions") if one.get("type") == kind), {})
+
+
+class Level(Enum):
+    """The severity of a finding."""
+
+    WRONG = "wrong"
+    """Something does not work, or will not work for the next VM."""
+    WARNING = "warning"
+    """It works, but needs attention."""
+    UNCHECKED = "unchecked"
+    """It could not be checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault."""
+
+    level: Level
+    about: str
+    """The object, `Kind name`."""
+    problem: str
+    """One sentence."""
+    fix: str
+    """The action, in the imperative."""
+
+
+Checking = Callable[[Installation], Iterable[Finding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One group of related checks."""
+
+    name: str
+    needs: tuple[str, ...]
+    """The resources that must have been read for it."""
+    run: Checking
+    before: bool = False
+    """Whether it also applies to a cluster without kvplace."""
+
+
+def wrong(about: str, problem: str, fix: str) -> Finding:
+    """Make a finding about something that does not work."""
+    return Finding(Level.WRONG, about, problem, fix)
+
+
+def warning(about: str, problem: str, fix: str) -> Finding:
+    """Make a finding about something that needs attention."""
+    return Finding(Level.WARNING, about, problem, fix)
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """Name the first of many."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
+    return ", ".join(ordered[:most]) + more

@@ -9,9 +9,18 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NumaId
 from kvplace.core.topology import Topology
-from kvplace.doctor.finding import Finding, some, warning, wrong
-from kvplace.doctor.installation import AGENT, Installation, at, items_at, title
-from kvplace.doctor.programs import pods_of
+from kvplace.doctor.installation import (
+    AGENT,
+    Finding,
+    Installation,
+    at,
+    items_at,
+    some,
+    title,
+    warning,
+    wrong,
+)
+from kvplace.doctor.program_checks import pods_of
 from kvplace.kube.node_filters import NodeObject
 from kvplace.kube.object_reader import Document
 from kvplace.kube.records import TopologyRecord

@@ -10,9 +10,9 @@ from typing import Protocol, TypeVar
 
 from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.marks import ASKS_LABEL, PLACED_LABEL
-from kvplace.doctor.admission import secrets_of
-from kvplace.doctor.api_server import KINDS
+from kvplace.doctor.admission_checks import secrets_of
 from kvplace.doctor.claim_checks import VMIS, suspects
+from kvplace.doctor.cluster_checks import INSTALLED_RESOURCES, KINDS, RIGHTS, Right
 from kvplace.doctor.examination import REVIEWS, TRIAL, VIEW
 from kvplace.doctor.installation import (
     ADMITTED,
@@ -24,8 +24,6 @@ from kvplace.doctor.installation import (
     at,
     items_at,
 )
-from kvplace.doctor.parts import INSTALLED_RESOURCES
-from kvplace.doctor.rights import RIGHTS, Right
 from kvplace.kube.api_errors import Denied, Missing, Unauthenticated
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import NodeObject

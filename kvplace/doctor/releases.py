@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from kvplace.doctor.installation import AGENT, COMPONENT_LABEL, NAME_LABEL, SERVE, at, items_at
-from kvplace.doctor.programs import release_of
+from kvplace.doctor.program_checks import release_of
 from kvplace.kube.api_errors import Denied
 from kvplace.kube.concurrency import together
 from kvplace.kube.object_reader import ApiKind, Document

@@ -62,6 +62,42 @@ nodes:
 MOST_NODES = 10_000
 _MOST_RUNNING = 4096
 
+SCENARIO_EXAMPLE = """\
+# What `kvplace simulate` runs by default. To change it and run it:
+#   kvplace simulate --example > mine.yaml; kvplace simulate --scenario mine.yaml
+
+# The cluster: machines that come with kvplace (`kvplace topology --help`), or of your own:
+#   - {name: edge, topology: edge.json}      what `kvplace topology -o json` prints on a node
+nodes:
+- {name: rome, count: 10, machine: 2x-epyc-7763-nps4}
+- {name: genoa, count: 20, machine: 2x-epyc-9354-nps2}
+- {name: ice, count: 10, machine: 2x-xeon-6338}
+- {name: single, count: 10, machine: epyc-9654p}
+
+# VMs, drawn at random by their share. The keys of a request are those of `kvplace place`.
+mix:
+- {share: 28, request: {vcpus: 4, memory: 16Gi}}
+- {share: 12, request: {vcpus: 8, memory: 16Gi}}
+- {share: 16, request: {vcpus: 4, cpuSet: one-l3, smt: require, memory: 8Gi}}
+- {share: 12, request: {vcpus: 8, cpuSet: one-numa, memory: 24Gi}}
+- share: 9
+  request:
+    {vcpus: 8, cpuSet: one-numa, smt: require, emulatorThreads: isolate, memory: 16Gi, hugepages: {1Gi: 16}}
+- {share: 9, request: {vcpus: 16, memory: 64Gi}}
+- {share: 7, request: {vcpus: 4, cpuSet: one-numa, smt: isolate, memory: 16Gi}}
+- {share: 4, request: {vcpus: 2, memory: 32Gi}}
+- {share: 3, request: {vcpus: 48, cpuSet: any, memory: 160Gi}}
+
+requests: 2000
+load: 0.85          # share of CPUs or memory in use; left out, no VM ends and the cluster fills up
+moves: 0            # running VMs that may move inside their node for one that does not fit well, at most 3
+strategies: [pack, spread, balance]
+seeds: [1, 2]
+"""
+MOST_REQUESTS = 1_000_000
+_MOST_TIME = 1e15
+_MIX_KEYS = ("requests", "load", "seeds")
+
 
 def _cpu_list(value: object) -> CpuMask:
     if not isinstance(value, str) or not value:
@@ -116,43 +152,6 @@ class ClusterDocument(DocumentModel):
     def _check_running(self) -> Self:
         unique((vm.id for node in self.nodes for vm in node.running), "id of a running VM:")
         return self
-
-
-SCENARIO_EXAMPLE = """\
-# What `kvplace simulate` runs by default. To change it and run it:
-#   kvplace simulate --example > mine.yaml; kvplace simulate --scenario mine.yaml
-
-# The cluster: machines that come with kvplace (`kvplace topology --help`), or of your own:
-#   - {name: edge, topology: edge.json}      what `kvplace topology -o json` prints on a node
-nodes:
-- {name: rome, count: 10, machine: 2x-epyc-7763-nps4}
-- {name: genoa, count: 20, machine: 2x-epyc-9354-nps2}
-- {name: ice, count: 10, machine: 2x-xeon-6338}
-- {name: single, count: 10, machine: epyc-9654p}
-
-# VMs, drawn at random by their share. The keys of a request are those of `kvplace place`.
-mix:
-- {share: 28, request: {vcpus: 4, memory: 16Gi}}
-- {share: 12, request: {vcpus: 8, memory: 16Gi}}
-- {share: 16, request: {vcpus: 4, cpuSet: one-l3, smt: require, memory: 8Gi}}
-- {share: 12, request: {vcpus: 8, cpuSet: one-numa, memory: 24Gi}}
-- share: 9
-  request:
-    {vcpus: 8, cpuSet: one-numa, smt: require, emulatorThreads: isolate, memory: 16Gi, hugepages: {1Gi: 16}}
-- {share: 9, request: {vcpus: 16, memory: 64Gi}}
-- {share: 7, request: {vcpus: 4, cpuSet: one-numa, smt: isolate, memory: 16Gi}}
-- {share: 4, request: {vcpus: 2, memory: 32Gi}}
-- {share: 3, request: {vcpus: 48, cpuSet: any, memory: 160Gi}}
-
-requests: 2000
-load: 0.85          # share of CPUs or memory in use; left out, no VM ends and the cluster fills up
-moves: 0            # running VMs that may move inside their node for one that does not fit well, at most 3
-strategies: [pack, spread, balance]
-seeds: [1, 2]
-"""
-MOST_REQUESTS = 1_000_000
-_MOST_TIME = 1e15
-_MIX_KEYS = ("requests", "load", "seeds")
 
 
 class MixEntry(DocumentModel):

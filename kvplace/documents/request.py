@@ -27,6 +27,31 @@ from kvplace.core.request_json import MAX_IO_THREADS, request_of
 from kvplace.core.strict_json import Json, shown
 from kvplace.documents.model import DIALECT, DocumentModel, Text, checked_by
 
+NodeSelector: TypeAlias = dict[str, str]
+_OPTIONS = {
+    "cpuSet": "Where all CPUs of the VM must lie.",
+    "policy": "Whether other VMs may use the CPUs.",
+    "smt": "How vCPUs share cores.",
+    "emulatorThreads": "Where QEMU's own threads run.",
+    "numaMemory": "How memory is bound to NUMA nodes.",
+    "guestNuma": "Whether the guest sees the NUMA nodes of the host.",
+    "deviceNuma": "How near the cores must be to the VM's devices.",
+    "onFailure": "What happens to a VM that does not fit.",
+}
+REQUEST_EXAMPLE = """\
+{"vcpus": 8, "cpuSet": "one-numa", "smt": "require", "emulatorThreads": "isolate", "memory": "32Gi"}
+"""
+REQUESTS_EXAMPLE = """\
+# VMs for `kvplace plan --requests FILE`. `kvplace schema requests` has all keys and words.
+requests:
+- {id: db, vcpus: 8, cpuSet: one-numa, smt: require, memory: 32Gi}
+- {id: router, vcpus: 6, cpuSet: one-l3, emulatorThreads: isolate, memory: 8Gi}
+- {id: web, count: 20, vcpus: 2, memory: 4Gi}      # web-01 to web-20
+"""
+MOST_VMS = 20_000
+_BESIDE = ("id", "count", "nodeSelector", "tolerations", "affinity")
+_DEMANDS = ("node_selector", "tolerations", "affinity")
+
 
 class _Camel(DocumentModel):
     model_config = ConfigDict(alias_generator=to_camel)
@@ -76,30 +101,12 @@ class AffinityKeys(_Camel):
     node_affinity: NodeAffinityKeys
 
 
-NodeSelector: TypeAlias = dict[str, str]
-
-
-_OPTIONS = {
-    "cpuSet": "Where all CPUs of the VM must lie.",
-    "policy": "Whether other VMs may use the CPUs.",
-    "smt": "How vCPUs share cores.",
-    "emulatorThreads": "Where QEMU's own threads run.",
-    "numaMemory": "How memory is bound to NUMA nodes.",
-    "guestNuma": "Whether the guest sees the NUMA nodes of the host.",
-    "deviceNuma": "How near the cores must be to the VM's devices.",
-    "onFailure": "What happens to a VM that does not fit.",
-}
-
-
 def _option(key: str) -> dict[str, Any]:
     default = getattr(PinningOptions(), OPTION_KEYS[key])
     words = [word.value for word in type(default) if word is not Policy.NONE]
     return {"enum": words, "default": default.value, "description": _OPTIONS[key]}
 
 
-REQUEST_EXAMPLE = """\
-{"vcpus": 8, "cpuSet": "one-numa", "smt": "require", "emulatorThreads": "isolate", "memory": "32Gi"}
-"""
 REQUEST_SCHEMA: dict[str, Any] = {
     "title": "Request",
     "description": "What one VM asks for.",
@@ -144,20 +151,6 @@ def _read(content: object) -> Request:
 
 RequestKeys: TypeAlias = Annotated[Request, PlainValidator(checked_by(_read)), WithJsonSchema(REQUEST_SCHEMA)]
 """A field that holds one request."""
-
-
-REQUESTS_EXAMPLE = """\
-# VMs for `kvplace plan --requests FILE`. `kvplace schema requests` has all keys and words.
-requests:
-- {id: db, vcpus: 8, cpuSet: one-numa, smt: require, memory: 32Gi}
-- {id: router, vcpus: 6, cpuSet: one-l3, emulatorThreads: isolate, memory: 8Gi}
-- {id: web, count: 20, vcpus: 2, memory: 4Gi}      # web-01 to web-20
-"""
-MOST_VMS = 20_000
-_BESIDE = ("id", "count", "nodeSelector", "tolerations", "affinity")
-
-
-_DEMANDS = ("node_selector", "tolerations", "affinity")
 
 
 def _flat(schema: dict[str, Any]) -> None:

@@ -15,8 +15,7 @@ from kvplace.core.near_words import did_you_mean
 from kvplace.core.request_document import PodRequest
 from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import shown
-from kvplace.explain.explanation import Event, Explanation, asked_nodes, seat_of
-from kvplace.explain.fitting import fit
+from kvplace.explain.explanation import Event, Explanation, asked_nodes, fit, seat_of
 from kvplace.explain.notes import (
     condition,
     note_on_reservation,

@@ -8,8 +8,7 @@ from kvplace.core.answer_json import placement_document, refusal_document, sugge
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.request_json import request_document
 from kvplace.core.strict_json import Json
-from kvplace.explain.explanation import Explanation, Seat
-from kvplace.explain.fitting import Fitting
+from kvplace.explain.explanation import Explanation, Fitting, Seat
 from kvplace.nodes.node_machine import NodeMachine
 
 _SHOWN_CANDIDATES = 10

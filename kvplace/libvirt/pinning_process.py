@@ -41,6 +41,19 @@ _NO_DOMAIN = 42  # VIR_ERR_NO_DOMAIN
 MOST_VCPUS = 4096
 """vCPUs of one domain with a pin that is set; KubeVirt allows 512, and the number is the peer's."""
 
+_ON_ERROR = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
+_SILENT = _ON_ERROR(lambda _context, _error: None)
+"""Keeps libvirt from printing errors that are raised anyway."""
+_MAP = (c_void_p, c_uint, c_char_p, c_int, c_uint)
+MOST_MEMORY = 64 << 20
+"""Bytes of private memory: about 9 MiB are needed, and libvirt reads messages of up to 32 MiB."""
+_MOST_CPU_S = 5
+_LONGEST_ERROR = 1000
+"""Characters of an error: its words come from a libvirt in the pod of a VM."""
+_NO_OWNER = 2_000_004_711
+"""A user and group that no process and no file of a node has."""
+_PR_SET_NO_NEW_PRIVS = 38
+
 
 class NoLibvirt(Unavailable):
     """The libvirt of the pod does not answer, or refuses."""
@@ -56,10 +69,6 @@ class _Error(ctypes.Structure):
     _fields_ = (("code", c_int), ("domain", c_int), ("message", c_char_p))
 
 
-_ON_ERROR = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
-_SILENT = _ON_ERROR(lambda _context, _error: None)
-"""Keeps libvirt from printing errors that are raised anyway."""
-_MAP = (c_void_p, c_uint, c_char_p, c_int, c_uint)
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "virConnectOpen": (c_void_p, (c_char_p,)),
     "virConnectClose": (c_int, (c_void_p,)),
@@ -244,16 +253,6 @@ def _bytes_of_a_map(pins: DomainPins) -> int:
     named = (*pins.vcpus.values(), pins.other_vcpus, pins.emulator, *pins.io_threads.values())
     highest = max(named).bit_length()
     return (max(os.sysconf("SC_NPROCESSORS_CONF"), highest) + 7) // 8
-
-
-MOST_MEMORY = 64 << 20
-"""Bytes of private memory: about 9 MiB are needed, and libvirt reads messages of up to 32 MiB."""
-_MOST_CPU_S = 5
-_LONGEST_ERROR = 1000
-"""Characters of an error: its words come from a libvirt in the pod of a VM."""
-_NO_OWNER = 2_000_004_711
-"""A user and group that no process and no file of a node has."""
-_PR_SET_NO_NEW_PRIVS = 38
 
 
 class RightsKept(Unavailable):

@@ -12,7 +12,7 @@ from kvplace.rollout.forecast import Forecast
 from kvplace.rollout.report import Counts, Failure, Report
 from kvplace.rollout.rollouts import Prepared, Rollouts
 from kvplace.rollout.run import RolloutRun
-from kvplace.rollout.wanted import Rollout, WantedVm, read_rollout
+from kvplace.rollout.templates import Rollout, WantedVm, read_rollout
 
 __all__ = [
     "Counts",

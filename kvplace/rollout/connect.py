@@ -17,7 +17,7 @@ from kvplace.kube.object_reader import ApiKind, ObjectReader
 from kvplace.kube.session import Session, open_session
 from kvplace.kube.watches import AGENTS, NAME_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
-from kvplace.rollout.port import AgentReport
+from kvplace.rollout.cluster_calls import AgentReport
 from kvplace.rollout.rollouts import Rollouts
 
 _PODS = ApiKind("pods")

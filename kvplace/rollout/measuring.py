@@ -17,7 +17,7 @@ from kvplace.core.errors import KvplaceError, Unavailable
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
 from kvplace.kube.retry import retrying
-from kvplace.rollout.port import AgentReader
+from kvplace.rollout.cluster_calls import AgentReader
 from kvplace.rollout.tracker import TrackedVm, Tracker
 
 _GRACE_S = 10.0

@@ -12,8 +12,7 @@ from kvplace.core.percentiles import Percentiles
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
-from kvplace.rollout.tracker import TrackedVm
-from kvplace.rollout.waves import Status
+from kvplace.rollout.tracker import Status, TrackedVm
 
 _SHOWN_NODES = 3
 

@@ -17,14 +17,14 @@ from kvplace.kube.retry import retrying
 from kvplace.kube.store import Store
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.watches import Selector
+from kvplace.rollout.cluster_calls import AgentReader, NodeReader, RolloutCluster
 from kvplace.rollout.forecast import Forecast, forecast, unplanned
 from kvplace.rollout.measuring import SILENT_S, Agent, agent_of, waiting_nodes, waiting_pods
-from kvplace.rollout.port import AgentReader, NodeReader, RolloutCluster
 from kvplace.rollout.preflight import Found, check, look
 from kvplace.rollout.report import Report, report_of
 from kvplace.rollout.run import RolloutRun
+from kvplace.rollout.templates import Rollout, WantedVm, stored_rollout
 from kvplace.rollout.tracker import Tracker
-from kvplace.rollout.wanted import Rollout, WantedVm, stored_rollout
 
 _AT_ONCE = 16
 _ATTEMPTS = 6

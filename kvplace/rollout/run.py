@@ -22,12 +22,11 @@ from kvplace.kube.store import Store
 from kvplace.kube.unanswered import unanswered
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.watches import Kind, Selector
+from kvplace.rollout.cluster_calls import AgentReader, RolloutCluster
 from kvplace.rollout.measuring import Measuring
-from kvplace.rollout.port import AgentReader, RolloutCluster
 from kvplace.rollout.report import Counts, Report, count, report_of
-from kvplace.rollout.tracker import Tracker
-from kvplace.rollout.wanted import Rollout, WantedVm
-from kvplace.rollout.waves import Status, due, wave_ends
+from kvplace.rollout.templates import Rollout, WantedVm
+from kvplace.rollout.tracker import Status, Tracker, due, wave_ends
 
 _AT_ONCE = 16
 """Applications that the API server has to answer at the same time."""

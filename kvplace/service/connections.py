@@ -33,6 +33,12 @@ _log = logging.getLogger(__name__)
 _PAUSE_S = 0.1
 """Pause before accepting again when the process has no file descriptors left."""
 
+Choose = Callable[[asyncio.Transport], asyncio.Protocol | None]
+"""Gives the protocol of a new connection, after its TLS handshake; None refuses the caller."""
+_BACKLOG = 128
+_NO_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
+"""The answer of a kernel with ipv6.disable=1, or without an IPv6 address to bind."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
@@ -61,10 +67,6 @@ class KeepsOwnTime(Protocol):
     def hang_up(self) -> None:
         """Close the connection as soon as the answers under way are sent."""
         ...
-
-
-Choose = Callable[[asyncio.Transport], asyncio.Protocol | None]
-"""Gives the protocol of a new connection, after its TLS handshake; None refuses the caller."""
 
 
 class Connections:
@@ -309,11 +311,6 @@ async def accepting(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await connections.end_handshakes()
-
-
-_BACKLOG = 128
-_NO_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
-"""The answer of a kernel with ipv6.disable=1, or without an IPv6 address to bind."""
 
 
 async def listening_socket(address: Address) -> socket.socket:

@@ -25,6 +25,8 @@ GRACE_S = 10.0
 _LIMITS = ConnectionLimits()
 _CONNECTIONS = web.RequestKey("connections", Connections)
 
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 
 @contextlib.asynccontextmanager
 async def listening(
@@ -86,9 +88,6 @@ async def while_connected(request: web.Request) -> AsyncIterator[None]:
     except TimeoutError:
         if not limit.expired():
             raise
-
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def _noting_complete_requests(connections: Connections) -> Callable[..., Awaitable[web.StreamResponse]]:

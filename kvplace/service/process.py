@@ -20,6 +20,9 @@ from kvplace.core.errors import KvplaceError
 
 _log = logging.getLogger(__name__)
 
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_CONTEXT = ("pod", "vm", "node", "uid", "attempt", "review")
+
 
 def run_until_signal(service: AbstractAsyncContextManager[object]) -> None:
     """Run a service until SIGTERM or SIGINT, also while it starts; it ends with its own `__aexit__`.
@@ -73,10 +76,6 @@ def _kvplace_error_in(group: BaseExceptionGroup[BaseException]) -> KvplaceError 
         if isinstance(found, KvplaceError):
             return found
     return None
-
-
-_encode = msgspec.json.Encoder(enc_hook=str).encode
-_CONTEXT = ("pod", "vm", "node", "uid", "attempt", "review")
 
 
 class JsonLines(logging.Formatter):

@@ -25,6 +25,8 @@ from kvplace.service.settings import TlsFiles
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
 
+_log = logging.getLogger(__name__)
+
 
 def certificate_end(pem: bytes) -> datetime | None:
     """Return when the first of the certificates in a file ends; None if none can be read."""
@@ -62,9 +64,6 @@ def _field(der: bytes) -> tuple[int, bytes, bytes]:
     if start + length > len(der):
         raise ValueError("a field is cut off")
     return der[0], der[start : start + length], der[start + length :]
-
-
-_log = logging.getLogger(__name__)
 
 
 class RenewedTls:

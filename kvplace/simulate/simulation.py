@@ -28,6 +28,8 @@ from kvplace.core.topology import Topology
 from kvplace.simulate.scenario import Arrival, Event, RandomLoad, Scenario, Vm, trace
 from kvplace.simulate.simulated_cluster import ClusterState, SimulatedCluster, cluster_state, empty_amounts
 
+KIND = "SimulationReport"
+
 
 @dataclass(frozen=True, slots=True)
 class Splits:
@@ -205,9 +207,6 @@ class _Run:
 
     def _state(self) -> ClusterState:
         return cluster_state(self._cluster.states, self._scenario.memory_per_cpu)
-
-
-KIND = "SimulationReport"
 
 
 def report_document(

@@ -18,6 +18,22 @@ from kvplace.core.errors import Misconfigured
 
 _FOLDER = "vm-templates"
 
+Json = dict[str, Any]
+_SHARES = {
+    "web-server": 28,
+    "ci-runner": 16,
+    "game-server": 16,
+    "batch-worker": 12,
+    "database": 9,
+    "network-function": 9,
+    "trading-engine": 7,
+    "analytics": 3,
+}
+"""How often each template is used, in percent."""
+_CORES = {"web-server": (2, 4, 4, 8), "database": (8, 16, 24), "analytics": (32, 48, 64)}
+"""Cores to draw from; other templates keep their size."""
+_FEWEST_WITH_MISTAKES = 20
+
 
 def read_templates() -> dict[str, dict[str, Any]]:
     """Read every template by its name, in the order of the names.
@@ -41,26 +57,6 @@ def _folder() -> Traversable:
     if beside.is_dir():
         return beside
     raise Misconfigured(f"this installation of kvplace has no {_FOLDER}; reinstall it")
-
-
-Json = dict[str, Any]
-
-_SHARES = {
-    "web-server": 28,
-    "ci-runner": 16,
-    "game-server": 16,
-    "batch-worker": 12,
-    "database": 9,
-    "network-function": 9,
-    "trading-engine": 7,
-    "analytics": 3,
-}
-"""How often each template is used, in percent."""
-
-_CORES = {"web-server": (2, 4, 4, 8), "database": (8, 16, 24), "analytics": (32, 48, 64)}
-"""Cores to draw from; other templates keep their size."""
-
-_FEWEST_WITH_MISTAKES = 20
 
 
 def demo_vms(templates: Mapping[str, Json], count: int, seed: int) -> list[Json]:

@@ -23,8 +23,7 @@ from kvplace.core.contradictions import CONTRADICTIONS
 from kvplace.core.errors import ExitCode
 from kvplace.core.refusal import Reason
 from kvplace.core.request import PinningOptions
-from kvplace.doctor.api_server import OLDEST as OLDEST_KUBERNETES
-from kvplace.doctor.kubevirt import OLDEST as OLDEST_KUBEVIRT
+from kvplace.doctor.cluster_checks import OLDEST_KUBERNETES, OLDEST_KUBEVIRT
 from kvplace.kube.events import EventReason
 from tests.docs.reading import PAGES, PROJECT, SOURCES, WORDS, first_cells, in_code_marks, page, section
 

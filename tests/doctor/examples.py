@@ -12,8 +12,7 @@ from kvplace.core.marks import PINNED
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuId, NodeName, PodUid
-from kvplace.doctor.finding import Checking
-from kvplace.doctor.installation import Installation
+from kvplace.doctor.installation import Checking, Installation
 from kvplace.kube.conditions import Condition
 from kvplace.kube.node_filters import NodeMetadata, NodeObject
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord

@@ -13,7 +13,7 @@ import yaml
 
 from harness.certificates import Authority
 from kvplace.core.scalars import NO_CPUS, CpuMask
-from kvplace.doctor.admission import (
+from kvplace.doctor.admission_checks import (
     LEFT_ALONE,
     POLICIES,
     WEBHOOKS,
@@ -23,13 +23,17 @@ from kvplace.doctor.admission import (
     check_secrets,
     check_webhooks,
 )
-from kvplace.doctor.api_server import KINDS, check_kinds, check_version
+from kvplace.doctor.cluster_checks import KINDS, check_kinds, check_kubevirt, check_parts, check_version
 from kvplace.doctor.examination import CHECKS, VIEW, examine
-from kvplace.doctor.finding import Level
-from kvplace.doctor.kubevirt import check_kubevirt
+from kvplace.doctor.installation import Level
 from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions, check_reserved
-from kvplace.doctor.parts import check_parts
-from kvplace.doctor.programs import check_images, check_scheduler, check_serve, check_versions, release_of
+from kvplace.doctor.program_checks import (
+    check_images,
+    check_scheduler,
+    check_serve,
+    check_versions,
+    release_of,
+)
 from kvplace.kube.conditions import Condition
 from kvplace.kube.node_filters import NodeCondition, NodeMetadata, NodeObject, NodeStatus
 from tests.doctor.examples import installation, problems, view

@@ -18,7 +18,7 @@ from harness.certificates import Authority
 from kvplace import __version__
 from kvplace.core.errors import ExitCode
 from kvplace.doctor.examination import Examination, examine
-from kvplace.doctor.finding import Finding, Level
+from kvplace.doctor.installation import Finding, Level
 from kvplace.doctor.reading import read_installation
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from kvplace.cli.doctor_command import command, report_lines
 from kvplace.core.errors import ExitCode
-from kvplace.doctor.admission import LEFT_ALONE
+from kvplace.doctor.admission_checks import LEFT_ALONE
 from kvplace.doctor.examination import Examination, Examined
-from kvplace.doctor.finding import Check, Finding, Level, wrong
+from kvplace.doctor.installation import Check, Finding, Level, wrong
 from tests.docs.reading import PROJECT
 
 SECTION = re.compile(r'"([^"]+)" in (Troubleshooting|Install kvplace|The node agent)')

@@ -19,7 +19,7 @@ from kvplace.core.request import Request, Scope
 from kvplace.core.request_document import read_pod_request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.explain.fitting import AskedNode, fit
+from kvplace.explain.explanation import AskedNode, fit
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
 from kvplace.scheduler.extender import ExtenderSettings, Mode

@@ -11,9 +11,9 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.scalars import NodeName
 from kvplace.machines.server_types import read_machine
 from kvplace.nodes.planning_cluster import PlanningCluster
-from kvplace.rollout.port import AgentReader, AgentReport
+from kvplace.rollout.cluster_calls import AgentReader, AgentReport
 from kvplace.rollout.rollouts import Rollouts
-from kvplace.rollout.wanted import Rollout, read_rollout
+from kvplace.rollout.templates import Rollout, read_rollout
 from tests.rollout.memory_rollouts import NAMESPACE, MemoryRollouts
 
 Json = dict[str, Any]

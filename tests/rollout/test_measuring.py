@@ -13,7 +13,7 @@ import pytest
 from kvplace.core.errors import ExitCode, Forbidden
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
-from kvplace.rollout.port import AgentReader, AgentReport
+from kvplace.rollout.cluster_calls import AgentReader, AgentReport
 from kvplace.rollout.report import Report
 from kvplace.rollout.rollouts import Rollouts
 from tests.rollout.examples import everywhere, gone, moving, nowhere, one_server, rollout, rollouts_of

@@ -19,7 +19,7 @@ from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.rollout.report import Report
 from kvplace.rollout.rollouts import Rollouts
-from kvplace.rollout.wanted import read_rollout
+from kvplace.rollout.templates import read_rollout
 from tests.rollout.examples import (
     advance,
     everywhere,

@@ -14,8 +14,7 @@ import yaml
 from kvplace.core.errors import Misconfigured
 from kvplace.core.vm_stage import VmStage
 from kvplace.documents.reading import read_manifests
-from kvplace.rollout.templates import read_template
-from kvplace.rollout.wanted import read_rollout, stored_rollout
+from kvplace.rollout.templates import read_rollout, read_template, stored_rollout
 from kvplace.simulate.vm_templates import read_templates
 from tests.docs.blocks import block
 from tests.docs.reading import PROJECT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.rollout.waves import Status, due, wave_ends
+from kvplace.rollout.tracker import Status, due, wave_ends
 
 TO_MAKE, UNDER_WAY, THERE, FAILED = Status
 

@@ -9,17 +9,20 @@ from typing import Any
 from kvplace.core.errors import BadBody
 from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.quantity import counted
-from kvplace.doctor.finding import Finding, some, warning, wrong
 from kvplace.doctor.installation import (
     AGENT,
     SCHEDULER,
     SERVE,
+    Finding,
     Installation,
     at,
     condition,
     items_at,
     labels_of,
+    some,
     title,
+    warning,
+    wrong,
 )
 from kvplace.doctor.installation import COMPONENT_LABEL as COMPONENT
 from kvplace.kube.object_reader import Document

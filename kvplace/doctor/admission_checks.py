@@ -8,16 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from kvplace.doctor.finding import Finding, some, warning, wrong
 from kvplace.doctor.installation import (
     ADMITTED,
     AGENT,
     CERTIFICATES,
+    Finding,
     Installation,
     at,
     condition,
     items_at,
+    some,
     title,
+    warning,
+    wrong,
 )
 from kvplace.kube.object_reader import Document
 from kvplace.service.tls import certificate_ends

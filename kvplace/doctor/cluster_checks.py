@@ -1,0 +1,239 @@
+"""Checks of what an installation stands on: the API server and our kinds in it, KubeVirt, parts and rights.
+
+A program without a right fails only when it needs it. A missing or partial installation is found, and so are
+the rights to complete it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kvplace.core.node_topology import VERSION
+from kvplace.doctor.admission_checks import POLICIES, WEBHOOKS
+from kvplace.doctor.installation import (
+    SERVE,
+    Finding,
+    Installation,
+    at,
+    condition,
+    items_at,
+    some,
+    title,
+    warning,
+    wrong,
+)
+from kvplace.kube.api_errors import OWNERSHIP_RULE
+from kvplace.kube.object_reader import Document
+
+KINDS = ("nodeledgers.kvplace.io", "nodetopologies.kvplace.io")
+OLDEST_KUBERNETES = (1, 31)
+"""The first release with what our policies and CRDs need."""
+_APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
+
+_GATE = "Sidecar"
+_GATES = "/spec/configuration/developerConfiguration/featureGates"
+OLDEST_KUBEVIRT = (1, 6)
+"""The oldest supported release."""
+INSTALLED_RESOURCES: Mapping[str, str] = {
+    "customresourcedefinitions": "apiextensions.k8s.io",
+    "clusterroles": "rbac.authorization.k8s.io",
+    "mutatingwebhookconfigurations": "admissionregistration.k8s.io",
+    "validatingadmissionpolicies": "admissionregistration.k8s.io",
+    "namespaces": "",
+}
+"""Resources that only a cluster administrator may create, with their API groups."""
+NEEDED = ("customresourcedefinitions", "validatingadmissionpolicies", "deployments", *WEBHOOKS)
+"""The resources that must have been read to know the parts."""
+_OURS = "kvplace.io"
+
+
+def is_too_old(found: Installation) -> bool | None:
+    """Whether the API server lacks kinds that kvplace needs; None where its release cannot be read."""
+    match = re.match(r"v?(\d+)\.(\d+)", found.server_version)
+    return None if match is None else (int(match[1]), int(match[2])) < OLDEST_KUBERNETES
+
+
+def check_version(found: Installation) -> Iterator[Finding]:
+    """Check that the API server has what kvplace needs."""
+    too_old = is_too_old(found)
+    if too_old is None:
+        yield warning(
+            "API server", f"its version {found.server_version!r} cannot be read", "check it by hand"
+        )
+    elif too_old:
+        oldest = ".".join(map(str, OLDEST_KUBERNETES))
+        yield wrong(
+            "API server",
+            f"Kubernetes {found.server_version} is too old: without admission policies and CRD rules cores "
+            "could be given out twice",
+            f"upgrade the cluster to {oldest} or newer",
+        )
+
+
+def check_kinds(found: Installation) -> Iterator[Finding]:
+    """Check that both kinds are served in our version, and that the ledger keeps its rule."""
+    for name in KINDS:
+        about = f"CustomResourceDefinition {name}"
+        crd = found.named("customresourcedefinitions", name)
+        if crd is None:
+            yield wrong(about, "it is not installed", _APPLY)
+            continue
+        served = {one.get("name"): one for one in items_at(crd, "spec", "versions") if one.get("served")}
+        if VERSION not in served:
+            yield wrong(
+                about,
+                f"it serves {', '.join(map(str, served)) or 'no version'}, and kvplace "
+                f"{found.client_version} reads {VERSION}",
+                "use the kvplace of the cluster's release, or upgrade the installation",
+            )
+        elif name == KINDS[0] and OWNERSHIP_RULE not in str(served[VERSION].get("schema")):
+            yield wrong(
+                about, "it lacks the rule that a core is released before it gets another owner", _APPLY
+            )
+        established = condition(crd, "Established")
+        if established.get("status") != "True":
+            reason = established.get("message") or "the API server has not accepted it yet"
+            yield wrong(about, f"it is not served: {reason}", "run `kubectl describe crd` for it")
+
+
+def check_kubevirt(found: Installation) -> Iterator[Finding]:
+    """Check KubeVirt's own object."""
+    there = found.of("kubevirts")
+    if not there:
+        yield warning(
+            "KubeVirt",
+            "there is no KubeVirt object: only plain pods can request cores",
+            "install KubeVirt, unless no VM is to run here",
+        )
+    for one in there:
+        about = title(one, "KubeVirt")
+        developer = at(one, "spec", "configuration", "developerConfiguration") or {}
+        gates = developer.get("featureGates") or ()
+        is_disabled = _GATE in (developer.get("disabledFeatureGates") or ())
+        if _GATE not in gates or is_disabled:
+            yield wrong(
+                about,
+                f"the feature gate {_GATE} is off: KubeVirt refuses VMs that opted in",
+                _switch_on(one, has_gates=bool(gates), is_disabled=is_disabled),
+            )
+        version = at(one, "status", "observedKubeVirtVersion") or ""
+        match = re.match(r"v(\d+)\.(\d+)", version)
+        if match is not None and (int(match[1]), int(match[2])) < OLDEST_KUBEVIRT:
+            oldest = ".".join(map(str, OLDEST_KUBEVIRT))
+            yield warning(about, f"KubeVirt {version} is older than v{oldest}", "upgrade KubeVirt")
+        available = condition(one, "Available")
+        if available.get("status") == "False":
+            yield wrong(about, f"it is not available: {available.get('message')}", "see virt-operator's log")
+
+
+def _switch_on(kubevirt: Document, *, has_gates: bool, is_disabled: bool) -> str:
+    """Name the command that switches the feature gate on."""
+    metadata = kubevirt["metadata"]
+    target = f"kubectl -n {metadata.get('namespace')} {{}} kubevirt {metadata['name']}"
+    if is_disabled:
+        return f"remove {_GATE} from disabledFeatureGates: `{target.format('edit')}`"
+    if has_gates:
+        added = [{"op": "add", "path": f"{_GATES}/-", "value": _GATE}]
+        return f"`{target.format('patch')} --type=json -p '{json.dumps(added)}'`"
+    patch = {"spec": {"configuration": {"developerConfiguration": {"featureGates": [_GATE]}}}}
+    return f"`{target.format('patch')} --type=merge -p '{json.dumps(patch)}'`"
+
+
+def parts_of(found: Installation) -> Mapping[str, bool]:
+    """Return for each part of an installation whether it exists."""
+    webhooks = {
+        webhook.get("name")
+        for resource in WEBHOOKS
+        for one in found.of(resource)
+        for webhook in items_at(one, "webhooks")
+    }
+    return {
+        "kinds": any(found.named("customresourcedefinitions", name) for name in KINDS),
+        "policies": any(found.named("validatingadmissionpolicies", name) for name in POLICIES),
+        "serve": bool(found.component("deployments", SERVE)),
+        "webhooks": any(name in webhooks for names in WEBHOOKS.values() for name in names),
+    }
+
+
+def is_absent(found: Installation) -> bool:
+    """Whether nothing of kvplace exists; resources that may not be read count as existing."""
+    return not any(parts_of(found).values()) and not found.denied.keys() & NEEDED
+
+
+def check_parts(found: Installation) -> Iterator[Finding]:
+    """Check that all parts are there; where one is missing, also that the caller may install it."""
+    parts = parts_of(found)
+    missing = [name for name, is_there in parts.items() if not is_there]
+    if not missing:
+        return
+    there = [name for name, is_there in parts.items() if is_there]
+    if there:
+        yield wrong(
+            "kvplace",
+            f"only a part is installed: {' and '.join(there)}, without {' and '.join(missing)}",
+            "apply your folder again and read the errors of kubectl: kubectl apply --server-side -k FOLDER",
+        )
+    else:
+        yield wrong(
+            "kvplace",
+            "it is not installed in this cluster",
+            'see "Apply" in Install kvplace: kubectl apply --server-side -k FOLDER',
+        )
+    if found.own_denials:
+        yield wrong(
+            "your rights",
+            f"you may not create {', '.join(found.own_denials)}, which an installation needs",
+            "ask a person with the role cluster-admin to apply it; only the installation needs these rights",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One verb on one resource of the cluster."""
+
+    verb: str
+    resource: str
+    group: str = ""
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}{'/' + self.subresource if self.subresource else ''}"
+
+
+RIGHTS: dict[str, tuple[Right, ...]] = {
+    "serve": (
+        *(Right(verb, "pods") for verb in ("get", "list", "watch", "patch")),
+        Right("create", "pods", subresource="binding"),
+        *(Right(verb, "nodes") for verb in ("list", "watch", "patch")),
+        *(
+            Right(verb, "nodeledgers", _OURS)
+            for verb in ("get", "list", "watch", "create", "update", "patch", "delete")
+        ),
+        *(Right(verb, "nodetopologies", _OURS) for verb in ("list", "watch")),
+        *(Right(verb, "virtualmachineinstances", "kubevirt.io") for verb in ("get", "list", "watch")),
+        Right("create", "events", "events.k8s.io"),
+    ),
+    "agent": (
+        *(Right(verb, "pods") for verb in ("list", "watch")),
+        Right("patch", "pods", subresource="status"),
+        *(Right(verb, "nodes") for verb in ("list", "watch", "patch")),
+        *(Right(verb, "nodetopologies", _OURS) for verb in ("list", "watch", "create", "patch")),
+        Right("patch", "nodetopologies", _OURS, "status"),
+        *(Right(verb, "nodeledgers", _OURS) for verb in ("list", "watch")),
+    ),
+}
+"""Those without which something stops; manifests/ has them all."""
+
+
+def check_rights(found: Installation) -> Iterator[Finding]:
+    """Check that the service accounts of our programs have their rights."""
+    for identity, missing in found.rights.items():
+        if missing:
+            yield wrong(
+                identity,
+                f"it lacks the rights to {some(missing, 6)}",
+                "apply the folder of your installation again: kubectl apply --server-side -k FOLDER",
+            )
