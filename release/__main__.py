@@ -32,7 +32,10 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make a release, or its images alone, and print the images and the folder; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.url is None and not options.images_only:
+        parser.error("--url is required: the krew manifest names the address of the released files")
     if options.version not in (None, __version__):
         print(
             f"release: this checkout is version {__version__}, not {options.version}: set __version__ in "
@@ -122,8 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--url",
-        default=f"https://github.com/kvplace/kvplace/releases/download/v{__version__}",
-        help="the folder that people will download the release from (default: %(default)s)",
+        help="address of the folder with the released files; required unless --images-only",
     )
     parser.add_argument("--key", type=Path, metavar="FILE", help="ECDSA key in PEM that signs SHA256SUMS")
     parser.add_argument("--folder", type=Path, help=f"default: dist/{__version__}")

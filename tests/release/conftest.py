@@ -16,6 +16,7 @@ from kvplace import __version__
 from release.__main__ import main
 
 REGISTRY = "registry.example/kvplace"
+URL = "https://files.example/kvplace"
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +32,7 @@ def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(signing_key: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Make a release for a registry, signed; its folder, and what was printed."""
     folder = tmp_path_factory.mktemp("release") / "dist"
-    arguments = ["--registry", REGISTRY, "--key", str(signing_key), "--folder", str(folder)]
+    arguments = ["--registry", REGISTRY, "--url", URL, "--key", str(signing_key), "--folder", str(folder)]
     with skipped_if_not_installed(), contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main(arguments) == 0
     return folder, printed.getvalue()

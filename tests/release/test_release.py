@@ -16,7 +16,7 @@ from kvplace import __version__
 from release.__main__ import main
 from tests.docs.blocks import block
 from tests.node_programs.archives import read_archive
-from tests.release.conftest import REGISTRY
+from tests.release.conftest import REGISTRY, URL
 
 # The first test waits for the release to be made.
 pytestmark = pytest.mark.timeout(1200)
@@ -93,7 +93,9 @@ def plugin(released: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = yaml.safe_load((released / "kvplace.krew.yaml").read_text())
     assert (manifest["kind"], manifest["spec"]["version"]) == ("Plugin", f"v{__version__}")
     (platform,) = manifest["spec"]["platforms"]
-    archive = released / platform["uri"].rpartition("/")[2]
+    address, _, name = platform["uri"].rpartition("/")
+    assert address == URL
+    archive = released / name
     (digest,) = re.findall(rf"^(\w+)  {archive.name}$", (released / "SHA256SUMS").read_text(), re.MULTILINE)
     assert platform["sha256"] == digest
     folder = tmp_path_factory.mktemp("krew")
@@ -147,8 +149,18 @@ def test_the_plugin_works_without_a_cluster_and_calls_itself_as_kubectl_does(plu
     assert "Traceback" not in answered.stderr + refused.stderr
 
 
+def test_a_release_without_the_address_of_its_files_is_refused_before_anything_is_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--folder", str(tmp_path / "dist")])
+    assert ended.value.code == 2
+    assert "--url is required" in capsys.readouterr().err
+    assert not (tmp_path / "dist").exists()
+
+
 def test_another_version_than_that_of_the_checkout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["99.0.0"]) == 2
+    assert main(["99.0.0", "--url", URL]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert f"is version {__version__}, not 99.0.0: set __version__" in said.err
@@ -165,7 +177,7 @@ def test_a_key_that_cannot_sign_is_refused_before_anything_is_built(
     key = tmp_path / "release.key"
     if content is not None:
         key.write_bytes(content)
-    assert main(["--key", str(key), "--folder", str(tmp_path / "dist")]) == 1
+    assert main(["--url", URL, "--key", str(key), "--folder", str(tmp_path / "dist")]) == 1
     said = capsys.readouterr().err
     assert str(key) in said
     assert sentence in said
