@@ -9,7 +9,9 @@ from kvplace.core import annotations as keys
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = sorted([*(PROJECT / "docs").glob("*.md"), *(PROJECT / "docs" / "reference").glob("*.md")])
-PAGES = sorted([*DOCS, *PROJECT.glob("*.md"), PROJECT / "manifests" / "README.md"])
+PAGES = sorted(
+    [*DOCS, *PROJECT.glob("*.md"), *(PROJECT / folder / "README.md" for folder in ("manifests", "tests"))]
+)
 SOURCES = sorted((PROJECT / "kvplace").rglob("*.py"))
 
 

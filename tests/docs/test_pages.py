@@ -236,8 +236,9 @@ def test_the_rights_of_serve_are_listed_as_its_role_grants_them() -> None:
 
 
 def test_tests_that_guard_promises_exist() -> None:
-    named = re.findall(r"`(tests/[a-z_/]+\.py)(?:::(test_\w+))?`", page("architecture.md"))
-    assert named
+    listed = (PROJECT / "tests" / "README.md").read_text()
+    named = re.findall(r"`(tests/[a-z_/]+\.py)(?:::(test_\w+))?`", listed)
+    assert len(named) > 50
     for file, test in named:
         source = PROJECT / file
         assert source.exists(), file
