@@ -39,7 +39,6 @@ REAL_NODES = {
     "nftables": "KubeVirt's pod networks",
     "busybox-static": "what runs in the pods of tests",
     "libvirt-clients": "virsh in virt-launcher's image",
-    "ncat": "what hooks of libvirt in that image call",
     "qemu-utils": "qemu-img in virt-launcher's image",
 }
 PUBLISHING = {"skopeo": "copies images into a registry, as docs/install.md states"}
@@ -63,7 +62,6 @@ BY_FOLDER = {
     "domainxml": IMAGES,  # libvirt's schemas come with its library
     "emulated_machine": REAL_MACHINES,
     "end_to_end": BROWSERS,
-    "hook": {"ncat": REAL_NODES["ncat"]},
     "libvirt_session": _NODE,
     "node_programs": _NODE,
     "real_node": _NODE,

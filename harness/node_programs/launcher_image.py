@@ -26,7 +26,6 @@ _SYSTEMS = {
     "qemu-system-x86_64": "qemu-system-x86",
     "qemu-img": "qemu-utils",
     "bash": "bash",
-    "ncat": "ncat",
 }
 _LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 _MODULES = (_LIBRARIES / "libvirt", _LIBRARIES / "qemu")

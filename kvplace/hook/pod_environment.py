@@ -29,6 +29,8 @@ class PodEnvironment:
     stays: bool = False
     """Whether the kubelet ends this container with the pod, so that it must not end when KubeVirt reports
     Shutdown: the kubelet would start it again."""
+    socket_name: str = ""
+    """Name of our socket where a Plugin of KubeVirt states it; empty for the one of a hook sidecar."""
     proc: str = "/proc"
     sys: str = "/sys"
 
@@ -43,6 +45,7 @@ class PodEnvironment:
             libvirt_hook_folder=environ.get("KVPLACE_LIBVIRT_HOOK_FOLDER")
             or "/var/run/kvplace-libvirt-hooks",
             stays=environ.get("KVPLACE_STAYS_AFTER_SHUTDOWN") == "true",
+            socket_name=environ.get("KVPLACE_SOCKET_NAME", ""),
             proc=environ.get("KVPLACE_PROC_FOLDER") or "/proc",
             sys=environ.get("KVPLACE_SYS_FOLDER") or "/sys",
         )
@@ -50,7 +53,7 @@ class PodEnvironment:
     @property
     def socket(self) -> str:
         """Our socket; its name contains the container's, since KubeVirt distinguishes sidecars by it."""
-        return f"{self.hook_folder}/kvplace-{self.container}.sock"
+        return f"{self.hook_folder}/{self.socket_name or f'kvplace-{self.container}.sock'}"
 
     @property
     def staging_folder(self) -> str:

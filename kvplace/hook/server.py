@@ -13,13 +13,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 
 from kvplace.core.errors import GrpcStatus, Misconfigured
-from kvplace.hook import arrivals
+from kvplace.hook.arrivals import ArrivalPipes
 from kvplace.hook.child_process import ChildProcess, Outcome
 from kvplace.hook.grpc import Call, GrpcConnection
 from kvplace.hook.logs import log
@@ -48,9 +48,9 @@ def serve(env: PodEnvironment) -> None:
     signal.set_wakeup_fd(wakeup)
     signal.signal(signal.SIGTERM, _handled_by_selector)
     with ExitStack() as sockets:
-        arriving = arrivals.listen(env)
+        arriving = ArrivalPipes.open(env)
         if arriving is not None:
-            sockets.enter_context(arriving)
+            sockets.enter_context(closing(arriving))
         # The last thing: virt-launcher starts libvirt as soon as it sees this socket.
         listener = sockets.enter_context(_listen(env))
         try:
@@ -78,13 +78,13 @@ class Server:
         listener: socket.socket,
         env: PodEnvironment,
         stop_pipe: int,
-        arriving: socket.socket | None = None,
+        arriving: ArrivalPipes | None = None,
     ) -> None:
-        """`arriving` listens for domains that migrate here."""
+        """Through `arriving` come domains that migrate here."""
         self._listener = listener
         self._arriving = arriving
         self._arrivals: dict[int, ChildProcess] = {}
-        """Child processes that answer for domains that migrate here, by their pipe."""
+        """The child process that answers for a domain that migrates here, by its pipe."""
         self._stop_pipe = stop_pipe
         self._env = env
         self._selector = selectors.DefaultSelector()
@@ -99,7 +99,7 @@ class Server:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         if self._arriving is not None:
-            self._selector.register(self._arriving, selectors.EVENT_READ, self._accept_arrival)
+            self._await_arrival(self._arriving)
         self._selector.register(self._stop_pipe, selectors.EVENT_READ, self._stop_at_once)
         log("info", f"serving on {self._env.socket}", {"node": self._env.node})
         try:
@@ -207,22 +207,25 @@ class Server:
     def _is_full(self) -> bool:
         return sum(len(other.children) for other in self._clients) + len(self._arrivals) >= MAX_CHILDREN
 
-    def _accept_arrival(self, _: int) -> None:
-        assert self._arriving is not None
-        try:
-            connection, _address = self._arriving.accept()
-        except OSError:
-            return  # the other end has closed already
-        with connection:
-            if self._is_full():
-                return  # no answer: the VM keeps the pins that it comes with
+    def _await_arrival(self, arriving: ArrivalPipes) -> None:
+        self._selector.register(arriving.domain, selectors.EVENT_READ, partial(self._start_arrival, arriving))
+
+    def _start_arrival(self, arriving: ArrivalPipes, _: int) -> None:
+        self._selector.unregister(arriving.domain)  # its child reads it
+        if not self._is_full():
             try:
-                child = ChildProcess.start(partial(arrivals.answer, connection, self._env))
+                child = ChildProcess.start(partial(arriving.answer, self._env))
             except OSError as error:
                 log("error", f"a VM that migrates here keeps the pins of its source: cannot fork: {error}")
+            else:
+                self._arrivals[child.pipe] = child
+                self._selector.register(
+                    child.pipe, selectors.EVENT_READ, partial(self._read_arrival, child.pipe)
+                )
                 return
-        self._arrivals[child.pipe] = child
-        self._selector.register(child.pipe, selectors.EVENT_READ, partial(self._read_arrival, child.pipe))
+        # No answer: the VM keeps the pins that it comes with.
+        arriving.reopen()
+        self._await_arrival(arriving)
 
     def _read_arrival(self, pipe: int, _: int) -> None:
         if pipe in self._arrivals and self._arrivals[pipe].read():
@@ -231,6 +234,9 @@ class Server:
     def _end_arrival(self, pipe: int) -> None:
         self._selector.unregister(pipe)
         outcome = self._arrivals.pop(pipe).end()
+        if self._arriving is not None:
+            self._arriving.reopen()
+            self._await_arrival(self._arriving)
         if outcome.status is not GrpcStatus.OK:
             sentence = outcome.output.decode()
             log("error", f"a VM that migrates here keeps the pins of its source: {sentence}")

@@ -7,8 +7,12 @@ Messages as in kubevirt `pkg/hooks/info/api_info.proto` and `pkg/hooks/v1alpha{1
     kubevirt.hooks.v1alpha2.Callbacks  + PreCloudInitIso
     kubevirt.hooks.v1alpha3.Callbacks  + Shutdown       once, after QEMU; a plain container must end then
 
-KubeVirt calls only what Info offers. PreCloudInitIso is not offered, because KubeVirt stops at the first
-sidecar that answers it; it returns its input.
+KubeVirt's Plugins (`pkg/hooks/plugins/v1alpha1/api.proto`) call another service, at the same moments:
+
+    kubevirt.hooks.plugins.v1alpha1.DomainHookService   MutateDomain   domain and VMI in, domain out
+
+KubeVirt calls only those callbacks that Info offers. PreCloudInitIso is not offered, because KubeVirt stops
+at the first sidecar that answers it; it returns its input.
 """
 
 from __future__ import annotations
@@ -59,7 +63,7 @@ def answer(path: str, message: bytes) -> Reply | DefineDomain:
 
 
 def defined_domain(domain_xml: bytes) -> bytes:
-    """Write the result of OnDefineDomain."""
+    """Write the result of OnDefineDomain, and of MutateDomain."""
     return bytes_field(1, domain_xml)
 
 
@@ -70,6 +74,10 @@ def _info(_: dict[int, bytes]) -> Reply:
 
 def _on_define_domain(fields: dict[int, bytes]) -> DefineDomain:
     return DefineDomain(domain_xml=fields.get(1, b""), vmi=fields.get(2, b""))
+
+
+def _mutate_domain(fields: dict[int, bytes]) -> DefineDomain:
+    return DefineDomain(domain_xml=fields.get(2, b""), vmi=fields.get(3, b""))
 
 
 def _pre_cloud_init_iso(fields: dict[int, bytes]) -> Reply:
@@ -88,4 +96,5 @@ _METHODS: dict[str, Callable[[dict[int, bytes]], Reply | DefineDomain]] = {
     "/kubevirt.hooks.v1alpha3.Callbacks/OnDefineDomain": _on_define_domain,
     "/kubevirt.hooks.v1alpha3.Callbacks/PreCloudInitIso": _pre_cloud_init_iso,
     "/kubevirt.hooks.v1alpha3.Callbacks/Shutdown": _shutdown,
+    "/kubevirt.hooks.plugins.v1alpha1.DomainHookService/MutateDomain": _mutate_domain,
 }

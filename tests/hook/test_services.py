@@ -7,6 +7,9 @@ import pytest
 from kvplace.core.errors import GrpcStatus
 from kvplace.hook.protobuf import bytes_field
 from kvplace.hook.services import CallRefused, DefineDomain, Reply, answer
+from tests.hook.conftest import HookProcess
+from tests.hook.grpc_client import DEFINE, SocketCaller, define, domain_of
+from tests.hook.machine import DOMAIN, ON_THIS_MACHINE, VMI
 
 # InfoResult {string name=1; repeated HookPoint hookPoints=3; repeated string versions=4}
 # HookPoint {string name=1; int32 priority=2}
@@ -28,6 +31,24 @@ def test_every_version_defines_domains(version: str) -> None:
         f"/kubevirt.hooks.{version}.Callbacks/OnDefineDomain", bytes_field(1, "<d/>") + bytes_field(2, "{}")
     )
     assert asked == DefineDomain(b"<d/>", b"{}")
+
+
+def test_a_plugin_of_kubevirt_changes_domains() -> None:
+    # MutateDomainRequest {string domain_type=1; bytes domain=2; bytes vmi=3; message sidecar_context=4}
+    message = b"".join(bytes_field(number, text) for number, text in enumerate(("libvirt", "<d/>", "{}"), 1))
+    path = "/kubevirt.hooks.plugins.v1alpha1.DomainHookService/MutateDomain"
+    assert answer(path, message + bytes_field(4, b"\x0a\x04Boot")) == DefineDomain(b"<d/>", b"{}")
+
+
+def test_a_plugin_gets_the_same_domain_at_the_socket_that_it_states(hook: HookProcess) -> None:
+    hook.pod.bind(ON_THIS_MACHINE)
+    hook.environ["KVPLACE_SOCKET_NAME"] = "hook.sock"
+    hook.start()
+    message = bytes_field(1, "libvirt") + bytes_field(2, DOMAIN) + bytes_field(3, VMI)
+    with SocketCaller(hook.root / "hooks/hook.sock") as caller:
+        mutated = caller.ask("/kubevirt.hooks.plugins.v1alpha1.DomainHookService/MutateDomain", message)
+        assert domain_of(mutated.message) == domain_of(caller.ask(DEFINE, define()).message)
+    assert b"vcpupin" in domain_of(mutated.message)
 
 
 @pytest.mark.parametrize("version", ["v1alpha2", "v1alpha3"])

@@ -34,8 +34,6 @@ NODE = NodeName("target")
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[LibvirtSession]:
-    if shutil.which("ncat") is None:
-        pytest.skip("no ncat, which virt-launcher's images have (Debian: ncat)")
     try:
         with session_daemon() as session:
             yield session

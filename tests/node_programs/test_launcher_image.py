@@ -53,7 +53,7 @@ def root(layer: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("/usr/bin/qemu-system-x86_64 -accel help", "tcg"),
         ("/usr/bin/qemu-system-x86_64 -M none -display none -device help", "virtio-blk-pci"),
         ("/usr/bin/qemu-img --version", "qemu-img version"),
-        ("/usr/bin/ncat --version", "Ncat"),
+        ("echo here | timeout 5 cat", "here"),
         ("id -u qemu", "107"),
         ("cat /etc/libvirt/virtqemud.conf", "listen_tls = 0"),
     ],
