@@ -27,7 +27,6 @@ NOT_RUN: dict[tuple[str, str], Reason] = {
     ("docs/releasing.md", "cosign verify-blob"): Reason.NEEDS_COSIGN,
     ("docs/releasing.md", "podman build"): Reason.NEEDS_BASE_IMAGE,
     ("docs/migrate.md", "systemctl stop kubelet"): Reason.NEEDS_NODE,
-    ("docs/troubleshoot.md", "0/475 nodes are available"): Reason.DRAWING,
     ("docs/troubleshoot.md", "kubectl exec"): Reason.NEEDS_NODE,
     ("docs/troubleshoot.md", "kubectl logs virt-launcher-database-xxxxx"): Reason.NEEDS_NODE,
     ("docs/troubleshoot.md", "kubectl logs virt-launcher-database-yyyyy"): Reason.NEEDS_NODE,
