@@ -20,6 +20,7 @@ from kvplace.core.scalars import NO_CPUS, CpuId, NumaId
 from kvplace.domainxml.assigned_devices import AssignedDevice, assigned_devices
 from kvplace.domainxml.cells import mirror_host
 from kvplace.domainxml.document import parse
+from kvplace.domainxml.expander_buses import place_devices
 from kvplace.domainxml.memory import bind_memory
 from kvplace.domainxml.pins import pin_threads, remove_pins
 from kvplace.domainxml.threads import io_threads_of, only_child, vcpus_of
@@ -37,10 +38,12 @@ def rewrite(
     placement: Placement,
     node_of_cpu: Mapping[CpuId, NumaId] = _UNKNOWN,
     warn: Callable[[str], None] = _ignore,
+    node_of_device: Mapping[str, NumaId] | None = None,
 ) -> bytes:
     """Pin every vCPU, the emulator and every I/O thread of a domain, and bind its memory.
 
-    A guest with `guest-numa: mirror` gets its NUMA cells, too. The result depends on the arguments alone:
+    A guest with `guest-numa: mirror` gets its NUMA cells, too, and its devices in them where
+    `node_of_device` has the NUMA node of each address on the host. The result depends on the arguments alone:
     rewriting a result with another placement gives the same as rewriting the original with it, except that
     guest cells, once written, are not removed again. `node_of_cpu` (CPU to host NUMA node) is only needed to
     bind the cells that KubeVirt wrote to a node each. `warn` gets a sentence when less can be done than was
@@ -53,6 +56,7 @@ def rewrite(
     pin_threads(root, placement, vcpus, io_threads)
     if placement.guest_cells:
         mirror_host(root, placement, vcpus, warn)
+        place_devices(root, placement.guest_cells, node_of_device or {}, warn)
     bind_memory(root, placement, node_of_cpu, warn)
     return document.to_bytes()
 

@@ -8,6 +8,7 @@ the log. No answer is ever empty, because KubeVirt takes that for a broken docum
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,10 @@ from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
 _FIELD_BYTES = 16
 """What a message adds to the document."""
 
+KEEPS_BUSES = (1, 8)
+"""First version of KubeVirt that keeps PCIe expander buses of a hook with their NUMA nodes."""
+_IMAGE_VERSION = re.compile(r":v?([0-9]{1,3})\.([0-9]{1,3})\.[^/]*$", re.ASCII)
+
 MIGRATION_TARGET = "migration target: KubeVirt discards this answer; libvirt asks again when the VM arrives"
 
 
@@ -45,7 +50,7 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
             log("warning", "the VM starts unpinned: its pod has no cores, as its options allow", about)
             return xml
         placement = _possible(bound, env, about, trial)
-        answer = _rewritten(xml, replace(bound, placement=placement), env, about)
+        answer = _rewritten(xml, replace(bound, placement=placement), env, about, _drops_buses(vmi))
     except KvplaceError as error:
         if on_failure is OnFailure.FLOAT and xml:
             log("warning", f"the VM starts unpinned, because on-failure is float: {error}", about)
@@ -74,7 +79,7 @@ def define_arrival(xml: bytes, env: PodEnvironment, trial: Trial = try_to_bind) 
         if bound.placement.floats:
             return _unpinned(xml)
         placement = replace(_possible(bound, env, about, trial), guest_cells=())
-        answer = _rewritten(xml, replace(bound, placement=placement), env, about)
+        answer = _rewritten(xml, replace(bound, placement=placement), env, about, "")
     except KvplaceError as error:
         if on_failure is OnFailure.FLOAT:
             log("warning", f"the VM arrives unpinned, because on-failure is float: {error}", about)
@@ -141,14 +146,32 @@ def is_migration_target(vmi: Mapping[str, Mapping[str, Mapping[str, object]]]) -
     return bool(state.get("targetPod")) and not state.get("completed")
 
 
-def _rewritten(xml: bytes, bound: PodPlacement, env: PodEnvironment, about: Mapping[str, str]) -> bytes:
+def _drops_buses(vmi: bytes) -> str:
+    """State why KubeVirt does not keep expander buses between its calls; empty where it does, or may."""
+    try:
+        image = str(json.loads(vmi)["status"]["launcherContainerImageVersion"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    version = _IMAGE_VERSION.search(image)
+    if version is None or (int(version[1]), int(version[2])) >= KEEPS_BUSES:
+        return ""
+    return f"KubeVirt {version[1]}.{version[2]} does not keep their buses; 1.8 does"
+
+
+def _rewritten(
+    xml: bytes, bound: PodPlacement, env: PodEnvironment, about: Mapping[str, str], no_buses: str
+) -> bytes:
+    """Check the devices of a domain and rewrite it; `no_buses` states why it gets no expander buses."""
     from kvplace.domainxml import devices_of, rewrite
 
     def report(level: str, sentence: str) -> None:
         log(level, sentence, about)
 
-    check_devices(devices_of(xml), bound, on_failure_of_pod(env), env, report)
-    answer = rewrite(xml, bound.placement, node_of_cpus(env), partial(report, "warning"))
+    nodes = check_devices(devices_of(xml), bound, on_failure_of_pod(env), env, report)
+    if nodes and no_buses and bound.placement.guest_cells:
+        report("warning", f"the guest does not see the NUMA nodes of its devices: {no_buses}")
+        nodes = {}
+    answer = rewrite(xml, bound.placement, node_of_cpus(env), partial(report, "warning"), nodes)
     if len(answer) > MAX_MESSAGE_BYTES - _FIELD_BYTES:
         raise BadDomainXml(f"the pinned domain has {len(answer)} bytes, more than virt-launcher accepts")
     return answer

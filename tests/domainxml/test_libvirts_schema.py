@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from kvplace.core.request import NumaMemory
 from kvplace.core.scalars import NumaId
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
+from tests.domainxml.host_devices import hostdev, source
 from tests.domainxml.placements import MANY_VCPUS, mirroring, placements
 from tests.kubevirt_documents import DOMAINS
 
@@ -66,6 +68,20 @@ def test_a_valid_document_stays_valid_when_its_guest_mirrors_the_host(cells: int
             assert is_valid(answer), f"{path.name}: {schema().error_log.last_error}\n{answer.decode()}"
             mirrored += 1
     assert mirrored > 50
+
+
+def test_a_valid_document_stays_valid_with_devices_behind_expander_buses() -> None:
+    nodes = {source(number): NumaId(number % 3) for number in range(12)}
+    devices = "".join(map(hostdev, range(12))).encode()
+    placed = 0
+    for path in valid_documents():
+        xml = re.sub(rb"machine=(.)[^'\"]*\1", b"machine='q35'", path.read_bytes())
+        xml = xml.replace(b"</devices>", devices + b"</devices>")
+        with contextlib.suppress(BadDomainXml):
+            answer = rewrite(xml, mirroring(cells=3, vcpus=48, threads=1), node_of_device=nodes)
+            assert is_valid(answer), f"{path.name}: {schema().error_log.last_error}\n{answer.decode()}"
+            placed += b"ua-kvplace-cell-" in answer
+    assert placed > 10
 
 
 @pytest.mark.parametrize("placement", [MANY_VCPUS, TWO_NODES, mirroring(cells=3, vcpus=48, threads=2)])

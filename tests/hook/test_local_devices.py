@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadDomainXml, Misconfigured
+from kvplace.core.guest_cells import GuestCell
 from kvplace.core.request import DeviceNuma, OnFailure
+from kvplace.core.scalars import Bytes, NumaId
 from kvplace.hook.define_domain import define_arrival, define_domain
 from kvplace.hook.pod_environment import PodEnvironment
+from tests.domainxml.host_devices import mediated, pci
 from tests.hook.machine import BOUND, VMI, PodFolder, logged, works
 
 HERE, THERE = "0000:41:00.1", "0000:c1:00.1"
@@ -22,22 +26,6 @@ FIX = (
     "the VM waits for other cores because its kvplace.io/device-numa is {}: release cores beside the device, "
     "delete the pod so that it is placed again, or write preferred"
 )
-
-
-def pci(address: str, alias: str = "ua-sriov-fast") -> str:
-    domain, bus, rest = address.split(":")
-    slot, function = rest.split(".")
-    return (
-        f"<hostdev mode='subsystem' type='pci' managed='no'><source><address domain='0x{domain}' "
-        f"bus='0x{bus}' slot='0x{slot}' function='0x{function}'/></source><alias name='{alias}'/></hostdev>"
-    )
-
-
-def mediated(uuid: str) -> str:
-    return (
-        "<hostdev mode='subsystem' type='mdev' model='vfio-pci'><source>"
-        f"<address uuid='{uuid}'/></source><alias name='ua-gpu-g1'/></hostdev>"
-    )
 
 
 def domain(*devices: str) -> bytes:
@@ -240,6 +228,39 @@ def test_a_vm_that_migrates_here_is_compared_with_the_devices_of_this_machine(
     with pytest.raises(Misconfigured, match="is on NUMA node 1, not beside its cores"):
         define_arrival(domain(pci(THERE)), env, works)
     assert b"<vcpupin" in define_arrival(domain(pci(HERE)), env, works)
+
+
+def with_image(image: str) -> bytes:
+    return json.dumps(json.loads(VMI) | {"status": {"launcherContainerImageVersion": image}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("image", "sees"),
+    [
+        ("quay.io/kubevirt/virt-launcher:v1.8.0", True),
+        ("registry.test:5000/kubevirt/virt-launcher:v1.10.1@sha256:abc", True),
+        ("registry.test:1.7.0/virt-launcher@sha256:abc", True),
+        ("", True),
+        ("quay.io/kubevirt/virt-launcher:v1.7.3", False),
+        ("registry.test:5000/kubevirt/virt-launcher:1.7.3-el9@sha256:abc", False),
+    ],
+)
+@pytest.mark.usefixtures("sysfs")
+def test_a_mirroring_guest_sees_the_cell_of_a_device_unless_kubevirt_does_not_keep_its_bus(
+    env: PodEnvironment, pod: PodFolder, image: str, sees: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cell = GuestCell(0, NumaId(0), (0, 1, 2, 3), Bytes(4 << 30), (10,))
+    pod.bind(replace(BOUND.placement, guest_cells=(cell,)))
+    xml = domain(pci(HERE)).replace(
+        b"<devices>", b"<memory unit='GiB'>4</memory><os><type machine='q35'>hvm</type></os><devices>"
+    )
+    answer = define_domain(xml, with_image(image), env, works)
+    assert (b"pcie-expander-bus" in answer) is sees
+    said = [line["msg"] for line in logged(capfd) if line["level"] == "warning"]
+    why = "the guest does not see the NUMA nodes of its devices: KubeVirt 1.7 does not keep their buses"
+    assert said == ([] if sees else [f"{why}; 1.8 does"])
+    assert define_domain(answer, with_image(image), env, works) == answer
+    assert b"pcie-expander-bus" not in define_arrival(xml, env, works)
 
 
 addresses = st.text("0123456789abcdefx-", max_size=12)
