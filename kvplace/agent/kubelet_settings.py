@@ -13,7 +13,7 @@ from typing import Any
 
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
-from kvplace.core.resource_topology import TopologyPolicy
+from kvplace.core.node_devices import TopologyPolicy
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.documents.reading import read_document
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state

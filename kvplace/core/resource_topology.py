@@ -7,10 +7,10 @@ own, whatever its QoS class.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kvplace.core.free import Free
+from kvplace.core.node_devices import TopologyPolicy
 from kvplace.core.quantity import format_bytes
 from kvplace.core.scalars import NumaId
 from kvplace.core.topology import NumaNode, Topology
@@ -19,23 +19,8 @@ API_VERSION = "topology.node.k8s.io/v1alpha2"
 KIND = "NodeResourceTopology"
 FINGERPRINT = "topology.node.k8s.io/fingerprint"
 
-_POLICIES = {"best-effort": "BestEffort", "restricted": "Restricted", "single-numa-node": "SingleNUMANode"}
 _UNKNOWN_COST = 255
 """SLIT's word for a node that cannot be reached; used where the machine reports no distance."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopologyPolicy:
-    """How the kubelet's Topology Manager is set."""
-
-    policy: str = "none"
-    scope: str = "container"
-
-    @property
-    def joined(self) -> str:
-        """Both in one word, as `topologyPolicies` has them."""
-        name = _POLICIES.get(self.policy)
-        return "None" if name is None else f"{name}{self.scope.capitalize()}Level"
 
 
 def resource_topology(

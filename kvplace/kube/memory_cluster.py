@@ -218,6 +218,7 @@ class MemoryCluster:
                 stored,
                 kubelet_cpus=status.kubelet_cpus,
                 in_use=status.in_use,
+                devices=status.devices,
                 enforcement=status.enforcement,
                 pods={pod.uid: pod for pod in status.pods},
                 conditions=status.conditions,

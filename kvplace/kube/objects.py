@@ -35,6 +35,7 @@ from kvplace.core.annotations import (
 )
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.device_report import DeviceReport, read_device_report
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadTopology
 from kvplace.core.marks import PLACED_LABEL
@@ -254,6 +255,7 @@ class StatusObject(_ApiObject, frozen=True):
     conditions: tuple[PodConditionObject, ...] = ()
     observed_generation: int | None = None
     in_use: dict[str, Any] | None = None
+    devices: dict[str, Any] | None = None
 
 
 class ListMeta(_ApiObject, frozen=True):
@@ -405,6 +407,7 @@ class TopologyReader:
         topology, problem = self._machines.get(spec), ""
         kubelet_cpus, enforcement, in_use = NO_CPUS, Enforcement.NONE, NOTHING_IN_USE
         pods: dict[PodUid, PodReport] = {}
+        devices: DeviceReport | None = None
         status: StatusObject | None = None
         try:
             if topology is None:
@@ -418,6 +421,7 @@ class TopologyReader:
                 kubelet_cpus = parse_cpu_list(status.kubelet_cpus, what="status.kubeletCpus")
                 enforcement = status.enforcement
                 in_use = read_memory_in_use(status.in_use, "status.inUse")
+                devices = read_device_report(status.devices, "status.devices")
                 pods = {PodUid(pod.uid): _pod_report(pod) for pod in status.pods}
         except (ValueError, *NOT_JSON) as error:
             topology, problem = None, problem or str(error)
@@ -434,6 +438,7 @@ class TopologyReader:
             () if status is None else tuple(_condition(one) for one in status.conditions),
             None if status is None else status.observed_generation,
             in_use,
+            devices,
         )
 
 

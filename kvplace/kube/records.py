@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Ledger
 from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse
@@ -176,6 +177,8 @@ class TopologyRecord:
     """The generation that its agent has seen."""
     in_use: MemoryInUse = NOTHING_IN_USE
     """Memory that something else than VMs with claims uses, as its agent measures it."""
+    devices: DeviceReport | None = None
+    """None where its agent knows nothing of devices."""
 
     def allows_same_placements(self, other: TopologyRecord) -> bool:
         """Return whether placing is the same with both: an agent writes more often than a machine changes."""
@@ -185,6 +188,7 @@ class TopologyRecord:
             and self.kubelet_cpus == other.kubelet_cpus
             and self.enforcement is other.enforcement
             and self.in_use == other.in_use
+            and self.devices == other.devices
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvplace.core.cpu_usage import CpuUsage
 from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse
 from kvplace.core.scalars import NO_CPUS, CpuMask
@@ -32,6 +33,8 @@ class TopologyStatus:
     """How many CPUs are used and free; for people, and up to some seconds old."""
     pods: tuple[PodReport, ...] = ()
     in_use: MemoryInUse = NOTHING_IN_USE
+    devices: DeviceReport | None = None
+    """None while nothing is known of the devices."""
     conditions: tuple[Condition, ...] = ()
     changed: Mapping[str, datetime] = field(default_factory=dict)
     """When the status of each condition last changed, by its type."""
@@ -44,6 +47,7 @@ class TopologyStatus:
             "kubeletCpus": format_cpu_list(self.kubelet_cpus),
             "usage": None if self.usage is None else self.usage.document(),
             "inUse": self.in_use.document(),
+            "devices": None if self.devices is None else self.devices.document(),
             "pods": [_pod_document(pod) for pod in self.pods[:MAX_PODS]],
             "conditions": [
                 {

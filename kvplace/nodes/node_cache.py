@@ -11,7 +11,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Protocol
 
 from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.request import Request
+from kvplace.core.request_document import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import LedgerClient, Ledgers
 from kvplace.kube.records import NodeRecord, TopologyRecord
@@ -105,7 +108,17 @@ class NodeCache:
 
     def snapshot(self, node: NodeName, holds: Iterable[Claim] = ()) -> NodeSnapshot | Unusable:
         """Return the node's machine and what is free there now, after `holds`."""
-        return snapshot_of(self.machine(node), self.ledgers.current(node), holds)
+        return snapshot_of(self.machine(node), self.ledgers.current(node), holds, request_of=self._request_of)
+
+    def _request_of(self, uid: PodUid) -> Request | None:
+        """Return the request of a pod that may be about to get devices."""
+        pod = self.pods.get(uid)
+        if pod is None or pod.has_ended or not pod.request:
+            return None
+        try:
+            return read_pod_request(pod.request).request
+        except BadAnnotation:
+            return None
 
     def subscribe(self, listener: Callable[[NodeName], None]) -> None:
         """Call the listener with a node's name after each change of its machine or its ledger."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kvplace.core.cpu_map import read_node_cpu_map
+from kvplace.core.device_prediction import after_pods
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadAnnotation, BadTopology
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.memory_in_use import NOTHING_IN_USE
-from kvplace.core.scalars import NO_CPUS, CpuMask, PackageId
+from kvplace.core.node_devices import NodeDevices
+from kvplace.core.request import Request
+from kvplace.core.scalars import NO_CPUS, CpuMask, PackageId, PodUid
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
 
@@ -26,6 +30,8 @@ class NodeMachine:
     """Whether an agent can take CPUs out of the pools of `numa` VMs."""
     others: Claim | None = None
     """The memory that something else than VMs with claims uses."""
+    devices: DeviceReport | None = None
+    """None where nothing is known of its devices."""
 
     @property
     def key(self) -> tuple[str, CpuMask]:
@@ -49,11 +55,13 @@ class NodeSnapshot:
 
     machine: NodeMachine
     free: Free
+    devices: NodeDevices | None = None
+    """Without those of pods that are bound; None where nothing is known of them."""
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for nodes that answer every request alike."""
-        return (*self.machine.key, self.free)
+        return (*self.machine.key, self.free, self.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +97,44 @@ def describe_node(node: NodeRecord | None, described: TopologyRecord | None) -> 
     if sockets is not None:
         allocatable &= _union(sockets)
     others = described.in_use.claim() if described.in_use != NOTHING_IN_USE else None
-    return NodeMachine(topology, allocatable, described.enforcement is not Enforcement.NONE, others)
+    return NodeMachine(
+        topology, allocatable, described.enforcement is not Enforcement.NONE, others, described.devices
+    )
 
 
 def snapshot_of(
-    machine: NodeMachine | Unusable, record: LedgerRecord | None, holds: Iterable[Claim] = ()
+    machine: NodeMachine | Unusable,
+    record: LedgerRecord | None,
+    holds: Iterable[Claim] = (),
+    *,
+    request_of: Callable[[PodUid], Request | None] = lambda _: None,
 ) -> NodeSnapshot | Unusable:
-    """Combine a node's machine with its ledger, None when it has none yet, and the tentative `holds`."""
+    """Combine a node's machine with its ledger, None when it has none yet, and the tentative `holds`.
+
+    `request_of` returns the request of a pod with a claim or hold: its devices count as taken until the agent
+    has reported them.
+    """
     if isinstance(machine, Unusable):
         return machine
     if record is not None and record.problem:
         return Unusable(f"its ledger cannot be read: {record.problem}")
-    return NodeSnapshot(machine, machine.free(Ledger() if record is None else record.ledger, holds))
+    ledger, holds = Ledger() if record is None else record.ledger, tuple(holds)
+    stored = [claim for claim in ledger.claims.values() if claim.reserved is None]
+    claims = [*sorted(stored, key=lambda claim: (claim.since, claim.uid)), *holds]
+    return NodeSnapshot(machine, machine.free(ledger, holds), _devices(machine.devices, claims, request_of))
+
+
+def _devices(
+    report: DeviceReport | None, claims: Iterable[Claim], request_of: Callable[[PodUid], Request | None]
+) -> NodeDevices | None:
+    """Count the devices of pods without a report as taken, in the order of their claims."""
+    if report is None:
+        return None
+    if not report.devices.counts:
+        return report.devices
+    waiting = dict.fromkeys(claim.uid for claim in claims if claim.uid not in report.pods)
+    requests = [request_of(uid) for uid in waiting]
+    return after_pods(report.devices, [found.devices for found in requests if found and found.devices])
 
 
 def _of_cpu_map(sockets: dict[PackageId, CpuMask]) -> NodeMachine | Unusable:

@@ -13,7 +13,7 @@ from kvplace.agent import this_machine
 from kvplace.agent.settings import AgentSettings
 from kvplace.agent.this_machine import ReservedBy, read_this_machine
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.resource_topology import TopologyPolicy
+from kvplace.core.node_devices import TopologyPolicy
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.linux.cpu_manager_state import MAX_BYTES
 from kvplace.linux.kernel_files import Gone, NotPermitted

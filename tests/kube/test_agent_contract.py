@@ -13,7 +13,8 @@ from kvplace.core.errors import Conflict, Refused
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.memory_in_use import MemoryInUse
-from kvplace.core.resource_topology import TopologyPolicy, resource_topology
+from kvplace.core.node_devices import TopologyPolicy
+from kvplace.core.resource_topology import resource_topology
 from kvplace.core.scalars import Bytes, NumaId, PodUid
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.conditions import Condition

@@ -6,12 +6,26 @@ from dataclasses import replace
 
 import pytest
 
+from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of
-from kvplace.core.ledger import Ledger
+from kvplace.core.device_report import DeviceReport
+from kvplace.core.free import Free
+from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.memory_in_use import MemoryInUse
-from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
-from kvplace.kube.records import NodeRecord, TopologyRecord
-from kvplace.nodes.node_machine import NOT_DESCRIBED, NOT_KNOWN, NodeMachine, Unusable, describe_node
+from kvplace.core.node_devices import DeviceCount, NodeDevices, PodDevice, TopologyPolicy
+from kvplace.core.placement import Placement
+from kvplace.core.request import PinningOptions, Request
+from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId, PodUid, ResourceName
+from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
+from kvplace.nodes.node_machine import (
+    NOT_DESCRIBED,
+    NOT_KNOWN,
+    NodeMachine,
+    NodeSnapshot,
+    Unusable,
+    describe_node,
+    snapshot_of,
+)
 from tests.core.machines import GIB
 from tests.nodes.machines import EIGHT
 
@@ -83,3 +97,35 @@ def test_what_others_use_of_the_memory_is_not_free() -> None:
         (node, Bytes(count - GIB if node == 0 else count)) for node, count in plain.memory
     )
     assert not record.allows_same_placements(replace(record, in_use=MemoryInUse()))
+
+
+def test_devices_of_pods_that_are_bound_count_as_taken_until_the_agent_reports_them() -> None:
+    vf = ResourceName("intel.com/vf")
+    counts = [DeviceCount(vf, NumaId(0), 4, 3), DeviceCount(vf, NumaId(1), 4, 4)]
+    devices = NodeDevices.of(counts, TopologyPolicy("best-effort"))
+    report = DeviceReport(devices, {PodUid("reported"): (PodDevice(vf, NumaId(0)),)})
+    machine = describe_node(
+        NodeRecord(NodeName("n"), "uid"), TopologyRecord(NodeName("n"), RESERVING, devices=report)
+    )
+    requests = {
+        PodUid(uid): Request(1, PinningOptions(), devices={vf: count})
+        for uid, count in (("reported", 1), ("bound", 2), ("held", 2))
+    }
+    placement = place(EIGHT, Free(EIGHT.cpus, EIGHT.cpus), Request(1, PinningOptions()))
+    assert isinstance(placement, Placement)
+    claims = {uid: claim_of(uid, placement) for uid in requests}
+    ledger = LedgerRecord(
+        NodeName("n"), Ledger(claims={uid: claims[uid] for uid in claims if uid != "held"}), "1"
+    )
+
+    found = snapshot_of(machine, ledger, [claims[PodUid("held")]], request_of=requests.get)
+
+    assert isinstance(found, NodeSnapshot)
+    assert found.devices is not None
+    assert [one.free for one in found.devices.counts] == [1, 2], (
+        "2 of node 0 for the first, 2 of 1 for the next"
+    )
+    assert found.key != snapshot_of(machine, ledger).key  # type: ignore[union-attr]
+    unknown = snapshot_of(described(), ledger, request_of=requests.get)
+    assert isinstance(unknown, NodeSnapshot)
+    assert unknown.devices is None
