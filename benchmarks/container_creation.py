@@ -29,10 +29,10 @@ from harness.node_programs.programs import node_programs
 from harness.node_programs.small_images import busybox
 from harness.real_node.runtime import ContainerRuntime
 from harness.real_node.sandbox import Sandbox
+from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import NodeState
-from kvplace.agent.nri_enforcement import NriEnforcement
-from kvplace.agent.nri_runtime import NriRuntime
+from kvplace.agent.node_state import NodeState, PodRevisions
+from kvplace.agent.nri_source import NriSource
 from kvplace.core.cpuset import cpus_of, lowest
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement
@@ -41,6 +41,7 @@ from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.linux.cpuset_hierarchy import find_cpuset_hierarchy
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import FolderTree
+from kvplace.nri.courier import NriRuntime
 
 BLOCK = 10
 OTHERS = (0, 10, 50, 100)
@@ -53,7 +54,6 @@ class Objects:
     """The objects of the node, as the benchmark states."""
 
     state: NodeState
-    is_known: bool = True
     listeners: list[Callable[[], None]] = field(default_factory=list)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
@@ -86,17 +86,17 @@ class Node:
         placement = Placement(Policy.EXCLUSIVE, tuple(map(CpuId, cpus_of(cpus))), cpus, owned=cpus)
         bound = PodPlacement(VM, NODE, "", OnFailure.WAIT, placement)
         ledger = Ledger().after(LedgerChange((claim_of(VM, placement),)))
-        return replace(self.empty, ledger=ledger, placements={VM: bound})
+        return replace(self.empty, ledger=ledger, pods={VM: PodRevisions(bound)})
 
     @asynccontextmanager
-    async def agent(self) -> AsyncIterator[NriEnforcement]:
-        runtime = NriRuntime(self.runtime.nri_socket)
-        agent = NriEnforcement(self.objects, NodeReport(), self._hierarchy, runtime)
-        running = asyncio.create_task(agent.run())
-        while not agent.is_connected:  # noqa: ASYNC110 - nothing reports it
+    async def agent(self) -> AsyncIterator[tuple[CpusetKeeper, NriSource]]:
+        keeper = CpusetKeeper(self.objects, NodeReport(), self._hierarchy)
+        source = NriSource(keeper, NriRuntime(self.runtime.nri_socket), self._hierarchy.root)
+        running = asyncio.create_task(keeper.run(source))
+        while not keeper.is_connected:  # noqa: ASYNC110 - nothing reports it
             await asyncio.sleep(0.001)
         try:
-            yield agent
+            yield keeper, source
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -151,11 +151,12 @@ async def moving(node: Node) -> str:
             name = f"other{running}"
             container = await to_thread(node.cri.create, others.sandbox_id, config, name, busybox().reference)
             await to_thread(node.cri.start, container)
-        async with node.agent() as agent:
+        async with node.agent() as (keeper, source):
             times = []
             for number in range(5):
                 node.objects.become(node.empty)
-                await agent.carry_out()
+                keeper.carry_out()
+                await source.carry_specs()
                 # Waits until the runtime has applied what the courier brought.
                 await to_thread(node.round, others.sandbox_id, config)
                 node.objects.state = node.vm()  # as when the claim and the pod come together

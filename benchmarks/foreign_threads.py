@@ -32,7 +32,8 @@ from pathlib import Path
 
 from benchmarks._tables import table
 from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
-from kvplace.agent.cgroup_enforcement import CgroupEnforcement
+from kvplace.agent.cgroup_source import CgroupSource
+from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
 from kvplace.core.cpuset import format_cpu_list, lowest, mask_of
@@ -84,7 +85,8 @@ async def _enforce(hierarchy: CpusetHierarchy, owned: CpuMask, commands: Connect
     asyncio.get_running_loop().add_reader(commands.fileno(), told)
     enforces = asyncio.Event()
     report.subscribe(enforces.set)
-    running = asyncio.create_task(CgroupEnforcement(own, report, hierarchy).run())
+    keeper = CpusetKeeper(own, report, hierarchy)
+    running = asyncio.create_task(keeper.run(CgroupSource(keeper, own, hierarchy.root)))
     await enforces.wait()
     commands.send("ready")
     await done.wait()

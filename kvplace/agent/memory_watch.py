@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from kvplace.agent.claims_here import ClaimHere, ClaimsHere
+from kvplace.agent.node_plan import NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
 from kvplace.core.errors import KvplaceError
@@ -33,10 +33,10 @@ MEASURE_EVERY_S = 10.0
 class MemoryWatch:
     """Reports what others use, again and again."""
 
-    def __init__(self, own: OwnNode, claims: ClaimsHere, report: NodeReport, *, host: Path) -> None:
-        """`host` is the root of the host's proc and sys."""
+    def __init__(self, own: OwnNode, plan: Callable[[], NodePlan], report: NodeReport, *, host: Path) -> None:
+        """`plan` returns the plan of the moment, `host` is the root of the host's proc and sys."""
         self._own = own
-        self._claims = claims
+        self._plan = plan
         self._report = report
         self._proc, self._sys = host / "proc", host / "sys"
         self._taken: Mapping[NumaId, Used] = {}
@@ -53,22 +53,22 @@ class MemoryWatch:
 
     async def measure(self) -> None:
         """Measure once and report."""
-        claims, held = list(self._claims.now().values()), self._own.ledger.claims
-        found = await asyncio.to_thread(self._read, claims, held)
+        pods, held = list(self._plan().pods.values()), self._own.ledger.claims
+        found = await asyncio.to_thread(self._read, pods, held)
         counted = {node: _smaller(used, self._taken.get(node)) for node, used in found.items()}
         self._taken = found
         stored = self._own.topology_record()
         before = self._report.in_use or (NOTHING_IN_USE if stored is None else stored.in_use)
         self._report.use_memory(in_use(counted, before))
 
-    def _read(self, claims: Iterable[ClaimHere], held: Mapping[PodUid, Claim]) -> dict[NumaId, Used]:
+    def _read(self, pods: Iterable[PodPlan], held: Mapping[PodUid, Claim]) -> dict[NumaId, Used]:
         nodes = memory_use(self._sys)
         plain: dict[NumaId, int] = {}
         pages: dict[tuple[NumaId, Bytes], int] = {}
-        for claim in claims:
-            for container in claim.target.containers:
+        for pod in pods:
+            for container in pod.containers:
                 with suppress(Gone):  # it has ended
-                    self._add(container.cgroup, held.get(claim.uid), plain, pages)
+                    self._add(container.cgroup, held.get(pod.uid), plain, pages)
         return {node: _of_others(use, node, plain, pages) for node, use in nodes.items()}
 
     def _add(

@@ -1,22 +1,20 @@
 """The objects of this node: its pods, its ledger, its NodeTopology and its Node, each by a selector.
 
 The watches are narrowed down by the API server, so an agent's cost does not grow with the cluster.
-
-A pod may be deleted by force while its QEMU goes on. Its placement then counts until its containers have
-ended, too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from kvplace.agent.node_state import NodeState
+from kvplace.agent.revisions import Revisions
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import PodPlacement
-from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
@@ -37,10 +35,7 @@ class OwnNode:
         self._topology = topology
         self._kubelet_cpus = NO_CPUS
         self._observes_only = False
-        self._placements: dict[PodUid, PodPlacement] = {}
-        self._confirmed: dict[PodUid, int] = {}
-        self._deleted: set[PodUid] = set()
-        """Pods with a placement that are not in the API server any more."""
+        self.revisions = Revisions(self._notify)
         self._listeners: list[Callable[[], None]] = []
         self.pods.subscribe(self._pod_seen)
         self.ledgers.subscribe(self._ledger_seen)
@@ -63,10 +58,10 @@ class OwnNode:
             node=self.node,
             topology=self._topology,
             ledger=self.ledger,
-            placements=dict(self._placements),
-            confirmed=dict(self._confirmed),
+            pods=self.revisions.now(),
             kubelet_cpus=self._kubelet_cpus,
             observes_only=self._observes_only,
+            is_known=self.is_known,
         )
 
     @property
@@ -91,50 +86,15 @@ class OwnNode:
         if before != (topology, kubelet_cpus, observes_only):
             self._notify()
 
-    def placement(self, uid: PodUid) -> PodPlacement | None:
-        """Return the newest placement of a pod; None where it has none, or has ended."""
-        return self._placements.get(uid)
-
-    def confirmed(self, uid: PodUid) -> int:
-        """Return the newest revision that the cpusets of a pod are narrowed to; 0 for none."""
-        return self._confirmed.get(uid, 0)
-
-    def confirm(self, uid: PodUid, revision: int) -> None:
-        """Narrow the cpusets of a pod to a revision: its threads follow it, or will not of themselves."""
-        if uid in self._placements and self._confirmed.get(uid) != revision:
-            self._confirmed[uid] = revision
-            self._notify()
-
-    def forget_deleted(self, here: Iterable[PodUid]) -> None:
-        """Forget the pods that were deleted, but for those that still have containers `here`."""
-        if gone := self._deleted and self._deleted.difference(here):
-            for uid in gone:
-                self._deleted.discard(uid)
-                self._placements.pop(uid, None)
-                self._confirmed.pop(uid, None)
-            self._notify()
-
     def topology_record(self) -> TopologyRecord | None:
         """Return the stored NodeTopology of this node; None where there is none."""
         return self.topologies.get(self.node)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        if after is None:
-            if before is not None and before.uid in self._placements:
-                self._deleted.add(before.uid)
-                self._notify()
-            return
-        self._deleted.discard(after.uid)
-        found = None if after.is_terminal else _placement(after)
-        if found is None:
-            self._confirmed.pop(after.uid, None)
-        if found == self._placements.get(after.uid):
-            return
-        if found is None:
-            self._placements.pop(after.uid, None)
-        else:
-            self._placements[after.uid] = found
-        self._notify()
+        if after is not None:
+            self.revisions.seen(after.uid, None if after.is_terminal else _placement(after))
+        elif before is not None:
+            self.revisions.deleted(before.uid)
 
     def _ledger_seen(self, _before: LedgerRecord | None, _after: LedgerRecord | None) -> None:
         self._notify()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplace.agent.conditions import PinnedReason
-from kvplace.agent.cpusets import ClaimRefusal
+from kvplace.agent.node_plan import ClaimRefusal
 from kvplace.agent.repair_history import MOST_REPAIRS, PERIOD_S
 from kvplace.agent.verification import (
     CpusetDifference,

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent import metrics
-from kvplace.agent.claims_here import ClaimHere, ClaimsHere, PlacementsInForce
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.deliveries import AGAIN_S, Deliveries
-from kvplace.agent.enforced_containers import EnforcedContainers
 from kvplace.agent.libvirt_pins import LibvirtFailed, LibvirtPins
+from kvplace.agent.node_plan import NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
+from kvplace.agent.node_state import Container
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinned_report import Verdict, differences_in_words
 from kvplace.agent.pinning_sweep import Finding, PinningSweep
@@ -62,31 +62,27 @@ class PinningClient(Protocol):
         ...
 
 
-class FailedRevision(Protocol):
-    """A revision that this node could not carry out."""
+class PlannedNode(Protocol):
+    """The component that plans for this node and carries out what concerns cpusets."""
 
     @property
-    def revision(self) -> int: ...
-    @property
-    def why(self) -> str: ...
-
-
-class Revisions(PlacementsInForce, Protocol):
-    """Which revision of each pod's placement is in effect, and what becomes of a newer one."""
-
-    def failure(self, uid: PodUid) -> FailedRevision | None:
-        """Return why the newest revision of a pod was given up; None if it was not."""
+    def plan(self) -> NodePlan:
+        """The plan of this moment; the same object until there is another one."""
         ...
 
-    def succeeded(self, uid: PodUid, placement: PodPlacement) -> None:
-        """Note that every thread of a pod was seen where a placement states."""
+    def containers(self) -> Iterable[Container]:
+        """Return the containers that are created or running, as last known."""
         ...
 
-    def failed(self, uid: PodUid, why: str) -> None:
-        """Give the newest revision of a pod up, unless there is nothing to go back to."""
+    def subscribe(self, listener: Callable[[], None], /) -> None:
+        """Call the listener after each change of the plan."""
         ...
 
-    async def move_memory(self, pid: int, placement: PodPlacement) -> str:
+
+class MemoryMover(Protocol):
+    """Moves the memory of VMs."""
+
+    async def move(self, pid: int, placement: PodPlacement, /) -> str:
         """Move the memory of a QEMU to the NUMA nodes of a placement; returns what failed, or nothing."""
         ...
 
@@ -95,7 +91,7 @@ class Revisions(PlacementsInForce, Protocol):
 class _Progress:
     """The state that is kept for one pod."""
 
-    claim: ClaimHere | None = None
+    plan: PodPlan | None = None
     finding: Finding | None = None
     seen: tuple[object, ...] = ()
     """All else that decided what was reported last."""
@@ -117,8 +113,8 @@ class PinningGuard:
     def __init__(
         self,
         own: OwnNode,
-        enforced: EnforcedContainers,
-        revisions: Revisions,
+        node: PlannedNode,
+        memory: MemoryMover,
         report: NodeReport,
         events: EventRecorder,
         client: PinningClient,
@@ -130,9 +126,8 @@ class PinningGuard:
     ) -> None:
         """`mounted` is where the host's cgroups are mounted, `proc` where its processes are."""
         self._own = own
-        self._enforced = enforced
-        self._claims = ClaimsHere(own, enforced, revisions)
-        self._revisions = revisions
+        self._node = node
+        self._memory = memory
         self._report = report
         self._events = events
         self._client = client
@@ -146,7 +141,7 @@ class PinningGuard:
         self._pods: dict[PodUid, _Progress] = {}
         self._wake = asyncio.Event()
         self._closed = False
-        own.subscribe(self._wake.set)
+        node.subscribe(self._wake.set)
 
     async def run(self) -> None:
         """Check again and again."""
@@ -171,19 +166,20 @@ class PinningGuard:
     async def look(self) -> None:
         """Check once every pod, and state what has changed."""
         sees_all = self._report.enforcement is not None
-        claims = self._claims.now()
-        targets = [claim.target for claim in claims.values()]
+        plans = self._node.plan.pods
         began = time.perf_counter()
-        found = await asyncio.get_running_loop().run_in_executor(self._worker, self._sweep.look, targets)
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._worker, self._sweep.look, list(plans.values())
+        )
         metrics.LOOKS.observe(time.perf_counter() - began)
-        for uid in self._pods.keys() - claims.keys():
+        for uid in self._pods.keys() - plans.keys():
             self._forget(uid)
             self._report.drop_pod(uid)
-        for uid, claim in claims.items():
-            self._take(claim, found.get(uid))
+        for uid, plan in plans.items():
+            self._take(plan, found.get(uid))
         if sees_all:
             self._report.complete()
-            self._own.forget_deleted(container.pod_uid for container in self._enforced.containers())
+            self._own.revisions.forget_deleted(container.pod_uid for container in self._node.containers())
         pinned = sum(report.pinned for report in self._report.pods.values())
         metrics.PODS.labels("true").set(pinned)
         metrics.PODS.labels("false").set(len(self._report.pods) - pinned)
@@ -192,10 +188,10 @@ class PinningGuard:
     def _not_pinned(self) -> Iterator[tuple[str, str, str]]:
         """Name each VM with a False condition, with its namespace and the reason."""
         for uid, progress in self._pods.items():
-            claim, verdict = progress.claim, progress.verdict
-            if claim is not None and verdict is not None and not verdict.condition.status:
+            plan, verdict = progress.plan, progress.verdict
+            if plan is not None and verdict is not None and not verdict.condition.status:
                 pod = self._own.pods.get(uid)
-                yield claim.namespace, claim.pod if pod is None else pod.vm, verdict.condition.reason
+                yield plan.namespace, plan.pod if pod is None else pod.vm, verdict.condition.reason
 
     async def _look_again_and_again(self) -> None:
         await self._own.wait_until_known()  # what a sandbox was made with may be an older revision
@@ -207,58 +203,57 @@ class PinningGuard:
                 async with asyncio.timeout(LOOK_EVERY_S - _LEAST_PAUSE_S):
                     await self._wake.wait()
 
-    def _take(self, claim: ClaimHere, finding: Finding | None) -> None:
+    def _take(self, plan: PodPlan, finding: Finding | None) -> None:
         """Draw the consequences of one check of one pod."""
-        progress = self._pods.setdefault(claim.uid, _Progress())
-        failure = self._revisions.failure(claim.uid)
-        seen = (finding, self._own.pods.get(claim.uid), failure)
-        same = claim == progress.claim and all(map(operator.is_, seen, progress.seen))
-        if same and claim.settled and finding is not None and finding.in_order:
+        progress = self._pods.setdefault(plan.uid, _Progress())
+        seen = (finding, self._own.pods.get(plan.uid))
+        same = plan == progress.plan and all(map(operator.is_, seen, progress.seen))
+        if same and plan.settled and finding is not None and finding.in_order:
             return
-        refusal = claim.target.refusal
-        if refusal is not None and (progress.claim is None or progress.claim.target.refusal != refusal):
+        refusal = plan.refusal
+        if refusal is not None and (progress.plan is None or progress.plan.refusal != refusal):
             words = f"{refusal.message} ({refusal.owner})" if refusal.owner else refusal.message
-            log.warning("pod %s/%s: %s", claim.namespace, claim.pod, words, extra={"uid": claim.uid})
-        progress.claim, progress.seen = claim, seen
+            log.warning("pod %s/%s: %s", plan.namespace, plan.pod, words, extra={"uid": plan.uid})
+        progress.plan, progress.seen = plan, seen
         before, progress.finding = progress.finding, finding
-        verdict = None if finding is None else _verdict(claim, finding)
+        verdict = None if finding is None else _verdict(plan, finding)
         if finding is not None and finding is not before:
-            self._act(claim, finding)
-        if finding is not None and verdict is not None and failure is None:
-            self._follow(claim, progress, finding, verdict)
+            self._act(plan, finding)
+        if finding is not None and verdict is not None and not plan.failure:
+            self._follow(plan, progress, finding, verdict)
         if verdict is None or finding is None:
             progress.verdict = None
-            self._report.put_pod(_report(claim, None, failure))
-            self._take_back(claim)
-        elif _may_pass(finding, before) or _is_early(claim, verdict, failure):
-            if claim.uid not in self._report.pods:
-                self._report.put_pod(_report(claim, None, failure))
+            self._report.put_pod(_report(plan, None))
+            self._take_back(plan)
+        elif _may_pass(finding, before) or _is_early(plan, verdict):
+            if plan.uid not in self._report.pods:
+                self._report.put_pod(_report(plan, None))
         else:
             progress.verdict = verdict
-            self._report.put_pod(_report(claim, verdict, failure))
-            self._say(claim, verdict.condition)
+            self._report.put_pod(_report(plan, verdict))
+            self._say(plan, verdict.condition)
 
-    def _act(self, claim: ClaimHere, finding: Finding) -> None:
+    def _act(self, plan: PodPlan, finding: Finding) -> None:
         """Report to libvirt and to users what was set, and what differed."""
         if finding.pins is not None:
-            self._pins.put(claim.uid, (finding.pid, finding.pins))
+            self._pins.put(plan.uid, (finding.pid, finding.pins))
         if not finding.drift:
             return
         repaired = not set(finding.drift) & set(finding.differences)
         metrics.DRIFTS.labels("repaired" if repaired else "given-up" if finding.given_up else "left").inc()
         words = differences_in_words(finding.drift)
-        log.warning("pod %s/%s: %s", claim.namespace, claim.pod, words, extra={"uid": claim.uid})
-        pod = self._own.pods.get(claim.uid)
-        regarding = [pod_reference(claim.namespace, claim.pod, claim.uid)]
+        log.warning("pod %s/%s: %s", plan.namespace, plan.pod, words, extra={"uid": plan.uid})
+        pod = self._own.pods.get(plan.uid)
+        regarding = [pod_reference(plan.namespace, plan.pod, plan.uid)]
         if pod is not None and pod.vmi:
             regarding.append(vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid))
         for reference in regarding:
             self._events.record(pinning_drift(reference, words, repaired=repaired))
 
-    def _follow(self, claim: ClaimHere, progress: _Progress, finding: Finding, verdict: Verdict) -> None:
+    def _follow(self, plan: PodPlan, progress: _Progress, finding: Finding, verdict: Verdict) -> None:
         """Confirm a revision that every thread follows, and give one up that they cannot follow."""
-        revision = claim.placement.revision
-        if claim.confirmed >= revision or progress.moving is not None:
+        revision, known = plan.revision, self._own.revisions.of(plan.uid)
+        if (known is not None and known.confirmed >= revision) or progress.moving is not None:
             return
         if progress.waits_for != revision:
             progress.waits_for, progress.since, progress.move_again_at = revision, self._clock(), 0.0
@@ -266,38 +261,38 @@ class PinningGuard:
             if revision > 1 and finding.pid:
                 if self._clock() < progress.move_again_at:
                     return
-                progress.moving = asyncio.create_task(self._move_memory(claim, progress, finding.pid))
+                progress.moving = asyncio.create_task(self._move_memory(plan, progress, finding.pid))
             else:
-                self._revisions.succeeded(claim.uid, claim.placement)
+                self._own.revisions.succeeded(plan.uid, plan.bound)
         elif self._clock() - progress.since >= REVISION_WITHIN_S:
-            self._revisions.failed(claim.uid, verdict.drift)
+            self._own.revisions.failed(plan.uid, revision, verdict.drift, self._own.ledger)
 
-    async def _move_memory(self, claim: ClaimHere, progress: _Progress, pid: int) -> None:
+    async def _move_memory(self, plan: PodPlan, progress: _Progress, pid: int) -> None:
         try:
-            if why := await self._revisions.move_memory(pid, claim.placement):
-                log.warning("pod %s/%s: %s", claim.namespace, claim.pod, why, extra={"uid": claim.uid})
+            if why := await self._memory.move(pid, plan.bound):
+                log.warning("pod %s/%s: %s", plan.namespace, plan.pod, why, extra={"uid": plan.uid})
                 progress.move_again_at = self._clock() + MEMORY_AGAIN_S
-                self._revisions.failed(claim.uid, why)
+                self._own.revisions.failed(plan.uid, plan.revision, why, self._own.ledger)
             else:
-                self._revisions.succeeded(claim.uid, claim.placement)
+                self._own.revisions.succeeded(plan.uid, plan.bound)
         finally:
             progress.moving = None
             self._wake.set()
 
-    def _say(self, claim: ClaimHere, condition: Condition) -> None:
-        pod = self._own.pods.get(claim.uid)
+    def _say(self, plan: PodPlan, condition: Condition) -> None:
+        pod = self._own.pods.get(plan.uid)
         if pod is not None and pod.condition(PINNED) != condition:
-            self._conditions.put(claim.uid, condition)
+            self._conditions.put(plan.uid, condition)
         else:
-            self._conditions.drop(claim.uid)  # what could not be written yet holds no more
+            self._conditions.drop(plan.uid)  # what could not be written yet holds no more
 
-    def _take_back(self, claim: ClaimHere) -> None:
+    def _take_back(self, plan: PodPlan) -> None:
         """No longer report a VM that has ended as pinned."""
-        pod = self._own.pods.get(claim.uid)
+        pod = self._own.pods.get(plan.uid)
         said = None if pod is None else pod.condition(PINNED)
         if said is not None and said.status:
-            message = f"revision {claim.placement.revision}: its threads have ended"
-            self._say(claim, Condition(PINNED, False, PinnedReason.NOT_RUNNING, message))
+            message = f"revision {plan.revision}: its threads have ended"
+            self._say(plan, Condition(PINNED, False, PinnedReason.NOT_RUNNING, message))
 
     async def _write_condition(self, uid: PodUid, condition: Condition) -> None:
         pod = self._own.pods.get(uid)
@@ -323,18 +318,17 @@ class PinningGuard:
         self._conditions.drop(uid)
 
 
-def _verdict(claim: ClaimHere, finding: Finding) -> Verdict | None:
+def _verdict(plan: PodPlan, finding: Finding) -> Verdict | None:
     """Judge a finding; None while there is nothing to judge, because QEMU has not started."""
-    target = claim.target
-    if target.wanted.vm and not (finding.measured.threads or finding.problem or target.refusal):
+    if plan.vm and not (finding.measured.threads or finding.problem or plan.refusal):
         return None
     return Verdict(
-        revision=claim.placement.revision,
+        revision=plan.revision,
         measured=finding.measured,
         differences=finding.differences,
-        floats=claim.placement.placement.floats,
+        floats=plan.placement.floats,
         given_up=finding.given_up,
-        refusal=target.refusal,
+        refusal=plan.refusal,
         problem=finding.problem,
     )
 
@@ -348,21 +342,21 @@ def _may_pass(finding: Finding, before: Finding | None) -> bool:
     )
 
 
-def _is_early(claim: ClaimHere, verdict: Verdict, failure: FailedRevision | None) -> bool:
+def _is_early(plan: PodPlan, verdict: Verdict) -> bool:
     """Whether the cpuset that was found in order may still have the CPUs of the revision before."""
-    return verdict.as_placed and failure is None and not claim.settled
+    return verdict.as_placed and not plan.failure and not plan.settled
 
 
-def _report(claim: ClaimHere, verdict: Verdict | None, failure: FailedRevision | None) -> PodReport:
+def _report(plan: PodPlan, verdict: Verdict | None) -> PodReport:
     return PodReport(
-        uid=claim.uid,
-        namespace=claim.namespace,
-        pod=claim.pod,
+        uid=plan.uid,
+        namespace=plan.namespace,
+        pod=plan.pod,
         revision=0 if verdict is None else verdict.revision,
         pinned=verdict is not None and verdict.as_placed,
         running=True,
-        failed_revision=0 if failure is None else failure.revision,
-        restored_placement="" if failure is None else claim.placement.to_json(),
+        failed_revision=plan.failed_revision,
+        restored_placement=plan.bound.to_json() if plan.failed_revision else "",
         cpus=NO_CPUS if verdict is None else verdict.measured.cpus,
-        drift=failure.why if failure is not None else "" if verdict is None else verdict.drift,
+        drift=plan.failure or ("" if verdict is None else verdict.drift),
     )

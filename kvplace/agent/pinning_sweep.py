@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kvplace.agent.cpusets import ClaimRefusal
+from kvplace.agent.node_plan import PodPlan
 from kvplace.agent.repair import domain_pins, set_threads
 from kvplace.agent.repair_history import RepairHistory
 from kvplace.agent.verification import (
@@ -22,10 +22,9 @@ from kvplace.agent.verification import (
     MemoryDifference,
     OfflineDifference,
     ThreadDifference,
-    Wanted,
     differences,
 )
-from kvplace.agent.watched_pod import ClaimContainer, WatchedPod
+from kvplace.agent.watched_pod import WatchedPod
 from kvplace.core.errors import KvplaceError
 from kvplace.core.scalars import CpuMask, PodUid
 from kvplace.libvirt.domain_pins import DomainPins
@@ -35,19 +34,6 @@ from kvplace.linux.qemu import PROC
 
 READ_ANEW_S = 60.0
 """How often the names of threads, the workers of the kernel and the memory of a pod are read again."""
-
-
-@dataclass(frozen=True, slots=True)
-class SweptPod:
-    """One pod as it should be."""
-
-    uid: PodUid
-    containers: tuple[ClaimContainer, ...]
-    wanted: Wanted
-    refusal: ClaimRefusal | None = None
-    """Why it does not get its CPUs; nothing is set then."""
-    sets_threads: bool = True
-    """False on a node that is only observed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +69,7 @@ class Finding:
 @dataclass(slots=True)
 class _Pod:
     watched: WatchedPod
-    containers: tuple[ClaimContainer, ...]
-    wanted: Wanted
+    plan: PodPlan
     finding: Finding
     read_anew_at: float = 0.0
     right: dict[Tid, CpuMask] = field(default_factory=dict)
@@ -105,15 +90,15 @@ class PinningSweep:
         self._clock = clock
         self._pods: dict[PodUid, _Pod] = {}
 
-    def look(self, targets: Iterable[SweptPod]) -> dict[PodUid, Finding]:
+    def look(self, plans: Iterable[PodPlan]) -> dict[PodUid, Finding]:
         """Check every pod; what is found of a pod is the same object as last time while nothing happens.
 
         A pod is left out before its containers start and after they end.
         """
         found: dict[PodUid, Finding] = {}
-        for target in filter(lambda target: target.containers, targets):
+        for plan in filter(lambda plan: plan.containers, plans):
             with suppress(Gone):
-                found[target.uid] = self._look_at(target)
+                found[plan.uid] = self._look_at(plan)
         for uid in self._pods.keys() - found.keys():
             self._forget(uid)
         return found
@@ -123,19 +108,19 @@ class PinningSweep:
         for uid in list(self._pods):
             self._forget(uid)
 
-    def _look_at(self, target: SweptPod) -> Finding:
-        pod = self._pod(target)
+    def _look_at(self, plan: PodPlan) -> Finding:
+        pod = self._pod(plan)
         now = self._clock()
-        anew = now >= pod.read_anew_at or pod.wanted != target.wanted
+        anew = now >= pod.read_anew_at or pod.plan != plan
         if not anew and pod.finding.in_order and pod.watched.unchanged():
             return pod.finding
         if anew:
             pod.read_anew_at = now + READ_ANEW_S
-        if pod.wanted.placement != target.wanted.placement:
+        if pod.plan.placement != plan.placement:
             pod.history = RepairHistory()  # earlier repairs concerned other CPUs
-        pod.wanted = target.wanted
+        pod.plan = plan
         try:
-            finding = self._measure(pod, target, now, anew=anew)
+            finding = self._measure(pod, now, anew=anew)
         except Gone:
             raise
         except KvplaceError as error:
@@ -144,15 +129,13 @@ class PinningSweep:
             pod.finding = finding
         return pod.finding
 
-    def _pod(self, target: SweptPod) -> _Pod:
-        pod = self._pods.get(target.uid)
-        if pod is not None and pod.containers == target.containers:
+    def _pod(self, plan: PodPlan) -> _Pod:
+        pod = self._pods.get(plan.uid)
+        if pod is not None and pod.plan.containers == plan.containers:
             return pod
-        self._forget(target.uid)
-        vm = target.wanted.vm
-        watched = WatchedPod(target.containers, vm=vm, mounted=self._mounted, proc=self._proc)
-        pod = _Pod(watched, target.containers, target.wanted, Finding(Measurement()))
-        self._pods[target.uid] = pod
+        self._forget(plan.uid)
+        watched = WatchedPod(plan.containers, vm=plan.vm, mounted=self._mounted, proc=self._proc)
+        pod = self._pods[plan.uid] = _Pod(watched, plan, Finding(Measurement()))
         return pod
 
     def _forget(self, uid: PodUid) -> None:
@@ -160,29 +143,29 @@ class PinningSweep:
         if pod is not None:
             pod.watched.close()
 
-    def _measure(self, pod: _Pod, target: SweptPod, now: float, *, anew: bool) -> Finding:
-        wanted, watched = target.wanted, pod.watched
+    def _measure(self, pod: _Pod, now: float, *, anew: bool) -> Finding:
+        plan, watched = pod.plan, pod.watched
         measured = _with_memory(
-            pod, watched.measure(wanted.most_threads, anew=anew, memory=anew and wanted.measures_memory)
+            pod, watched.measure(plan.most_threads, anew=anew, memory=anew and plan.measures_memory)
         )
-        at_first = differences(wanted, measured)
+        at_first = differences(plan, measured)
         drift = _drift(pod.right, at_first)
         found, pins, pid = at_first, None, 0
-        if watched.qemu is not None and target.sets_threads and target.refusal is None:
+        if watched.qemu is not None and plan.sets_threads and plan.refusal is None:
             pid = watched.qemu.pid
             if any(map(_is_about_a_thread, at_first)) and pod.history.may_repair(now):
                 set_threads(watched.qemu, at_first)
-                measured = _with_memory(pod, watched.measure(wanted.most_threads))
-                found = differences(wanted, measured)
+                measured = _with_memory(pod, watched.measure(plan.most_threads))
+                found = differences(plan, measured)
                 if drift and not set(drift) & set(found):
                     pod.history = pod.history.repaired(now)
             if not found:
                 pod.history = pod.history.intact(now)
-            asked = (pid, domain_pins(wanted, measured))
+            asked = (pid, domain_pins(plan, measured))
             # Of a thread that has only begun somewhere else libvirt keeps nothing.
             if asked != pod.pins_asked or (drift and found != at_first):
                 pod.pins_asked, pins = asked, asked[1]
-        pod.right = _right(pod.right, wanted, measured, found)
+        pod.right = _right(pod.right, plan, measured, found)
         known = set(pod.finding.differences)
         return Finding(
             measured,
@@ -210,7 +193,7 @@ def _drift(right: dict[Tid, CpuMask], found: Iterable[Difference]) -> tuple[Thre
 
 
 def _right(
-    before: dict[Tid, CpuMask], wanted: Wanted, measured: Measurement, found: tuple[Difference, ...]
+    before: dict[Tid, CpuMask], plan: PodPlan, measured: Measurement, found: tuple[Difference, ...]
 ) -> dict[Tid, CpuMask]:
     """Note which threads are right; one that was and is not any more stays noted."""
     wrong = {one.thread.tid for one in found if isinstance(one, ThreadDifference | OfflineDifference)}
@@ -219,6 +202,6 @@ def _right(
         if thread.tid in wrong:
             if thread.tid in before:
                 right[thread.tid] = before[thread.tid]
-        elif should := wanted.cpus_of(thread.name, measured.io_threads) & wanted.online:
+        elif should := plan.cpus_of(thread.name, measured.io_threads) & plan.online:
             right[thread.tid] = should
     return right

@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kvplace.agent.claims_here import ClaimsHere
-from kvplace.agent.enforcing import enforcer_of
+from kvplace.agent.container_sources import keeper_of
 from kvplace.agent.machine_watch import MachineWatch
+from kvplace.agent.memory_moves import MemoryMoves
 from kvplace.agent.memory_watch import MemoryWatch
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_guard import PinningClient, PinningGuard
 from kvplace.agent.publisher import Publisher, PublisherClient
-from kvplace.agent.relocation import Relocations
 from kvplace.agent.settings import AgentSettings
 from kvplace.agent.single_instance import LOCK, only_instance
 from kvplace.kube.api_cluster import ApiCluster
@@ -95,11 +94,10 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
     machine.subscribe(machine_changed)
     machine_changed()
     events = EventRecorder(cluster)
-    enforcer = enforcer_of(settings, own, report)
+    keeper, source = keeper_of(settings, own, report)
     proc = settings.on_host(Path("/proc"))
-    relocations = Relocations(own, proc)
     guard = PinningGuard(
-        *(own, enforcer, relocations, report, events, cluster),
+        *(own, keeper, MemoryMoves(own, proc), report, events, cluster),
         mounted=settings.on_host(Path("/sys/fs/cgroup")),
         proc=proc,
     )
@@ -114,9 +112,9 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
         components: list[Coroutine[object, object, None]] = [
             *(store.run_in_one_past(cluster) for store in own.stores),
             machine.run(),
-            enforcer.run(),
+            keeper.run(source),
             guard.run(),
-            MemoryWatch(own, ClaimsHere(own, enforcer, relocations), report, host=settings.host).run(),
+            MemoryWatch(own, lambda: keeper.plan, report, host=settings.host).run(),
             Publisher(cluster, own, machine, report).run(),
             _become_ready(own, readiness),
             watch_loop(),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from kvplace.agent.verification import Difference, Measurement, OfflineDifference, ThreadDifference, Wanted
+from kvplace.agent.node_plan import PodPlan
+from kvplace.agent.verification import Difference, Measurement, OfflineDifference, ThreadDifference
 from kvplace.core.scalars import CpuMask
 from kvplace.libvirt.domain_pins import DomainPins
 from kvplace.linux.affinity import OutsideCpuset, set_affinity
@@ -24,24 +25,24 @@ def set_threads(qemu: QemuProcess, found: Iterable[Difference]) -> None:
                 set_affinity(difference.thread.tid, difference.should)
 
 
-def domain_pins(wanted: Wanted, measured: Measurement) -> DomainPins:
+def domain_pins(pod: PodPlan, measured: Measurement) -> DomainPins:
     """State what libvirt should keep of a domain; CPUs that are offline are left out.
 
     I/O threads are those that were found. vCPUs are those of the placement and all that can be plugged in.
     """
-    placed = range(len(wanted.placement.vcpus))
-    vcpus = {vcpu: _cpus_of(wanted, ThreadName(ThreadRole.VCPU, vcpu), measured) for vcpu in placed}
+    placed = range(len(pod.placement.vcpus))
+    vcpus = {vcpu: _cpus_of(pod, ThreadName(ThreadRole.VCPU, vcpu), measured) for vcpu in placed}
     return DomainPins(
         vcpus,
-        _cpus_of(wanted, ThreadName(ThreadRole.VCPU, len(placed)), measured),
-        _cpus_of(wanted, ThreadName(ThreadRole.EMULATOR), measured),
+        _cpus_of(pod, ThreadName(ThreadRole.VCPU, len(placed)), measured),
+        _cpus_of(pod, ThreadName(ThreadRole.EMULATOR), measured),
         {
             thread.name.number: cpus
             for thread in measured.threads
-            if thread.name.role is ThreadRole.IO_THREAD and (cpus := _cpus_of(wanted, thread.name, measured))
+            if thread.name.role is ThreadRole.IO_THREAD and (cpus := _cpus_of(pod, thread.name, measured))
         },
     )
 
 
-def _cpus_of(wanted: Wanted, name: ThreadName, measured: Measurement) -> CpuMask:
-    return wanted.cpus_of(name, measured.io_threads) & wanted.online
+def _cpus_of(pod: PodPlan, name: ThreadName, measured: Measurement) -> CpuMask:
+    return pod.cpus_of(name, measured.io_threads) & pod.online

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
+from kvplace.agent.node_plan import PodPlan
 from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.core.placement import Placement
-from kvplace.core.request import NumaMemory, Policy
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuMask, NumaId
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import ThreadName, ThreadRole
@@ -21,9 +20,6 @@ from kvplace.linux.qemu import ThreadName, ThreadRole
 MISPLACED_ALLOWED = Bytes(256 * 1024 * 1024)
 """Memory outside the nodes of a strict binding that does not count as a difference: virt-launcher and libvirt
 use it."""
-
-THREADS_BESIDE_VCPUS = 1024
-"""Threads that a QEMU may have beside two for each vCPU: I/O, vhost, migration and its pool of workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,94 +128,50 @@ class MemoryDifference:
 Difference = ThreadDifference | OfflineDifference | MissingThread | CpusetDifference | MemoryDifference
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The desired state of one pod."""
-
-    placement: Placement
-    cpuset: CpuMask
-    """The cpuset of the containers that run its claim; none where nothing sets it.
-
-    For policy `numa`, and without a placement of its own, the threads may use all of it.
-    """
-    online: CpuMask
-    vm: bool
-    """Whether it is the pod of a VM; the threads of other pods have no CPUs of their own."""
-
-    @property
-    def most_threads(self) -> int:
-        """How many threads its QEMU may have; one with more is not measured.
-
-        Thread names and counts are in the hand of whoever controls the VM's pod, and each thread costs.
-        """
-        return THREADS_BESIDE_VCPUS + 2 * len(self.placement.vcpus)
-
-    @property
-    def measures_memory(self) -> bool:
-        """Whether the NUMA nodes of its memory matter."""
-        return self.placement.numa_memory is NumaMemory.STRICT and bool(self.placement.memory_nodes)
-
-    def cpus_of(self, name: ThreadName, io_threads: Mapping[int, int]) -> CpuMask:
-        """Find the CPUs of a thread; none where it may run anywhere in the cpuset.
-
-        `io_threads` are the positions of all I/O threads by number: the placement counts them from 0.
-        """
-        placement = self.placement
-        if placement.policy in (Policy.NUMA, Policy.NONE):
-            return self.cpuset or placement.cpus
-        match name.role:
-            case ThreadRole.VCPU:
-                return placement.cpus_of_vcpu(name.number)
-            case ThreadRole.IO_THREAD:
-                return placement.cpus_of_io_thread(io_threads[name.number])
-            case ThreadRole.EMULATOR | ThreadRole.VHOST | ThreadRole.MIGRATION:
-                return placement.emulator_cpus
-
-
-def differences(wanted: Wanted, measured: Measurement) -> tuple[Difference, ...]:
+def differences(pod: PodPlan, measured: Measurement) -> tuple[Difference, ...]:
     """State what differs; nothing when the pod is pinned as its placement states."""
     return (
-        *_threads(wanted, measured),
-        *_missing(wanted, measured),
-        *_cpusets(wanted, measured),
-        *_memory(wanted, measured),
+        *_threads(pod, measured),
+        *_missing(pod, measured),
+        *_cpusets(pod, measured),
+        *_memory(pod, measured),
     )
 
 
-def _threads(wanted: Wanted, measured: Measurement) -> Iterator[Difference]:
-    if not wanted.vm:
+def _threads(pod: PodPlan, measured: Measurement) -> Iterator[Difference]:
+    if not pod.vm:
         return
     for thread in measured.threads:
-        should = wanted.cpus_of(thread.name, measured.io_threads)
+        should = pod.cpus_of(thread.name, measured.io_threads)
         if not should:
             continue
         # What is known of CPUs that went offline or came back may be a moment old.
-        if thread.cpus in (should, should & wanted.online):
+        if thread.cpus in (should, should & pod.online):
             continue
-        if should & wanted.online:
-            yield ThreadDifference(thread, should & wanted.online)
+        if should & pod.online:
+            yield ThreadDifference(thread, should & pod.online)
         else:
             yield OfflineDifference(thread, should)
 
 
-def _missing(wanted: Wanted, measured: Measurement) -> Iterator[Difference]:
-    if wanted.vm and measured.threads:
+def _missing(pod: PodPlan, measured: Measurement) -> Iterator[Difference]:
+    if pod.vm and measured.threads:
         found = {thread.name.number for thread in measured.threads if thread.name.role is ThreadRole.VCPU}
-        for vcpu in range(len(wanted.placement.vcpus)):
+        for vcpu in range(len(pod.placement.vcpus)):
             if vcpu not in found:
                 yield MissingThread(vcpu)
 
 
-def _cpusets(wanted: Wanted, measured: Measurement) -> Iterator[Difference]:
-    should = wanted.cpuset & wanted.online
+def _cpusets(pod: PodPlan, measured: Measurement) -> Iterator[Difference]:
+    should = pod.cpuset & pod.online
     for container, has in measured.cpusets.items():
         if should and has != should:
             yield CpusetDifference(container, has, should)
 
 
-def _memory(wanted: Wanted, measured: Measurement) -> Iterator[Difference]:
-    nodes = wanted.placement.memory_nodes
-    if wanted.measures_memory:
+def _memory(pod: PodPlan, measured: Measurement) -> Iterator[Difference]:
+    nodes = pod.placement.memory_nodes
+    if pod.measures_memory:
         elsewhere = {node: amount for node, amount in measured.memory.items() if node not in nodes}
         if sum(elsewhere.values(), NO_BYTES) > MISPLACED_ALLOWED:
             for node, amount in sorted(elsewhere.items()):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from kvplace.agent.node_plan import ClaimContainer
 from kvplace.agent.verification import Measurement, Thread
 from kvplace.core.cpuset import bits_of
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
@@ -26,16 +26,6 @@ MOST_PROCESSES = 1024
 _LONGEST_LIST = 65536
 _COMPARED = 4096
 """Bytes of a cpuset that are compared: enough for every machine with CPUs in ranges."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimContainer:
-    """A container that runs a claim."""
-
-    name: str
-    """Another one for each container of the pod."""
-    cgroup: Path
-    """Its folder in the hierarchy that has cpusets."""
 
 
 class WatchedPod:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvplace.core.errors import KvplaceError, Unavailable
 from kvplace.nri.messages import CallFailed
-from kvplace.nri.plugin import PluginName, session
+from kvplace.nri.plugin import Handler, PluginName, run_plugin, session
 from kvplace.nri.values import Container, ContainerUpdate, Cpuset, Creation, Event, PodSandbox, Runtime
 
 MAX_UPDATES = 50
@@ -42,6 +43,25 @@ async def deliver(
                 await connection.call("Ping", b"", timeout_s=_TIMEOUT_S)
     except TimeoutError:
         raise Unavailable(f"the NRI runtime did not take updates within {_TIMEOUT_S:g} s") from None
+
+
+PLUGIN = PluginName("kvplace", "50")
+COURIER = PluginName("kvplace-courier", "99")
+
+
+@dataclass(frozen=True, slots=True)
+class NriRuntime:
+    """The container runtime behind a socket, as kvplace's plugin and its courier reach it."""
+
+    socket: Path
+
+    async def run(self, handler: Handler) -> None:
+        """Keep the plugin connected until cancelled."""
+        await run_plugin(self.socket, PLUGIN, handler)
+
+    async def deliver(self, choose: Callable[[Sequence[Container]], Sequence[ContainerUpdate]]) -> None:
+        """Have the runtime update containers outside of any event."""
+        await deliver(self.socket, COURIER, choose)
 
 
 class _Courier:

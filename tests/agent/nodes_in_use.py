@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from kvplace.agent.containers import Container
-from kvplace.agent.node_state import NodeState
+from kvplace.agent.node_plan import ClaimContainer, PodPlan
+from kvplace.agent.node_state import Container, NodeState, PodRevisions
+from kvplace.agent.own_node import OwnNode
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement
@@ -15,6 +17,7 @@ from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, ContainerId, CpuId, CpuMask, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.objects import COMPUTE
+from kvplace.kube.watches import Init, InitDone
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.nodes.machines import EIGHT
 
@@ -54,6 +57,15 @@ def numa_placed(uid: PodUid, topology: Topology, *nodes: NumaId) -> PodPlacement
     return PodPlacement(uid, NODE, "", OnFailure.WAIT, placement)
 
 
+def read_node(topology: Topology) -> OwnNode:
+    """The objects of a node, read from an API server that has none."""
+    own = OwnNode(NODE, topology)
+    for store in own.stores:
+        store.apply(Init())
+        store.apply(InitDone())
+    return own
+
+
 def node_with(
     *placements: PodPlacement, topology: Topology = EIGHT, ledger: Ledger | None = None
 ) -> NodeState:
@@ -63,8 +75,31 @@ def node_with(
         NODE,
         topology,
         Ledger().after(LedgerChange(claims)) if ledger is None else ledger,
-        {bound.pod_uid: bound for bound in placements},
+        {bound.pod_uid: PodRevisions(bound) for bound in placements},
     )
+
+
+def confirmed(state: NodeState, uid: PodUid, revision: int) -> NodeState:
+    """The same node when the threads of a pod follow a revision."""
+    return replace(state, pods={**state.pods, uid: replace(state.pods[uid], confirmed=revision)})
+
+
+def planned(
+    placement: Placement,
+    *containers: ClaimContainer,
+    cpuset: CpuMask,
+    online: CpuMask,
+    uid: PodUid = VM,
+    vm: bool = True,
+) -> PodPlan:
+    """The plan for a pod with a placement."""
+    bound = PodPlacement(uid, NODE, "", OnFailure.WAIT, placement)
+    return PodPlan(uid, "vms", f"pod-of-{uid}", vm, bound, online, containers, cpuset)
+
+
+def placed_otherwise(plan: PodPlan, placement: Placement) -> PodPlan:
+    """The same plan with another placement."""
+    return replace(plan, bound=replace(plan.bound, placement=placement))
 
 
 def container(uid: PodUid, name: str = COMPUTE, *, cpus: str = "", in_vm_pod: bool = True) -> Container:
@@ -120,6 +155,17 @@ def placements(draw: st.DrawFn, uid: PodUid) -> PodPlacement:
 
 
 @st.composite
+def revisions(draw: st.DrawFn, newest: PodPlacement) -> PodRevisions:
+    """Any progress of a pod's revisions; the newest may have been given up."""
+    return PodRevisions(
+        newest,
+        confirmed=draw(st.integers(0, 3)),
+        followed=draw(st.none() | placements(newest.pod_uid)),
+        failure=draw(st.sampled_from(["", "vCPU 0 is elsewhere"])),
+    )
+
+
+@st.composite
 def nodes_in_use(draw: st.DrawFn) -> tuple[NodeState, list[Container]]:
     """Any state of a node, also ones that contradict themselves."""
     bound = {uid: draw(placements(uid)) for uid in UIDS}
@@ -131,8 +177,7 @@ def nodes_in_use(draw: st.DrawFn) -> tuple[NodeState, list[Container]]:
         NODE,
         machine_of(draw(st.sets(_CPUS, min_size=1))),
         Ledger(owners, claims),
-        {uid: bound[uid] for uid in draw(st.sets(st.sampled_from(UIDS)))},
-        confirmed=draw(st.dictionaries(st.sampled_from(UIDS), st.integers(1, 3))),
+        {uid: draw(revisions(bound[uid])) for uid in draw(st.sets(st.sampled_from(UIDS)))},
         kubelet_cpus=draw(_cpu_sets),
     )
     names = draw(

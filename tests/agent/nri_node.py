@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.node_state import NodeState
-from kvplace.agent.nri_enforcement import NriEnforcement
+from kvplace.agent.nri_source import NriSource
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.scalars import PodUid
 from tests.agent.nodes_in_use import PLAIN, VM, node_with, placed
@@ -17,20 +18,34 @@ ONE_VM = node_with(placed(VM, "2-3"))
 class Node:
     """A node with a runtime and an agent."""
 
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: NodeState, *, sweep_s: float = 600.0) -> None:
         self.objects = PlayedObjects(state)
         self.runtime = PlayedRuntime(state.topology.cpus)
         self.report = NodeReport()
+        self._sweep_s = sweep_s
         self.restart_agent()
 
     def restart_agent(self) -> None:
-        self.agent = NriEnforcement(self.objects, self.report, self.runtime.cgroups, self.runtime)
-        self.runtime.connect(self.agent)
+        """Start an agent anew; it is connected at once."""
+        self.keeper = CpusetKeeper(
+            self.objects, self.report, self.runtime.cgroups, sweep_s=self._sweep_s, starting_s=0.0
+        )
+        self.source = NriSource(self.keeper, self.runtime, self.runtime.cgroups.root)
+        self.runtime.connect(self.source)
 
     def change(self, state: NodeState) -> None:
         """Let the agent see another state of its node and carry it out."""
         self.objects.become(state)
-        now(self.agent.carry_out())
+        self.carry_out()
+
+    def carry_out(self) -> None:
+        """Let the agent act on the state of its node: cgroups, then specs."""
+        self.keeper.carry_out()
+        now(self.source.carry_specs())
+
+    def check(self, container: PlayedContainer) -> None:
+        """Let the agent learn that a cgroup was written."""
+        self.keeper.check([container.id])
 
     def started(self, uid: PodUid, name: str) -> PlayedContainer:
         pods = self.runtime.pods.values()

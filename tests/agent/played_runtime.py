@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kvplace.agent.node_state import NodeState
-from kvplace.agent.nri_enforcement import NriEnforcement
+from kvplace.agent.nri_source import NriSource
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
@@ -43,10 +43,18 @@ class PlayedObjects:
     """The objects of a node as a test states."""
 
     def __init__(self, state: NodeState, *, is_known: bool = True) -> None:
-        self.state = state
+        self._state = state
         self.is_known = is_known
         self._known = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def state(self) -> NodeState:
+        return replace(self._state, is_known=self.is_known)
+
+    @state.setter
+    def state(self, state: NodeState) -> None:
+        self._state = state
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
@@ -76,14 +84,16 @@ class MemoryCgroups:
     usable: CpuMask | None = None
     """What the cgroup above them all lets them use; None: everything."""
 
-    def configured(self, folder: Path, /) -> CpuMask:
+    def configured(self, folder: Path, file: CpusetFile = CpusetFile.CPUS, /) -> CpuMask:
         if folder not in self.cpus:
             raise Gone(f"{folder} does not exist")
-        return self.cpus[folder]
+        return self.cpus[folder] if file is CpusetFile.CPUS else self.memory_nodes.get(folder, NO_CPUS)
+
+    def effective(self, folder: Path, file: CpusetFile = CpusetFile.CPUS, /) -> CpuMask:
+        return self.configured(folder, file)
 
     def is_set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> bool:
-        cpus = self.configured(folder)
-        return (cpus if file is CpusetFile.CPUS else self.memory_nodes.get(folder)) == wanted
+        return self.configured(folder, file) == wanted
 
     def limit(self, folder: Path, cpus: CpuMask, /) -> str:
         return "" if self.usable is None or not cpus & ~self.usable else f"{folder} is limited"
@@ -143,7 +153,7 @@ class PlayedRuntime:
         self.cgroups = MemoryCgroups()
         self.pods: dict[nri.SandboxId, nri.PodSandbox] = {}
         self.containers: dict[ContainerId, PlayedContainer] = {}
-        self.plugin: NriEnforcement | None = None
+        self.plugin: NriSource | None = None
         self.couriers_fail = False
         self.delivered = asyncio.Event()
         self.answers: list[int] = []
@@ -166,7 +176,7 @@ class PlayedRuntime:
 
     # What a test has it do
 
-    def connect(self, plugin: NriEnforcement) -> None:
+    def connect(self, plugin: NriSource) -> None:
         """Announce everything to a plugin that has just connected."""
         self.plugin = plugin
         existing = [found.value() for found in self.containers.values()]

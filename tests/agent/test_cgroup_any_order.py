@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.pod_cgroups import Driver, PodCgroups, container_id, pod_cgroups, pod_uid
-from kvplace.agent.cgroup_enforcement import CgroupEnforcement
-from kvplace.agent.cpusets import decide_cpusets
+from kvplace.agent.cgroup_source import CgroupSource
+from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
+from kvplace.agent.planner import plan_node
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
@@ -64,10 +65,9 @@ class Node:
 
     def start(self) -> None:
         """Start an agent; what it remembers is in its cgroups and in the cluster."""
-        self.enforcement = CgroupEnforcement(
-            self.own, NodeReport(), self.pods.own, sweep_s=600, starting_s=600
-        )
-        self.task = asyncio.create_task(self.enforcement.run())
+        self.keeper = CpusetKeeper(self.own, NodeReport(), self.pods.own, sweep_s=600, starting_s=600)
+        source = CgroupSource(self.keeper, self.own, self.pods.own.root)
+        self.task = asyncio.create_task(self.keeper.run(source))
 
     async def end(self) -> None:
         self.task.cancel()
@@ -110,18 +110,19 @@ class Node:
 
     def differences(self) -> dict[str, str]:
         """What is in the cgroups and not as decided for these containers and this state."""
-        known = list(self.enforcement.containers())
+        known = list(self.keeper.containers())
         if {each.id for each in known} != set(self._made()):
             return {"containers": "not all are known"}
         pods = self.own.pods.records
         named = {pod.compute_container for pod in pods.values()} & {each.id for each in known}
         if {each.id for each in known if each.name == COMPUTE and each.pod_uid in pods} != named:
             return {"containers": "not all are named"}
-        decided = decide_cpusets(self.own.state, known).settings
+        decided = plan_node(self.own.state, known).containers
         found = {}
         for each in known:
+            assert each.folder is not None
             with contextlib.suppress(Gone):
-                found[each.id] = self.pods.hierarchy.configured(self.enforcement.cgroup_of(each.id))
+                found[each.id] = self.pods.hierarchy.configured(each.folder)
         return {
             f"{one}": f"{format_cpu_list(cpus)} instead of {format_cpu_list(decided[one].cpus)}"
             for one, cpus in found.items()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvplace.agent.memory_watch import MemoryWatch
+from kvplace.agent.node_plan import ClaimContainer, NodePlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.watched_pod import ClaimContainer
 from kvplace.core.ledger import Ledger
 from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.scalars import Bytes, NumaId, PodUid
@@ -34,10 +34,10 @@ class Node:
         self.write("proc/7/cgroup", "0::/pod/compute\n")
         held = replace(claim("vm", 1), memory={N0: Bytes(20 * GIB)})
         own: Any = SimpleNamespace(ledger=Ledger({}, {UID: held}), topology_record=lambda: None)
-        target = SimpleNamespace(containers=(ClaimContainer("compute", self.cgroup),))
-        claims: Any = SimpleNamespace(now=lambda: {UID: SimpleNamespace(uid=UID, target=target)})
+        pod: Any = SimpleNamespace(uid=UID, containers=(ClaimContainer("compute", self.cgroup),))
+        plan = NodePlan(pods={UID: pod})
         self.report = NodeReport()
-        self.watch = MemoryWatch(own, claims, self.report, host=root)
+        self.watch = MemoryWatch(own, lambda: plan, self.report, host=root)
         self.uses(0, 0)
 
     def write(self, path: str, text: str) -> None:

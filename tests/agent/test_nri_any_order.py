@@ -8,9 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.node_state import NodeState
-from kvplace.agent.nri_enforcement import NriEnforcement
+from kvplace.agent.nri_source import NriSource
 from kvplace.agent.repair_history import MOST_REPAIRS
 from kvplace.core.cpuset import mask_of
 from kvplace.core.scalars import NO_CPUS, ContainerId, PodUid
@@ -33,7 +34,7 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.bound: frozenset[PodUid] = frozenset()
         self.runtime = PlayedRuntime(EIGHT_CPUS)
-        self.agent: NriEnforcement | None = None
+        self.agent: NriSource | None = None
         self.writes: Counter[ContainerId] = Counter()
         self.carried_out = False
         """Whether the agent is there and has acted on the newest state of its node."""
@@ -42,7 +43,8 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.agent is None)
     def the_agent_starts(self) -> None:
         self.objects = PlayedObjects(self._state())
-        self.agent = NriEnforcement(self.objects, NodeReport(), self.runtime.cgroups, self.runtime)
+        self.keeper = CpusetKeeper(self.objects, NodeReport(), self.runtime.cgroups)
+        self.agent = NriSource(self.keeper, self.runtime, self.runtime.cgroups.root)
         self.runtime.connect(self.agent)
         self.carried_out = True
 
@@ -103,7 +105,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.writes[container.id] += 1
             self.runtime.write_cgroup(container, EIGHT_CPUS & cpus)
             if self.agent is not None:
-                self.agent.check(container.id)
+                self.keeper.check([container.id])
 
     @rule(number=numbers)
     def a_container_stops(self, number: int) -> None:
@@ -136,7 +138,8 @@ class AnyOrder(RuleBasedStateMachine):
         """Let the agent see the newest state, if it is there."""
         if self.agent is not None:
             self.objects.become(self._state())
-            now(self.agent.carry_out())
+            self.keeper.carry_out()
+            now(self.agent.carry_specs())
 
     def _containers(self, uid: PodUid) -> list[PlayedContainer]:
         return [found for found in self.runtime.containers.values() if found.pod.uid == uid]

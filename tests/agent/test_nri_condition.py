@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvplace.agent import nri_enforcement
+from kvplace.agent import cpuset_keeper
 from kvplace.agent.conditions import TopologyCondition
 from kvplace.agent.repair_history import MOST_REPAIRS
 from kvplace.core.cpuset import parse_cpu_list
@@ -30,12 +30,12 @@ def node_with_one_stuck() -> tuple[Node, PlayedContainer]:
 def test_a_container_that_cannot_be_set_twice_is_named() -> None:
     node, stuck = node_with_one_stuck()
     assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
-    node.agent.set_again()
+    node.keeper.set_again()
     condition = node.report.conditions[TopologyCondition.CPUSETS_ENFORCED]
     assert (condition.status, condition.reason) == (False, "CgroupsNotSet")
     assert condition.message == f"1 container: {node.runtime.cgroups.root / stuck.id} cannot be set."
     node.runtime.cgroups.refused.clear()
-    node.agent.set_again()
+    node.keeper.set_again()
     assert node.cgroup(stuck) == "0-1,4-7"
     assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
 
@@ -43,18 +43,18 @@ def test_a_container_that_cannot_be_set_twice_is_named() -> None:
 def test_a_container_that_cannot_be_set_is_not_repaired_and_not_given_up() -> None:
     node, stuck = node_with_one_stuck()
     for _ in range(2 * MOST_REPAIRS):
-        node.agent.check(stuck.id)
-    assert node.agent.repairs == 0
+        node.check(stuck)
+    assert node.keeper.repairs == 0
     node.runtime.cgroups.refused.clear()
-    node.agent.check(stuck.id)
-    assert (node.cgroup(stuck), node.agent.repairs) == ("0-1,4-7", 1)
+    node.check(stuck)
+    assert (node.cgroup(stuck), node.keeper.repairs) == ("0-1,4-7", 0)
 
 
 def test_a_container_whose_cgroup_has_gone_is_not_a_problem() -> None:
     node, _ = node_with_one_stuck()
-    node.agent.set_again()
+    node.keeper.set_again()
     node.runtime.cgroups.cpus.clear()
-    node.agent.set_again()
+    node.keeper.set_again()
     assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
 
 
@@ -63,23 +63,23 @@ def test_a_container_that_may_not_use_its_cpus_is_named() -> None:
     node = Node(ONE_VM)
     other = node.started(PLAIN, "app")
     node.runtime.cgroups.usable = parse_cpu_list("2-3")
-    node.agent.check(other.id)
+    node.check(other)
     condition = node.report.conditions[TopologyCondition.CPUSETS_ENFORCED]
     assert (condition.status, condition.reason) == (False, "CgroupsNotSet")
     assert condition.message == f"1 container: {node.runtime.cgroups.root / other.id} is limited."
     node.runtime.cgroups.usable = None
-    node.agent.check(other.id)
+    node.check(other)
     assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
 
 
 async def test_what_cannot_be_set_is_tried_again_although_nothing_happens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nri_enforcement, "SET_AGAIN_S", 0.0)
+    monkeypatch.setattr(cpuset_keeper, "SET_AGAIN_S", 0.0)
     node, stuck = node_with_one_stuck()
     said = asyncio.Event()
     node.report.subscribe(said.set)
-    async with asyncio.timeout(10), in_background(node.agent.run()):
+    async with asyncio.timeout(10), in_background(node.keeper.run(node.source)):
         while node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status:
             said.clear()
             await said.wait()
@@ -95,7 +95,7 @@ async def test_a_container_that_has_ended_is_not_named_any_more() -> None:
     compute = node.started(VM, "compute")
     for _ in range(MOST_REPAIRS + 1):
         node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
-        node.agent.check(compute.id)
+        node.check(compute)
     assert not node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
     node.runtime.stop(compute)
     assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
@@ -104,10 +104,10 @@ async def test_a_container_that_has_ended_is_not_named_any_more() -> None:
 async def test_a_runtime_that_is_down_stays_stated_whatever_becomes_of_cgroups() -> None:
     node = Node(ONE_VM)
     compute = node.started(VM, "compute")
-    node.agent.disconnected(Unavailable("the NRI runtime closed the connection"))
+    node.source.disconnected(Unavailable("the NRI runtime closed the connection"))
     for _ in range(MOST_REPAIRS + 1):
         node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
-        node.agent.check(compute.id)
+        node.check(compute)
     assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].reason == "RuntimeUnavailable"
-    node.runtime.connect(node.agent)
+    node.runtime.connect(node.source)
     assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status

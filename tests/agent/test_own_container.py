@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.agent import own_container
-from kvplace.agent.own_container import set_own_threads
+from kvplace.agent import cpuset_keeper
+from kvplace.agent.cpuset_keeper import set_own_threads
 from kvplace.core.scalars import CpuMask
 from kvplace.linux.affinity import Tid
 
@@ -29,6 +29,6 @@ def test_a_process_that_ends_meanwhile_does_not_keep_the_others_from_being_set(
 
     seen: dict[int, int] = {}
     monkeypatch.setattr(Path, "iterdir", tasks)
-    monkeypatch.setattr(own_container, "set_affinity", lambda tid, cpus: seen.update({tid: cpus}))
+    monkeypatch.setattr(cpuset_keeper, "set_affinity", lambda tid, cpus: seen.update({tid: cpus}))
     assert set_own_threads(tmp_path, CpuMask(1), os.getpid())
     assert seen[Tid(os.getpid())] == 1

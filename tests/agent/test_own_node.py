@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvplace.agent.node_state import PodRevisions
 from kvplace.agent.own_node import OwnNode
 from kvplace.core.cpuset import mask_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
@@ -26,28 +27,28 @@ POD = PodRecord("vms", "virt-launcher-a", UID, node=NODE, phase="Running", place
 def test_a_pod_counts_from_its_placement_until_it_has_ended() -> None:
     own = OwnNode(NODE, EIGHT)
     own.pods.apply(Apply(POD))
-    assert own.state.placements == {UID: PLACEMENT}
+    assert own.state.pods == {UID: PodRevisions(PLACEMENT)}
     own.pods.apply(Apply(replace(POD, phase="Failed")))
-    assert own.state.placements == {}
+    assert own.state.pods == {}
     own.pods.apply(Delete(POD))
-    assert own.state.placements == {}
+    assert own.state.pods == {}
 
 
 def test_a_pod_that_was_deleted_by_force_counts_as_long_as_its_containers_are_here() -> None:
     own = OwnNode(NODE, EIGHT)
     calls = []
-    own.subscribe(lambda: calls.append(own.state.placements))
+    own.subscribe(lambda: calls.append(own.state.pods))
     own.pods.apply(Apply(POD))
-    own.confirm(UID, 1)
+    own.revisions.succeeded(UID, PLACEMENT)
     own.pods.apply(Delete(POD))
-    own.forget_deleted([UID])
-    assert (own.state.placements, own.state.confirmed) == ({UID: PLACEMENT}, {UID: 1})
-    own.forget_deleted([])
-    assert (own.state.placements, own.state.confirmed) == ({}, {})
+    own.revisions.forget_deleted([UID])
+    assert own.state.pods == {UID: PodRevisions(PLACEMENT, 1, PLACEMENT)}
+    own.revisions.forget_deleted([])
+    assert own.state.pods == {}
     assert calls[-1] == {}
     own.pods.apply(Apply(POD))
-    own.forget_deleted([])
-    assert own.state.placements == {UID: PLACEMENT}
+    own.revisions.forget_deleted([])
+    assert own.state.pods == {UID: PodRevisions(PLACEMENT)}
 
 
 def test_a_placement_of_another_pod_or_node_or_that_cannot_be_read_does_not_count() -> None:
@@ -59,7 +60,7 @@ def test_a_placement_of_another_pod_or_node_or_that_cannot_be_read_does_not_coun
         "",
     ):
         own.pods.apply(Apply(replace(POD, placement=text)))
-        assert own.state.placements == {}
+        assert own.state.pods == {}
 
 
 def test_listeners_are_called_for_what_changes_the_state_and_for_nothing_else() -> None:
@@ -84,10 +85,10 @@ def test_what_was_seen_of_a_pod_counts_until_it_has_ended() -> None:
     own = OwnNode(NODE, EIGHT)
     calls = []
     own.pods.apply(Apply(POD))
-    own.subscribe(lambda: calls.append(own.state.confirmed))
-    own.confirm(UID, 1)
-    own.confirm(UID, 1)
-    own.confirm(UID, 2)
-    assert calls == [{UID: 1}, {UID: 2}]
-    own.pods.apply(Apply(replace(POD, phase="Succeeded")))
-    assert own.state.confirmed == {}
+    own.subscribe(lambda: calls.append(own.state.pods[UID].confirmed))
+    own.revisions.succeeded(UID, PLACEMENT)
+    own.revisions.succeeded(UID, PLACEMENT)
+    own.revisions.succeeded(UID, replace(PLACEMENT, revision=2))
+    assert calls == [1, 2]
+    own.pods.apply(Apply(replace(POD, placement=replace(PLACEMENT, revision=3).to_json())))
+    assert own.state.pods[UID].confirmed == 2

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.agent.conditions import PinnedReason
-from kvplace.agent.cpusets import ClaimRefusal
+from kvplace.agent.node_plan import ClaimRefusal
 from kvplace.agent.pinned_report import Verdict
 from kvplace.agent.verification import (
     CpusetDifference,

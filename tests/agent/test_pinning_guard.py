@@ -6,7 +6,7 @@ How it keeps the threads of a real VM is tested in tests/libvirt_session/test_pi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,25 +14,26 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvplace.agent import pinning_guard
-from kvplace.agent.containers import Container
-from kvplace.agent.cpusets import Cpusets, decide_cpusets
+from kvplace.agent.memory_moves import MemoryMoves
+from kvplace.agent.node_plan import NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
+from kvplace.agent.node_state import Container
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_guard import MEMORY_AGAIN_S, PinningGuard
-from kvplace.agent.pinning_sweep import Finding, SweptPod
-from kvplace.agent.relocation import Relocations
+from kvplace.agent.pinning_sweep import Finding
+from kvplace.agent.planner import plan_node
 from kvplace.agent.verification import Measurement, Thread, ThreadDifference
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.placement import PodPlacement
-from kvplace.core.scalars import ContainerId, NumaId, PodUid
+from kvplace.core.scalars import NumaId, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord, EventRecorder
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import Apply, Delete
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import classify
-from tests.agent.nodes_in_use import NODE, VM, container, machine_of, placed
+from tests.agent.nodes_in_use import NODE, VM, container, machine_of, placed, read_node
 
 FOUND = Finding(Measurement((Thread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2")),)), pid=7)
 """A VM whose threads are where they should be."""
@@ -46,8 +47,8 @@ class Sweep:
     def __init__(self, *_: object, **_others: object) -> None:
         pass
 
-    def look(self, targets: Iterable[SweptPod]) -> dict[PodUid, Finding]:
-        return {target.uid: self.found for target in targets}
+    def look(self, plans: Iterable[PodPlan]) -> dict[PodUid, Finding]:
+        return {plan.uid: self.found for plan in plans}
 
     def close(self) -> None:
         pass
@@ -62,31 +63,32 @@ def not_pinned() -> dict[str, str]:
     }
 
 
-class Enforced:
-    """Decides what an enforcing component would."""
+class Planned:
+    """Plans as the keeper of cpusets would."""
 
     def __init__(self, own: OwnNode) -> None:
         self._own = own
-        self.known = [container(VM, cpus="2")]
+        self.known = [replace(container(VM, cpus="2"), folder=Path("/cgroups/compute"))]
 
     def containers(self) -> Iterable[Container]:
         return self.known
 
-    def cpusets(self) -> Cpusets:
-        return decide_cpusets(self._own.state, self.containers())
+    @property
+    def plan(self) -> NodePlan:
+        return plan_node(self._own.state, self.containers())
 
-    def cgroup_of(self, container: ContainerId) -> Path:
-        return Path("/cgroups", container)
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        self._own.subscribe(listener)
 
 
-class StuckMemory(Relocations):
+class StuckMemory(MemoryMoves):
     """Memory that cannot be moved."""
 
     def __init__(self, own: OwnNode) -> None:
         super().__init__(own)
         self.tried: list[int] = []
 
-    async def move_memory(self, pid: int, placement: PodPlacement) -> str:
+    async def move(self, pid: int, placement: PodPlacement) -> str:
         await asyncio.sleep(0)
         self.tried.append(placement.revision)
         return "512 MiB could not be moved to NUMA node 0"
@@ -107,13 +109,13 @@ class Guarded:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.own = OwnNode(NODE, machine_of(range(4)))
-        self.revisions = StuckMemory(self.own)
-        self.enforced = Enforced(self.own)
+        self.own = read_node(machine_of(range(4)))
+        self.memory = StuckMemory(self.own)
+        self.node = Planned(self.own)
         self.report = NodeReport()
         self.report.enforce(Enforcement.CGROUP)
         self.guard = PinningGuard(
-            *(self.own, self.enforced, self.revisions, self.report, EventRecorder(Nobody()), Nobody()),
+            *(self.own, self.node, self.memory, self.report, EventRecorder(Nobody()), Nobody()),
             mounted=Path("/cgroups"),
             clock=lambda: self.now,
         )
@@ -148,11 +150,11 @@ async def test_memory_that_cannot_go_back_either_is_moved_again_after_a_pause(vm
     """Each try makes the kernel walk all page tables of the VM."""
     vm.place(revision=2, node=0)
     await vm.looks()
-    assert vm.revisions.tried == [2]
+    assert vm.memory.tried == [2]
     vm.now += MEMORY_AGAIN_S
     await vm.looks()
-    assert vm.revisions.tried == [2, 2]
-    assert vm.own.confirmed(VM) == 0
+    assert vm.memory.tried == [2, 2]
+    assert vm.own.state.pods[VM].confirmed == 0
 
 
 async def test_the_memory_of_the_next_revision_is_moved_at_once(vm: Guarded) -> None:
@@ -160,7 +162,7 @@ async def test_the_memory_of_the_next_revision_is_moved_at_once(vm: Guarded) -> 
     await vm.looks()
     vm.place(revision=3, node=1)
     await vm.looks()
-    assert vm.revisions.tried == [2, 3]
+    assert vm.memory.tried == [2, 3]
 
 
 async def test_a_vm_whose_pod_was_deleted_by_force_is_reported_until_its_container_has_ended(
@@ -173,9 +175,9 @@ async def test_a_vm_whose_pod_was_deleted_by_force_is_reported_until_its_contain
     vm.delete()
     await vm.looks()
     assert vm.report.pods[VM].pinned
-    vm.enforced.known.clear()
+    vm.node.known.clear()
     await vm.looks()
-    assert (dict(vm.report.pods), vm.own.state.placements) == ({}, {})
+    assert (dict(vm.report.pods), vm.own.state.pods) == ({}, {})
 
 
 async def test_a_vm_that_is_not_pinned_is_named_with_the_reason_until_it_is_or_has_ended(
@@ -195,6 +197,6 @@ async def test_a_vm_that_is_not_pinned_is_named_with_the_reason_until_it_is_or_h
         monkeypatch.setattr(Sweep, "found", found)
         await vm.looks(1)
         assert not_pinned() == named
-    vm.enforced.known.clear()
+    vm.node.known.clear()
     await vm.looks(1)
     assert not_pinned() == {}

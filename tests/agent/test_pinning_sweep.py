@@ -12,15 +12,16 @@ import pytest
 
 from harness.played_qemu import PlayedQemus, played_qemus
 from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
-from kvplace.agent.pinning_sweep import READ_ANEW_S, Finding, PinningSweep, SweptPod
-from kvplace.agent.verification import CpusetDifference, OfflineDifference, ThreadDifference, Wanted
-from kvplace.agent.watched_pod import ClaimContainer
+from kvplace.agent.node_plan import ClaimContainer, PodPlan
+from kvplace.agent.pinning_sweep import READ_ANEW_S, Finding, PinningSweep
+from kvplace.agent.verification import CpusetDifference, OfflineDifference, ThreadDifference
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuMask, PodUid
 from kvplace.linux.affinity import Tid, affinity_of, set_affinity
+from tests.agent.nodes_in_use import placed_otherwise, planned
 
 ONLINE = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())
 FIRST, SECOND = (list(cpus_of(ONLINE)) * 2)[:2]
@@ -77,17 +78,22 @@ def sweep(clock: Clock) -> Iterator[PinningSweep]:
 
 
 @pytest.fixture
-def target(cgroup: Path) -> SweptPod:
+def target(cgroup: Path) -> PodPlan:
     """The VM with its vCPU on one CPU and the rest on another."""
-    wanted = Wanted(PLACEMENT, cpuset=ONLINE, online=ONLINE, vm=True)
-    return SweptPod(UID, (ClaimContainer("compute", cgroup),), wanted)
+    return swept(ClaimContainer("compute", cgroup))
+
+
+def swept(
+    *containers: ClaimContainer, cpuset: CpuMask = ONLINE, uid: PodUid = UID, vm: bool = True
+) -> PodPlan:
+    return planned(PLACEMENT, *containers, cpuset=cpuset, online=ONLINE, uid=uid, vm=vm)
 
 
 def enter(cgroup: Path, pid: int) -> None:
     (cgroup / "cgroup.procs").write_text(str(pid))
 
 
-def look(sweep: PinningSweep, target: SweptPod) -> Finding:
+def look(sweep: PinningSweep, target: PodPlan) -> Finding:
     return sweep.look([target])[UID]
 
 
@@ -97,7 +103,7 @@ def thread(finding: Finding, name: str) -> Tid:
 
 
 def test_the_same_is_found_as_long_as_nothing_happens(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus
 ) -> None:
     first = look(sweep, target)
     assert first.differences == ()
@@ -109,22 +115,31 @@ def test_the_same_is_found_as_long_as_nothing_happens(
     assert look(sweep, target) is settled
 
 
+@pytest.mark.parametrize(("name", "cpus"), [("CPU 1/KVM", ON_SECOND), ("IO iothread3", ON_FIRST)])
 def test_a_thread_that_starts_in_the_wrong_place_is_set_and_is_not_a_drift(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
+    name: str, cpus: CpuMask, sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus
 ) -> None:
     look(sweep, target)
-    tid = Tid(qemus.start_thread(qemus.pids[0], "CPU 1/KVM"))
+    tid = Tid(qemus.start_thread(qemus.pids[0], name))
     found = look(sweep, target)
-    assert affinity_of(tid) == ON_SECOND
+    assert affinity_of(tid) == cpus
     assert (found.differences, found.drift) == ((), ())
+
+
+def test_libvirt_is_informed_of_an_io_thread_that_starts_later(
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus
+) -> None:
+    look(sweep, target)
+    qemus.start_thread(qemus.pids[0], "IO iothread3")
+    found = look(sweep, target)
     assert found.pins is not None
-    assert set(found.pins.vcpus) == {0, 1}
+    assert set(found.pins.io_threads) == {1, 3}
 
 
 def test_a_vm_with_more_threads_than_are_checked_is_reported_and_not_called_pinned(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, monkeypatch: pytest.MonkeyPatch
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvplace.agent.verification.THREADS_BESIDE_VCPUS", 2)
+    monkeypatch.setattr("kvplace.agent.node_plan.THREADS_BESIDE_VCPUS", 2)
     look(sweep, target)
     qemus.start_thread(qemus.pids[0], "worker")
     found = look(sweep, target)
@@ -134,7 +149,7 @@ def test_a_vm_with_more_threads_than_are_checked_is_reported_and_not_called_pinn
 
 
 def test_a_container_with_too_many_processes_is_reported(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, monkeypatch: pytest.MonkeyPatch
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvplace.agent.watched_pod.MOST_PROCESSES", 0)
     assert qemus.pids
@@ -144,7 +159,7 @@ def test_a_container_with_too_many_processes_is_reported(
 
 
 def test_libvirt_is_not_informed_of_each_worker_that_qemu_starts(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus
 ) -> None:
     """Under load they come and go every second, and begin on the CPUs of the I/O thread that started them."""
     assert look(sweep, target).pins is not None
@@ -156,7 +171,7 @@ def test_libvirt_is_not_informed_of_each_worker_that_qemu_starts(
 
 
 def test_libvirt_is_informed_again_when_a_thread_was_moved(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus
 ) -> None:
     """`virsh emulatorpin` changes both."""
     first = look(sweep, target)
@@ -165,7 +180,7 @@ def test_libvirt_is_informed_again_when_a_thread_was_moved(
 
 
 def test_a_thread_that_is_moved_is_set_back_and_reported_as_drift_each_time(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus
 ) -> None:
     tid = thread(look(sweep, target), "IO iothread1")
     for _ in range(2):
@@ -179,7 +194,7 @@ def test_a_thread_that_is_moved_is_set_back_and_reported_as_drift_each_time(
 
 
 def test_a_worker_of_the_kernel_is_found_at_the_next_reading_and_set(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, clock: Clock, pods: PodCgroups, cgroup: Path
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus, clock: Clock, pods: PodCgroups, cgroup: Path
 ) -> None:
     look(sweep, target)
     rename = f"open('/proc/self/comm', 'w').write('vhost-{qemus.pids[0]}'); __import__('signal').pause()"
@@ -194,7 +209,7 @@ def test_a_worker_of_the_kernel_is_found_at_the_next_reading_and_set(
 
 
 def test_a_vm_that_ends_has_no_threads_and_the_next_one_is_found(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, cgroup: Path
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus, cgroup: Path
 ) -> None:
     assert look(sweep, target).measured.threads
     qemus.end(qemus.pids[0])
@@ -207,7 +222,7 @@ def test_a_vm_that_ends_has_no_threads_and_the_next_one_is_found(
 
 
 def test_a_cpuset_without_its_cpu_is_reported_and_the_thread_returns_with_it(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, cgroup: Path
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus, cgroup: Path
 ) -> None:
     look(sweep, target)
     (cgroup / "cpuset.cpus").write_text(str(FIRST))
@@ -221,22 +236,22 @@ def test_a_cpuset_without_its_cpu_is_reported_and_the_thread_returns_with_it(
 
 
 def test_a_cpu_that_is_known_to_be_offline_is_named(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, cgroup: Path
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus, cgroup: Path
 ) -> None:
     look(sweep, target)
     (cgroup / "cpuset.cpus").write_text(str(FIRST))
-    offline = replace(target, wanted=replace(target.wanted, online=ON_FIRST))
+    offline = replace(target, online=ON_FIRST)
     (found,) = look(sweep, offline).differences
     assert isinstance(found, OfflineDifference)
     assert str(found) == f"vCPU 0 runs on CPU {FIRST}, because CPU {SECOND} is offline"
 
 
 def test_another_wanted_state_is_followed_and_is_not_a_drift(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus
 ) -> None:
     look(sweep, target)
     turned = Placement(Policy.SHARE, (FIRST,), ON_FIRST, emulator_cpus=ON_SECOND)
-    found = look(sweep, replace(target, wanted=replace(target.wanted, placement=turned)))
+    found = look(sweep, placed_otherwise(target, turned))
     assert affinity_of(thread(found, "CPU 0/KVM")) == ON_FIRST
     assert affinity_of(thread(found, "call_rcu")) == ON_SECOND
     assert found.drift == ()
@@ -244,7 +259,7 @@ def test_another_wanted_state_is_followed_and_is_not_a_drift(
 
 
 def test_nothing_is_set_where_it_is_only_observed(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus
 ) -> None:
     found = look(sweep, replace(target, sets_threads=False))
     assert {one.cpus for one in found.measured.threads} == {ONLINE}
@@ -254,8 +269,7 @@ def test_nothing_is_set_where_it_is_only_observed(
 
 def test_a_plain_pod_is_its_cpusets(sweep: PinningSweep, cgroup: Path, pods: PodCgroups) -> None:
     pods.process(cgroup)
-    wanted = Wanted(PLACEMENT, cpuset=ON_SECOND, online=ONLINE, vm=False)
-    plain = SweptPod(UID, (ClaimContainer("app", cgroup),), wanted)
+    plain = swept(ClaimContainer("app", cgroup), cpuset=ON_SECOND, vm=False)
     (found,) = look(sweep, plain).differences
     assert str(found) == f"the cpuset of container app is CPU {format_cpu_list(ONLINE)}, wider than {SECOND}"
     (cgroup / "cpuset.cpus").write_text(str(SECOND))
@@ -268,12 +282,11 @@ def test_a_plain_pod_is_its_cpusets(sweep: PinningSweep, cgroup: Path, pods: Pod
 
 
 def test_a_container_that_has_ended_is_left_out_and_the_others_are_not(
-    sweep: PinningSweep, target: SweptPod, qemus: PlayedQemus, pods: PodCgroups
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus, pods: PodCgroups
 ) -> None:
     other = pods.container(pod_uid(2), container_id(2))
-    wanted = Wanted(PLACEMENT, cpuset=CpuMask(0), online=ONLINE, vm=False)
-    plain = SweptPod(pod_uid(2), (ClaimContainer("app", other),), wanted)
-    not_started = SweptPod(pod_uid(3), (), wanted)
+    plain = swept(ClaimContainer("app", other), cpuset=CpuMask(0), uid=pod_uid(2), vm=False)
+    not_started = swept(cpuset=CpuMask(0), uid=pod_uid(3), vm=False)
     assert set(sweep.look([target, plain, not_started])) == {UID, pod_uid(2)}
     other.rmdir()
     assert set(sweep.look([target, plain])) == {UID}
@@ -286,8 +299,7 @@ def test_a_container_that_has_not_started_or_has_ended_does_not_hide_the_other_o
     sweep: PinningSweep, pods: PodCgroups, cgroup: Path
 ) -> None:
     late = cgroup.parent / container_id(2)
-    wanted = Wanted(PLACEMENT, cpuset=ONLINE, online=ONLINE, vm=False)
-    plain = SweptPod(UID, (ClaimContainer("app", cgroup), ClaimContainer("late", late)), wanted)
+    plain = swept(ClaimContainer("app", cgroup), ClaimContainer("late", late), vm=False)
     assert set(look(sweep, plain).measured.cpusets) == {"app"}
     pods.make(late)
     assert set(look(sweep, plain).measured.cpusets) == {"app", "late"}
@@ -297,7 +309,7 @@ def test_a_container_that_has_not_started_or_has_ended_does_not_hide_the_other_o
 
 
 def test_a_qemu_in_a_cgroup_inside_that_of_its_container_is_found(
-    sweep: PinningSweep, target: SweptPod, pods: PodCgroups, cgroup: Path
+    sweep: PinningSweep, target: PodPlan, pods: PodCgroups, cgroup: Path
 ) -> None:
     """So crun makes them with version 2 and systemd."""
     with played_qemus(1, vcpus=1) as made:
@@ -312,8 +324,7 @@ def test_threads_that_may_not_be_set_are_a_problem_that_names_the_right(
 import os
 from pathlib import Path
 from tests.agent.test_pinning_sweep import *
-wanted = Wanted(PLACEMENT, cpuset=ONLINE, online=ONLINE, vm=True)
-target = SweptPod(UID, (ClaimContainer("compute", Path({str(cgroup)!r})),), wanted)
+target = swept(ClaimContainer("compute", Path({str(cgroup)!r})))
 os.setuid(65534)
 print(look(PinningSweep(Path("/sys/fs/cgroup")), target).problem)
 """

@@ -1,4 +1,4 @@
-"""When the memory of a VM is moved."""
+"""What a relocation does on its node: memory that follows, and revisions that fail."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.agent import relocation
+from kvplace.agent import memory_moves
+from kvplace.agent.memory_moves import MemoryMoves
 from kvplace.agent.own_node import OwnNode
-from kvplace.agent.relocation import Relocations
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
+from kvplace.core.placement import PodPlacement
 from kvplace.core.relocation import claim_while_relocating, way_back
 from kvplace.core.scalars import NumaId
 from kvplace.kube.records import LedgerRecord, PodRecord
@@ -32,7 +33,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
         asked.append((list(sources), list(targets)))
         return 0
 
-    monkeypatch.setattr(relocation, "migrate_memory", move)
+    monkeypatch.setattr(memory_moves, "migrate_memory", move)
     return asked
 
 
@@ -44,10 +45,10 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def restarted_agent(proc: Path, ledger: Ledger) -> Relocations:
+def restarted_agent(proc: Path, ledger: Ledger) -> MemoryMoves:
     own = OwnNode(NODE, machine_of(range(4)))
     own.ledgers.apply(Apply(LedgerRecord(NODE, ledger, "1")))
-    return Relocations(own, proc)
+    return MemoryMoves(own, proc)
 
 
 async def test_memory_follows_a_relocation_that_was_under_way_when_the_agent_began(
@@ -55,7 +56,7 @@ async def test_memory_follows_a_relocation_that_was_under_way_when_the_agent_beg
 ) -> None:
     claim = claim_while_relocating(claim_of(VM, BEFORE.placement), Relocation(AFTER, BEFORE))
     agent = restarted_agent(proc, Ledger().after(LedgerChange((claim,))))
-    assert await agent.move_memory(PID, AFTER) == ""
+    assert await agent.move(PID, AFTER) == ""
     assert moves == [([0], [1])]
 
 
@@ -65,7 +66,7 @@ async def test_an_agent_that_begins_after_a_relocation_moves_no_memory(
     """A restart of the agent must not be felt by a VM."""
     claim = claim_of(VM, AFTER.placement, revision=2)
     agent = restarted_agent(proc, Ledger().after(LedgerChange((claim,))))
-    assert await agent.move_memory(PID, AFTER) == ""
+    assert await agent.move(PID, AFTER) == ""
     assert moves == []
 
 
@@ -78,8 +79,26 @@ def test_a_way_back_that_the_threads_do_not_follow_narrows_the_cpusets_all_the_s
         Apply(LedgerRecord(NODE, Ledger().after(LedgerChange((way_back(moving, AFTER),))), "1"))
     )
     own.pods.apply(Apply(PodRecord("default", "vm", VM, NODE, "Running", placement=back.to_json())))
-    agent = Relocations(own)
-    assert own.confirmed(VM) < 3
-    agent.failed(VM, "vCPU 0 has left its CPU")
-    assert agent.failure(VM) is None
-    assert own.confirmed(VM) == 3
+    assert own.state.pods[VM].confirmed < 3
+    own.revisions.failed(VM, 3, "vCPU 0 has left its CPU", own.ledger)
+    assert (own.state.pods[VM].failure, own.state.pods[VM].confirmed) == ("", 3)
+
+
+def test_a_revision_that_was_given_up_leaves_the_one_before_in_effect_until_there_is_a_newer_one() -> None:
+    own = OwnNode(NODE, machine_of(range(4)))
+
+    def write(revision: PodPlacement) -> None:
+        own.pods.apply(Apply(PodRecord("default", "vm", VM, NODE, "Running", placement=revision.to_json())))
+
+    write(BEFORE)
+    own.revisions.succeeded(VM, BEFORE)
+    write(AFTER)
+    own.revisions.failed(VM, 1, "this was about the one before", own.ledger)
+    assert own.state.pods[VM].in_effect(own.ledger) == AFTER
+    own.revisions.failed(VM, 2, "CPU 3 cannot be had", own.ledger)
+    assert own.state.pods[VM].in_effect(own.ledger) == BEFORE
+    own.revisions.succeeded(VM, BEFORE)
+    assert own.state.pods[VM].confirmed == 1
+    back = replace(BEFORE, revision=3)
+    write(back)
+    assert (own.state.pods[VM].in_effect(own.ledger), own.state.pods[VM].failure) == (back, "")

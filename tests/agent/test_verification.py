@@ -18,7 +18,6 @@ from kvplace.agent.verification import (
     OfflineDifference,
     Thread,
     ThreadDifference,
-    Wanted,
     differences,
 )
 from kvplace.core.cpuset import bits_of, mask_of, parse_cpu_list
@@ -27,6 +26,7 @@ from kvplace.core.request import NumaMemory, Policy
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import classify
+from tests.agent.nodes_in_use import placed_otherwise, planned
 
 ONLINE = parse_cpu_list("0-15")
 PLACEMENT = Placement(
@@ -38,7 +38,7 @@ PLACEMENT = Placement(
     io_thread_cpus=(parse_cpu_list("3"), parse_cpu_list("0")),
     numa_nodes=(NumaId(0),),
 )
-WANTED = Wanted(PLACEMENT, cpuset=parse_cpu_list("0,2-3,10"), online=ONLINE, vm=True)
+WANTED = planned(PLACEMENT, cpuset=parse_cpu_list("0,2-3,10"), online=ONLINE)
 NAMES = {
     "qemu-kvm": "3",
     "call_rcu": "3",
@@ -88,7 +88,7 @@ def test_vcpus_are_named_by_number_and_other_threads_by_name() -> None:
 
 
 def test_threads_whose_cpus_the_placement_does_not_name_may_run_anywhere() -> None:
-    silent = replace(WANTED, placement=replace(PLACEMENT, emulator_cpus=CpuMask(0), io_thread_cpus=()))
+    silent = placed_otherwise(WANTED, replace(PLACEMENT, emulator_cpus=CpuMask(0), io_thread_cpus=()))
     assert differences(silent, replace(GOOD, threads=threads(call_rcu="0-15", **{"IO iothread1": "5"}))) == ()
 
 
@@ -104,7 +104,7 @@ def test_a_vcpu_that_was_plugged_in_may_use_the_cpus_of_all() -> None:
 
 def test_offline_cpus_of_several_are_left_out_and_all_offline_is_reported() -> None:
     placement = replace(PLACEMENT, emulator_cpus=parse_cpu_list("3,4"), io_thread_cpus=())
-    offline = replace(WANTED, placement=placement, online=CpuMask(ONLINE & ~mask_of([4, 10])))
+    offline = replace(placed_otherwise(WANTED, placement), online=CpuMask(ONLINE & ~mask_of([4, 10])))
     measured = Measurement(
         tuple(thread(name, "2" if name == "CPU 0/KVM" else "3") for name in NAMES),
         cpusets={"compute": parse_cpu_list("0,2-3")},
@@ -115,8 +115,8 @@ def test_offline_cpus_of_several_are_left_out_and_all_offline_is_reported() -> N
 
 
 def test_threads_of_policy_numa_may_use_the_whole_cpuset() -> None:
-    pool = Wanted(
-        Placement(Policy.NUMA, (), parse_cpu_list("0-7")), parse_cpu_list("0-5"), online=ONLINE, vm=True
+    pool = planned(
+        Placement(Policy.NUMA, (), parse_cpu_list("0-7")), cpuset=parse_cpu_list("0-5"), online=ONLINE
     )
     everywhere = tuple(thread(name, "0-5") for name in NAMES)
     assert differences(pool, Measurement(everywhere)) == ()
@@ -139,7 +139,7 @@ def test_a_plain_pod_is_judged_by_its_cpusets_alone() -> None:
 def test_memory_counts_only_where_it_is_bound_strictly_and_is_more_than_others_use() -> None:
     more = {NumaId(0): Bytes(1 << 30), NumaId(1): Bytes(MISPLACED_ALLOWED + (1 << 20))}
     measured = replace(GOOD, memory=more)
-    strict = replace(WANTED, placement=replace(PLACEMENT, numa_memory=NumaMemory.STRICT))
+    strict = placed_otherwise(WANTED, replace(PLACEMENT, numa_memory=NumaMemory.STRICT))
     assert differences(WANTED, measured) == ()
     (found,) = differences(strict, measured)
     assert found == MemoryDifference(NumaId(1), more[NumaId(1)], (NumaId(0),))
@@ -175,7 +175,7 @@ def test_exactly_the_threads_that_were_moved_away_are_reported(
         io_thread_cpus=tuple(io_threads),
     )
     online = CpuMask(ONLINE & ~offline)
-    wanted = Wanted(placement, ONLINE, online, vm=True)
+    wanted = planned(placement, cpuset=ONLINE, online=online)
     names = [f"CPU {number}/KVM" for number in range(len(vcpus))]
     names += [f"IO iothread{number + 1}" for number in range(count)] + ["qemu-kvm", "vhost-1"]
     numbers = {number + 1: number for number in range(count)}

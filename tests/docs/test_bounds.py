@@ -86,13 +86,10 @@ CODE: dict[tuple[str, str], list[str]] = {
     (SERVE, "connections of a listener"): ["service.connections:ConnectionLimits.connections"],
     (AGENT, "pods and containers"): ["nri.plugin:MAX_SYNCHRONIZED"],
     (AGENT, "repairs of one VM"): ["agent.repair_history:MOST_REPAIRS"],
-    (AGENT, "cpuset that the kernel"): [
-        "agent.nri_enforcement:SET_AGAIN_S",
-        "agent.cgroup_enforcement:SWEEP_S",
-    ],
+    (AGENT, "cpuset that the kernel"): ["agent.cpuset_keeper:SET_AGAIN_S"],
     (AGENT, "threads that do not follow"): ["agent.pinning_guard:REVISION_WITHIN_S"],
     (AGENT, "threads of one QEMU"): [
-        "agent.verification:THREADS_BESIDE_VCPUS",
+        "agent.node_plan:THREADS_BESIDE_VCPUS",
         "agent.watched_pod:MOST_PROCESSES",
     ],
     (AGENT, "answer of a pod's libvirt"): [

@@ -17,7 +17,7 @@ FILES = (
     "tests/linux/test_container_cgroups.py",
     "tests/linux/test_container_watch.py",
     "tests/linux/test_cpuset_hierarchy.py",
-    "tests/agent/test_cgroup_enforcement.py",
+    "tests/agent/test_cgroup_source.py",
 )
 
 

@@ -12,13 +12,14 @@ from xml.etree import ElementTree as ET
 
 from harness.libvirt_session.daemon import LibvirtSession, RunningDomain
 from harness.libvirt_session.threads import ThreadAffinity
-from kvplace.agent.containers import Container
-from kvplace.agent.cpusets import Cpusets, decide_cpusets
 from kvplace.agent.libvirt_pins import LibvirtPins
+from kvplace.agent.memory_moves import MemoryMoves
+from kvplace.agent.node_plan import NodePlan
 from kvplace.agent.node_report import NodeReport
+from kvplace.agent.node_state import Container
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_guard import PinningGuard
-from kvplace.agent.relocation import Relocations
+from kvplace.agent.planner import plan_node
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.marks import PINNED
@@ -98,26 +99,27 @@ class SessionContainers:
         Container(ContainerId("c1"), "compute", UID, POD.namespace, POD.name, in_vm_pod=True),
     )
     sets_cpusets: bool = True
-    decided: Cpusets | None = None
-    """A decision that is kept although the state has changed."""
+    kept: NodePlan | None = None
+    """A plan that is kept although the state has changed."""
 
     def containers(self) -> Iterable[Container]:
+        group = self.session.group
         return tuple(
-            replace(container, cpus=CpuMask(self.session.group.effective())) for container in self.known
+            replace(container, cpus=CpuMask(group.effective()), folder=group.path) for container in self.known
         )
 
-    def cpusets(self) -> Cpusets:
-        if self.decided is not None:
-            return self.decided
-        found = decide_cpusets(self.own.state, self.containers())
-        setting = found.settings.get(ContainerId("c1"))
+    @property
+    def plan(self) -> NodePlan:
+        if self.kept is not None:
+            return self.kept
+        found = plan_node(self.own.state, self.containers())
+        setting = found.containers.get(ContainerId("c1"))
         if self.sets_cpusets and setting is not None and self.session.group.effective() != setting.cpus:
             self.session.group.confine(setting.cpus)
         return found
 
-    def cgroup_of(self, container: ContainerId) -> Path:
-        assert container == "c1"
-        return self.session.group.path
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        self.own.subscribe(listener)
 
 
 class Clock:
@@ -137,7 +139,6 @@ class GuardedVm:
     domain: RunningDomain
     own: OwnNode
     containers: SessionContainers
-    relocations: Relocations
     report: NodeReport
     written: WrittenObjects
     guard: PinningGuard
@@ -146,7 +147,8 @@ class GuardedVm:
     def place(self, placement: PodPlacement) -> None:
         """Writes the pod's annotation, and the claim as `serve` does before that."""
         before = self.own.ledger
-        previous = self.own.placement(UID)
+        record = self.own.revisions.of(UID)
+        previous = None if record is None else record.newest
         release = LedgerChange(releases=(UID,) if previous else ())
         claim = claim_of(UID, placement.placement)
         if previous is not None:
@@ -197,7 +199,7 @@ class GuardedVm:
 
     async def follows(self, revision: int) -> None:
         """Waits until a revision is confirmed."""
-        await until(lambda: self.own.confirmed(UID) == revision)
+        await until(lambda: self.own.state.pods[UID].confirmed == revision)
 
     async def says(self, condition: Condition) -> None:
         """Waits until a condition was written last."""
@@ -218,13 +220,12 @@ async def guarded(
     """Puts a guard over a running VM; it does nothing until it is asked to check, or runs."""
     own = OwnNode(NODE, MACHINE)
     containers = SessionContainers(session, own)
-    relocations = Relocations(own)
     report, written, clock = NodeReport(), WrittenObjects(), Clock()
     events = EventRecorder(written)
     guard = PinningGuard(
         own,
         containers,
-        relocations,
+        MemoryMoves(own),
         report,
         events,
         written,
@@ -235,7 +236,7 @@ async def guarded(
     for store in own.stores:
         store.apply(Init())
         store.apply(InitDone())
-    vm = GuardedVm(domain, own, containers, relocations, report, written, guard, clock)
+    vm = GuardedVm(domain, own, containers, report, written, guard, clock)
     before = session.group.effective()
     if placement is not None:
         vm.place(placement)

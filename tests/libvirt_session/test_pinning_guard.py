@@ -83,7 +83,7 @@ async def test_threads_that_are_elsewhere_are_set_and_libvirt_and_users_are_info
         assert vm.report.pods[UID] == PodReport(
             UID, "vms", "virt-launcher-a", revision=1, pinned=True, running=True, cpus=ON_FIRST | ON_SECOND
         )
-        assert vm.own.state.confirmed == {UID: 1}
+        assert vm.own.state.pods[UID].confirmed == 1
         assert vm.written.events == []
 
 
@@ -237,11 +237,11 @@ async def test_a_newer_revision_is_followed_and_is_pinned_when_the_cpuset_has_fo
         vm.place(following)
         await vm.looks(1)
         assert set(vm.cpus().values()) == {ON_FIRST}
-        vm.containers.decided = vm.containers.cpusets()  # what sets cpusets is slower than the guard
+        vm.containers.kept = vm.containers.plan  # what sets cpusets is slower than the guard
         await vm.follows(2)
         await vm.looks()
         assert vm.report.pods[UID].revision == 1
-        vm.containers.decided = None
+        vm.containers.kept = None
         vm.release(following)
         await vm.looks(1)
         assert vm.report.pods[UID] == PodReport(
@@ -279,12 +279,10 @@ async def test_a_revision_that_the_threads_cannot_follow_is_undone(libvirt_sessi
         vm.containers.sets_cpusets = False  # its cpuset does not grow to the next CPUs
         vm.place(placed(FIRST, FIRST, revision=2))
         await vm.looks()
-        assert vm.relocations.failure(UID) is None
+        assert vm.own.state.pods[UID].failure == ""
         vm.clock.now += 11
         await vm.looks()
-        failed = vm.relocations.failure(UID)
-        assert failed is not None
-        assert failed.revision == 2
+        assert vm.own.state.pods[UID].failure
         vm.containers.sets_cpusets = True
         await vm.looks()
         assert set(vm.cpus().values()) == {ON_SECOND}
@@ -333,7 +331,7 @@ async def test_a_claim_that_is_refused_is_reported_and_its_threads_are_not_set(
         assert not vm.report.pods[UID].pinned
         assert "kubelet" in vm.report.pods[UID].drift
         assert vm.cpus() == {name: cpus & ON_FIRST for name, cpus in before.items()}  # the shared pool
-        assert vm.own.confirmed(UID) == 0
+        assert vm.own.state.pods[UID].confirmed == 0
 
 
 async def test_a_vm_that_arrives_with_the_pins_of_its_source_gets_those_of_its_target_before_it_runs(
@@ -395,12 +393,11 @@ async def test_a_condition_that_could_not_be_written_in_time_is_not_written_when
         said = vm.condition(status=True, reason="AsPlaced", message=message)
         record = vm.own.pods.records[UID]
         vm.own.pods.apply(Apply(replace(record, conditions=(said,))))
-        decided = vm.containers.cpusets()
-        narrower = {id_: replace(setting, cpus=ON_FIRST) for id_, setting in decided.settings.items()}
-        vm.containers.decided = replace(decided, settings=narrower)
+        plan = vm.containers.plan
+        vm.containers.kept = replace(plan, pods={UID: replace(plan.pods[UID], cpuset=ON_FIRST)})
         await vm.looks()
         assert not vm.report.pods[UID].pinned
-        vm.containers.decided = None
+        vm.containers.kept = None
         await vm.looks()
         assert vm.report.pods[UID].pinned
         vm.domain.handle.destroy()

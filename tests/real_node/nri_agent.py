@@ -9,14 +9,15 @@ from contextlib import asynccontextmanager
 
 from harness.node_programs.small_images import busybox
 from harness.real_node.runtime import Container, ContainerRuntime, Pod
+from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.nri_enforcement import NriEnforcement
-from kvplace.agent.nri_runtime import NriRuntime
+from kvplace.agent.nri_source import NriSource
 from kvplace.core.cpuset import format_cpu_list, lowest, mask_of
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.scalars import PodUid
 from kvplace.linux.cpuset_hierarchy import find_cpuset_hierarchy
+from kvplace.nri.courier import NriRuntime
 from tests.agent.nodes_in_use import machine_of, node_with, placed
 from tests.agent.played_runtime import PlayedObjects
 
@@ -41,14 +42,15 @@ class RealNode:
         self.objects = PlayedObjects(node_with(topology=self._machine))
 
     @asynccontextmanager
-    async def agent(self) -> AsyncIterator[NriEnforcement]:
+    async def agent(self) -> AsyncIterator[CpusetKeeper]:
         """Run an agent that is connected; the connection ends with the block, as when it is killed."""
         runtime = NriRuntime(self.runtime.nri_socket)
-        agent = NriEnforcement(self.objects, self.report, self._hierarchy, runtime)
-        running = asyncio.create_task(agent.run())
+        keeper = CpusetKeeper(self.objects, self.report, self._hierarchy, starting_s=0.0)
+        source = NriSource(keeper, runtime, self._hierarchy.root)
+        running = asyncio.create_task(keeper.run(source))
         try:
-            await until(lambda: agent.is_connected)
-            yield agent
+            await until(lambda: keeper.is_connected)
+            yield keeper
         finally:
             running.cancel()
             await asyncio.wait([running])

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from harness.node_programs.small_images import busybox
 from harness.pod_cgroups import pod_uid
 from harness.real_node.runtime import Container, ContainerRuntime, Pod
-from kvplace.agent.cgroup_enforcement import CgroupEnforcement
+from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.conditions import TopologyCondition
+from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
@@ -26,7 +27,7 @@ CONTAINERS = 10
 
 
 @contextlib.asynccontextmanager
-async def enforced(runtime: ContainerRuntime) -> AsyncIterator[tuple[CgroupEnforcement, NodeReport]]:
+async def enforced(runtime: ContainerRuntime) -> AsyncIterator[tuple[CpusetKeeper, NodeReport]]:
     """Run the enforcement in the sandbox's cgroups; a VM owns CPU 1, the pool is CPU 0."""
     own, report = OwnNode(NODE, machine_of([0, 1])), NodeReport()
     ledger = Ledger().after(LedgerChange((claim_of(VM, placed(VM, "1").placement),)))
@@ -36,10 +37,10 @@ async def enforced(runtime: ContainerRuntime) -> AsyncIterator[tuple[CgroupEnfor
     for store in own.stores:
         store.apply(InitDone())
     hierarchy = CpusetHierarchy(runtime.sandbox.groups.cpuset, CgroupVersion.V1)
-    enforcement = CgroupEnforcement(own, report, hierarchy)
-    task = asyncio.create_task(enforcement.run())
+    keeper = CpusetKeeper(own, report, hierarchy)
+    task = asyncio.create_task(keeper.run(CgroupSource(keeper, own, hierarchy.root)))
     try:
-        yield enforcement, report
+        yield keeper, report
         assert not task.done()
     finally:
         task.cancel()
@@ -78,7 +79,7 @@ async def becomes(container: Container, cpus: str) -> None:
 async def test_programs_of_new_containers_begin_on_the_shared_pool_but_where_runc_was_faster(
     container_runtime: ContainerRuntime,
 ) -> None:
-    async with enforced(container_runtime) as (enforcement, report):
+    async with enforced(container_runtime) as (keeper, report):
         pod = await run_pod(container_runtime, pod_uid(2))
         made = [await run_container(pod, number) for number in range(CONTAINERS)]
         for container in made:
@@ -89,7 +90,7 @@ async def test_programs_of_new_containers_begin_on_the_shared_pool_but_where_run
         # Only NRI guarantees it: on a busy machine runc may start a program before the agent has its turn.
         assert first.count("0") > CONTAINERS / 2
         condition = report.conditions[TopologyCondition.CPUSETS_ENFORCED]
-        assert (condition.status, enforcement.repairs) == (True, 0), condition.message
+        assert (condition.status, keeper.repairs) == (True, 0), condition.message
         await asyncio.to_thread(pod.remove)
 
 

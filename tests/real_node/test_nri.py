@@ -7,16 +7,24 @@ import json
 from asyncio import to_thread
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from harness.node_programs.small_images import busybox
 from harness.real_node.runtime import Container, ContainerRuntime
 from harness.real_node.sandbox import CommandFailed
-from kvplace.agent import nri_enforcement
+from kvplace.agent import nri_source
 from kvplace.agent.conditions import TopologyCondition
+from kvplace.agent.node_state import Container as KnownContainer
 from kvplace.core.scalars import ContainerId
 from tests.real_node.nri_agent import ALL, OWNED, POOL, SAY_CPUS_AND_STAY, RealNode, container, until
+
+
+def _folder(known: KnownContainer | None) -> Path:
+    assert known is not None
+    assert known.folder is not None
+    return known.folder
 
 
 @pytest.fixture
@@ -102,7 +110,7 @@ async def test_a_cgroup_that_a_user_writes_is_set_again_within_two_seconds(node:
         compute = await to_thread(container, pod, "compute")
         after = await to_thread(container, plain, "after")
         for target, own in (compute, OWNED), (before, POOL), (after, POOL):
-            folder = agent.cgroup_of(ContainerId(target.id))
+            folder = _folder(agent.container(ContainerId(target.id)))
             await until(partial(_has, target, own))
             (folder / "cpuset.cpus").write_text(ALL)
             await until(partial(_has, target, own), within_s=2)
@@ -117,7 +125,7 @@ async def test_a_cgroup_of_another_pod_that_a_user_writes_is_set_again(node: Rea
         app = await to_thread(container, plain, "app")
         assert await to_thread(app.cpuset) == POOL
         (known,) = [each for each in agent.containers() if each.name == "app"]
-        (agent.cgroup_of(known.id) / "cpuset.cpus").write_text(ALL)
+        (_folder(known) / "cpuset.cpus").write_text(ALL)
         await until(lambda: app.cpuset() == POOL, within_s=2)
         assert agent.repairs == 1
 
@@ -175,7 +183,7 @@ async def test_a_change_that_meets_a_starting_container_reaches_its_program(node
     async with node.agent() as agent:
         for number in range(8):
             node.claim()
-            await agent.carry_out()
+            agent.carry_out()
             app = await to_thread(
                 plain.create_container, f"app-{number}", SAY_CPUS_AND_STAY, image=busybox().reference
             )
@@ -205,14 +213,14 @@ async def test_an_answer_that_is_longer_than_the_runtime_reads_at_once_arrives(
 
     With so few CPUs an update has 79 bytes; on a large machine 50 of them are too many for a frame.
     """
-    monkeypatch.setattr(nri_enforcement, "MAX_UPDATES", 56)
+    monkeypatch.setattr(nri_source, "MAX_UPDATES", 56)
     plain = await to_thread(node.runtime.run_pod, "plain")
     starting = [to_thread(container, plain, f"app-{number}") for number in range(56)]
     others = await asyncio.gather(*starting)
     async with node.agent() as agent:
         pod, _ = await to_thread(node.vm_pod, "vm")
         await to_thread(pod.create_container, "compute", SAY_CPUS_AND_STAY, image=busybox().reference)
-        folders = [agent.cgroup_of(found.id) for found in agent.containers() if found.name != "compute"]
+        folders = [found.folder for found in agent.containers() if found.name != "compute" and found.folder]
         assert {(folder / "cpuset.cpus").read_text().strip() for folder in folders} == {POOL}
         assert len(folders) == len(others)
         for other in (others[0], others[-1]):

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 from prometheus_client import REGISTRY
 
-from kvplace.agent.cgroup_enforcement import CgroupEnforcement
+from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.conditions import TopologyCondition
-from kvplace.agent.enforcing import enforcer_of
+from kvplace.agent.container_sources import keeper_of
+from kvplace.agent.node_plan import NodePlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.nri_enforcement import NriEnforcement
+from kvplace.agent.nri_source import NriSource
 from kvplace.agent.own_node import OwnNode
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.scalars import ContainerId
-from kvplace.linux.kernel_files import Gone
+from kvplace.service.process import in_background
 from tests.agent.hosts import NODE, Host
 from tests.nodes.machines import EIGHT
 
 
 async def test_without_nri_cgroups_are_written(host: Host) -> None:
     host.write("sys/fs/cgroup/cgroup.controllers", "cpuset cpu")
-    assert isinstance(enforcer_of(host.settings(), OwnNode(NODE, EIGHT), NodeReport()), CgroupEnforcement)
+    assert isinstance(keeper_of(host.settings(), OwnNode(NODE, EIGHT), NodeReport())[1], CgroupSource)
 
 
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        (None, NriEnforcement),
-        (Enforcement.NRI, NriEnforcement),
-        (Enforcement.CGROUP, CgroupEnforcement),
-        (Enforcement.NONE, CgroupEnforcement),
+        (None, NriSource),
+        (Enforcement.NRI, NriSource),
+        (Enforcement.CGROUP, CgroupSource),
+        (Enforcement.NONE, CgroupSource),
     ],
 )
 async def test_with_nri_the_runtime_sets_them_unless_the_operator_asks_for_something_else(
@@ -40,18 +41,18 @@ async def test_with_nri_the_runtime_sets_them_unless_the_operator_asks_for_somet
     host.write("sys/fs/cgroup/cgroup.controllers", "cpuset cpu")
     host.write("var/run/nri/nri.sock", "")
     settings = replace(host.settings(), enforcement=asked)
-    assert isinstance(enforcer_of(settings, OwnNode(NODE, EIGHT), NodeReport()), found)
+    assert isinstance(keeper_of(settings, OwnNode(NODE, EIGHT), NodeReport())[1], found)
 
 
 async def test_a_host_without_cpusets_is_reported_and_the_agent_goes_on(host: Host) -> None:
     report = NodeReport()
-    enforcer = enforcer_of(host.settings(), OwnNode(NODE, EIGHT), report)
+    keeper, source = keeper_of(host.settings(), OwnNode(NODE, EIGHT), report)
     condition = report.conditions[TopologyCondition.CPUSETS_ENFORCED]
     assert (condition.status, condition.reason) == (False, "NoCpusets")
     assert condition.message.startswith("no cgroup hierarchy with the cpuset controller is mounted below")
-    assert (list(enforcer.containers()), enforcer.cpusets().settings) == ([], {})
-    with pytest.raises(Gone):
-        enforcer.cgroup_of(ContainerId("a"))
+    async with in_background(keeper.run(source)):
+        await asyncio.sleep(0)
+    assert (keeper.containers(), keeper.plan, report.enforcement) == ([], NodePlan(), Enforcement.NONE)
 
 
 def test_whether_an_agent_enforces_is_a_metric_by_which_agents_are_counted() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 
 from kvplace.agent.conditions import PinnedReason
-from kvplace.agent.containers import Container
-from kvplace.agent.cpusets import Cpusets, decide_cpusets, placement_of
-from kvplace.agent.node_state import NodeState
+from kvplace.agent.node_plan import NodePlan
+from kvplace.agent.node_state import Container, NodeState, PodRevisions
+from kvplace.agent.planner import placements_in, plan_node
 from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
@@ -21,6 +21,7 @@ from tests.agent.nodes_in_use import (
     OTHER_VM,
     PLAIN,
     VM,
+    confirmed,
     container,
     machine_of,
     node_with,
@@ -34,14 +35,14 @@ NOBODY = PodUid("uid-nobody")
 SIDECAR = "hook-sidecar-0"
 
 
-def lists(answer: Cpusets) -> dict[str, str]:
+def lists(answer: NodePlan) -> dict[str, str]:
     """The answer as CPU lists by container id."""
-    return {name: format_cpu_list(setting.cpus) for name, setting in answer.settings.items()}
+    return {name: format_cpu_list(setting.cpus) for name, setting in answer.containers.items()}
 
 
 def test_an_exclusive_vm_gets_its_cpus_and_everybody_else_the_rest() -> None:
     state = node_with(placed(VM, "2-3", emulator="4"))
-    answer = decide_cpusets(
+    answer = plan_node(
         state, [container(VM), container(VM, SIDECAR), container(PLAIN, "app", in_vm_pod=False)]
     )
     assert lists(answer) == {
@@ -53,7 +54,7 @@ def test_an_exclusive_vm_gets_its_cpus_and_everybody_else_the_rest() -> None:
 
 
 def test_every_container_of_a_plain_pod_with_a_claim_gets_its_cpus() -> None:
-    answer = decide_cpusets(
+    answer = plan_node(
         node_with(placed(PLAIN, "6-7")),
         [container(PLAIN, "app", in_vm_pod=False), container(PLAIN, "log", in_vm_pod=False)],
     )
@@ -61,7 +62,7 @@ def test_every_container_of_a_plain_pod_with_a_claim_gets_its_cpus() -> None:
 
 
 def test_a_sharing_vm_gets_the_cpus_that_it_names_and_others_may_use_them() -> None:
-    answer = decide_cpusets(
+    answer = plan_node(
         node_with(placed(VM, "2-3", policy=Policy.SHARE)),
         [container(VM), container(PLAIN, "app", in_vm_pod=False)],
     )
@@ -70,51 +71,50 @@ def test_a_sharing_vm_gets_the_cpus_that_it_names_and_others_may_use_them() -> N
 
 def test_a_numa_vm_gets_the_shared_pool_of_its_nodes() -> None:
     state = node_with(numa_placed(VM, TWO, NumaId(1)), placed(OTHER_VM, "4-5"), topology=TWO)
-    assert lists(decide_cpusets(state, [container(VM)])) == {"uid-vm/compute": "6-7,12-15"}
+    assert lists(plan_node(state, [container(VM)])) == {"uid-vm/compute": "6-7,12-15"}
 
 
 def test_a_numa_node_that_gives_a_numa_vm_memory_alone_adds_no_cpus_to_its_pool() -> None:
     bound = numa_placed(VM, TWO, NumaId(1))
     bound = replace(bound, placement=replace(bound.placement, numa_nodes=(NumaId(0), NumaId(1))))
     state = node_with(bound, topology=TWO)
-    assert lists(decide_cpusets(state, [container(VM)])) == {"uid-vm/compute": "4-7,12-15"}
+    assert lists(plan_node(state, [container(VM)])) == {"uid-vm/compute": "4-7,12-15"}
 
 
 def test_a_numa_vm_whose_nodes_are_given_out_entirely_gets_the_whole_shared_pool() -> None:
     state = node_with(numa_placed(VM, TWO, NumaId(1)), placed(OTHER_VM, "4-7,12-15"), topology=TWO)
-    assert lists(decide_cpusets(state, [container(VM)])) == {"uid-vm/compute": "0-3,8-11"}
+    assert lists(plan_node(state, [container(VM)])) == {"uid-vm/compute": "0-3,8-11"}
 
 
 def test_emulator_threads_leave_a_cpu_of_the_pool_that_became_another_vms() -> None:
     state = node_with(placed(VM, "2-3", emulator="0-1,4-7"), placed(OTHER_VM, "4-6"))
-    assert lists(decide_cpusets(state, [container(VM)])) == {"uid-vm/compute": "0-3,7"}
+    assert lists(plan_node(state, [container(VM)])) == {"uid-vm/compute": "0-3,7"}
 
 
 def test_a_vm_that_floats_gets_the_shared_pool() -> None:
     state = node_with(placed(OTHER_VM, "7"))
-    floating = replace(state, placements={VM: PodPlacement.floating(pod_uid=VM, node=state.node)})
-    assert lists(decide_cpusets(floating, [container(VM)])) == {"uid-vm/compute": "0-6"}
+    floating = replace(state, pods={VM: PodRevisions(PodPlacement.floating(pod_uid=VM, node=state.node))})
+    assert lists(plan_node(floating, [container(VM)])) == {"uid-vm/compute": "0-6"}
 
 
 def test_cpus_leave_the_pool_as_soon_as_the_ledger_gives_them_to_a_pod_that_is_still_to_come() -> None:
     ledger = node_with(placed(VM, "2-3")).ledger
-    answer = decide_cpusets(node_with(ledger=ledger), [container(PLAIN, "app", in_vm_pod=False)])
+    answer = plan_node(node_with(ledger=ledger), [container(PLAIN, "app", in_vm_pod=False)])
     assert lists(answer) == {"uid-plain/app": "0-1,4-7"}
 
 
 def test_a_new_pod_counts_from_the_annotation_of_its_sandbox_before_the_watches_show_it() -> None:
     new = replace(container(VM), placement=placed(VM, "2-3").to_json())
-    answer = decide_cpusets(node_with(), [new, container(PLAIN, "app", in_vm_pod=False)])
+    answer = plan_node(node_with(), [new, container(PLAIN, "app", in_vm_pod=False)])
     assert lists(answer) == {"uid-vm/compute": "2-3", "uid-plain/app": "0-1,4-7"}
 
 
 def test_the_placement_with_the_highest_revision_counts() -> None:
     state = node_with(placed(VM, "4-5", revision=2))
-    assert placement_of(state, replace(container(VM), placement=placed(VM, "2-3").to_json())) == placed(
-        VM, "4-5", revision=2
-    )
-    newer = placed(VM, "6", revision=3)
-    assert placement_of(state, replace(container(VM), placement=newer.to_json())) == newer
+    older, newer = placed(VM, "2-3"), placed(VM, "6", revision=3)
+    for annotated, counts in (older, placed(VM, "4-5", revision=2)), (newer, newer):
+        compute = replace(container(VM), placement=annotated.to_json())
+        assert plan_node(state, [compute]).pods[VM].bound == counts
 
 
 @pytest.mark.parametrize(
@@ -123,23 +123,23 @@ def test_the_placement_with_the_highest_revision_counts() -> None:
     ids=["not JSON", "of another pod", "of another node"],
 )
 def test_an_annotation_that_is_not_the_pods_own_placement_does_not_count(text: str) -> None:
-    answer = decide_cpusets(node_with(), [replace(container(VM), placement=text)])
+    answer = plan_node(node_with(), [replace(container(VM), placement=text)])
     assert lists(answer) == {"uid-vm/compute": "0-7"}
 
 
 def test_memory_nodes_are_set_for_strict_memory_and_left_alone_otherwise() -> None:
     state = node_with(placed(VM, "2", strict=(NumaId(0),)), placed(OTHER_VM, "4"), topology=TWO)
-    answer = decide_cpusets(state, [container(VM), container(VM, SIDECAR), container(OTHER_VM)])
-    assert {name: setting.mems for name, setting in answer.settings.items()} == {
-        "uid-vm/compute": (0,),
-        f"uid-vm/{SIDECAR}": None,
-        "uid-vm-2/compute": None,
+    answer = plan_node(state, [container(VM), container(VM, SIDECAR), container(OTHER_VM)])
+    assert {name: setting.memory_nodes for name, setting in answer.containers.items()} == {
+        "uid-vm/compute": mask_of([0]),
+        f"uid-vm/{SIDECAR}": NO_CPUS,
+        "uid-vm-2/compute": NO_CPUS,
     }
 
 
 def test_memory_may_come_from_everywhere_again_when_a_relocation_ends_strict_memory() -> None:
     state = node_with(placed(VM, "2", revision=2), topology=TWO)
-    assert decide_cpusets(state, [container(VM)]).settings[container(VM).id].mems == (0, 1)
+    assert plan_node(state, [container(VM)]).containers[container(VM).id].memory_nodes == mask_of([0, 1])
 
 
 def test_a_relocating_vm_has_old_and_new_cpus_until_its_threads_have_followed() -> None:
@@ -148,24 +148,24 @@ def test_a_relocating_vm_has_old_and_new_cpus_until_its_threads_have_followed() 
     both = replace(
         before,
         ledger=Ledger({CpuId(cpu): VM for cpu in (2, 3, 4, 5)}, before.ledger.claims),
-        confirmed={VM: 1},
+        pods={VM: PodRevisions(old, confirmed=1)},
     )
     mine, other = container(VM, cpus="2-3"), container(PLAIN, "app", in_vm_pod=False)
 
-    claimed = decide_cpusets(both, [mine, other])
+    claimed = plan_node(both, [mine, other])
     assert lists(claimed) == {"uid-vm/compute": "2-3", "uid-plain/app": "0-1,6-15"}
 
-    moving = replace(both, placements={VM: new})
-    asked = decide_cpusets(moving, [mine, other])
+    moving = replace(both, pods={VM: PodRevisions(new, confirmed=1)})
+    asked = plan_node(moving, [mine, other])
     assert lists(asked) == {"uid-vm/compute": "2-5", "uid-plain/app": "0-1,6-15"}
-    assert asked.settings[mine.id].mems == (0, 1)
+    assert asked.containers[mine.id].memory_nodes == mask_of([0, 1])
 
-    followed = decide_cpusets(replace(moving, confirmed={VM: 2}), [mine, other])
+    followed = plan_node(confirmed(moving, VM, 2), [mine, other])
     assert lists(followed) == {"uid-vm/compute": "4-5", "uid-plain/app": "0-1,6-15"}
-    assert followed.settings[mine.id].mems == (1,)
+    assert followed.containers[mine.id].memory_nodes == mask_of([1])
 
     released = node_with(new, topology=TWO)
-    assert lists(decide_cpusets(released, [mine, other])) == {
+    assert lists(plan_node(released, [mine, other])) == {
         "uid-vm/compute": "4-5",
         "uid-plain/app": "0-3,6-15",
     }
@@ -174,22 +174,22 @@ def test_a_relocating_vm_has_old_and_new_cpus_until_its_threads_have_followed() 
 def test_a_relocating_vm_keeps_the_cpu_of_its_emulator_until_its_threads_have_followed() -> None:
     old, new = placed(VM, "2", emulator="3"), placed(VM, "4", emulator="5", revision=2)
     owned = replace(old, placement=replace(old.placement, owned=parse_cpu_list("2-3")))
-    state = replace(node_with(owned), placements={VM: new})
+    state = replace(node_with(owned), pods={VM: PodRevisions(new)})
     state = replace(state, ledger=Ledger({CpuId(cpu): VM for cpu in (2, 3, 4)}, state.ledger.claims))
-    assert lists(decide_cpusets(state, [container(VM, cpus="2-3")]))["uid-vm/compute"] == "2-5"
+    assert lists(plan_node(state, [container(VM, cpus="2-3")]))["uid-vm/compute"] == "2-5"
 
 
 def test_a_migration_target_may_use_the_pool_too_until_its_threads_are_on_its_own_cpus() -> None:
     state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "4-5"))
     arriving = replace(container(VM), incoming=True)
-    assert lists(decide_cpusets(state, [arriving])) == {"uid-vm/compute": "0-3,6-7"}
-    seen = replace(state, confirmed={VM: 1})
-    assert lists(decide_cpusets(seen, [arriving])) == {"uid-vm/compute": "2-3"}
+    assert lists(plan_node(state, [arriving])) == {"uid-vm/compute": "0-3,6-7"}
+    seen = confirmed(state, VM, 1)
+    assert lists(plan_node(seen, [arriving])) == {"uid-vm/compute": "2-3"}
 
 
 def test_nothing_is_set_on_a_node_that_is_only_observed() -> None:
-    answer = decide_cpusets(replace(node_with(placed(VM, "2")), observes_only=True), [container(VM)])
-    assert answer.settings == {}
+    answer = plan_node(replace(node_with(placed(VM, "2")), observes_only=True), [container(VM)])
+    assert answer.containers == {}
 
 
 class TestTheLastJudge:
@@ -197,7 +197,7 @@ class TestTheLastJudge:
 
     @staticmethod
     def judged(state: NodeState, *containers: Container) -> dict[PodUid, tuple[PinnedReason, str]]:
-        refused = decide_cpusets(state, containers).refused
+        refused = plan_node(state, containers).refused
         return {uid: (refusal.reason, refusal.message) for uid, refusal in refused.items()}
 
     def test_cpus_of_a_vm_that_runs_on_them_are_not_given_away_whatever_the_ledger_states(self) -> None:
@@ -207,17 +207,19 @@ class TestTheLastJudge:
         assert self.judged(state, runs, new) == {
             VM: (PinnedReason.CPUS_IN_USE, "CPU 3 is in use by another pod, which owns it.")
         }
-        assert decide_cpusets(state, [runs, new]).refused[VM].owner == "pod vms/pod-of-uid-vm-2 (uid-vm-2)"
-        assert lists(decide_cpusets(state, [runs, new])) == {
+        assert plan_node(state, [runs, new]).refused[VM].owner == "pod vms/pod-of-uid-vm-2 (uid-vm-2)"
+        assert lists(plan_node(state, [runs, new])) == {
             "uid-vm-2/compute": "3",
             "uid-vm/compute": "0-1,4-7",
         }
 
     def test_the_hook_sidecar_of_a_refused_claim_sees_owned_cpus_and_waits(self) -> None:
         state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "3"), ledger=Ledger())
-        answer = decide_cpusets(state, [container(OTHER_VM, cpus="3"), container(VM), container(VM, SIDECAR)])
-        assert answer.settings[container(VM, SIDECAR).id].cpus & parse_cpu_list("2-3") == parse_cpu_list("2")
-        assert not answer.settings[container(VM).id].cpus & parse_cpu_list("2-3")
+        answer = plan_node(state, [container(OTHER_VM, cpus="3"), container(VM), container(VM, SIDECAR)])
+        assert answer.containers[container(VM, SIDECAR).id].cpus & parse_cpu_list("2-3") == parse_cpu_list(
+            "2"
+        )
+        assert not answer.containers[container(VM).id].cpus & parse_cpu_list("2-3")
 
     def test_a_refused_claim_on_the_shared_pool_does_not_count_as_running_on_its_cpus(self) -> None:
         runs, new = placed(OTHER_VM, "3", policy=Policy.SHARE), placed(VM, "1-2", policy=Policy.SHARE)
@@ -228,9 +230,9 @@ class TestTheLastJudge:
         state = node_with(*both, topology=machine_of([1, 2, 3]), ledger=Ledger())
         containers = [container(OTHER_VM, cpus="3"), container(VM, cpus="1-2")]
         for _ in range(3):
-            answer = decide_cpusets(state, containers)
+            answer = plan_node(state, containers)
             assert lists(answer) == {"uid-vm-2/compute": "3", "uid-vm/compute": "1-2"}
-            containers = [replace(each, cpus=answer.settings[each.id].cpus) for each in containers]
+            containers = [replace(each, cpus=answer.containers[each.id].cpus) for each in containers]
 
     def test_a_vm_that_relocates_keeps_its_cpus_when_the_new_ones_cannot_be_had(self) -> None:
         old, new = placed(VM, "1-2"), placed(VM, "3-4", revision=2)
@@ -238,11 +240,10 @@ class TestTheLastJudge:
         claim = claim_while_relocating(before.ledger.claims[VM], Relocation(new, old))
         state = replace(
             before,
-            placements={VM: new},
+            pods={VM: PodRevisions(new, confirmed=1)},
             ledger=before.ledger.after(LedgerChange((claim,))),
-            confirmed={VM: 1},
         )
-        assert lists(decide_cpusets(state, [container(VM, cpus="1-2")])) == {"uid-vm/compute": "1-2"}
+        assert lists(plan_node(state, [container(VM, cpus="1-2")])) == {"uid-vm/compute": "1-2"}
 
     def test_offline_cpus_are_not_given_out(self) -> None:
         state = node_with(placed(VM, "2-3"), topology=machine_of([0, 1, 2, 9]))
@@ -252,14 +253,14 @@ class TestTheLastJudge:
 
     def test_a_running_vm_keeps_its_other_cpus_when_one_goes_offline(self) -> None:
         state = node_with(placed(VM, "2-3"), topology=machine_of([0, 1, 2]))
-        assert lists(decide_cpusets(state, [container(VM, cpus="2-3")])) == {"uid-vm/compute": "2"}
-        assert lists(decide_cpusets(state, [container(VM, cpus="2")])) == {"uid-vm/compute": "2"}
+        assert lists(plan_node(state, [container(VM, cpus="2-3")])) == {"uid-vm/compute": "2"}
+        assert lists(plan_node(state, [container(VM, cpus="2")])) == {"uid-vm/compute": "2"}
 
     def test_a_running_vm_whose_cpus_are_all_offline_is_on_the_pool_till_they_return(self) -> None:
         state = node_with(placed(VM, "2-3"), topology=machine_of([0, 1]))
-        assert lists(decide_cpusets(state, [container(VM, cpus="2-3")])) == {"uid-vm/compute": "0-1"}
+        assert lists(plan_node(state, [container(VM, cpus="2-3")])) == {"uid-vm/compute": "0-1"}
         back = replace(state, topology=machine_of([0, 1, 2, 3]))
-        assert lists(decide_cpusets(back, [container(VM, cpus="0-1")])) == {"uid-vm/compute": "2-3"}
+        assert lists(plan_node(back, [container(VM, cpus="0-1")])) == {"uid-vm/compute": "2-3"}
 
     @pytest.mark.parametrize("observes_only", [False, True])
     def test_cpus_of_the_kubelets_static_policy_are_not_given_out(self, observes_only: bool) -> None:
@@ -278,7 +279,7 @@ class TestTheLastJudge:
         assert self.judged(state, container(VM)) == {
             VM: (PinnedReason.OWNED_BY_ANOTHER_POD, "CPU 3 belongs to another pod in the ledger.")
         }
-        assert decide_cpusets(state, [container(VM)]).refused[VM].owner == "pod uid-nobody"
+        assert plan_node(state, [container(VM)]).refused[VM].owner == "pod uid-nobody"
 
     def test_the_last_cpus_of_the_shared_pool_are_not_given_out(self) -> None:
         state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "0-1"), topology=machine_of([0, 1, 2, 3]))
@@ -290,15 +291,12 @@ class TestTheLastJudge:
         }
 
 
-def _claims_in(state: NodeState, containers: list[Container], answer: Cpusets) -> dict[PodUid, CpuMask]:
+def _claims_in(state: NodeState, containers: list[Container], answer: NodePlan) -> dict[PodUid, CpuMask]:
     """What the accepted claims of an answer own."""
     owned = {}
-    for pod in {each.pod_uid for each in containers} - set(answer.refused):
-        found = [placement_of(state, each) for each in containers if each.pod_uid == pod]
-        bound = max(
-            (each for each in found if each is not None), key=lambda each: each.revision, default=None
-        )
-        if bound is not None and not bound.placement.floats:
+    for pod, revisions in placements_in(state, containers).items():
+        bound = revisions.in_effect(state.ledger)
+        if pod not in answer.refused and not bound.placement.floats:
             owned[pod] = bound.placement.owned
     return owned
 
@@ -308,13 +306,11 @@ def test_no_set_is_ever_empty_or_names_a_cpu_that_is_not_online(
     case: tuple[NodeState, list[Container]],
 ) -> None:
     state, containers = case
-    answer = decide_cpusets(state, containers)
-    assert set(answer.settings) == {each.id for each in containers}
-    for cpus in (answer.pool, *(setting.cpus for setting in answer.settings.values())):
+    answer = plan_node(state, containers)
+    assert set(answer.containers) == {each.id for each in containers}
+    for cpus in (answer.pool, *(setting.cpus for setting in answer.containers.values())):
         assert cpus
         assert not cpus & ~state.topology.cpus
-    for setting in answer.settings.values():
-        assert setting.mems is None or setting.mems
 
 
 @given(nodes_in_use())
@@ -322,7 +318,7 @@ def test_a_cpu_that_an_accepted_claim_owns_is_only_in_the_sets_of_the_containers
     case: tuple[NodeState, list[Container]],
 ) -> None:
     state, containers = case
-    answer = decide_cpusets(state, containers)
+    answer = plan_node(state, containers)
     owned = _claims_in(state, containers, answer)
     taken = NO_CPUS
     for pod, cpus in owned.items():
@@ -330,7 +326,7 @@ def test_a_cpu_that_an_accepted_claim_owns_is_only_in_the_sets_of_the_containers
         taken |= cpus
         for each in containers:
             if each.pod_uid != pod or not each.runs_claim:
-                assert not answer.settings[each.id].cpus & cpus
+                assert not answer.containers[each.id].cpus & cpus
     assert not answer.pool & taken
 
 
@@ -339,14 +335,14 @@ def test_equal_states_give_equal_answers_in_whatever_order_containers_are_listed
     case: tuple[NodeState, list[Container]],
 ) -> None:
     state, containers = case
-    assert decide_cpusets(state, containers) == decide_cpusets(state, reversed(containers))
+    assert plan_node(state, containers) == plan_node(state, reversed(containers))
 
 
 @given(nodes_in_use())
 def test_answers_that_are_carried_out_soon_stay_the_same(case: tuple[NodeState, list[Container]]) -> None:
     state, containers = case
-    answers = [decide_cpusets(state, containers)]
+    answers = [plan_node(state, containers)]
     for _ in range(4):
-        containers = [replace(each, cpus=answers[-1].settings[each.id].cpus) for each in containers]
-        answers.append(decide_cpusets(state, containers))
+        containers = [replace(each, cpus=answers[-1].containers[each.id].cpus) for each in containers]
+        answers.append(plan_node(state, containers))
     assert answers[-1] == answers[-2]

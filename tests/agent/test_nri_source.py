@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from kvplace.agent import nri_enforcement, repair_history
+from kvplace.agent import cpuset_keeper, nri_source, repair_history
 from kvplace.agent.conditions import PinnedReason, TopologyCondition
 from kvplace.agent.repair_history import MOST_REPAIRS
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.ledger import Ledger
-from kvplace.core.scalars import ContainerId, CpuMask, NumaId
+from kvplace.core.scalars import CpuMask, NumaId
 from kvplace.linux.cpuset_hierarchy import CpusetFile
 from kvplace.linux.inotify import Inotify
-from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable
+from kvplace.linux.kernel_files import NotPermitted, Unreadable
 from kvplace.nri.values import ContainerState, Cpuset, Event
 from kvplace.service.process import in_background
 from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, machine_of, node_with, placed
@@ -85,7 +85,7 @@ class TestCreation:
         node = Node(node_with(placed(VM, "2-3"), placed(OTHER_VM, "3-4"), ledger=Ledger()))
         first, second = node.started(VM, "compute"), node.started(OTHER_VM, "compute")
         assert (node.cgroup(first), node.cgroup(second)) == ("2-3", "0-1,5-7")
-        assert node.agent.cpusets().refused[OTHER_VM].reason is PinnedReason.CPUS_IN_USE
+        assert node.keeper.plan.refused[OTHER_VM].reason is PinnedReason.CPUS_IN_USE
 
     def test_a_node_without_claims_is_not_touched(self) -> None:
         node = Node(EMPTY)
@@ -104,7 +104,7 @@ class TestCreation:
         node.started(VM, "compute")
         assert node.runtime.answers == [50]
         assert {node.cgroup(other) for other in others} == {"0-1,4-7"}
-        now(node.agent.carry_out())
+        node.carry_out()
         assert node.runtime.answers == [50, 50, 20]
         assert {_spec(other) for other in others} == {"0-1,4-7"}
 
@@ -117,7 +117,7 @@ class TestCreation:
         def fail(*_arguments: object) -> None:
             raise KeyError("a bug")
 
-        monkeypatch.setattr(nri_enforcement, "decide_cpusets", fail)
+        monkeypatch.setattr(cpuset_keeper, "plan_node", fail)
         container = node.runtime.create(node.runtime.run_pod(PLAIN, vm=False), "app")
         assert _spec(container) == "0-1,4-7"
         assert "no decision about container app" in caplog.text
@@ -166,7 +166,7 @@ class TestUpdates:
         assert node.cgroup(other) == "0-7"
         node.runtime.start(other)
         assert format_cpu_list(other.first_cpus) == "0-1,4-7"
-        assert node.agent.repairs == 1
+        assert node.keeper.repairs == 0
 
     def test_a_container_that_was_created_before_and_starts_later_has_the_new_pool(self) -> None:
         node = Node(EMPTY)
@@ -175,43 +175,45 @@ class TestUpdates:
         node.started(VM, "compute")
         node.runtime.start(other)
         assert format_cpu_list(other.first_cpus) == "0-1,4-7"
-        assert node.agent.repairs == 0
+        assert node.keeper.repairs == 0
 
     def test_a_cgroup_that_a_user_writes_is_set_again(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO")
         node = Node(ONE_VM)
         compute = node.started(VM, "compute")
         node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
-        node.agent.check(compute.id)
+        node.check(compute)
         assert node.cgroup(compute) == "2-3"
-        assert node.agent.repairs == 1
-        assert "the cgroup of container pod-of-uid-vm/compute is set to CPU 2-3 again" in caplog.text
+        assert node.keeper.repairs == 1
+        assert (
+            "vms/pod-of-uid-vm/compute: /cgroups/compute-1 was set to CPU 0-7 and is set back" in caplog.text
+        )
 
     def test_the_cgroup_of_a_vm_that_may_use_every_cpu_is_set_again_too(self) -> None:
         node = Node(node_with(placed(VM, "2-3", emulator="0-1,4-7")))
         compute = node.started(VM, "compute")
         node.runtime.write_cgroup(compute, parse_cpu_list("0-1"))
-        node.agent.check(compute.id)
+        node.check(compute)
         assert node.cgroup(compute) == "0-7"
 
     def test_memory_nodes_that_a_user_writes_are_set_again(self) -> None:
         bound = placed(VM, "2-3", strict=(NumaId(1),))
         node = Node(node_with(bound, topology=machine_of(range(8))))
         compute = node.started(VM, "compute")
-        assert node.agent.repairs == 0
+        assert node.keeper.repairs == 0
         (folder,) = node.runtime.cgroups.memory_nodes
         node.runtime.cgroups.memory_nodes[folder] = parse_cpu_list("0-1")
-        node.agent.check(compute.id)
+        node.check(compute)
         assert node.runtime.cgroups.memory_nodes == {folder: parse_cpu_list("1")}
-        assert node.agent.repairs == 1
+        assert node.keeper.repairs == 1
 
     async def test_repairs_that_are_undone_again_and_again_are_given_up_and_reported(self) -> None:
         node = Node(ONE_VM)
         compute = node.started(VM, "compute")
         for _ in range(9):
             node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
-            node.agent.check(compute.id)
-        assert node.agent.repairs == MOST_REPAIRS == 5
+            node.check(compute)
+        assert node.keeper.repairs == MOST_REPAIRS == 5
         condition = node.report.conditions[TopologyCondition.CPUSETS_ENFORCED]
         assert (condition.status, condition.reason) == (False, "RepairsUndone")
         assert "vms/pod-of-uid-vm/compute" in condition.message
@@ -219,13 +221,11 @@ class TestUpdates:
     async def test_a_repair_that_was_given_up_is_tried_again_although_nothing_writes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in (nri_enforcement, repair_history):
-            monkeypatch.setattr(module, "PERIOD_S", 1.0)
-        node = Node(ONE_VM)
+        node = Node(ONE_VM, sweep_s=0.01)
         compute = node.started(VM, "compute")
         for _ in range(MOST_REPAIRS + 1):
             node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
-            node.agent.check(compute.id)
+            node.check(compute)
         assert node.cgroup(compute) == "0-7"
         written, write = asyncio.Event(), node.runtime.cgroups.set
 
@@ -234,7 +234,10 @@ class TestUpdates:
             written.set()
 
         monkeypatch.setattr(node.runtime.cgroups, "set", write_and_say_so)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10), in_background(node.keeper.run(node.source)):
+            await asyncio.sleep(0.1)
+            assert not written.is_set()
+            monkeypatch.setattr(repair_history, "PERIOD_S", 0.0)
             await written.wait()
         assert node.cgroup(compute) == "2-3"
 
@@ -251,7 +254,7 @@ class TestChangesOfTheNode:
     def test_cpus_of_a_new_claim_leave_the_pool_before_its_pod_is_there(self) -> None:
         node = Node(EMPTY)
         other = node.started(PLAIN, "app")
-        node.change(replace(ONE_VM, placements={}))
+        node.change(replace(ONE_VM, pods={}))
         assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "0-1,4-7")
 
     def test_cpus_are_taken_from_some_before_others_get_them(self) -> None:
@@ -272,7 +275,7 @@ class TestChangesOfTheNode:
             node.change(ONE_VM)
         assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "")
         node.runtime.couriers_fail = False
-        now(node.agent.carry_out())
+        node.carry_out()
         assert _spec(other) == "0-1,4-7"
 
     def test_a_cgroup_that_only_the_runtime_may_write_is_not_tried_again_when_it_is_right(
@@ -289,30 +292,30 @@ class TestChangesOfTheNode:
         monkeypatch.setattr(node.runtime.cgroups, "set", refused)
         node.change(ONE_VM)
         assert (node.cgroup(own), tried) == ("0-1,4-7", [own.id])
-        node.agent.check(own.id)
+        node.check(own)
         node.change(ONE_VM)
         assert tried == [own.id]
 
     def test_a_container_that_is_removed_without_having_stopped_is_forgotten(self) -> None:
         node = Node(ONE_VM)
         compute, other = node.started(VM, "compute"), node.started(VM, "other")
-        now(node.agent.observe(Event.REMOVE, compute.pod, compute.value()))
-        assert [found.id for found in node.agent.containers()] == [other.id]
+        now(node.source.observe(Event.REMOVE, compute.pod, compute.value()))
+        assert [found.id for found in node.keeper.containers()] == [other.id]
 
     def test_a_container_that_had_ended_before_its_start_was_reported_stays_forgotten(self) -> None:
         """No client states a second time that it has stopped, and the CPUs of its pod would stay in use."""
         node = Node(ONE_VM)
         compute = node.started(VM, "compute")
         ended = replace(compute.value(), state=ContainerState.STOPPED)
-        now(node.agent.stop(compute.pod, ended))
-        now(node.agent.observe(Event.POST_START, compute.pod, ended))
-        assert list(node.agent.containers()) == []
+        now(node.source.stop(compute.pod, ended))
+        now(node.source.observe(Event.POST_START, compute.pod, ended))
+        assert list(node.keeper.containers()) == []
 
     def test_containers_of_a_removed_pod_are_forgotten(self) -> None:
         node = Node(ONE_VM)
         node.started(VM, "compute")
         node.runtime.remove_pod(next(iter(node.runtime.pods.values())))
-        assert list(node.agent.containers()) == []
+        assert list(node.keeper.containers()) == []
 
     def test_on_a_node_that_is_only_observed_nothing_is_set(self) -> None:
         node = Node(replace(ONE_VM, observes_only=True))
@@ -339,8 +342,8 @@ class TestRestarts:
         node.started(VM, "compute")
         node.runtime.disconnect()
         node.runtime.remove_pod(next(iter(node.runtime.pods.values())))
-        node.runtime.connect(node.agent)
-        assert list(node.agent.containers()) == []
+        node.runtime.connect(node.source)
+        assert list(node.keeper.containers()) == []
 
     def test_what_runs_is_not_touched_when_nothing_has_changed(self) -> None:
         node = Node(ONE_VM)
@@ -377,7 +380,7 @@ class TestRestarts:
             node.runtime.update(container, _cpuset("0-7"))
             assert (node.cgroup(container), _spec(container)) == (own, own)
         assert _spec(second_compute) == "4"
-        assert node.agent.cpusets().settings == {}
+        assert node.keeper.plan.pods == {}
         node.change(node_with(placed(VM, "2-3", revision=2), placed(OTHER_VM, "4")))
         found = [_spec(container) for container in (compute, other, later, second_compute)]
         assert found == ["2-3", "0-1,5-7", "0-1,5-7", "4"]
@@ -407,7 +410,7 @@ class TestRestarts:
         node.restart_agent()
         node.runtime.update(other, _cpuset("0-3"))
         node.runtime.write_cgroup(other, parse_cpu_list("0-2"))
-        node.agent.check(other.id)
+        node.check(other)
         assert (node.cgroup(other), _spec(other)) == ("0-2", "0-3")
         assert node.runtime.cgroups.writes == []
 
@@ -417,7 +420,7 @@ class TestRestarts:
         node.started(PLAIN, "app")
         assert node.report.enforcement is Enforcement.NRI
         assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status is True
-        node.agent.disconnected(Unavailable("the NRI runtime closed the connection"))
+        node.source.disconnected(Unavailable("the NRI runtime closed the connection"))
         condition = node.report.conditions[TopologyCondition.CPUSETS_ENFORCED]
         assert (condition.status, condition.reason) == (False, "RuntimeUnavailable")
         assert condition.message == "the NRI runtime closed the connection."
@@ -427,19 +430,18 @@ class TestRestarts:
         assert node.runtime.cgroups.writes == []
 
 
-def test_a_container_is_known_before_its_cgroup_exists_and_others_are_gone() -> None:
+def test_a_container_is_known_before_its_cgroup_exists() -> None:
     node = Node(ONE_VM)
-    compute = node.runtime.create(node.runtime.run_pod(VM), "compute")
-    assert not node.agent.cgroup_of(compute.id).exists()
-    with pytest.raises(Gone):
-        node.agent.cgroup_of(ContainerId("unknown"))
-    assert [found.name for found in node.agent.containers()] == ["compute"]
+    node.runtime.create(node.runtime.run_pod(VM), "compute")
+    (known,) = node.keeper.containers()
+    assert known.folder is not None
+    assert (known.name, known.folder.exists()) == ("compute", False)
 
 
 async def test_changes_are_carried_out_until_the_agent_ends() -> None:
     node = Node(EMPTY)
     other = node.started(PLAIN, "app")
-    running = asyncio.create_task(node.agent.run())
+    running = asyncio.create_task(node.keeper.run(node.source))
     node.objects.become(ONE_VM)
     async with asyncio.timeout(30):
         await node.runtime.delivered.wait()
@@ -455,10 +457,10 @@ async def test_changes_are_carried_out_although_what_others_write_cannot_be_noti
     def used_up() -> Inotify:
         raise Misconfigured("inotify cannot be used: raise fs.inotify.max_user_instances")
 
-    monkeypatch.setattr(nri_enforcement, "Inotify", used_up)
+    monkeypatch.setattr(nri_source, "Inotify", used_up)
     node = Node(EMPTY)
     other = node.started(PLAIN, "app")
-    async with asyncio.timeout(30), in_background(node.agent.run()):
+    async with asyncio.timeout(30), in_background(node.keeper.run(node.source)):
         await asyncio.sleep(0)
         node.objects.become(ONE_VM)
         await node.runtime.delivered.wait()
@@ -477,8 +479,10 @@ async def test_the_kernel_watches_no_container_that_has_ended(tmp_path: Path) ->
 
     node = Node(EMPTY)
     node.runtime.cgroups.root = tmp_path
-    async with in_background(node.agent.run()):
-        await asyncio.sleep(0)
+    node.restart_agent()
+    async with in_background(node.keeper.run(node.source)):
+        for _ in range(5):
+            await asyncio.sleep(0)
         before = watches()
         ends = node.runtime.create(node.runtime.run_pod(PLAIN, vm=False), "ends")
         away = node.runtime.create(ends.pod, "away")
@@ -490,5 +494,5 @@ async def test_the_kernel_watches_no_container_that_has_ended(tmp_path: Path) ->
         assert watches() == before + 1
         node.runtime.disconnect()
         node.runtime.stop(away)
-        node.runtime.connect(node.agent)
+        node.runtime.connect(node.source)
         assert watches() == before

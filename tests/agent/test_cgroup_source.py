@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from harness.pod_cgroups import PodCgroups, allowed, container_id, pod_uid
-from kvplace.agent import cgroup_enforcement, repair_history
-from kvplace.agent.cgroup_enforcement import CgroupEnforcement
+from kvplace.agent import cpuset_keeper, repair_history
+from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.conditions import TopologyCondition
+from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.repair_history import MOST_REPAIRS
@@ -58,10 +59,36 @@ class Node:
         self.pods = pods
         self.own = OwnNode(NODE, machine_of([0, 1]))
         self.report = NodeReport()
-        self.enforcement = CgroupEnforcement(
-            self.own, self.report, pods.own, sweep_s=sweep_s, starting_s=starting_s
-        )
         self._version = 0
+        self.keep(pods.own, sweep_s=sweep_s, starting_s=starting_s)
+
+    def keep(
+        self,
+        hierarchy: CpusetHierarchy,
+        *,
+        sweep_s: float = 600.0,
+        starting_s: float = 0.0,
+        own_pid: int | None = None,
+        observes_only: bool = False,
+    ) -> None:
+        """Have another keeper."""
+        self.keeper = CpusetKeeper(
+            self.own,
+            self.report,
+            hierarchy,
+            observes_only=observes_only,
+            sweep_s=sweep_s,
+            starting_s=starting_s,
+            own_pid=own_pid,
+        )
+        self.source = CgroupSource(self.keeper, self.own, hierarchy.root)
+
+    def folder(self, container: ContainerId) -> Path:
+        """Return the cgroup of a container that the agent knows."""
+        known = self.keeper.container(container)
+        assert known is not None
+        assert known.folder is not None
+        return known.folder
 
     def read_objects(self, *known: PodRecord, claim: bool = True) -> None:
         """The API server has answered."""
@@ -90,7 +117,7 @@ class Node:
     @contextlib.asynccontextmanager
     async def enforced(self) -> AsyncIterator[None]:
         """Run the component while the block runs."""
-        task = asyncio.create_task(self.enforcement.run())
+        task = asyncio.create_task(self.keeper.run(self.source))
         try:
             yield
             assert not task.done() or task.result() is None
@@ -129,7 +156,7 @@ async def test_an_exclusive_vm_gets_its_cpu_and_what_ran_there_is_moved_off(
         await becomes(lambda: [allowed(each.pid) for each in (qemu, sidecar, app)], ["1", "0", "0"])
         assert node.report.enforcement is Enforcement.CGROUP
         assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
-        assert node.enforcement.repairs == 0
+        assert node.keeper.repairs == 0
 
 
 async def test_a_new_container_gets_the_shared_pool_when_its_cgroup_appears(
@@ -153,12 +180,11 @@ async def test_nothing_is_written_before_the_objects_of_the_node_are_known(
         for _ in range(20):
             await asyncio.sleep(0)
         assert pods.hierarchy.configured(qemu) == parse_cpu_list("1")
-        with pytest.raises(Gone):
-            node.enforcement.cgroup_of(COMPUTE)
+        assert node.keeper.container(COMPUTE) is None
         node.read_objects(VM_POD)
         await becomes(lambda: node.report.enforcement, Enforcement.CGROUP)
         assert pods.hierarchy.configured(qemu) == parse_cpu_list("1")
-        assert node.enforcement.cgroup_of(COMPUTE) == qemu
+        assert node.folder(COMPUTE) == qemu
 
 
 async def test_the_compute_container_leaves_the_pool_when_the_kubelet_has_named_it(
@@ -194,7 +220,7 @@ async def test_a_vm_whose_pod_was_deleted_by_force_keeps_its_cpu(pods: PodCgroup
         new = pods.container(LATER, NEW)  # when it has been seen, the end of the pods has been, too
         await becomes(lambda: pods.hierarchy.configured(new), parse_cpu_list("0"))
         assert [allowed(each.pid) for each in (qemu, app)] == ["1", "0"]
-        names = {each.id: (each.name, each.pod) for each in node.enforcement.containers()}
+        names = {each.id: (each.name, each.pod) for each in node.keeper.containers()}
         assert names[COMPUTE] == ("compute", "virt-launcher-a")
 
 
@@ -216,7 +242,7 @@ async def test_what_another_client_writes_is_put_back_and_counted(pods: PodCgrou
         await becomes(lambda: allowed(app.pid), "0")
         pods.hierarchy.set(folder, parse_cpu_list("0-1"))
         await becomes(lambda: allowed(app.pid), "0")
-        assert node.enforcement.repairs == 1
+        assert node.keeper.repairs == 1
         assert node.problem() == ""
 
 
@@ -233,9 +259,10 @@ async def test_a_set_that_is_undone_again_and_again_is_given_up_with_a_reason(
         pods.hierarchy.set(folder, parse_cpu_list("0-1"))
         await becomes(lambda: bool(node.problem()), True)
         assert node.problem() == (
-            f"1 container: {folder} is set to CPU 0-1 again and again by another program; stop that program."
+            f"Another program keeps setting the cpuset of default/app/{APP[:13]}; repaired once in 60 s."
         )
-        assert node.enforcement.repairs == MOST_REPAIRS
+        assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].reason == "RepairsUndone"
+        assert node.keeper.repairs == MOST_REPAIRS
 
 
 async def test_a_set_that_the_kernel_refuses_is_not_the_work_of_another_program(
@@ -254,13 +281,14 @@ async def test_a_set_that_the_kernel_refuses_is_not_the_work_of_another_program(
             real(self, path, wanted, *file)
 
         monkeypatch.setattr(CpusetHierarchy, "set", refuses)
+        monkeypatch.setattr(cpuset_keeper, "SET_AGAIN_S", 0.01)
         cpus = folder / CpusetFile.CPUS.value
         await becomes(lambda: cpus.write_text("0-1") and len(refused) > 2 * MOST_REPAIRS, True)
-        assert node.problem().endswith(": Device or resource busy.")
-        assert node.enforcement.repairs == 0
+        await becomes(node.problem, "1 container: Device or resource busy.")
+        assert node.keeper.repairs == 0
         monkeypatch.setattr(CpusetHierarchy, "set", real)
         cpus.write_text("0-1")
-        await becomes(lambda: (node.problem(), node.enforcement.repairs), ("", 1))
+        await becomes(lambda: (node.problem(), node.keeper.repairs), ("", 1))
 
 
 async def test_writes_while_a_container_starts_are_undone_and_are_not_drift(pods: PodCgroups) -> None:
@@ -273,7 +301,7 @@ async def test_writes_while_a_container_starts_are_undone_and_are_not_drift(pods
             await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
             pods.hierarchy.set(folder, parse_cpu_list("0-1"))
         await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
-        assert (node.enforcement.repairs, node.problem()) == (0, "")
+        assert (node.keeper.repairs, node.problem()) == (0, "")
 
 
 async def test_a_repair_that_was_given_up_is_tried_again_later(
@@ -312,7 +340,7 @@ async def test_without_inotify_containers_are_found_by_checking_and_the_setting_
         raise Misconfigured("inotify cannot be used: raise fs.inotify.max_user_instances")
 
     monkeypatch.setattr(container_watch, "Inotify", used_up)
-    monkeypatch.setattr(cgroup_enforcement, "SWEEP_WITHOUT_EVENTS_S", 0.01)
+    monkeypatch.setattr(cpuset_keeper, "SWEEP_WITHOUT_EVENTS_S", 0.01)
     node.read_objects(VM_POD)
     async with node.enforced():
         await becomes(lambda: "max_user_instances; cgroups are read every" in node.problem(), True)
@@ -331,7 +359,7 @@ async def test_containers_that_end_at_any_moment_are_not_an_error(pods: PodCgrou
             pods.remove(pods.pod(pod_uid(number + 10)))
         last = pods.container(LATER, NEW)
         await becomes(lambda: pods.hierarchy.configured(last), parse_cpu_list("0"))
-        assert [each.id for each in node.enforcement.containers()] == [NEW]
+        assert [each.id for each in node.keeper.containers()] == [NEW]
         assert node.problem() == ""
 
 
@@ -342,7 +370,7 @@ async def test_a_node_with_the_kubelets_static_policy_is_only_observed(pods: Pod
         await becomes(lambda: allowed(app.pid), "0")
         node.own.machine_changed(machine_of([0, 1]), NO_CPUS, observes_only=True)
         await becomes(lambda: node.report.enforcement, Enforcement.NONE)
-        pods.hierarchy.set(node.enforcement.cgroup_of(APP), parse_cpu_list("0-1"))
+        pods.hierarchy.set(node.folder(APP), parse_cpu_list("0-1"))
         node.release()
         await asyncio.sleep(0.05)
         assert allowed(app.pid) == "0-1"
@@ -379,10 +407,9 @@ async def test_memory_nodes_that_another_client_keeps_setting_are_given_up_with_
         mems = folder / CpusetFile.MEMORY_NODES.value
         await becomes(lambda: mems.write_text("0") and bool(node.problem()), True)
         assert node.problem() == (
-            f"1 container: {folder} is set to NUMA node 0 again and again by another program;"
-            " stop that program."
+            "Another program keeps setting the cpuset of vms/virt-launcher-a/compute; repaired once in 60 s."
         )
-        assert node.enforcement.repairs == MOST_REPAIRS
+        assert node.keeper.repairs == MOST_REPAIRS
 
 
 @pytest.mark.parametrize("error", [Misconfigured("no right"), Gone("it has ended")], ids=["denied", "gone"])
@@ -398,6 +425,7 @@ async def test_what_cannot_be_set_is_reported_and_the_rest_goes_on(
         real(self, path, wanted, file)
 
     monkeypatch.setattr(CpusetHierarchy, "set", fails)
+    monkeypatch.setattr(cpuset_keeper, "SET_AGAIN_S", 0.01)
     node.read_objects(VM_POD, PLAIN_POD)
     async with node.enforced():
         await becomes(lambda: pods.hierarchy.configured(good), parse_cpu_list("0"))
@@ -406,11 +434,11 @@ async def test_what_cannot_be_set_is_reported_and_the_rest_goes_on(
 
 async def test_an_operator_can_have_it_observe_only(pods: PodCgroups) -> None:
     node = Node(pods)
-    node.enforcement = CgroupEnforcement(node.own, node.report, pods.own, observes_only=True)
+    node.keep(pods.own, observes_only=True)
     app = pods.process(pods.container(PLAIN, APP))
     node.read_objects(VM_POD, PLAIN_POD)
     async with node.enforced():
-        await becomes(lambda: [each.id for each in node.enforcement.containers()], [APP])
+        await becomes(lambda: [each.id for each in node.keeper.containers()], [APP])
         assert allowed(app.pid) == "0-1"
         assert node.report.enforcement is Enforcement.NONE
 
@@ -421,7 +449,7 @@ async def test_a_container_that_may_not_use_its_cpus_is_reported(
     """With version 2 a cgroup keeps a set that those above it do not have; with version 1 it cannot."""
     folder = pods.container(VM, COMPUTE)
     version_2 = CpusetHierarchy(pods.base, CgroupVersion.V2)
-    node.enforcement = CgroupEnforcement(node.own, node.report, version_2)
+    node.keep(version_2, starting_s=10.0)
     monkeypatch.setattr(CpusetHierarchy, "effective", lambda *_: parse_cpu_list("0"))
     node.read_objects(VM_POD)
     async with node.enforced():
@@ -444,31 +472,25 @@ class Delegated(CpusetHierarchy):
 async def test_an_agent_that_may_not_write_its_own_cgroup_sets_its_own_threads(pods: PodCgroups) -> None:
     node = Node(pods)
     agent = pods.process(pods.container(PLAIN, APP))
-    node.enforcement = CgroupEnforcement(
-        node.own,
-        node.report,
-        Delegated(pods.own.root, pods.own.version),
-        sweep_s=0.05,
-        starting_s=0.0,
-        own_pid=agent.pid,
-    )
+    node.keep(Delegated(pods.own.root, pods.own.version), sweep_s=0.05, own_pid=agent.pid)
     node.read_objects(VM_POD, PLAIN_POD)
     async with node.enforced():
         await becomes(lambda: allowed(agent.pid), "0")
         os.sched_setaffinity(agent.pid, {0, 1})
         await becomes(lambda: allowed(agent.pid), "0")
-        assert (node.problem(), node.enforcement.repairs) == ("", 1)
+        assert (node.problem(), node.keeper.repairs) == ("", 1)
         node.release()
         node.own.pods.apply(Delete(VM_POD))
         await becomes(lambda: allowed(agent.pid), "0-1")
 
 
-async def test_another_container_that_may_not_be_set_is_a_problem(pods: PodCgroups) -> None:
+async def test_another_container_that_may_not_be_set_is_a_problem(
+    pods: PodCgroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpuset_keeper, "SET_AGAIN_S", 0.01)
     node = Node(pods)
     pods.process(pods.container(PLAIN, APP))
-    node.enforcement = CgroupEnforcement(
-        node.own, node.report, Delegated(pods.own.root, pods.own.version), sweep_s=600.0, starting_s=0.0
-    )
+    node.keep(Delegated(pods.own.root, pods.own.version))
     node.read_objects(VM_POD, PLAIN_POD)
     async with node.enforced():
         await becomes(lambda: "Operation not permitted" in node.problem(), True)

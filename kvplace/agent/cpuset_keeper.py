@@ -1,0 +1,464 @@
+"""Keeps the cpuset of every container as planned: plans, writes cgroups, checks, repairs and reports.
+
+Where containers come from is a `ContainerSource`: the container runtime through NRI, or the tree of cgroups.
+It reports what appears, ends and was written; all that follows is here.
+
+Sets shrink before others grow, so that a CPU never belongs to two claims. What others write is put back at
+once, at most a few times a minute. What no event was about is found by reading all cpusets now and then. Only
+files are written. A systemd that writes its own value again on `daemon-reload` makes one more write that is
+reported and put back; setting its property `AllowedCPUs` instead would take the right to command the host's
+systemd.
+
+With version 2 and the mount option `nsdelegate`, which systemd uses, the kernel refuses writes to the root of
+a cgroup namespace from inside it (cgroup-v2.rst, delegation). Runtimes give such a namespace to containers
+that are not privileged. The agent then sets its own threads instead of its own cgroup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from kvplace.agent import metrics
+from kvplace.agent.conditions import TopologyCondition, TopologyReason
+from kvplace.agent.node_plan import NodePlan
+from kvplace.agent.node_report import NodeReport
+from kvplace.agent.node_state import Container, NodeState
+from kvplace.agent.planner import SHOWN_OF_ID, plan_node, setting_of_new
+from kvplace.agent.repair_history import PERIOD_S, RepairHistory
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import Misconfigured, Unavailable
+from kvplace.core.quantity import counted
+from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
+from kvplace.kube.conditions import Condition
+from kvplace.linux.affinity import OutsideCpuset, Tid, affinity_of, set_affinity
+from kvplace.linux.cgroup import processes_of
+from kvplace.linux.cpuset_hierarchy import CpusetFile
+from kvplace.linux.kernel_files import Gone, NotPermitted
+from kvplace.nri.values import NO_CPUSET, Cpuset
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 30.0
+"""How often all cpusets are read, for what no event was about."""
+SWEEP_WITHOUT_EVENTS_S = 1.0
+"""The same where the kernel does not report every change."""
+STARTING_S = 10.0
+"""How long a container may be starting: its runtime writes its cpuset several times, which is not drift."""
+SET_AGAIN_S = 5.0
+"""Pause before cgroups are set again that could not be set; what still cannot is reported."""
+
+
+class ContainerSource(Protocol):
+    """Where the containers of the node come from; it calls the keeper that it was made with."""
+
+    async def run(self) -> None:
+        """Report containers and writes to their cgroups until cancelled."""
+        ...
+
+    def search(self) -> None:
+        """Report what no event was about."""
+        ...
+
+
+class NodeObjects(Protocol):
+    """The API server's view of this node: `kvplace.agent.own_node.OwnNode`."""
+
+    @property
+    def state(self) -> NodeState: ...
+
+    def subscribe(self, listener: Callable[[], None], /) -> None: ...
+
+    async def wait_until_known(self) -> None: ...
+
+
+class CgroupCpusets(Protocol):
+    """Calls to the host's cgroups: `kvplace.linux.cpuset_hierarchy.CpusetHierarchy`."""
+
+    def configured(self, folder: Path, file: CpusetFile = CpusetFile.CPUS, /) -> CpuMask: ...
+
+    def effective(self, folder: Path, file: CpusetFile = CpusetFile.CPUS, /) -> CpuMask: ...
+
+    def is_set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> bool: ...
+
+    def limit(self, folder: Path, cpus: CpuMask, /) -> str: ...
+
+    def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> None: ...
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A container, and what has been done about it."""
+
+    container: Container
+    """`cpus` is what its cgroup was last seen or set to, or what its spec states while it has no cgroup."""
+    since: float
+    """When it was reported, in seconds of a monotonic clock."""
+    exists: bool = False
+    """Whether its cgroup was there when it was read or set last."""
+    had: Cpuset | None = None
+    """What it was seen to have as planned: another value in its cgroup is drift."""
+    history: RepairHistory = field(default_factory=RepairHistory)
+    failure: str = ""
+    """Why its cgroup could not be read or set; empty when that has succeeded since."""
+    problem: str = ""
+    """A failure that was still there after a second try."""
+    limit: str = ""
+    """Why it may not use what it is set to."""
+    by_threads: bool = False
+    """Whether it is our own, and its threads are set because its cgroup may not be written."""
+
+    @property
+    def name(self) -> str:
+        found = self.container
+        return f"{found.namespace}/{found.pod}/{found.name or found.id[:SHOWN_OF_ID]}"
+
+
+class CpusetKeeper:
+    """The containers of the node, and the plan that is carried out for them."""
+
+    def __init__(
+        self,
+        own: NodeObjects,
+        report: NodeReport,
+        cgroups: CgroupCpusets,
+        *,
+        observes_only: bool = False,
+        sweep_s: float = SWEEP_S,
+        starting_s: float = STARTING_S,
+        own_pid: int | None = None,
+    ) -> None:
+        """With `observes_only` it knows the containers and writes nothing; `own_pid` is this process."""
+        self._own = own
+        self._report = report
+        self._cgroups = cgroups
+        self._observes_only = observes_only
+        self._sweep_s = sweep_s
+        self._starting_s = starting_s
+        self._own_pid = os.getpid() if own_pid is None else own_pid
+        self._kept: dict[ContainerId, _Kept] = {}
+        self._plan = NodePlan()
+        self._online = NO_CPUS
+        self._connected: tuple[Enforcement, Condition] | None = None
+        """How cpusets are set, and what is reported while all is in order; None until there is a source."""
+        self._why_away = ""
+        """Why there is no source now; empty while there is one."""
+        self.obstacle = ""
+        """Why the kernel does not report every change; set by the source."""
+        self._wake = asyncio.Event()
+        self._failed = asyncio.Event()
+        """Set when a cgroup could not be read or set."""
+        self._listeners: list[Callable[[], None]] = []
+        self.repairs = 0
+        """Cpusets that others had changed, and that were set again."""
+
+    @property
+    def plan(self) -> NodePlan:
+        """The plan of this moment; the same object until there is another one."""
+        return self._plan
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a source now."""
+        return self._connected is not None and not self._why_away
+
+    def containers(self) -> list[Container]:
+        """Return the containers that are created or running, as last known."""
+        return [kept.container for kept in self._kept.values()]
+
+    def container(self, container: ContainerId) -> Container | None:
+        """Return one of them."""
+        kept = self._kept.get(container)
+        return None if kept is None else kept.container
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call the listener after each change of the plan."""
+        self._listeners.append(listener)
+
+    async def run(self, source: ContainerSource) -> None:
+        """Keep the containers of a source until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(source.run())
+            tasks.create_task(self._learn_objects())
+            tasks.create_task(self._follow_state(source))
+            tasks.create_task(self._set_again_and_again())
+
+    # What a source reports
+
+    def connected(self, how: Enforcement, reason: TopologyReason, message: str) -> None:
+        """Begin or go on to carry out plans; reason and message are reported while all is in order."""
+        self._connected = (how, Condition(TopologyCondition.CPUSETS_ENFORCED, True, reason, message))
+        self._why_away = ""
+
+    def disconnected(self, why: str) -> None:
+        """Carry out no more plans: what runs keeps its cpuset. What others write is still put back."""
+        self._why_away = why
+        self._say()
+
+    def take(self, container: Container) -> Container:
+        """Take in a container; returns it with what its cgroup has."""
+        kept = self._kept[container.id] = _Kept(container, time.monotonic())
+        self._read(kept)
+        return kept.container
+
+    def describe(self, container: Container) -> None:
+        """Take over what is known of a container by now, except for what its cgroup has."""
+        kept = self._kept[container.id]
+        kept.container = replace(container, cpus=kept.container.cpus if kept.exists else container.spec.cpus)
+
+    def forget(self, container: ContainerId) -> None:
+        """Forget a container that has ended."""
+        if self._kept.pop(container, None) is not None:
+            self._wake.set()
+
+    def check(self, containers: Iterable[ContainerId]) -> None:
+        """Read the cgroups of containers, and set those that are not as planned."""
+        self._check([self._kept[one] for one in containers if one in self._kept])
+        self._say()
+
+    def check_all(self) -> None:
+        """Check every container."""
+        self.check(list(self._kept))
+
+    def carry_out(self, first: Collection[ContainerId] = ()) -> None:
+        """Plan anew and set the cgroups of all containers that have not what is planned, some of them first.
+
+        Does nothing while there is no source: all is planned anew when there is one again.
+        """
+        if self._connected is None or self._why_away:
+            return
+        state = self._state()
+        if state.topology.cpus != self._online:
+            self._online = CpuMask(state.topology.cpus)
+            for kept in self._kept.values():
+                self._read(kept)  # the kernel changes cpusets with the CPUs that are online
+        plan = plan_node(state, self.containers())
+        is_new = plan != self._plan
+        if is_new:
+            self._plan = plan
+        self._report.enforce(Enforcement.NONE if state.observes_only else self._connected[0])
+        self._write(list(self._kept.values()), first)
+        self._say()
+        if is_new:
+            for listener in self._listeners:
+                listener()
+
+    def setting_of_new(self, container: Container) -> Cpuset:
+        """Return what a container that is being created gets."""
+        state = self._state()
+        if state.is_known:
+            return self._plan.containers.get(container.id, NO_CPUSET)
+        return setting_of_new(state, self.containers(), container)
+
+    # The loops
+
+    async def _learn_objects(self) -> None:
+        await self._own.wait_until_known()
+        self._wake.set()
+
+    async def _follow_state(self, source: ContainerSource) -> None:
+        self._own.subscribe(self._wake.set)
+        loop = asyncio.get_running_loop()
+        next_sweep = loop.time() + self._sweep_s
+        while True:
+            self.carry_out()
+            pause = next_sweep if not self.obstacle else min(next_sweep, loop.time() + SWEEP_WITHOUT_EVENTS_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(pause):
+                    await self._wake.wait()
+            self._wake.clear()
+            if loop.time() >= pause:
+                next_sweep = loop.time() + self._sweep_s
+                source.search()
+                self.check_all()
+
+    async def _set_again_and_again(self) -> None:
+        while True:
+            await self._failed.wait()
+            self._failed.clear()
+            await asyncio.sleep(SET_AGAIN_S)
+            self.set_again()
+
+    def set_again(self) -> None:
+        """Set what could not be set, and report what still cannot be."""
+        failed = [kept for kept in self._kept.values() if kept.failure]
+        self._check(failed)
+        for kept in failed:
+            kept.problem = kept.failure
+        self._say()
+
+    # How cgroups are read and written
+
+    def _state(self) -> NodeState:
+        state = self._own.state
+        return replace(state, observes_only=True) if self._observes_only else state
+
+    def _check(self, candidates: Collection[_Kept]) -> None:
+        for kept in candidates:
+            self._read(kept)
+        self._write(candidates)
+
+    def _write(self, candidates: Collection[_Kept], first: Collection[ContainerId] = ()) -> None:
+        planned = [
+            (kept, wanted)
+            for kept in candidates
+            if (wanted := self._plan.containers.get(kept.container.id)) is not None
+        ]
+        wrong = [
+            (kept, wanted)
+            for kept, wanted in planned
+            if kept.container.cpus != wanted.cpus and self._may_set(kept, wanted)
+        ]
+        had = {kept.container.id: kept.container.cpus for kept, _ in wrong}
+        # What has only appeared is about to run; it comes first.
+        wrong.sort(key=lambda change: change[0].container.id not in first)
+        shrunk = [(kept, wanted) for kept, wanted in wrong if self._shrink(kept, wanted.cpus)]
+        for kept, wanted in shrunk:
+            if kept.container.cpus != wanted.cpus:
+                self._set(kept, wanted.cpus)
+        for kept, wanted in planned:
+            if kept.container.cpus == wanted.cpus:
+                self._is_as_planned(kept, wanted, had.get(kept.container.id))
+
+    def _is_as_planned(self, kept: _Kept, wanted: Cpuset, had: CpuMask | None) -> None:
+        """Note that a container has its CPUs, and see that it has its memory nodes; it `had` other CPUs."""
+        kept.failure = kept.problem = ""
+        if had is not None:
+            self._count(kept, wanted, CpusetFile.CPUS, had)
+        else:
+            kept.history = kept.history.intact(time.monotonic())
+        if not wanted.memory_nodes or self._gets_memory_nodes(kept, wanted):
+            kept.had = wanted
+
+    def _may_set(self, kept: _Kept, wanted: Cpuset) -> bool:
+        """Return whether a cpuset may be set; pauses where repairs do not last."""
+        return not self._has_drifted(kept, wanted) or kept.history.may_repair(time.monotonic())
+
+    def _has_drifted(self, kept: _Kept, wanted: Cpuset) -> bool:
+        return kept.had == wanted and time.monotonic() - kept.since >= self._starting_s
+
+    def _count(self, kept: _Kept, wanted: Cpuset, file: CpusetFile, had: CpuMask) -> None:
+        """Count a cpuset that has been set, if others had changed it."""
+        if self._has_drifted(kept, wanted):
+            kept.history = kept.history.repaired(time.monotonic())
+            self.repairs += 1
+            metrics.CPUSET_REPAIRS.inc()
+            what = "CPU" if file is CpusetFile.CPUS else "NUMA node"
+            folder, listed = kept.container.folder, format_cpu_list(had)
+            log.warning("%s: %s was set to %s %s and is set back", kept.name, folder, what, listed)
+
+    def _shrink(self, kept: _Kept, cpus: CpuMask) -> bool:
+        """Take from a container what it must not have any more; False where that fails."""
+        if not kept.container.cpus & ~cpus:
+            return True
+        self._set(kept, CpuMask(kept.container.cpus & cpus) or cpus)
+        return kept.exists and not kept.container.cpus & ~cpus
+
+    def _set(self, kept: _Kept, cpus: CpuMask) -> None:
+        with self._access(kept) as folder:
+            try:
+                self._cgroups.set(folder, cpus)
+            except NotPermitted:
+                if not set_own_threads(folder, cpus, self._own_pid):
+                    raise
+                kept.by_threads = True
+            self._has(kept, folder, cpus)
+
+    def _gets_memory_nodes(self, kept: _Kept, wanted: Cpuset) -> bool:
+        gets_them, file = False, CpusetFile.MEMORY_NODES
+        with self._access(kept) as folder:
+            gets_them = self._cgroups.is_set(folder, wanted.memory_nodes, file)
+            had = self._cgroups.configured(folder, file)
+            if not gets_them and self._may_set(kept, wanted):
+                self._cgroups.set(folder, wanted.memory_nodes, file)
+                self._count(kept, wanted, file, had)
+                gets_them = True
+        return gets_them
+
+    def _read(self, kept: _Kept) -> None:
+        with self._access(kept) as folder:
+            if kept.by_threads:
+                cpus = affinity_of(Tid(self._own_pid))
+            else:
+                cpus = self._cgroups.configured(folder) or self._cgroups.effective(folder)
+            self._has(kept, folder, cpus)
+
+    def _has(self, kept: _Kept, folder: Path, cpus: CpuMask) -> None:
+        """Note what a cgroup has, and whether it may use it."""
+        kept.exists = True
+        kept.container = replace(kept.container, cpus=cpus)
+        if not kept.by_threads and self._online:
+            kept.limit = self._cgroups.limit(folder, CpuMask(cpus & self._online))
+        if kept.container.id not in self._plan.containers:
+            kept.failure = kept.problem = ""
+
+    @contextmanager
+    def _access(self, kept: _Kept) -> Iterator[Path]:
+        """Note what goes wrong with the cgroup of a container."""
+        try:
+            if kept.container.folder is None:
+                raise Gone(f"the cgroup of container {kept.container.id} is not known")
+            yield kept.container.folder
+        except Gone:
+            # It has not been started, or it has ended, which its source reports.
+            kept.container = replace(kept.container, cpus=kept.container.spec.cpus)
+            kept.failure = kept.problem = kept.limit = ""
+            kept.exists = False
+        except (Unavailable, Misconfigured) as error:
+            if str(error) != kept.failure:
+                log.warning("container %s does not get its CPUs: %s", kept.container.id, error)
+            kept.failure = str(error)
+            self._failed.set()
+
+    # What is reported
+
+    def _say(self) -> None:
+        if self._report.enforcement is Enforcement.NONE:
+            self._report.drop_condition(TopologyCondition.CPUSETS_ENFORCED)
+        elif condition := self._condition():
+            self._report.put_condition(condition)
+
+    def _condition(self) -> Condition | None:
+        if self._why_away:
+            return _not_enforced(TopologyReason.RUNTIME_UNAVAILABLE, self._why_away)
+        if undone := sorted(kept.name for kept in self._kept.values() if kept.history.given_up):
+            why = (
+                f"Another program keeps setting the cpuset of {', '.join(undone)}; "
+                f"repaired once in {PERIOD_S:g} s."
+            )
+            return _not_enforced(TopologyReason.REPAIRS_UNDONE, why)
+        if problems := [text for kept in self._kept.values() if (text := kept.problem or kept.limit)]:
+            why = f"{counted(len(problems), 'container')}: {problems[0]}."
+            return _not_enforced(TopologyReason.CGROUPS_NOT_SET, why)
+        if self.obstacle:
+            why = f"{self.obstacle}; cgroups are read every {SWEEP_WITHOUT_EVENTS_S:g} s."
+            return _not_enforced(TopologyReason.CHANGES_NOT_REPORTED, why)
+        return None if self._connected is None else self._connected[1]
+
+
+def _not_enforced(reason: TopologyReason, message: str) -> Condition:
+    return Condition(TopologyCondition.CPUSETS_ENFORCED, False, reason, message)
+
+
+def set_own_threads(folder: Path, cpus: CpuMask, own_pid: int) -> bool:
+    """Set every thread of the agent's container; False, and nothing set, for the cgroup of another one.
+
+    Raises Gone, NotPermitted or Unreadable.
+    """
+    pids = processes_of(folder)
+    if own_pid not in pids:
+        return False
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(Gone, OutsideCpuset):
+                    set_affinity(Tid(int(thread.name)), cpus)
+    return True

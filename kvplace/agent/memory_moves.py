@@ -1,0 +1,71 @@
+"""Moves the memory of a VM's QEMU when a relocation is carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from kvplace.agent.own_node import OwnNode
+from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.errors import KvplaceError
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import NumaMemory
+from kvplace.core.scalars import Bytes, NumaId
+from kvplace.linux.memory_migration import migrate_memory
+from kvplace.linux.numa_memory import memory_of_process
+
+log = logging.getLogger(__name__)
+
+MAY_STAY = Bytes(256 * 1024 * 1024)
+"""Memory that may stay on other NUMA nodes after a move: pages that are locked or in use by a device."""
+
+
+class MemoryMoves:
+    """The moves of this node; none for a relocation that an agent before this one has carried out."""
+
+    def __init__(self, own: OwnNode, proc: Path = Path("/proc")) -> None:
+        """`proc` is where the host's processes are."""
+        self._own = own
+        self._proc = proc
+
+    async def move(self, pid: int, placement: PodPlacement) -> str:
+        """Move the memory of a QEMU to the NUMA nodes of a placement; returns what failed, or nothing.
+
+        What is not bound strictly may stay elsewhere, so it is never a failure.
+        """
+        wanted = placement.placement
+        targets = wanted.memory_nodes
+        if wanted.floats or wanted.numa_memory is NumaMemory.OFF or not targets or self._is_over(placement):
+            return ""
+        why = ""
+        try:
+            await asyncio.to_thread(_move, self._proc / str(pid), targets)
+            left = await asyncio.to_thread(memory_of_process, self._proc / str(pid))
+            elsewhere = sum(amount for node, amount in left.items() if node not in targets)
+            if elsewhere > MAY_STAY:
+                nodes = format_cpu_list(mask_of(targets))
+                why = f"{elsewhere >> 20} MiB could not be moved to NUMA node {nodes}"
+        except KvplaceError as error:
+            why = str(error)
+        if why and wanted.numa_memory is not NumaMemory.STRICT:
+            log.warning("memory stays: %s", why, extra={"uid": placement.pod_uid})
+            return ""
+        return why
+
+    def _is_over(self, placement: PodPlacement) -> bool:
+        """Whether an agent before this one has carried a placement out."""
+        revisions = self._own.revisions.of(placement.pod_uid)
+        claim = self._own.ledger.claims.get(placement.pod_uid)
+        return (
+            (revisions is None or revisions.followed is None)
+            and claim is not None
+            and claim.relocation is None
+            and claim.revision >= placement.revision
+        )
+
+
+def _move(process: Path, targets: tuple[NumaId, ...]) -> None:
+    sources = [node for node, amount in memory_of_process(process).items() if amount and node not in targets]
+    if sources:
+        migrate_memory(int(process.name), sources, targets)

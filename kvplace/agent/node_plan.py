@@ -1,0 +1,151 @@
+"""The plan of a node, as values: the wanted state of every container and of every pod with a placement.
+
+`planner` makes a plan. The keeper of cpusets carries out what it states of containers, the guard of threads
+what it states of pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from kvplace.agent.conditions import PinnedReason
+from kvplace.core.cpuset import mask_of
+from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.request import NumaMemory, Policy
+from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
+from kvplace.linux.qemu import ThreadName, ThreadRole
+from kvplace.nri.values import Cpuset
+
+THREADS_BESIDE_VCPUS = 1024
+"""Threads that a QEMU may have beside two for each vCPU: I/O, vhost, migration and its pool of workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRefusal:
+    """Why the claim of one pod does not get its CPUs."""
+
+    reason: PinnedReason
+    message: str
+    """One sentence for the owner of the refused pod, without names of other tenants."""
+    owner: str = ""
+    """The pod that has its CPUs, for the log of the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimContainer:
+    """A container that runs a claim."""
+
+    name: str
+    """Another one for each container of the pod."""
+    cgroup: Path
+    """Its folder in the hierarchy that has cpusets."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlan:
+    """One pod with a placement and with containers here, as it is to be."""
+
+    uid: PodUid
+    namespace: str
+    pod: str
+    vm: bool
+    """Whether it is the pod of a VM; the threads of other pods have no CPUs of their own."""
+    bound: PodPlacement
+    """The placement in effect."""
+    online: CpuMask
+    containers: tuple[ClaimContainer, ...] = ()
+    """Those that run its claim and have a cgroup, by name."""
+    cpuset: CpuMask = NO_CPUS
+    """The cpuset of the containers that run its claim; none where nothing sets it.
+
+    For policy `numa`, and without a placement of its own, the threads may use all of it.
+    """
+    confirmed: int = 0
+    """The revision that this plan narrows its cpuset to; 0: none."""
+    failed_revision: int = 0
+    """The newest revision of its placement, if that was given up."""
+    failure: str = ""
+    """Why it was."""
+    refusal: ClaimRefusal | None = None
+    """Why it does not get its CPUs; none of its threads are set then."""
+    sets_threads: bool = True
+    """False on a node that is only observed."""
+    reach: CpuMask = NO_CPUS
+    """CPUs that its threads may use as far as no other pod owns them."""
+    has_its_cpus: bool = False
+    """Whether one of its containers has its CPUs already, or during a relocation those of before."""
+
+    @property
+    def placement(self) -> Placement:
+        """The CPUs and memory that it is to have."""
+        return self.bound.placement
+
+    @property
+    def revision(self) -> int:
+        """The revision in effect."""
+        return self.bound.revision
+
+    @property
+    def newest_revision(self) -> int:
+        """The newest revision, also where it was given up."""
+        return self.failed_revision or self.revision
+
+    @property
+    def settled(self) -> bool:
+        """Whether its cpuset is that of this revision alone, without the CPUs of older ones."""
+        return self.confirmed >= self.revision
+
+    @property
+    def needs(self) -> CpuMask:
+        """CPUs that it cannot do without."""
+        return self.placement.owned | mask_of(self.placement.vcpus)
+
+    @property
+    def most_threads(self) -> int:
+        """How many threads its QEMU may have; one with more is not measured.
+
+        Thread names and counts are in the hand of whoever controls the VM's pod, and each thread costs.
+        """
+        return THREADS_BESIDE_VCPUS + 2 * len(self.placement.vcpus)
+
+    @property
+    def measures_memory(self) -> bool:
+        """Whether the NUMA nodes of its memory matter."""
+        return self.placement.numa_memory is NumaMemory.STRICT and bool(self.placement.memory_nodes)
+
+    def cpus_of(self, name: ThreadName, io_threads: Mapping[int, int]) -> CpuMask:
+        """Find the CPUs of a thread; none where it may run anywhere in the cpuset.
+
+        `io_threads` are the positions of all I/O threads by number: the placement counts them from 0.
+        """
+        placement = self.placement
+        if placement.policy in (Policy.NUMA, Policy.NONE):
+            return self.cpuset or placement.cpus
+        match name.role:
+            case ThreadRole.VCPU:
+                return placement.cpus_of_vcpu(name.number)
+            case ThreadRole.IO_THREAD:
+                return placement.cpus_of_io_thread(io_threads[name.number])
+            case ThreadRole.EMULATOR | ThreadRole.VHOST | ThreadRole.MIGRATION:
+                return placement.emulator_cpus
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """The plan for one node; an empty one while nothing is known."""
+
+    pool: CpuMask = NO_CPUS
+    """The shared pool; never empty once something is known."""
+    online: CpuMask = NO_CPUS
+    containers: Mapping[ContainerId, Cpuset] = field(default_factory=lambda: MappingProxyType({}))
+    """The wanted cpuset of each container, never one without CPUs; none on a node that is only observed.
+
+    Memory nodes that it does not state are left as they are.
+    """
+    pods: Mapping[PodUid, PodPlan] = field(default_factory=lambda: MappingProxyType({}))
+    """Pods with a placement that have containers here which run their claims."""
+    refused: Mapping[PodUid, ClaimRefusal] = field(default_factory=lambda: MappingProxyType({}))
+    """Pods with a claim that does not get its CPUs, and why; also ones with no such container yet."""

@@ -1,0 +1,326 @@
+"""The containers of the node as the container runtime reports them through its Node Resource Interface (NRI).
+
+The runtime asks before it creates a container, so a container has its CPUs from its first instruction, and by
+the time the answer goes out no other container may use CPUs that became exclusive: the keeper has written
+their cgroups. What is done here is to have the same CPUs in the specs that the runtime keeps and applies
+again with each update: through the answers to its calls, and through a courier for what remains and for
+changes that come from elsewhere.
+
+An answer carries at most 50 updates: the runtime needs about 10 ms for each and creates nothing meanwhile.
+An update that meets a starting container changes its spec and not its cgroup, so the cgroup is read before
+its program begins and again when it has started.
+
+No call waits for a disk, the API server or libvirt. An error here never makes a creation fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from kvplace.agent import metrics
+from kvplace.agent.conditions import TopologyReason
+from kvplace.agent.cpuset_keeper import CpusetKeeper
+from kvplace.agent.node_state import Container
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import KvplaceError, Misconfigured
+from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.placement import PLACEMENT
+from kvplace.core.scalars import NO_CPUS, ContainerId
+from kvplace.kube.objects import COMPUTE
+from kvplace.linux.cpuset_hierarchy import CpusetFile
+from kvplace.linux.inotify import Change, Inotify
+from kvplace.linux.kernel_files import Gone
+from kvplace.linux.oci_cgroup import cgroup_folder
+from kvplace.nri import values as nri
+from kvplace.nri.courier import MAX_UPDATES
+from kvplace.nri.plugin import Handler
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+"""Pause before updates are carried again that did not arrive."""
+_FILES = frozenset(file.value for file in CpusetFile)
+_VIRT_LAUNCHER = ("kubevirt.io", "virt-launcher")
+_MIGRATION = "kubevirt.io/migrationJobUID"
+"""Label of the pod that a VM migrates to."""
+_QEMU_HOOKS = "/etc/libvirt/hooks/qemu.d"
+"""Where the hook that gives an incoming QEMU the CPU numbers of this node is mounted."""
+
+
+class PluginHost(Protocol):
+    """A container runtime that has plugins: `kvplace.nri.courier.NriRuntime`."""
+
+    async def run(self, handler: Handler, /) -> None:
+        """Keep the plugin connected until cancelled."""
+        ...
+
+    async def deliver(
+        self, choose: Callable[[Sequence[nri.Container]], Sequence[nri.ContainerUpdate]], /
+    ) -> None:
+        """Have the runtime update containers outside of any event."""
+        ...
+
+
+class NriSource:
+    """The plugin's handler."""
+
+    events = frozenset(
+        {
+            nri.Event.CREATE,
+            nri.Event.START,
+            nri.Event.POST_START,
+            nri.Event.UPDATE,
+            nri.Event.POST_UPDATE,
+            nri.Event.STOP,
+            nri.Event.REMOVE,
+            nri.Event.REMOVE_POD,
+        }
+    )
+
+    def __init__(self, keeper: CpusetKeeper, runtime: PluginHost, root: Path) -> None:
+        """`root` is that of the cgroups with cpusets."""
+        self._keeper = keeper
+        self._runtime = runtime
+        self._root = root
+        self._sandboxes: dict[ContainerId, nri.SandboxId] = {}
+        self._specs_unsure = False
+        """Whether updates were sent that may not have arrived."""
+        self._changed = asyncio.Event()
+        """Set when specs may have to follow."""
+        self._writes: Inotify | None = None
+
+    async def run(self) -> None:
+        """Stay connected, and report what others write to cgroups, until cancelled."""
+        self._keeper.subscribe(self._changed.set)
+        with self._hearing_of_writes():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._runtime.run(self))
+                tasks.create_task(self._carry_specs())
+
+    def search(self) -> None:
+        """Do nothing: the runtime reports every container."""
+
+    # What the runtime calls
+
+    async def synchronize(
+        self,
+        runtime: nri.Runtime,
+        pods: Sequence[nri.PodSandbox],
+        containers: Sequence[nri.Container],
+    ) -> Sequence[nri.ContainerUpdate]:
+        by_id = {pod.id: pod for pod in pods}
+        for known in self._keeper.containers():
+            self._forget(known.id)
+        for container in containers:
+            if container.sandbox in by_id and container.state is not nri.ContainerState.STOPPED:
+                self._take(by_id[container.sandbox], container)
+        self._specs_unsure = False
+        name = f"{runtime.name} {runtime.version}"
+        how = f"{name} asks for the CPUs of every container through NRI."
+        self._keeper.connected(Enforcement.NRI, TopologyReason.CONNECTED, how)
+        self._keeper.carry_out()
+        log.info("connected to the NRI of %s: %d containers", name, len(self._sandboxes))
+        return self._spec_updates()
+
+    async def create(self, pod: nri.PodSandbox, container: nri.Container) -> nri.Creation:
+        with metrics.NRI_ANSWERS.labels("create").time():
+            return self._creation(self._take(pod, container))
+
+    def _creation(self, new: Container) -> nri.Creation:
+        try:
+            self._keeper.carry_out()
+        except Exception:
+            # The last pool is as good as its CPUs are still without an owner; all CPUs would be worse.
+            log.exception("no decision about container %s; it gets the last shared pool", new.name)
+            return nri.Creation(nri.Cpuset(self._keeper.plan.pool))
+        cpuset = self._needed(new, self._keeper.setting_of_new(new))
+        self._state_spec(new.id, cpuset)
+        return nri.Creation(cpuset, tuple(self._spec_updates()))
+
+    async def update(
+        self, pod: nri.PodSandbox, container: nri.Container, asked: nri.Cpuset
+    ) -> Sequence[nri.ContainerUpdate]:
+        if self._keeper.container(container.id) is None:
+            self._take(pod, container)
+        self._keeper.carry_out()
+        self._state_spec(container.id, asked)
+        known = self._keeper.container(container.id)
+        wanted = nri.NO_CPUSET if known is None else self._wanted(known)
+        others = self._spec_updates(without=container.id)
+        if not wanted.cpus:
+            return others
+        # Even where nothing else was asked for: the runtime applies the whole spec again.
+        self._state_spec(container.id, wanted)
+        return [nri.ContainerUpdate(container.id, wanted), *others]
+
+    async def stop(self, pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
+        self._forget(container.id)
+        self._keeper.carry_out()
+        return self._spec_updates()
+
+    async def observe(self, event: nri.Event, pod: nri.PodSandbox, container: nri.Container) -> None:
+        match event:
+            case nri.Event.START | nri.Event.POST_START | nri.Event.POST_UPDATE:
+                known = self._keeper.container(container.id)
+                if known is None:
+                    if container.state is nri.ContainerState.STOPPED:
+                        return  # it has stopped already, and no event will report it again
+                    known = self._take(pod, container)
+                    self._keeper.carry_out()
+                self._watch(known)
+                self._keeper.check([container.id])
+            case nri.Event.REMOVE:
+                self._forget(container.id)
+            case nri.Event.REMOVE_POD:
+                for id_, sandbox in tuple(self._sandboxes.items()):
+                    if sandbox == pod.id:
+                        self._forget(id_)
+
+    def disconnected(self, reason: KvplaceError) -> None:
+        # A runtime that is down creates nothing.
+        self._keeper.disconnected(f"{reason}.")
+
+    def _take(self, pod: nri.PodSandbox, container: nri.Container) -> Container:
+        found = self._keeper.take(as_reported(pod, container, self._root))
+        self._sandboxes[found.id] = container.sandbox
+        self._watch(found)
+        return found
+
+    def _forget(self, container: ContainerId) -> None:
+        known = self._keeper.container(container)
+        if known is not None and known.folder is not None and self._writes is not None:
+            self._writes.forget(known.folder)
+        self._sandboxes.pop(container, None)
+        self._keeper.forget(container)
+
+    # What others write
+
+    @contextmanager
+    def _hearing_of_writes(self) -> Iterator[None]:
+        try:
+            self._writes = Inotify()
+        except Misconfigured as error:
+            self._not_heard(error)
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        with closing(self._writes) as writes:
+            loop.add_reader(writes.fileno(), self._writes_seen, writes)
+            try:
+                yield
+            finally:
+                loop.remove_reader(writes.fileno())
+                self._writes = None
+
+    def _watch(self, container: Container) -> None:
+        """Learn of every write to a cgroup, also of our own."""
+        if self._writes is not None and container.folder is not None:
+            try:
+                self._writes.watch(container.folder, Change.WRITTEN)
+            except Gone:
+                pass  # it has not been started
+            except Misconfigured as error:
+                self._not_heard(error)
+
+    def _not_heard(self, why: Misconfigured) -> None:
+        if not self._keeper.obstacle:
+            log.warning("what others write to cgroups is not noticed at once: %s", why)
+        self._keeper.obstacle = str(why)
+
+    def _writes_seen(self, writes: Inotify) -> None:
+        reports = writes.read()
+        everything = any(report.change & Change.OVERFLOW for report in reports)
+        folders = {report.folder for report in reports if report.name in _FILES}
+        known = self._keeper.containers()
+        self._keeper.check([each.id for each in known if everything or each.folder in folders])
+
+    # How the runtime's specs follow
+
+    def _wanted(self, container: Container) -> nri.Cpuset:
+        return self._needed(container, self._keeper.plan.containers.get(container.id, nri.NO_CPUSET))
+
+    def _needed(self, container: Container, setting: nri.Cpuset) -> nri.Cpuset:
+        """Return what its spec must state; nothing for a container that has all CPUs anyway."""
+        online, pool = self._keeper.plan.online, self._keeper.plan.pool
+        untouched = not container.spec.cpus and container.cpus in (NO_CPUS, online)
+        return nri.NO_CPUSET if untouched and setting == nri.Cpuset(online) and pool == online else setting
+
+    def _state_spec(self, container: ContainerId, change: nri.Cpuset) -> None:
+        known = self._keeper.container(container)
+        if known is not None:
+            self._keeper.describe(replace(known, spec=merged(known.spec, change)))
+
+    def _with_old_specs(self) -> Iterator[tuple[Container, nri.Cpuset]]:
+        """Yield the containers with a spec that differs from the plan, and what the plan states."""
+        for known in self._keeper.containers():
+            wanted = self._wanted(known)
+            if merged(known.spec, wanted) != known.spec:
+                yield known, wanted
+
+    def _spec_updates(self, *, without: ContainerId | None = None) -> list[nri.ContainerUpdate]:
+        """Take what one answer to the runtime can state; the rest goes by courier."""
+        old = ((known, wanted) for known, wanted in self._with_old_specs() if known.id != without)
+        updates = [nri.ContainerUpdate(known.id, wanted) for known, wanted in islice(old, MAX_UPDATES)]
+        for update in updates:
+            self._state_spec(update.container, update.cpuset)
+        if len(updates) == MAX_UPDATES:
+            self._changed.set()
+        return updates
+
+    async def _carry_specs(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.carry_specs()
+            except KvplaceError as error:
+                log.warning("containers keep an old cpuset in their specs: %s", error)
+                self._changed.set()
+                await asyncio.sleep(_RETRY_S)
+
+    async def carry_specs(self) -> None:
+        """Bring the runtime's specs in line with the plan; raises Unavailable or Misconfigured."""
+        while self._keeper.is_connected and (self._specs_unsure or any(True for _ in self._with_old_specs())):
+            self._specs_unsure = True
+            await self._runtime.deliver(self._updates_of)
+            self._specs_unsure = False
+
+    def _updates_of(self, containers: Sequence[nri.Container]) -> Sequence[nri.ContainerUpdate]:
+        """Compare all specs with the plan; they report themselves whether earlier updates arrived."""
+        for container in containers:
+            if known := self._keeper.container(container.id):
+                self._keeper.describe(replace(known, spec=container.cpuset))
+        return self._spec_updates()
+
+
+def as_reported(pod: nri.PodSandbox, container: nri.Container, root: Path) -> Container:
+    """Return a container as its sandbox and its spec describe it; `root` is that of the cgroups."""
+    key, value = _VIRT_LAUNCHER
+    return Container(
+        id=container.id,
+        name=container.name,
+        pod_uid=pod.uid,
+        namespace=pod.namespace,
+        pod=pod.name,
+        in_vm_pod=pod.labels.get(key) == value,
+        # Without the label any client may have written it.
+        placement=pod.annotations.get(PLACEMENT, "") if pod.labels.get(PLACED_LABEL) == "true" else "",
+        folder=cgroup_folder(root, container.cgroup_path),
+        spec=container.cpuset,
+        cpus=container.cpuset.cpus,
+        incoming=container.name == COMPUTE
+        and _MIGRATION in pod.labels
+        and _QEMU_HOOKS not in container.mounts,
+    )
+
+
+def merged(spec: nri.Cpuset, change: nri.Cpuset) -> nri.Cpuset:
+    """Return what a spec states after an update; what an update leaves out stays."""
+    return nri.Cpuset(change.cpus or spec.cpus, change.memory_nodes or spec.memory_nodes)
