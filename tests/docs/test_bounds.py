@@ -18,15 +18,11 @@ CODE: dict[tuple[str, str], list[str]] = {
         "core.allocator.supply:_NUMA_STEPS",
         "core.allocator.feasibility:_BUILD_STEPS",
     ],
-    (SEARCH, "equally near sets"): [
-        "core.allocator.nearest_nodes:_MOST_EQUALS",
-        "core.allocator.numa_sets:_MOST_PACKAGES_OF_NODES",
-    ],
+    (SEARCH, "equally near sets"): ["core.allocator.nearest_nodes:_MOST_EQUALS"],
     (SEARCH, "lower bounds of sets"): [
         "core.allocator.allocate:_BOUND_STEPS",
         "core.allocator.serving:_CORE_STEPS",
     ],
-    (SEARCH, "combinations of equal shares"): ["core.allocator.serving:_MOST_COMBINATIONS"],
     (SEARCH, "sets for the choice of cores"): [
         "core.allocator.allocate:_MOST_EQUALS",
         "core.allocator.allocate:_MOST_SHARED",

@@ -1,16 +1,15 @@
 """Which CPUs and memory one VM gets on one machine.
 
 `place` is the one question that Filter, Bind, the simulator and the offline commands ask; its answer depends
-on its arguments alone. Among all placements that the request allows it takes the smallest by: packages, NUMA
-nodes, the largest and then the summed distance between these; the same without the nodes that give memory
-alone, and what these give; L3 groups, kinds of cores, cores, fragmentation cost, ids, in this order. It goes
-from coarse to fine:
+on its arguments alone. Among all placements that the request allows it takes the smallest by `NodeRank`; then
+by the same without the nodes that give memory alone, and by what these give; then by `CoreRank`, and by ids.
+It goes from coarse to fine:
 
  1. `supply.Supply` counts what is free, in the request's own unit: CPUs, or whole free cores.
  2. `layout.Layout` gives the scope's domains: each socket, NUMA node or L3 group that a `one-*` scope names,
     the whole machine for the others. All CPUs lie in one of them.
  3. `numa_sets.best_numa_sets` finds the sets of NUMA nodes in a domain that have the CPUs, the memory and the
-    huge pages, with the fewest packages and nodes and the smallest distances. It counts and chooses no core.
+    huge pages, with the fewest sockets and nodes and the smallest distances. It counts and chooses no core.
     A set of nodes that are far apart is not searched (branch and bound, `nearest_nodes`). When that search
     reaches its bound, `feasibility` builds a set that serves, if there is any. Where memory needs more nodes
     than the CPUs do, `giving_cpus` states which of them give CPUs.
@@ -33,8 +32,9 @@ from kvplace.core.allocator.core_choice import CoreChoice
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.feasibility import fits, near_set
 from kvplace.core.allocator.numa_sets import NumaSet, best_numa_sets, giving_cpus, rank_of
+from kvplace.core.allocator.objectives import CoreRank
 from kvplace.core.allocator.refusing import refuse
-from kvplace.core.allocator.serving import Bound, Serving, fragmentation
+from kvplace.core.allocator.serving import Serving, fragmentation
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
@@ -86,7 +86,7 @@ def _best_cores(supply: Supply) -> ChosenCores | None:
     if len(numa_sets) > 1:
         bounded = sorted(_bounds(serving, numa_sets), key=lambda pair: pair[0])
     else:
-        bounded = [((0, 0, 0, 0, 0), numa_set) for numa_set in numa_sets]
+        bounded = [(CoreRank(0, 0, 0, 0, 0), numa_set) for numa_set in numa_sets]
     best: _Found | None = None
     for number, (bound, numa_set) in enumerate(bounded):
         if best is not None and (
@@ -113,7 +113,7 @@ def _numa_sets(supply: Supply) -> list[NumaSet]:
     return found
 
 
-def _bounds(serving: Serving, numa_sets: list[NumaSet]) -> list[tuple[Bound, NumaSet]]:
+def _bounds(serving: Serving, numa_sets: list[NumaSet]) -> list[tuple[CoreRank, NumaSet]]:
     """The NUMA sets after their bounds; sets without a step left are not searched."""
     effort = Effort(_BOUND_STEPS)
     bounded = []
@@ -121,15 +121,14 @@ def _bounds(serving: Serving, numa_sets: list[NumaSet]) -> list[tuple[Bound, Num
         if effort.is_spent:
             break
         segments = sum([len(part.segments) for part in numa_set.parts])
-        effort.spend(8 * segments if numa_set.domain.straddled else segments)
+        effort.spend(8 * segments if numa_set.domain.shares_l3 else segments)
         bounded.append((serving.bound(numa_set), numa_set))
     return bounded
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    key: Bound
-    """L3 groups, kinds of cores, cores, uses by others of what a sharing VM names, fragmentation cost."""
+    key: CoreRank
     cpus: CpuMask
     chosen: ChosenCores
 
@@ -147,10 +146,9 @@ def _weighed(supply: Supply, numa_set: NumaSet, choice: CoreChoice) -> _Found:
         owned |= taken.core if supply.smt is not Smt.PREFER else taken.cpus
     cost = fragmentation(supply, numa_set.parts, owned)
     uses = 0 if supply.request.owns_cpus else choice.cost
-    nodes = tuple(part.node for part in numa_set.parts if part.cpus & cpus)
-    every = sorted([part.node for part in (*numa_set.parts, *numa_set.alone)])
-    chosen = ChosenCores(nodes, tuple(every), choice.taken)
-    return _Found((choice.l3_groups, choice.kinds, choice.cores, uses, cost), cpus, chosen)
+    nodes = dict.fromkeys([part.node for part in numa_set.parts if part.cpus & cpus])
+    chosen = ChosenCores(tuple(nodes), tuple(sorted(numa_set.nodes)), choice.taken)
+    return _Found(CoreRank(choice.l3_groups, choice.kinds, choice.cores, uses, cost), cpus, chosen)
 
 
 def _unlike(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
@@ -159,7 +157,7 @@ def _unlike(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
         return numa_sets
     unlike: dict[object, NumaSet] = {}
     for numa_set in numa_sets:
-        if numa_set.domain.crossed or (numa_set.domain.straddled and len(numa_set.parts) > 1):
+        if numa_set.domain.shares_l3 and len(numa_set.parts) > 1:
             return numa_sets
         kinds = [
             (supply.count(part).kind, (supply.free.cpus & part.cpus).bit_count()) for part in numa_set.parts

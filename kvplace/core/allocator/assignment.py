@@ -79,7 +79,7 @@ def _place_in_machine(supply: Supply, taken: CoreShare) -> tuple[int, int, int, 
     layout = supply.layout
     first = CpuId((taken.core & -taken.core).bit_length() - 1)
     return (
-        layout.package_of[first],
+        layout.socket_of[first],
         layout.node_of[first],
         -taken.cpus.bit_count(),
         layout.l3_of[first],
@@ -97,7 +97,7 @@ def _emulators_unit(supply: Supply, cores: Sequence[CoreShare]) -> CpuId:
     scope = supply.request.options.scope
     where: Mapping[CpuId, int] | None = None
     if scope.evenly:
-        where = layout.package_of if scope.level is Level.SOCKET else layout.node_of
+        where = layout.socket_of if scope.level is Level.SOCKET else layout.node_of
     shares: dict[int, int] = {}
     if where is not None:
         for taken in cores:

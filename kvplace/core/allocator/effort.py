@@ -1,7 +1,7 @@
 """Bounds on searching, counted in steps.
 
 Several parts of a placement are NP-hard on machines of odd shape: the nearest of many NUMA nodes (densest
-subgraph), the fewest L3 groups or packages (set cover). Every such search takes its steps from an `Effort`.
+subgraph), the fewest L3 groups or sockets (set cover). Every such search takes its steps from an `Effort`.
 When none are left it stops, and the best answer found so far counts. Steps, unlike seconds, are the same on
 every computer: equal questions get equal answers everywhere.
 """

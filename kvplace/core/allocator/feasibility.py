@@ -1,26 +1,19 @@
 """Whether a VM fits at all, answered by counting, and a NUMA set that serves it.
 
-A VM fits in a domain that has the CPUs, in equal shares of some of its packages or NUMA nodes where the scope
+A VM fits in a domain that has the CPUs, in equal shares of some of its sockets or NUMA nodes where the scope
 spreads, and the memory and huge pages: any NUMA node of the domain may give these.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.layout import NodePart, ScopeDomain
-from kvplace.core.allocator.numa_sets import (
-    NumaSet,
-    Rank,
-    group_units,
-    mask_of_packages,
-    most_shares,
-    rank_of,
-)
+from kvplace.core.allocator.numa_sets import NumaSet, rank_of, serves
+from kvplace.core.allocator.objectives import NodeRank
 from kvplace.core.allocator.supply import Supply
-from kvplace.core.cpuset import bits_of, mask_of
-from kvplace.core.request import Policy
 
 _BUILD_STEPS = 20_000
 """NUMA nodes checked while a set that serves is made smaller and nearer."""
@@ -29,14 +22,14 @@ _BUILD_STEPS = 20_000
 def fits(supply: Supply) -> bool:
     """Whether any placement exists."""
     return any(
-        _Domain(supply, domain).serve(domain.parts, -1) is not None
+        _Domain(supply, domain).serve(domain.parts) is not None
         for domain in supply.layout.domains[supply.request.options.scope.within]
     )
 
 
 def near_set(supply: Supply) -> NumaSet | None:
-    """Build a NUMA set that serves the VM: few packages and nodes, near to each other, if not the best."""
-    best: tuple[Rank, NumaSet] | None = None
+    """Build a NUMA set that serves the VM: few sockets and nodes, near to each other, if not the best."""
+    best: tuple[NodeRank, NumaSet] | None = None
     for domain in supply.layout.domains[supply.request.options.scope.within]:
         found = _Domain(supply, domain).reduced()
         if found is not None and (best is None or rank_of(supply, found) < best[0]):
@@ -45,30 +38,26 @@ def near_set(supply: Supply) -> NumaSet | None:
 
 
 class _Domain:
-    """One scope domain, asked for NUMA sets among some of its NUMA nodes and packages."""
+    """One scope domain, asked for NUMA sets among some of its parts."""
 
     def __init__(self, supply: Supply, domain: ScopeDomain) -> None:
         self._supply = supply
         self._domain = domain
         self._effort = Effort(_BUILD_STEPS)
 
-    def serve(self, parts: Sequence[NodePart], packages: int) -> NumaSet | None:
-        """Make the set of those of these NUMA nodes that lie in these packages, if it serves the VM."""
+    def serve(self, parts: Sequence[NodePart]) -> NumaSet | None:
+        """Make a NUMA set of these parts, if it serves the VM."""
         supply = self._supply
         self._effort.spend(len(parts))
-        inside = sorted([part for part in parts if part.packages & packages], key=lambda part: part.node)
-        numa_set = NumaSet(tuple(inside), mask_of_packages(inside) & packages, self._domain)
-        if supply.request.options.policy is Policy.NUMA and self._domain.crossed:
-            used = mask_of(package for part in inside for package in supply.units_by_package(part))
-            if used & ~packages:
-                return None  # Pools are used whole.
-        units = group_units(supply, numa_set)
-        if sum(units) < supply.need or not supply.memory_fits([part.node for part in inside]):
+        if sum([supply.units(part) for part in parts]) < supply.need:
             return None
-        return numa_set if not supply.spreads or most_shares(units, supply.need) else None
+        if not supply.memory_fits({part.node for part in parts}):
+            return None
+        numa_set = NumaSet(tuple(sorted(parts, key=lambda part: (part.node, part.socket))), self._domain)
+        return numa_set if serves(supply, numa_set) else None
 
     def reduced(self) -> NumaSet | None:
-        """A set that serves the VM only with all of its packages and NUMA nodes."""
+        """A set that serves the VM only with all of its sockets and NUMA nodes."""
         supply, domain = self._supply, self._domain
         best = self._without_spare(domain.parts)
         if best is None or len(best.parts) == 1:
@@ -83,7 +72,7 @@ class _Domain:
             low, high = 0, len(ordered)
             while high - low > 1:
                 middle = (low + high) // 2
-                if self.serve(ordered[:middle], -1) is not None:
+                if self.serve(ordered[:middle]) is not None:
                     high = middle
                 else:
                     low = middle
@@ -93,20 +82,18 @@ class _Domain:
         return best
 
     def _without_spare(self, parts: Sequence[NodePart]) -> NumaSet | None:
-        found = self.serve(parts, -1)
-        if found is None:
+        best = self.serve(parts)
+        if best is None:
             return None
-        best: NumaSet = found
-        fullest_last = sorted(bits_of(best.packages), key=lambda one: self._units_of(found, one))
-        for package in fullest_last:
-            if not self._effort.is_spent:
-                best = self.serve(best.parts, best.packages & ~(1 << package)) or best
-        for part in reversed(best.parts):
+        units: Counter[int] = Counter()
+        for part in best.parts:
+            units[part.socket] += self._supply.units(part)
+        fullest_last = sorted(units, key=lambda socket: units[socket])
+        for spare in (
+            *[[part for part in best.parts if part.socket == socket] for socket in fullest_last],
+            *[[part] for part in reversed(best.parts)],
+        ):
             if self._effort.is_spent:
                 break
-            fewer = self.serve([other for other in best.parts if other is not part], best.packages)
-            best = fewer or best
+            best = self.serve([part for part in best.parts if part not in spare]) or best
         return best
-
-    def _units_of(self, numa_set: NumaSet, package: int) -> int:
-        return sum([self._supply.units_by_package(part).get(package, 0) for part in numa_set.parts])

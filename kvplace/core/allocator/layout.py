@@ -1,8 +1,13 @@
-"""A machine cut into segments for searching, computed once per machine.
+"""The tree of one machine that searches descend, computed once per machine.
 
-A segment is what one NUMA node, one package and one L3 group have in common; on most machines that is the
-L3 group itself. Levels may cross in any way: all that a search asks of a set of NUMA nodes is the list of
-its segments.
+Sockets, NUMA nodes and L3 groups nest, on each machine in its own order: a socket holds several NUMA nodes or
+a NUMA node several sockets, and an L3 group is inside a NUMA node or holds several. A part is the finer one
+of socket and NUMA node. A segment is the finer one of part and L3 group.
+
+Levels that cross (`numa=fake`) are cut: a part is what a socket and a NUMA node have in common, and an L3
+group ends at the border of a part. A piece of a socket then counts as a socket, and a piece of an L3 group as
+an L3 group, so that a placement may use more of them than it has to. Whether a VM fits does not change:
+scopes and equal shares use the real levels.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kvplace.core.cpuset import cpus_of, place_of_each
+from kvplace.core.cpuset import cpus_of, place_of_each, union
 from kvplace.core.refusal import THE_MACHINE
 from kvplace.core.request import Level
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaIndex
@@ -28,14 +33,15 @@ _STATES_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """CPUs with the same NUMA node, package and L3 group, each given by its index in the topology.
+    """CPUs with the same NUMA node, socket and L3 group.
 
-    Packages are those of `Topology.sockets`.
+    NUMA nodes and sockets are given by their index in the topology.
     """
 
     node: NumaIndex
-    package: int
+    socket: int
     l3: int
+    """The number of the L3 group or, where it crosses another level, of the piece of it."""
     shared_l3: int
     """The same if the L3 group lies in several segments, else -1."""
     cpus: CpuMask
@@ -49,13 +55,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class NodePart:
-    """The part of a NUMA node that lies in a scope domain."""
+    """The part of a NUMA node that lies in a scope domain and in one socket."""
 
     node: NumaIndex
     cpus: CpuMask
     segments: tuple[Segment, ...]
-    packages: int
-    """Indexes of its packages, as a bit set."""
+    socket: int
+    """The number of its socket or, where this crosses NUMA nodes, of the piece of it."""
     twin: NumaIndex
     """The first NUMA node that is as far from every other one."""
 
@@ -67,10 +73,10 @@ class ScopeDomain:
     name: str
     cpus: CpuMask
     parts: tuple[NodePart, ...]
-    crossed: bool
-    """Whether some NUMA node lies in several packages."""
-    straddled: bool
-    """Whether some L3 group lies in several parts, or a part of it in several packages."""
+    divides_nodes: bool
+    """Whether some NUMA node has several parts, one for each socket."""
+    shares_l3: bool
+    """Whether some L3 group holds several parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,44 +179,48 @@ class Layout:
         )
 
     @cached_property
-    def l3_of(self) -> Mapping[CpuId, int]:
-        """The index of the L3 group of each CPU."""
-        return {cpu: segment.l3 for segment in self._segments for cpu in cpus_of(segment.cpus)}
-
-    @cached_property
     def node_of(self) -> Mapping[CpuId, NumaIndex]:
         """The index of the NUMA node of each CPU."""
         return {cpu: segment.node for segment in self._segments for cpu in cpus_of(segment.cpus)}
 
     @cached_property
-    def package_of(self) -> Mapping[CpuId, int]:
-        """The index of the package of each CPU."""
-        return {cpu: segment.package for segment in self._segments for cpu in cpus_of(segment.cpus)}
+    def l3_of(self) -> Mapping[CpuId, int]:
+        """The index of the L3 group of each CPU."""
+        return place_of_each(self.topology.l3_groups)
+
+    @cached_property
+    def socket_of(self) -> Mapping[CpuId, int]:
+        """The index of the socket of each CPU."""
+        return {cpu: segment.socket for segment in self._segments for cpu in cpus_of(segment.cpus)}
 
     def _domain(self, name: str, cpus: CpuMask) -> ScopeDomain:
-        by_node: dict[NumaIndex, list[Segment]] = {}
+        by_part: dict[tuple[NumaIndex, int], list[Segment]] = {}
         for segment in self._segments:
             if segment.cpus & cpus:
-                by_node.setdefault(segment.node, []).append(_cut(segment, cpus))
-        parts: list[NodePart] = []
-        for index, segments in sorted(by_node.items()):
-            packages = 0
-            for segment in segments:
-                packages |= 1 << segment.package
-            inside = CpuMask(self.topology.numa_nodes[index].cpus & cpus)
-            parts.append(NodePart(index, inside, tuple(segments), packages, self.twins[index]))
+                by_part.setdefault((segment.node, segment.socket), []).append(_cut(segment, cpus))
+        crossed = _cross(by_part.keys())
+        parts = tuple(
+            NodePart(
+                node,
+                union(segment.cpus for segment in segments),
+                tuple(segments),
+                number if crossed else socket,
+                self.twins[node],
+            )
+            for number, ((node, socket), segments) in enumerate(sorted(by_part.items()))
+        )
         groups = [segment.l3 for part in parts for segment in part.segments]
         return ScopeDomain(
             name,
             CpuMask(cpus),
-            tuple(parts),
-            crossed=any(part.packages & (part.packages - 1) for part in parts),
-            straddled=len(set(groups)) < len(groups),
+            parts,
+            divides_nodes=len(parts) > len({part.node for part in parts}),
+            shares_l3=len(set(groups)) < len(groups),
         )
 
 
 def _segments_of(topology: Topology) -> Iterator[Segment]:
-    """Yield the segments by NUMA node, package and L3 group, with their cores in the machine's order."""
+    """Yield the segments by NUMA node, socket and L3 group, with their cores in the machine's order."""
     levels = [
         place_of_each(level)
         for level in (
@@ -226,16 +236,20 @@ def _segments_of(topology: Topology) -> Iterator[Segment]:
             inside[core] = inside.get(core, NO_CPUS) | 1 << cpu
     undivided = set(topology.undivided_cores)
     mixed = len(set(topology.kind_of_core.values())) > 1
+    l3_is_cut = any(_cross({(place[level], place[2]) for place in pieces}) for level in (0, 1))
     segments_of_l3 = Counter([l3 for _, _, l3 in pieces])
-    for (node, package, l3), by_core in sorted(pieces.items()):
+    for number, ((node, socket, l3), by_core) in enumerate(sorted(pieces.items())):
         cores = tuple(by_core.values())
-        cpus = NO_CPUS
-        for core in cores:
-            cpus |= core
-        shared_l3 = l3 if segments_of_l3[l3] > 1 else -1
         whole_cores = tuple([core for core in cores if core in undivided])
         kinds = {part: topology.kind_of_core[core] for core, part in by_core.items()} if mixed else {}
-        yield Segment(NumaIndex(node), package, l3, shared_l3, cpus, cores, whole_cores, kinds)
+        shared_l3 = l3 if segments_of_l3[l3] > 1 and not l3_is_cut else -1
+        l3 = number if l3_is_cut else l3
+        yield Segment(NumaIndex(node), socket, l3, shared_l3, union(cores), cores, whole_cores, kinds)
+
+
+def _cross(meetings: Collection[tuple[int, int]]) -> bool:
+    """Whether two levels cross; `meetings` has each pair of a part of the one and a part of the other."""
+    return len(meetings) > max(len({one for one, _ in meetings}), len({other for _, other in meetings}))
 
 
 def _cut(segment: Segment, cpus: CpuMask) -> Segment:

@@ -32,14 +32,16 @@ _Amount = tuple[Sequence[int], int]
 class NodeSets:
     """The candidates, parts of NUMA nodes, the largest first, and what they have."""
 
-    def __init__(self, supply: Supply, parts: Iterable[SizedPart], *, a_package_each: bool = False) -> None:
-        """`a_package_each` states that no two parts share a package, so that it does not distinguish them."""
+    def __init__(
+        self, supply: Supply, parts: Iterable[SizedPart], place_of: Callable[[NodePart], tuple[int, ...]]
+    ) -> None:
+        """Parts with equal places, as `place_of` gives them, are alike if they have as much."""
         ordered = sorted(parts, key=_largest_first)
         kinds: Sequence[Hashable] = range(len(ordered))
         if not supply.uses:
             of_kind: dict[Hashable, list[SizedPart]] = {}
             for sized in ordered:
-                kind = _kind(supply, sized[1], a_package_each=a_package_each)
+                kind = (place_of(sized[1]), *_kind(supply, sized[1]))
                 of_kind.setdefault(kind, []).append(sized)
             ordered = [sized for same in of_kind.values() for sized in same]
             kinds = [kind for kind, same in of_kind.items() for _ in same]
@@ -53,7 +55,8 @@ class NodeSets:
         self.like_last = [index > 0 and kinds[index - 1] == kind for index, kind in enumerate(kinds)]
         """Whether a part is like the one before: of like ones only the first are tried."""
         distances = supply.layout.distances
-        self.rows = [[distances[node][other] for other in nodes] for node in nodes]
+        self.rows = [[distances[node][other] if other != node else 0 for other in nodes] for node in nodes]
+        self.node_bits = [1 << node for node in nodes]
         self.steps = sorted({far for place, row in enumerate(self.rows) for far in row[place + 1 :]})
         """The distances that there are."""
         self.varied = len(self.steps) > 1
@@ -73,16 +76,17 @@ class NodeSets:
         count: int,
         accepts: Callable[[tuple[NodePart, ...]], Iterable[Found]],
         *,
-        within: Distances | None = None,
+        nodes: int,
+        within: tuple[int, ...] | None = None,
         share: int = 0,
         larger: int = 0,
-        package_share: int = 0,
+        socket_share: int = 0,
     ) -> tuple[Distances, list[Found]] | None:
-        """Find what is accepted of the nearest sets of so many parts; None when nothing is.
+        """Find what is accepted of the nearest sets of so many parts in so many nodes; None when nothing is.
 
         `accepts` makes anything of a set that has the units and the memory. Sets farther apart than `within`
         do not count. Every part of a set has `share` units at least, and `larger` of them one more; the parts
-        in each of the packages have `package_share` together.
+        in each of the sockets have `socket_share` together.
         """
         candidates = [index for index, units in enumerate(self.units) if units >= share]
         if len(candidates) < count:
@@ -90,11 +94,11 @@ class NodeSets:
         amounts: list[_Amount] = [*self._amounts]
         if larger:
             amounts.append(([int(units > share) for units in self.units], larger))
-        for package in {part.packages for part in self._parts} if package_share else ():
+        for socket in {part.socket for part in self._parts} if socket_share else ():
             inside = [
-                units * (p.packages == package) for units, p in zip(self.units, self._parts, strict=True)
+                units * (part.socket == socket) for units, part in zip(self.units, self._parts, strict=True)
             ]
-            amounts.append((inside, package_share))
+            amounts.append((inside, socket_share))
         for of_parts, need in [(self.units, self._need), *amounts]:
             if sum(sorted([of_parts[index] for index in candidates], reverse=True)[:count]) < need:
                 return None
@@ -111,7 +115,7 @@ class NodeSets:
                 if far == within[0]:
                     most = within[1]
             alike = 0 if self.varied else far * count * (count - 1) // 2
-            search = _Growth(self, amounts, accepts, far, most, self._effort)
+            search = _Growth(self, amounts, accepts, far, most, nodes if nodes < count else 0, self._effort)
             search.grow(candidates, (), count, self._need, alike, nowhere)
             if search.found:
                 return (far, search.total), search.found
@@ -138,9 +142,12 @@ class _Growth(Generic[Found]):
         accepts: Callable[[tuple[NodePart, ...]], Iterable[Found]],
         far: int,
         most: int,
+        nodes: int,
         effort: Effort,
     ) -> None:
         self._effort = effort
+        self._nodes = nodes
+        """NUMA nodes of a set; 0 where each part is another one."""
         self._parts = parts
         self._amounts = amounts
         self._accepts = accepts
@@ -178,6 +185,8 @@ class _Growth(Generic[Found]):
                 continue
             now = total + sums[index]
             taken = (*chosen, index)
+            if self._nodes and not self._can_have_nodes(taken, left - 1):
+                continue
             if left == 1:
                 if now <= self._most and self._suffice(taken, (), 0):
                     self._accept(taken, now)
@@ -193,6 +202,13 @@ class _Growth(Generic[Found]):
                     continue
             if self._suffice(taken, rest, left - 1):
                 self.grow(rest, taken, left - 1, missing - units[index], now, more)
+
+    def _can_have_nodes(self, chosen: Sequence[int], left: int) -> bool:
+        """Whether a set with the chosen parts and so many more can have the right number of NUMA nodes."""
+        nodes = 0
+        for index in chosen:
+            nodes |= self._parts.node_bits[index]
+        return nodes.bit_count() <= self._nodes <= nodes.bit_count() + left
 
     def _suffice(self, chosen: Sequence[int], rest: Sequence[int], left: int) -> bool:
         """Whether the chosen parts and the `left` largest of the rest have what is needed besides units."""
@@ -219,18 +235,7 @@ def _largest_first(sized: SizedPart) -> int:
     return -sized[0]
 
 
-def _kind(supply: Supply, part: NodePart, *, a_package_each: bool) -> Hashable:
-    """Describe a part so that parts of one kind can be exchanged: they differ in ids alone."""
-    amounts = supply.amounts_at(part.node)
+def _kind(supply: Supply, part: NodePart) -> tuple[Hashable, ...]:
+    """Describe what a part has: parts of one kind and place differ in ids alone."""
     free = (supply.free.cpus & part.cpus).bit_count()
-    kind: tuple[Hashable, ...] = (part.twin, part.packages, supply.count(part).kind, free, *amounts)
-    if a_package_each:
-        return (part.twin, *kind[2:])
-    if part.packages & (part.packages - 1):
-        l3_parts = [supply.l3_part((one,)) for one in part.segments]
-        by_package = [
-            (one.package, one.shared_l3, l3_part.widths, l3_part.kinds)
-            for one, l3_part in zip(part.segments, l3_parts, strict=True)
-        ]
-        return (*kind, *sorted(by_package))
-    return kind
+    return (supply.count(part).kind, free, *supply.amounts_at(part.node))

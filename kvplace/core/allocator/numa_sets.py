@@ -1,8 +1,8 @@
 """The sets of NUMA nodes that serve a request best, found by counting alone.
 
-The best sets have the fewest packages, then the fewest NUMA nodes, then the smallest distances between these.
-No choice of cores on the machine can be better in these objectives. A node that gives memory alone counts
-like any other; where it lies in several packages, one of them counts.
+The best sets have the smallest `NodeRank`. No choice of cores on the machine can be better in these
+objectives. A node that gives memory alone counts like any other; where it lies in several sockets, one of
+them counts.
 
 Of a set with more nodes than the CPUs need, those give CPUs that are the best set for the CPUs by the same
 order, and of equal ones those with the most memory. Where the scope spreads, as many groups give CPUs as can
@@ -11,46 +11,43 @@ give equal shares.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from kvplace.core.allocator.layout import NodePart, ScopeDomain, Segment
 from kvplace.core.allocator.nearest_nodes import NodeSets, SizedPart
+from kvplace.core.allocator.objectives import NodeRank
 from kvplace.core.allocator.set_cover import covers, fewest
 from kvplace.core.allocator.supply import Supply
-from kvplace.core.cpuset import bits_of, mask_of, union
+from kvplace.core.cpuset import union
 from kvplace.core.request import Level, Policy
+from kvplace.core.scalars import NumaIndex
 
-_MOST_PACKAGES_OF_NODES = 64
-"""Sets of packages of the same NUMA nodes that are searched, where packages and NUMA nodes cross."""
-
-Rank = tuple[int, int, int, int]
-"""Packages, NUMA nodes, the largest and the summed distance between the nodes."""
+_ONE_NODE = NodeRank(1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class NumaSet:
-    """NUMA nodes that serve the VM together, and the packages that it uses of them."""
+    """Parts of NUMA nodes that serve the VM together."""
 
     parts: tuple[NodePart, ...]
     """Those that may give CPUs."""
-    packages: int
     domain: ScopeDomain
     alone: tuple[NodePart, ...] = ()
     """Those that give memory alone."""
 
     @property
     def segments(self) -> Iterator[Segment]:
-        """The segments of the nodes in those packages."""
+        """The segments of the parts that may give CPUs."""
         for part in self.parts:
-            yield from self.segments_of(part)
+            yield from part.segments
 
-    def segments_of(self, part: NodePart) -> Sequence[Segment]:
-        """The segments of one node in those packages."""
-        if not self.domain.crossed:
-            return part.segments
-        return [segment for segment in part.segments if self.packages >> segment.package & 1]
+    @property
+    def nodes(self) -> tuple[NumaIndex, ...]:
+        """The NUMA nodes, by their index."""
+        nodes = [part.node for part in (*self.parts, *self.alone)]
+        return tuple(dict.fromkeys(nodes)) if self.domain.divides_nodes else tuple(nodes)
 
 
 def best_numa_sets(supply: Supply) -> list[NumaSet]:
@@ -80,7 +77,7 @@ def giving_cpus(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
         else:
             rank, narrowed = _narrowed(supply, numa_set)
         for found in narrowed:
-            far = 0 if supply.spreads else supply.far_bytes([part.node for part in found.parts])
+            far = 0 if supply.spreads else supply.far_bytes({part.node for part in found.parts})
             if best is None or (*rank, far) < best[0]:
                 best = ((*rank, far), [found])
             elif (*rank, far) == best[0]:
@@ -89,20 +86,12 @@ def giving_cpus(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
     return sorted(near, key=lambda numa_set: sum([supply.units(part) for part in numa_set.alone]))
 
 
-def _narrowed(supply: Supply, numa_set: NumaSet) -> tuple[Rank, list[NumaSet]]:
-    segments = [numa_set.segments_of(part) for part in numa_set.parts]
-    units = [supply.segment_units(of_part) for of_part in segments]
+def _narrowed(supply: Supply, numa_set: NumaSet) -> tuple[NodeRank, list[NumaSet]]:
+    parts = numa_set.parts
+    units = [supply.units(part) for part in parts]
     if sum(units) - min(units) < supply.need:
         return rank_of(supply, numa_set), [numa_set]
-    parts = numa_set.parts
-    if numa_set.domain.crossed:
-        parts = tuple(map(_part_of, parts, segments))
-    domain = replace(
-        numa_set.domain,
-        cpus=union(part.cpus for part in parts),
-        parts=parts,
-        crossed=any(part.packages & (part.packages - 1) for part in parts),
-    )
+    domain = replace(numa_set.domain, cpus=union(part.cpus for part in parts), parts=parts)
     best = _best_in(supply.without_memory(), [domain])
     if best is None:  # the effort is spent
         return rank_of(supply, numa_set), [numa_set]
@@ -112,79 +101,138 @@ def _narrowed(supply: Supply, numa_set: NumaSet) -> tuple[Rank, list[NumaSet]]:
     ]
 
 
-def _part_of(part: NodePart, segments: Sequence[Segment]) -> NodePart:
-    """The part of a node that these of its segments make up."""
-    packages = mask_of(segment.package for segment in segments)
-    cpus = union(segment.cpus for segment in segments)
-    return replace(part, cpus=cpus, segments=tuple(segments), packages=packages)
-
-
-def _best_in(supply: Supply, domains: Sequence[ScopeDomain]) -> _Best | None:
-    if not any(domain.crossed for domain in domains) and (found := list(_single_nodes(supply, domains))):
-        return _Best((1, 1, 0, 0), found)
-    best: _Best | None = None
-    for domain in domains:
-        if supply.units_in(domain) >= supply.need:
-            search = _across_packages if domain.crossed else _package_by_package
-            best = search(supply, domain, best)
-    return best
-
-
-def rank_of(supply: Supply, numa_set: NumaSet) -> Rank:
+def rank_of(supply: Supply, numa_set: NumaSet) -> NodeRank:
     """Rank a NUMA set: smaller is better."""
-    nodes = [part.node for part in (*numa_set.parts, *numa_set.alone)]
+    nodes = numa_set.nodes
     distances = [supply.layout.distances[one][other] for one, other in combinations(nodes, 2)]
-    return (numa_set.packages.bit_count(), len(nodes), max(distances, default=0), sum(distances))
+    sockets = {part.socket for part in (*numa_set.parts, *numa_set.alone)}
+    return NodeRank(len(sockets), len(nodes), 0, max(distances, default=0), sum(distances))
 
 
 @dataclass(frozen=True, slots=True)
 class _Best:
     """The NUMA sets that rank first so far."""
 
-    rank: Rank
+    rank: NodeRank
     numa_sets: list[NumaSet]
 
 
-def _single_nodes(supply: Supply, domains: Iterable[ScopeDomain]) -> Iterator[NumaSet]:
-    """Yield the NUMA nodes that serve the VM alone: where each lies in one package, they rank first."""
+def _best_in(supply: Supply, domains: Sequence[ScopeDomain]) -> _Best | None:
+    if found := list(_single_parts(supply, domains)):
+        return _Best(_ONE_NODE, found)
+    best: _Best | None = None
+    for domain in domains:
+        if supply.units_in(domain) >= supply.need:
+            search = _sockets_in_nodes if domain.divides_nodes else _nodes_in_sockets
+            best = search(supply, domain, best)
+    return best
+
+
+def _single_parts(supply: Supply, domains: Iterable[ScopeDomain]) -> Iterator[NumaSet]:
+    """Yield the parts of NUMA nodes that serve the VM alone: nothing ranks before them."""
     for domain in domains:
         if supply.units_in(domain) < supply.need:
             continue
         for part in domain.parts:
             if supply.units(part) >= supply.need and supply.memory_fits((part.node,)):
-                yield NumaSet((part,), part.packages, domain)
+                numa_set = NumaSet((part,), domain)
+                if serves(supply, numa_set):
+                    yield numa_set
+
+
+def serves(supply: Supply, numa_set: NumaSet) -> bool:
+    """Whether a NUMA set with enough of everything serves the VM: with equal shares, with whole pools."""
+    if supply.spreads and not most_shares(group_units(supply, numa_set), supply.need):
+        return False
+    if numa_set.domain.divides_nodes:
+        nodes = numa_set.nodes
+        if not supply.memory_fits(nodes):
+            return False
+        if supply.request.options.policy is Policy.NUMA:
+            others = (part for part in numa_set.domain.parts if part not in numa_set.parts)
+            return not any(part.node in nodes and supply.units(part) for part in others)
+    return True
 
 
 def spread_groups(supply: Supply, numa_set: NumaSet) -> list[list[Segment]]:
     """Group the segments of a NUMA set by what the scope spreads over; one group when it does not spread."""
     scope = supply.request.options.scope
-    if not scope.evenly:
-        return [list(numa_set.segments)]
-    if scope.level is Level.NUMA:
-        return [list(numa_set.segments_of(part)) for part in numa_set.parts]
     groups: dict[int, list[Segment]] = {}
     for segment in numa_set.segments:
-        groups.setdefault(segment.package, []).append(segment)
+        place = (segment.node if scope.level is Level.NUMA else segment.socket) if scope.evenly else 0
+        groups.setdefault(place, []).append(segment)
     return list(groups.values())
 
 
-def _package_by_package(supply: Supply, domain: ScopeDomain, best: _Best | None) -> _Best | None:
-    """Search where every NUMA node lies in one package: the packages first, then the nodes in them."""
-    by_package: dict[int, list[SizedPart]] = {}
+def _nodes_in_sockets(supply: Supply, domain: ScopeDomain, best: _Best | None) -> _Best | None:
+    """Search where every NUMA node lies in one socket: the sockets first, then the nodes in them."""
+    by_socket: dict[int, list[SizedPart]] = {}
     for units, part in _useful(supply, domain):
-        by_package.setdefault(part.packages, []).append((units, part))
-    packages = list(by_package.values())
-    if len(packages) > 1 and all(len(parts) == 1 for parts in packages):
-        return _nodes_as_packages(supply, domain, [part for (part,) in packages], best)
-    capacity = [sum([units for units, _ in parts]) for parts in packages]
-    also = _amounts_of_packages(supply, packages)
-    for count in range(fewest(capacity, supply.need), len(packages) + 1):
-        if supply.effort.is_spent or (best is not None and count > best.rank[0]):
+        by_socket.setdefault(part.socket, []).append((units, part))
+    sockets = list(by_socket.values())
+    if len(sockets) > 1 and all(len(parts) == 1 for parts in sockets):
+        return _nodes_as_sockets(supply, domain, [part for (part,) in sockets], best)
+    capacity = [sum([units for units, _ in parts]) for parts in sockets]
+    also = _amounts_of_sockets(supply, sockets)
+    for count in range(fewest(capacity, supply.need), len(sockets) + 1):
+        if supply.effort.is_spent or (best is not None and count > best.rank.sockets):
             break
         for chosen in covers(capacity, range(len(capacity)), supply.need, count, supply.effort, also=also):
-            parts = [part for index in chosen for part in packages[index]]
-            best = _in_packages(supply, domain, parts, count, best)
+            parts = [part for index in chosen for part in sockets[index]]
+            best = _in_sockets(supply, domain, parts, count, best)
     return best
+
+
+def _in_sockets(
+    supply: Supply, domain: ScopeDomain, parts: Sequence[SizedPart], sockets: int, best: _Best | None
+) -> _Best | None:
+    sets = NodeSets(supply, parts, _in_its_socket)
+    for count in range(max(sockets, sets.fewest), len(parts) + 1):
+        if supply.effort.is_spent or _is_worse(sockets, count, best):
+            break
+        best = _nearest(supply, domain, sets, count, (sockets, count), best)
+    return best
+
+
+def _nodes_as_sockets(
+    supply: Supply, domain: ScopeDomain, parts: Sequence[SizedPart], best: _Best | None
+) -> _Best | None:
+    """Search where every socket is one NUMA node."""
+    sets = NodeSets(supply, parts, _anywhere)
+    for count in range(sets.fewest, len(parts) + 1):
+        if supply.effort.is_spent or _is_worse(count, count, best):
+            break
+        best = _nearest(supply, domain, sets, count, (count, count), best)
+    return best
+
+
+def _sockets_in_nodes(supply: Supply, domain: ScopeDomain, best: _Best | None) -> _Best | None:
+    """Search where NUMA nodes hold several sockets, each a part: the fewest, and in the fewest nodes."""
+    parts = list(_useful(supply, domain))
+    sets = NodeSets(supply, parts, _in_its_node)
+    nodes_there = len({part.node for _, part in parts})
+    for count in range(sets.fewest, len(parts) + 1):
+        for nodes in range(1, min(count, nodes_there) + 1):
+            if supply.effort.is_spent or _is_worse(count, nodes, best):
+                break
+            best = _nearest(supply, domain, sets, count, (count, nodes), best)
+    return best
+
+
+def _in_its_socket(part: NodePart) -> tuple[int, ...]:
+    return (part.twin, part.socket)
+
+
+def _anywhere(part: NodePart) -> tuple[int, ...]:
+    return (part.twin,)
+
+
+def _in_its_node(part: NodePart) -> tuple[int, ...]:
+    return (part.node,)
+
+
+def _is_worse(sockets: int, nodes: int, best: _Best | None) -> bool:
+    return best is not None and (sockets, nodes) > best.rank[:2]
 
 
 def _useful(supply: Supply, domain: ScopeDomain) -> Iterator[SizedPart]:
@@ -195,163 +243,56 @@ def _useful(supply: Supply, domain: ScopeDomain) -> Iterator[SizedPart]:
             yield units, part
 
 
-def _amounts_of_packages(
-    supply: Supply, packages: Sequence[Sequence[SizedPart]]
+def _amounts_of_sockets(
+    supply: Supply, sockets: Sequence[Sequence[SizedPart]]
 ) -> list[tuple[list[int], int]]:
-    """Sum up memory and huge pages of each size by package, each with its need."""
-    in_each = [supply.amounts_of([part.node for _, part in parts]) for parts in packages]
+    """Sum up memory and huge pages of each size by socket, each with its need."""
+    in_each = [supply.amounts_of([part.node for _, part in parts]) for parts in sockets]
     return [
         ([sum(amounts[number][0]) for amounts in in_each], need)
         for number, (_, need) in enumerate(in_each[0])
     ]
 
 
-def _nodes_as_packages(
-    supply: Supply, domain: ScopeDomain, parts: Sequence[SizedPart], best: _Best | None
-) -> _Best | None:
-    """Search where every package is one NUMA node."""
-    sets = NodeSets(supply, parts, a_package_each=True)
-    for count in range(sets.fewest, len(parts) + 1):
-        if supply.effort.is_spent or (best is not None and (count, count) > best.rank[:2]):
-            break
-        best = _nearest(supply, domain, sets, (count, count), best)
-    return best
-
-
-def _in_packages(
-    supply: Supply, domain: ScopeDomain, parts: Sequence[SizedPart], sockets: int, best: _Best | None
-) -> _Best | None:
-    sets = NodeSets(supply, parts)
-    for count in range(max(sockets, sets.fewest), len(parts) + 1):
-        if supply.effort.is_spent or (best is not None and (sockets, count) > best.rank[:2]):
-            break
-        best = _nearest(supply, domain, sets, (sockets, count), best)
-    return best
-
-
-def _across_packages(supply: Supply, domain: ScopeDomain, best: _Best | None) -> _Best | None:
-    """Search where NUMA nodes lie in several packages: the nodes first, then the packages in them."""
-    sized = list(_useful(supply, domain))
-    parts = [part for _, part in sized]
-    sets = NodeSets(supply, sized)
-    packages = list(bits_of(mask_of_packages(parts)))
-    nodes_of = [sum([part.packages >> package & 1 for part in parts]) for package in packages]
-    in_packages = [([_units_of_package(supply, parts, package) for package in packages], supply.need)]
-    for amounts, need in supply.amounts_of([part.node for part in parts]):
-        of_packages = [
-            sum([of_part for of_part, part in zip(amounts, parts, strict=True) if part.packages >> p & 1])
-            for p in packages
-        ]
-        in_packages.append((of_packages, need))
-    least = max([fewest(amounts, need) for amounts, need in in_packages])
-    for sockets in range(least, len(packages) + 1):
-        for count in range(sets.fewest, len(parts) + 1):
-            if supply.effort.is_spent or (best is not None and (sockets, count) > best.rank[:2]):
-                break
-            if fewest(nodes_of, count) <= sockets:
-                best = _nearest(supply, domain, sets, (sockets, count), best)
-    return best
-
-
 def _nearest(
-    supply: Supply, domain: ScopeDomain, sets: NodeSets, size: tuple[int, int], best: _Best | None
+    supply: Supply,
+    domain: ScopeDomain,
+    sets: NodeSets,
+    count: int,
+    size: tuple[int, int],
+    best: _Best | None,
 ) -> _Best | None:
-    """Search the sets of one size, in packages and nodes; return them or the best so far."""
-    sockets, count = size
-    share = larger = package_share = 0
-    if not domain.crossed and not supply.needs_memory and 1 < count <= supply.need:
-        scope = supply.request.options.scope
-        if scope.evenly and (scope.level is Level.NUMA or sockets == count):
+    """Search the sets of so many parts and one size, in sockets and nodes; return them or the best so far."""
+    sockets, nodes = size
+    share = larger = socket_share = 0
+    scope = supply.request.options.scope
+    if scope.evenly and not supply.needs_memory and not domain.divides_nodes and 1 < count <= supply.need:
+        if scope.level is Level.NUMA or sockets == count:
             share, larger = divmod(supply.need, count)
-        elif scope.evenly and sockets > 1:
-            package_share = supply.need // sockets
+        elif sockets > 1:
+            socket_share = supply.need // sockets
 
     def numa_sets_of(members: tuple[NodePart, ...]) -> Iterable[NumaSet]:
-        if domain.crossed:
-            return _choose_packages(supply, domain, members, sockets)
-        packages = mask_of_packages(members)
-        numa_set = NumaSet(members, packages, domain)
-        return [numa_set] if packages.bit_count() == sockets and (share or _spreads(supply, numa_set)) else []
+        if len({part.socket for part in members}) != sockets or len({part.node for part in members}) != nodes:
+            return []
+        numa_set = NumaSet(members, domain)
+        return [numa_set] if serves(supply, numa_set) else []
 
-    within = best.rank[2:] if best is not None and best.rank[:2] == size else None
+    within = best.rank[3:] if best is not None and best.rank[:2] == size else None
     found = sets.nearest(
-        count, numa_sets_of, within=within, share=share, larger=larger, package_share=package_share
+        count,
+        numa_sets_of,
+        nodes=nodes,
+        within=within,
+        share=share,
+        larger=larger,
+        socket_share=socket_share,
     )
     if found is None:
         return best
     distances, numa_sets = found
-    rank = (*size, *distances)
+    rank = NodeRank(*size, 0, *distances)
     return _Best(rank, best.numa_sets + numa_sets if best is not None and best.rank == rank else numa_sets)
-
-
-def _choose_packages(
-    supply: Supply, domain: ScopeDomain, parts: tuple[NodePart, ...], sockets: int
-) -> Iterator[NumaSet]:
-    """Yield the NUMA sets of these nodes with so many packages."""
-    supply.effort.spend(len(parts))
-    everything = list(bits_of(mask_of_packages(parts)))
-    units = [_units_of_package(supply, parts, package) for package in everything]
-    lies_in = [[part.packages >> package & 1 for package in everything] for part in parts]
-    needs = [1] * len(parts)
-    if supply.request.options.policy is Policy.NUMA:
-        # Pools are used whole, and so is every package that has some of them.
-        units = [int(bool(amount)) for amount in units]
-        need = sum(units)
-    else:
-        need = supply.need
-        if not supply.needs_memory:
-            # Every node gives CPUs: no set has a node too many.
-            of_parts = [supply.units_by_package(part) for part in parts]
-            lies_in = [[of_part.get(package, 0) for package in everything] for of_part in of_parts]
-            scope = supply.request.options.scope
-            if scope.evenly and scope.level is Level.NUMA:
-                needs = [supply.need // len(parts)] * len(parts)
-    also = [*zip(lies_in, needs, strict=True)]
-    yielded = 0
-    kinds: Sequence[Hashable] = range(len(everything))
-    if not supply.uses:
-        kinds = [_kind(supply, parts, package) for package in everything]
-    for chosen in covers(units, kinds, need, sockets, supply.effort, also=also):
-        numa_set = NumaSet(parts, mask_of(everything[index] for index in chosen), domain)
-        if _spreads(supply, numa_set):
-            yielded += 1
-            yield numa_set
-            if yielded >= _MOST_PACKAGES_OF_NODES:
-                return
-
-
-def _kind(supply: Supply, parts: Sequence[NodePart], package: int) -> Hashable:
-    """Packages of one kind differ in ids alone."""
-    segments = [segment for part in parts for segment in part.segments if segment.package == package]
-    return tuple(
-        sorted(
-            (
-                segment.node,
-                supply.l3_part((segment,)).widths,
-                supply.l3_part((segment,)).kinds,
-                (supply.free.cpus & segment.cpus).bit_count(),
-                segment.shared_l3,
-            )
-            for segment in segments
-        )
-    )
-
-
-def mask_of_packages(parts: Iterable[NodePart]) -> int:
-    """The packages that parts lie in, by their index."""
-    mask = 0
-    for part in parts:
-        mask |= part.packages
-    return mask
-
-
-def _units_of_package(supply: Supply, parts: Iterable[NodePart], package: int) -> int:
-    return sum([supply.units_by_package(part).get(package, 0) for part in parts])
-
-
-def _spreads(supply: Supply, numa_set: NumaSet) -> bool:
-    """Whether the need can be shared out evenly, where the scope asks for that."""
-    return not supply.spreads or most_shares(group_units(supply, numa_set), supply.need) > 0
 
 
 def group_units(supply: Supply, numa_set: NumaSet) -> list[int]:

@@ -1,21 +1,20 @@
 """Which cores of one NUMA set serve the VM: all need in one, in equal shares, or from whole pools.
 
-Equal shares go to groups of segments: the packages or the NUMA nodes of the set, as many of them as can give
+Equal shares go to groups of segments: the sockets or the NUMA nodes of the set, as many of them as can give
 equal shares. The others give memory alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
-from itertools import combinations, islice
 
 from kvplace.core.allocator.core_choice import CoreChoice, CoreSearch, CoreShare, lower_bound
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.fragmentation import fragmentation_cost
 from kvplace.core.allocator.layout import L3Part, NodePart, Segment
 from kvplace.core.allocator.numa_sets import NumaSet, group_units, most_shares, spread_groups
-from kvplace.core.allocator.set_cover import fewest
+from kvplace.core.allocator.objectives import CoreRank
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.free import crowd
 from kvplace.core.request import Policy
@@ -23,13 +22,12 @@ from kvplace.core.scalars import NO_CPUS, CpuMask
 
 _CORE_STEPS = 30_000
 """Steps of all searches for cores of one question."""
-_MOST_COMBINATIONS = 64
-"""Combinations of groups that share L3 groups; the best one is taken."""
 _NEVER = 1 << 20
 """More L3 groups than there are, for a share that cannot be served."""
 
-Bound = tuple[int, int, int, int, int]
-"""L3 groups, kinds of cores, cores, uses by others, fragmentation cost: no choice in a NUMA set has less."""
+_Ways = dict[tuple[int, int], CoreChoice]
+"""The best choice for each number of groups and of those with a larger share."""
+_NOTHING = CoreChoice(0, 0, 0, (), 0)
 
 
 class Serving:
@@ -54,73 +52,60 @@ class Serving:
         groups = spread_groups(supply, numa_set)
         units = group_units(supply, numa_set)
         count = most_shares(units, supply.need)
-        if count == len(groups):
-            return self._serve_evenly(numa_set, groups)
-        return self._serve_some(numa_set, groups, units, count)
-
-    def _best(self, choices: Iterable[CoreChoice | None]) -> CoreChoice | None:
-        """The best of some choices; when the effort is spent of those so far."""
-        best: CoreChoice | None = None
-        for choice in choices:
-            if choice is not None and (best is None or choice.rank < best.rank):
-                best = choice
-            if best is not None and self.effort.is_spent:
-                break
-        return best
+        if count < len(groups):
+            # The VM uses the others for their memory alone.
+            groups = [groups[index] for index in sorted(range(len(groups)), key=lambda index: -units[index])]
+            found = self._serve_some(numa_set, groups, count)
+            if found is not None:
+                return found
+        return self._serve_each(numa_set, groups[:count])
 
     def _l3_parts(self, numa_set: NumaSet, segments: Iterable[Segment]) -> list[L3Part]:
         supply = self._supply
-        if not numa_set.domain.straddled:
+        if not numa_set.domain.shares_l3:
             return [supply.l3_part((segment,)) for segment in segments]
         by_l3: dict[int, list[Segment]] = {}
         # As with L3 groups, the NUMA nodes with most are used up, and what is left over lies in the smallest.
-        free = {part.node: supply.units(part) for part in numa_set.parts}
-        for segment in sorted(segments, key=lambda segment: -free[segment.node]):
+        units = {one.cpus: supply.units(part) for part in numa_set.parts for one in part.segments}
+        for segment in sorted(segments, key=lambda segment: -units[segment.cpus]):
             by_l3.setdefault(segment.l3, []).append(segment)
         return [supply.l3_part(group) for group in by_l3.values()]
 
     # Equal shares.
 
-    def _serve_evenly(self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]]) -> CoreChoice | None:
-        """Share the need out over groups of segments, with equal shares but for one unit."""
-        l3_groups = {segment.l3 for segments in groups for segment in segments}
-        in_groups = {(segment.l3, index) for index, segments in enumerate(groups) for segment in segments}
-        serve = self._serve_each if len(in_groups) == len(l3_groups) else self._serve_across
-        return serve(numa_set, groups)
-
     def _serve_some(
-        self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], units: Sequence[int], count: int
-    ) -> CoreChoice | None:
-        """Share the need out over so many of the groups: the VM uses the others for their memory alone."""
-        groups = [groups[index] for index in sorted(range(len(groups)), key=lambda index: -units[index])]
-        if numa_set.domain.straddled:
-            chosen = islice(combinations(groups, count), _MOST_COMBINATIONS)
-            return self._best(self._serve_evenly(numa_set, some) for some in chosen)
-        found = self._serve_so_many(numa_set, groups, count)
-        return found if found is not None else self._serve_evenly(numa_set, groups[:count])
-
-    def _serve_so_many(
         self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], count: int
     ) -> CoreChoice | None:
-        """Share the need out over the `count` groups that serve it best, by dynamic programming."""
+        """Share the need out over the `count` groups that serve it best, by dynamic programming.
+
+        It adds L3 group after L3 group where these hold several groups, since the first group in one of them
+        costs more than the next.
+        """
         low, over = divmod(self._supply.need, count)
-        ways: dict[tuple[int, int], CoreChoice] = {(0, 0): CoreChoice(0, 0, 0, (), 0)}
-        """The best way for each number of groups and of those with a larger share."""
-        for segments in groups:
-            self.effort.spend(2 * len(ways))
-            if self.effort.is_spent:
-                break
-            for (number, larger), before in list(ways.items()):
-                for more in (0, 1):
-                    way = (number + 1, larger + more)
-                    if way[0] > count or way[1] > over:
-                        continue
-                    share = self._share(numa_set, segments, low + more)
-                    if share is None:
-                        continue
-                    together = _together((before, share))
-                    if way not in ways or together.rank < ways[way].rank:
-                        ways[way] = together
+        as_one = _share_l3(groups)
+        classes: dict[int, list[Sequence[Segment]]] = {}
+        for number, segments in enumerate(groups):
+            classes.setdefault(segments[0].l3 if as_one else number, []).append(segments)
+        ways: _Ways = {(0, 0): _NOTHING}
+        for members in classes.values():
+            inside: _Ways = {(0, 0): _NOTHING}
+            for segments in members:
+                self.effort.spend(2 * len(inside) * len(ways))
+                if self.effort.is_spent:
+                    return None
+                shares = {
+                    (1, more): self._share(numa_set, segments, low + more, as_one=as_one)
+                    for more in (0, 1)
+                    if more <= over
+                }
+                alone = {way: share for way, share in shares.items() if share is not None}
+                inside = _combined(inside, {(0, 0): _NOTHING, **alone}, (count, over))
+            if as_one:
+                inside = {
+                    way: replace(choice, l3_groups=1) if choice.taken else choice
+                    for way, choice in inside.items()
+                }
+            ways = _combined(ways, inside, (count, over))
         return ways.get((count, over))
 
     def _share(
@@ -136,11 +121,10 @@ class Serving:
             self._shares[key] = self._search.choose(l3_parts, need)
         return self._shares[key]
 
-    def _serve_each(
-        self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], *, as_one: bool = False
-    ) -> CoreChoice | None:
+    def _serve_each(self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]]) -> CoreChoice | None:
         """Serve each group by itself, with one unit more where that must be or costs least."""
         low, over = divmod(self._supply.need, len(groups))
+        as_one = _share_l3(groups)
         shares: dict[int, CoreChoice] = {}
         larger: list[tuple[tuple[int, ...], int, CoreChoice]] = []
         for index, segments in enumerate(groups):
@@ -156,52 +140,10 @@ class Serving:
         shares |= {index: more for _, index, more in costly[:over]}
         if len(larger) < over or len(shares) < len(groups):
             return None
-        return _together([shares[index] for index in range(len(groups))])
-
-    def _serve_across(self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]]) -> CoreChoice | None:
-        """Share out evenly where groups have L3 groups in common: the fewest of them first.
-
-        When the effort is spent, as few as are left when one after the other is given up.
-        """
-        l3_groups = sorted({segment.l3 for segments in groups for segment in segments})
-        low = self._supply.need // len(groups)
-        units = {
-            l3: [
-                self._supply.segment_units([segment for segment in segments if segment.l3 == l3])
-                for segments in groups
-            ]
-            for l3 in l3_groups
-        }
-
-        def within(chosen: Collection[int]) -> CoreChoice | None:
-            self.effort.spend(10 + 4 * len(groups))
-            if any(sum([units[l3][index] for l3 in chosen]) < low for index in range(len(groups))):
-                return None
-            inside = [[segment for segment in segments if segment.l3 in chosen] for segments in groups]
-            served = self._serve_each(numa_set, inside, as_one=True)
-            return served and replace(served, l3_groups=len(chosen))
-
-        if (best := within(l3_groups)) is None:
-            return None
-        for count in range(fewest([sum(units[l3]) for l3 in l3_groups], self._supply.need), len(l3_groups)):
-            found: CoreChoice | None = None
-            for chosen in combinations(l3_groups, count):
-                if self.effort.is_spent:
-                    break
-                choice = within(chosen)
-                if choice is not None and (found is None or choice.rank < found.rank):
-                    found = choice
-            if found is not None:
-                return found
-            if self.effort.is_spent:
-                break
-        else:
-            return best
-        for l3 in sorted(l3_groups, key=lambda l3: sum(units[l3])):
-            fewer = [other for other in l3_groups if other != l3]
-            if (choice := within(fewer)) is not None:
-                l3_groups, best = fewer, choice
-        return best
+        served = _together([shares[index] for index in range(len(groups))])
+        if as_one:
+            return replace(served, l3_groups=len({segments[0].l3 for segments in groups}))
+        return served
 
     # Pools.
 
@@ -218,7 +160,7 @@ class Serving:
 
     # What a choice in a NUMA set cannot be better than, far cheaper than the choice itself.
 
-    def bound(self, numa_set: NumaSet) -> Bound:
+    def bound(self, numa_set: NumaSet) -> CoreRank:
         """State what no choice inside the NUMA set can be better than."""
         supply = self._supply
         if supply.request.options.policy is Policy.NUMA:
@@ -230,16 +172,16 @@ class Serving:
                         pool |= supply.free.pool & segment.cpus
                     self._pools[part.cpus] = fragmentation(supply, (part,), pool)
                 lost += self._pools[part.cpus]
-            return (0, 0, 0, self._crowd(numa_set), 0 if numa_set.domain.crossed else lost)
+            return CoreRank(0, 0, 0, self._crowd(numa_set), lost)
         shares = most_shares(group_units(supply, numa_set), supply.need) if supply.spreads else 1
-        if supply.spreads and not numa_set.domain.straddled:
+        if supply.spreads and not numa_set.domain.shares_l3:
             l3_groups, cores = self._bound_of_shares(numa_set, shares)
-        elif supply.spreads or len(numa_set.parts) > 1 or numa_set.domain.crossed:
+        elif supply.spreads or len(numa_set.parts) > 1:
             l3_groups, cores = lower_bound(self._l3_parts(numa_set, numa_set.segments), supply.need)
         else:
             l3_groups, cores = supply.count(numa_set.parts[0]).least_for(supply.need)
         lost = self._least_lost(numa_set) if supply.request.owns_cpus else 0
-        return (l3_groups, shares, cores, self._least_uses(numa_set), lost)
+        return CoreRank(l3_groups, shares, cores, self._least_uses(numa_set), lost)
 
     def _least_uses(self, numa_set: NumaSet) -> int:
         if not self._supply.uses:
@@ -285,6 +227,25 @@ class Serving:
                 lower_bound(l3_parts, low + 1) if more else None,
             )
         return self._bounds_of_shares[key]
+
+
+def _share_l3(groups: Sequence[Sequence[Segment]]) -> bool:
+    """Whether an L3 group holds several of the groups; each of them then lies in one L3 group."""
+    inside = {(segment.l3, index) for index, segments in enumerate(groups) for segment in segments}
+    return len(inside) > len({l3 for l3, _ in inside})
+
+
+def _combined(ways: _Ways, others: _Ways, most: tuple[int, int]) -> _Ways:
+    """The best of all ways to take one of each."""
+    combined: _Ways = {}
+    for (number, larger), before in ways.items():
+        for (more_groups, more_larger), share in others.items():
+            way = (number + more_groups, larger + more_larger)
+            if way[0] <= most[0] and way[1] <= most[1]:
+                together = _together((before, share))
+                if way not in combined or together.rank < combined[way].rank:
+                    combined[way] = together
+    return combined
 
 
 def _together(shares: Sequence[CoreChoice]) -> CoreChoice:

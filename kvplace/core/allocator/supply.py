@@ -6,8 +6,7 @@ The unit is a CPU; with `smt: isolate` it is a whole free core with one used thr
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from itertools import accumulate
 
@@ -54,7 +53,6 @@ class Supply:
         self.uses = dict(free.uses) if not request.owns_cpus else {}
         self.effort = Effort(_NUMA_STEPS)
         """For the search for sets of NUMA nodes."""
-        self._by_package: dict[int, Mapping[int, int]] = {}
         self._segment_uses: dict[int, list[int]] = {}
         self._l3_parts, self._parts = self.layout.l3_parts, self.layout.part_counts
         counts_memory = bool(
@@ -138,15 +136,6 @@ class Supply:
             return sum([(self.cpus & segment.cpus).bit_count() for segment in segments])
         return sum(self._count(segment).units for segment in segments)
 
-    def units_by_package(self, part: NodePart) -> Mapping[int, int]:
-        """How many units of a NUMA node lie in each package, by its index."""
-        if part.cpus not in self._by_package:
-            units = Counter[int]()
-            for segment in part.segments:
-                units[segment.package] += self._count(segment).units
-            self._by_package[part.cpus] = units
-        return self._by_package[part.cpus]
-
     def uses_of(self, segment: Segment) -> Sequence[int]:
         """How many VMs name each of the CPUs of the pool in a segment."""
         if segment.cpus not in self._segment_uses:
@@ -176,7 +165,7 @@ class Supply:
         """Differences of NUMA nodes in memory and huge pages, if the request needs any."""
         return (self._memory[node], *[of[node] for of in self._pages.values()]) if self._memory else ()
 
-    def far_bytes(self, nodes: Sequence[NumaIndex]) -> int:
+    def far_bytes(self, nodes: Collection[NumaIndex]) -> int:
         """How much of the memory and huge pages these NUMA nodes cannot give."""
         sizes = (1, *self.request.huge_pages)
         return sum(
@@ -184,11 +173,11 @@ class Supply:
             for size, (amounts, need) in zip(sizes, self.amounts_of(nodes), strict=True)
         )
 
-    def memory_fits(self, nodes: Sequence[NumaIndex]) -> bool:
+    def memory_fits(self, nodes: Collection[NumaIndex]) -> bool:
         """Whether NUMA nodes together have the memory and the huge pages."""
         return all(sum(amounts) >= need for amounts, need in self.amounts_of(nodes))
 
-    def amounts_of(self, nodes: Sequence[NumaIndex]) -> list[tuple[list[int], int]]:
+    def amounts_of(self, nodes: Collection[NumaIndex]) -> list[tuple[list[int], int]]:
         """The NUMA nodes' supply of memory and of each size of huge pages, with the need of it."""
         if not self.needs_memory:
             return []

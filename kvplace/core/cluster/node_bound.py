@@ -136,7 +136,7 @@ class StandingBound:
         ]
         if not able:
             return None
-        if any(domain.crossed for domain in able):
+        if any(domain.divides_nodes for domain in able):
             taken = self._taken(counts, _ALONE)
             return self._standing(counts, _ALONE, self._contention(supply), taken, (1, 0))
         alone = [
@@ -177,15 +177,16 @@ class StandingBound:
         # A package that gives memory alone does not count among those of a placement.
         units_of: dict[int, int] = {}
         for part, units in zip(parts, amounts[0][0], strict=True):
-            units_of[part.packages] = units_of.get(part.packages, 0) + units
+            units_of[part.socket] = units_of.get(part.socket, 0) + units
         packages = fewest(list(units_of.values()), self._need)
         count = max(2, *[fewest(have, need) for have, need in amounts])
-        pairs = ((a, b) for a, b in combinations(parts, 2) if packages == 1 or a.packages != b.packages)
+        pairs = ((a, b) for a, b in combinations(parts, 2) if packages == 1 or a.socket != b.socket)
         distance = min((supply.layout.distances[a.node][b.node] for a, b in pairs), default=0)
         in_l3: dict[int, int] = {}
         for part in parts:
             for segment in part.segments:
-                in_l3[segment.l3] = in_l3.get(segment.l3, 0) + supply.segment_units((segment,))
+                l3 = supply.layout.l3_of[next(cpus_of(segment.cpus))]
+                in_l3[l3] = in_l3.get(l3, 0) + supply.segment_units((segment,))
         return packages, count, distance, fewest(list(in_l3.values()), self._need)
 
     def _taken(self, counts: NodeCounts, locality: Locality) -> tuple[int, int]:

@@ -95,6 +95,22 @@ def sockets_of(machine: Topology, cpus: int, alone: Sequence[NumaNode], domain: 
     return len(own) + count
 
 
+def levels_nest(machine: Topology) -> bool:
+    """Whether of any two levels one divides the parts of the other."""
+    levels: list[Sequence[int]] = [
+        machine.cores,
+        machine.l3_groups,
+        [node.cpus for node in machine.numa_nodes if node.cpus],
+        [package.cpus for package in sockets(machine)],
+    ]
+    return all(divides(one, other) or divides(other, one) for one, other in combinations(levels, 2))
+
+
+def divides(parts: Sequence[int], wholes: Sequence[int]) -> bool:
+    """Whether each part lies in one of the wholes."""
+    return all(any(not part & ~whole for whole in wholes) for part in parts)
+
+
 def nearness(machine: Topology, nodes: Sequence[NumaNode]) -> tuple[int, int, int]:
     """How many nodes there are, and the largest and the summed distance between them."""
     distances = [machine.distance(one.id, other.id) for one, other in combinations(nodes, 2)]

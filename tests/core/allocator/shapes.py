@@ -158,5 +158,6 @@ TANGLED = machine(
 SHAPES: dict[str, Topology] = {
     name.lower().replace("_", "-"): value
     for name, value in list(globals().items())
-    if isinstance(value, Topology)
+    if isinstance(value, Topology) and value is not TANGLED
 }
+"""Those with levels that nest."""

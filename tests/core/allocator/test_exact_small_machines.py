@@ -23,7 +23,7 @@ from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Reques
 from kvplace.core.scalars import NO_BYTES
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import BestKeys, Key, best_key, with_cpus
-from tests.core.allocator.shapes import SHAPES
+from tests.core.allocator.shapes import SHAPES, TANGLED
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import GIB
 from tests.effort import IN_FULL
@@ -105,6 +105,20 @@ def test_every_size_on_every_free_set_is_placed_as_well_as_it_can_be(
         if (found := key_of_answer(machine, here, request)) != (best := keys.key(request.vcpus, cpus))
     ]
     assert not worse, f"{len(worse)} answers, the smallest: {min(worse)[1]} vCPUs {min(worse)[2]}"
+
+
+@pytest.mark.parametrize("kind", list(usual_kinds("tangled")), ids=words)
+def test_where_levels_cross_every_size_on_every_free_set_is_placed_by_the_rules_if_it_fits(
+    kind: Request,
+) -> None:
+    free = free_of(TANGLED, Ledger())
+    keys = BestKeys(TANGLED, free, kind)
+    for cpus in range(TANGLED.cpus + 1):
+        here = with_cpus(free, kind, cpus)
+        for vcpus in range(1, TANGLED.cpus.bit_count() + 1):
+            found = key_of_answer(TANGLED, here, replace(kind, vcpus=vcpus))
+            best = keys.key(vcpus, cpus)
+            assert (found is None) == (best is None), f"{vcpus} vCPUs on {format_cpu_list(cpus)}"
 
 
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - LARGE))

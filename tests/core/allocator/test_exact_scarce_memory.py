@@ -1,4 +1,4 @@
-"""Machines on which packages, NUMA nodes and L3 groups all cross, and those where memory forces NUMA nodes.
+"""Machines where memory forces NUMA nodes on a VM, and the bounds of NUMA sets.
 
 The bound of a NUMA set is compared with what is found in it: a bound that is too high would hide a better
 NUMA set, which only a machine with several equally near ones would show.
@@ -18,7 +18,7 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
-from kvplace.core.request import PinningOptions, Policy, Request, Scope
+from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import best_key
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
@@ -52,31 +52,6 @@ def test_l3_groups_that_memory_forces_on_a_vm_bring_their_wider_cores() -> None:
     assert placed(case).numa_nodes == (0, 1, 2, 3)
 
 
-def test_equal_shares_over_common_l3_groups_take_the_fewest_cores_whichever_share_is_larger() -> None:
-    on = machine(
-        packages=["0-8"],
-        nodes=["0-3", "4-8"],
-        l3=["0-1,4-6", "2-3,7-8"],
-        cores=["0", "1", "2", "3", "4-5", "6", "7-8"],
-    )
-    case = (on, free_of(on, Ledger()), Request(7, PinningOptions(scope=Scope.SPREAD_NUMA)))
-    assert placed(case).cpus & parse_cpu_list("4-8") == parse_cpu_list("4-5,7-8")
-
-
-def test_a_package_of_which_no_cpu_is_in_the_pool_counts_for_no_vm_of_policy_numa() -> None:
-    on = machine(
-        packages=["0,2-3,5", "1,4"],
-        nodes=["0-1", "2", "3-4", "5"],
-        l3=["0-5"],
-        cores=["0", "1", "2", "3", "4", "5"],
-        distances=slit([10, 21, 12, 21], [21, 10, 21, 21], [12, 21, 10, 21], [21, 21, 21, 10]),
-        memory=[1, 1, 1, 1],
-    )
-    free = free_of(on, Ledger(), only=parse_cpu_list("0,2-3,5"))
-    case = (on, free, Request(1, PinningOptions(scope=Scope.ANY, policy=Policy.NUMA), memory=2 * GIB))
-    assert placed(case).numa_nodes == (0, 2)
-
-
 @pytest.mark.parametrize(
     ("question", "first"), [(random_case, 0), (scarce_memory_case, 218_000), (crossed_case, 0)]
 )
@@ -96,15 +71,21 @@ def test_no_choice_in_a_numa_set_is_better_than_its_bound(
     assert looked_into > 200
 
 
-def test_an_l3_group_over_two_numa_nodes_gives_way_to_one_whose_numa_node_lies_in_both_packages() -> None:
+def test_equal_shares_of_numa_nodes_behind_common_l3_groups_use_as_few_of_these_as_can_be() -> None:
     on = machine(
-        packages=["0,2", "1,3"],
-        nodes=["0-1", "2", "3"],
-        l3=["0-1", "2-3"],
-        cores=["0", "1", "2", "3"],
+        packages=["0-11"],
+        nodes=["0-1", "2-3", "4-5", "6-7", "8-9", "10-11"],
+        l3=["0-3", "4-7", "8-11"],
+        cores=[str(cpu) for cpu in range(12)],
+        memory=[0, 2, 2, 2, 2, 0],
     )
-    case = (on, free_of(on, Ledger()), Request(2, PinningOptions(scope=Scope.ONE_L3)))
-    assert placed(case).numa_nodes == (0,)
+    free = free_of(on, Ledger(), only=parse_cpu_list("0,2-5,7-11"))
+    request = Request(4, PinningOptions(scope=Scope.SPREAD_NUMA), memory=8 * GIB)
+    found = placed((on, free, request))
+    assert found.numa_nodes == (1, 2, 3, 4)
+    assert len(found.l3_groups) == 3
+    fewer = Request(2, PinningOptions(scope=Scope.SPREAD_NUMA), memory=8 * GIB)
+    assert placed((on, free, fewer)).l3_groups == (1,)
 
 
 def test_an_eighth_numa_node_is_taken_where_the_packages_of_seven_cannot_share_six_vcpus_evenly() -> None:
