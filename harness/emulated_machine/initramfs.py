@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Drivers built into a kernel have no file among its modules, and are left out.
-MODULES = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "virtio_net")
+MODULES = (
+    *("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "virtio_net"),
+    *("nvme", "vfio_iommu_type1", "vfio_pci"),
+)
 MOUNT_TAG = "host"
 HOST_ADDRESS = "10.96.0.1"
 """What a guest calls this machine's loopback; the API server's certificate is for this address, too."""

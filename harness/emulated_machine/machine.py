@@ -205,6 +205,7 @@ def _command(shape: Shape, boot: Boot, folder: Path) -> Iterator[str]:
     yield from ("-device", f"virtio-9p-pci,fsdev=root,mount_tag={MOUNT_TAG}")
     yield from ("-netdev", f"user,id=net,net={HOST_ADDRESS}/24,host={HOST_ADDRESS},ipv6=off,restrict=off")
     yield from ("-device", "virtio-net-pci,netdev=net,romfile=")
+    yield from shape.device_arguments()
     yield from ("-kernel", str(boot.kernel), "-initrd", str(boot.initramfs))
     yield from ("-append", " ".join(_kernel_arguments(shape)))
 

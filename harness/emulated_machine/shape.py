@@ -17,6 +17,27 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class NvmeDisk:
+    """An NVMe controller with SR-IOV behind a PCIe root of its own, which is on a NUMA node."""
+
+    bus: int
+    """Number of the root's bus; the controller is on the next one."""
+    node: int
+    virtual_functions: int = 2
+
+    def qemu_arguments(self) -> Iterator[str]:
+        """Give QEMU's options for root, port and controller."""
+        name = f"disk{self.bus}"
+        yield from ("-device", f"pxb-pcie,bus=pcie.0,id={name}r,bus_nr={self.bus},numa_node={self.node}")
+        yield from ("-device", f"pcie-root-port,bus={name}r,id={name}p,chassis={self.bus}")
+        yield from ("-device", f"nvme-subsys,id={name}s")
+        count = self.virtual_functions
+        functions = f"sriov_max_vfs={count},sriov_vq_flexible={2 * count},sriov_vi_flexible={count}"
+        queues = f"max_ioqpairs={2 + 2 * count},msix_qsize={2 + count}"
+        yield from ("-device", f"nvme,serial={name},bus={name}p,subsys={name}s,{functions},{queues}")
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """Sockets, dies (each with an L3 cache of its own), cores, threads, and NUMA nodes laid over them.
 
@@ -32,6 +53,8 @@ class Shape:
     distances: Distances
     """Row by row, as /sys/devices/system/node/nodeN/distance has them."""
     kernel_arguments: str = ""
+    disks: tuple[NvmeDisk, ...] = ()
+    """Devices that a VM can get; with any the machine has an IOMMU."""
 
     @property
     def cpus(self) -> int:
@@ -54,6 +77,13 @@ class Shape:
         for row, distances in enumerate(self.distances):
             for column, distance in enumerate(distances):
                 yield from ("-numa", f"dist,src={row},dst={column},val={distance}")
+
+    def device_arguments(self) -> Iterator[str]:
+        """Give QEMU's options for the devices: after all others, which would take a place on their buses."""
+        if self.disks:
+            yield from ("-device", "intel-iommu,intremap=off,caching-mode=on")
+        for disk in self.disks:
+            yield from disk.qemu_arguments()
 
 
 TWO_CPUS = Shape(
@@ -92,3 +122,15 @@ MEMORY_ONLY_NODE = Shape(
     nodes=(Node("0-3"), Node("4-7"), Node("", 512)),
     distances=((10, 21, 24), (21, 10, 34), (24, 34, 10)),
 )
+WITH_DEVICES = Shape(
+    "with-devices",
+    sockets=2,
+    dies=1,
+    cores=4,
+    threads=1,
+    nodes=(Node("0-3"), Node("4-7")),
+    distances=((10, 21), (21, 10)),
+    kernel_arguments="intel_iommu=on",
+    disks=(NvmeDisk(bus=0x40, node=0), NvmeDisk(bus=0xC0, node=1)),
+)
+"""NVMe controllers with virtual functions on both NUMA nodes, at 0000:41:00.0 and 0000:c1:00.0."""
