@@ -43,6 +43,9 @@ from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Pol
 _WITHOUT_GUEST_CELLS = ("s390x",)
 """Architectures without guest NUMA cells in QEMU."""
 
+_LIMIT_OF_A_NEW_VCPU = Fraction(1, 10)
+"""KubeVirt's default CPU request of a vCPU (cpuAllocationRatio 10); it raises a CPU limit by as much."""
+
 _REMOVED = f"the running VM keeps its CPUs; set {CPU_POLICY}: none to have it run unpinned"
 
 
@@ -183,12 +186,46 @@ def review_vm(
     if vm.metadata.deletion_timestamp is not None:
         return Admitted(raw)
     warnings = _misplaced(vm.metadata)
+    if old is not None:
+        warnings = (*warnings, *_throttled_when_grown(vm, typed(old, Vm), namespace))
     try:
         return Admitted(raw, (*warnings, *_check(vm, namespace, largest_node)))
     except Misconfigured as error:
         if old is None or _refusal(old, namespace) != str(error):
             raise
         return Admitted(raw, (*warnings, str(error)))
+
+
+def _throttled_when_grown(vm: Vm, before: Vm, namespace: str) -> tuple[str, ...]:
+    """Warn when more vCPUs would run under a CPU limit that KubeVirt raises by a tenth of a CPU for each.
+
+    KubeVirt grows the limit of the running VMI by a vCPU's request (VMICPUsPatch in virt-controller). A VM
+    that owns its cores is not affected: admission of its pod raises the limit.
+    """
+    template = vm.spec.template
+    options = read_options((template.metadata.annotations if template.metadata else None) or {})
+    if options is None or options.policy in (Policy.NONE, Policy.EXCLUSIVE):
+        return ()
+    what = f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
+    domain = template.spec.domain
+    limit = domain.resources.limited.get("cpu") if domain.resources else None
+    try:
+        vcpus = size_of_vm(domain, what).vcpus
+        grown = vcpus - size_of_vm(before.spec.template.spec.domain, what).vcpus
+        if limit is None or grown <= 0:
+            return ()
+        raised = parse_quantity(limit) + grown * _LIMIT_OF_A_NEW_VCPU
+    except (KvplaceError, ValueError):
+        return ()
+    if raised >= vcpus:
+        return ()
+    return (
+        (
+            f"{what}.domain.resources.limits.cpu: KubeVirt raises the limit {limit} of the running VM to "
+            f"{float(raised):g}, so its {vcpus} vCPUs share {float(raised):g} CPUs until it restarts; set "
+            f"the limit to {vcpus} and restart the VM, or remove the limit"
+        ),
+    )
 
 
 def _check(vm: Vm, namespace: str, largest_node: int | None) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from math import prod
 from typing import Any
 
 from kvplace.core.annotations import written_without_effect
@@ -50,6 +51,7 @@ def notes_on_vmi(vmi: Document) -> Iterator[str]:
             "it is paused: its vCPUs stand still, and it keeps its cores; "
             f"`virtctl unpause vmi {name} -n {namespace}` lets it go on"
         )
+    yield from _growth(vmi)
     migration = status.get("migrationState") or {}
     if migration.get("failed"):
         yield f"its last live migration failed: {migration.get('failureReason') or 'no reason is given'}"
@@ -59,6 +61,27 @@ def notes_on_vmi(vmi: Document) -> Iterator[str]:
     # What these state of a VM that has not begun to start, kube-scheduler and kubelet report in more words.
     begins = status.get("phase") not in ("Scheduled", "Running")
     yield from _unmet(status, ("PodScheduled", *(("Ready",) if begins else ())))
+
+
+def _growth(vmi: Document) -> Iterator[str]:
+    """State that KubeVirt plugs vCPUs in, which it does by a live migration to a pod of the new size."""
+    changing = condition(vmi, "HotVCPUChange")
+    if changing is None or changing.get("status") != "True":
+        return
+    spec, status = vmi.get("spec") or {}, vmi.get("status") or {}
+    present, wanted = (
+        _vcpus(topology or {})
+        for topology in (status.get("currentCPUTopology"), (spec.get("domain") or {}).get("cpu"))
+    )
+    yield (
+        f"it grows from {present} to {counted(wanted, 'vCPU')}: KubeVirt plugs vCPUs in by a live migration "
+        "to a pod of the new size on another node; until it ends, the VM runs with its present vCPUs"
+    )
+
+
+def _vcpus(topology: Document) -> int:
+    counts = (topology.get(level) for level in ("sockets", "cores", "threads"))
+    return prod(count for count in counts if isinstance(count, int) and count > 0)
 
 
 def notes_on_waiting(pod: Document) -> Iterator[str]:

@@ -102,3 +102,43 @@ def test_a_vm_with_a_field_of_the_wrong_type_is_refused_with_its_path() -> None:
     assert refusal(vm(cpu=[])) == (
         "VirtualMachine db: Expected `object | null`, got `array` - at `$.spec.template.spec.domain.cpu`"
     )
+
+
+SHARES: Json = {"cpu-set": "one-numa", "kvplace.io/cpu-policy": "share"}
+
+
+def limited(annotations: Json, sockets: int, limit: str | None) -> Json:
+    resources = {"limits": {"cpu": limit}} if limit else {}
+    return vm(annotations, cpu={"sockets": sockets, "maxSockets": 16}, resources=resources)
+
+
+def test_a_vm_that_grows_under_a_cpu_limit_gets_a_warning_with_the_limit_that_kubevirt_will_set() -> None:
+    assert warnings(limited(SHARES, 8, "4"), old=limited(SHARES, 4, "4")) == (
+        (
+            "VirtualMachine default/db: spec.template.spec.domain.resources.limits.cpu: KubeVirt raises the "
+            "limit 4 of the running VM to 4.4, so its 8 vCPUs share 4.4 CPUs until it restarts; set the "
+            "limit to 8 and restart the VM, or remove the limit"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        (limited(SHARES, 8, "8"), limited(SHARES, 4, "4")),
+        (limited(SHARES, 8, None), limited(SHARES, 4, None)),
+        (limited(SHARES, 4, "2"), limited(SHARES, 4, "2")),
+        (limited(SHARES, 2, "1"), limited(SHARES, 4, "1")),
+        (limited({"kvplace.io/cpu-policy": "none"}, 8, "4"), limited(SHARES, 4, "4")),
+        (limited({"other.io/key": "x"}, 8, "4"), limited(SHARES, 4, "4")),
+    ],
+    ids=["limit grows too", "no limit", "same size", "shrinks", "policy none", "not opted in"],
+)
+def test_a_limit_that_throttles_no_more_than_before_gets_no_warning(new: Json, old: Json) -> None:
+    assert warnings(new, old=old) == ()
+
+
+def test_the_limit_of_a_growing_vm_that_owns_its_cores_is_raised_with_the_warning_of_every_vm() -> None:
+    assert warnings(limited(ASKS, 8, "4"), old=limited(ASKS, 4, "4")) == (
+        "the CPU limit 4 is raised to 8 in the pod, which must request as much for its CPUs",
+    )

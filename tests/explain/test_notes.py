@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplace.explain.notes import notes_on_containers, notes_on_document, notes_on_waiting
+from kvplace.explain.notes import notes_on_containers, notes_on_document, notes_on_vmi, notes_on_waiting
 
 AWAY = (
     'failed calling webhook "vmi.kvplace.io": failed to call webhook: Post "https://x.svc:443/admit/vmi": '
@@ -87,3 +87,18 @@ def test_a_sidecar_that_crashes_leads_to_its_log() -> None:
             "virt-launcher-db -c hook-sidecar-0 --previous` shows why"
         ),
     ]
+
+
+def test_a_vm_that_grows_states_both_sizes_and_that_it_needs_another_node() -> None:
+    vmi: Json = {
+        "spec": {"domain": {"cpu": {"sockets": 8, "cores": 1, "threads": 1, "maxSockets": 16}}},
+        "status": {
+            "phase": "Running",
+            "currentCPUTopology": {"sockets": 4, "cores": 1, "threads": 1},
+            "conditions": [{"type": "HotVCPUChange", "status": "True"}],
+        },
+    }
+    (note,) = notes_on_vmi(vmi)
+    assert note.startswith("it grows from 4 to 8 vCPUs: KubeVirt plugs vCPUs in by a live migration")
+    vmi["status"]["conditions"][0]["status"] = "False"
+    assert not any("grows" in note for note in notes_on_vmi(vmi))

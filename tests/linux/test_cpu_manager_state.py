@@ -156,3 +156,20 @@ def test_a_file_with_changed_letters_is_refused_or_adds_nothing(
     changed = VERSION_2[:at] + data.draw(st.characters()) + VERSION_2[at + 1 :]
     state, _ = answer_or_sentence(read_cpu_manager_state, changed, BadBody)
     assert state is None or (state.policy, format_cpu_list(state.held)) == ("static", "2-5")
+
+
+def test_a_container_that_the_kubelet_resized_holds_its_present_cpus_whatever_it_had_originally() -> None:
+    """With InPlacePodVerticalScalingExclusiveCPUs the data of version 4 also has the sets of the start."""
+    data = json.dumps(
+        {
+            "policyName": "static",
+            "defaultCpuSet": "0-1,6-11",
+            "entries": {"4aec46af-22b7-4e26-babb-d15383ac9151": {"mysqld": "2-5"}},
+            "originals": {"4aec46af-22b7-4e26-babb-d15383ac9151": {"mysqld": "2-3"}},
+        }
+    )
+    checksum = 0x811C9DC5
+    for byte in f"(string){data}".encode():
+        checksum = (checksum ^ byte) * 0x01000193 & 0xFFFFFFFF
+    state = read_cpu_manager_state(json.dumps({"data": data, "dataChecksum": checksum}))
+    assert format_cpu_list(state.held) == "2-5"
