@@ -1,11 +1,11 @@
-"""Cost of the web map for `serve`, and load times of its pages, with 1,000 nodes.
+"""Cost of the web map, and load times of its pages, with 1,000 nodes.
 
 Nodes are two-socket servers with 128 CPUs, in memory, so that the map alone is measured. The browser is
-Chromium without a window, and shares the machine's cores with `serve`. *first* includes computing what no
+Chromium without a window, and shares the machine's cores with the map. *first* includes computing what no
 earlier request needed, such as the rows of all nodes. While readers follow, up to 50 times a second a VM
-ends or starts on some node. The CPU time is that of one process that contains the simulated cluster, `serve`
+ends or starts on some node. The CPU time is that of one process that contains the simulated cluster, the map
 and all readers. So the cost of a reader is the difference to no reader, and contains both ends of the
-reader's TLS connection.
+reader's connection.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from pathlib import Path
 from benchmarks._tables import table
 from harness.browser.page import Page, new_page
 from harness.browser.process import running_browser
-from harness.certificates import Certificates
 from kvplace.machines.server_types import read_machine
-from kvplace.service.settings import Address
-from tests.web.stage import VIEWER, Stage, cluster_of, mapped
-from tests.web.visiting import AS_VIEWER, Visitor, visitor
+from tests.web.map_client import Visitor, visitor
+from tests.web.staged_cluster import StagedCluster, cluster_of, mapped
 
 NODES = 1000
 SERVER = "2x-epyc-9354-nps2"
@@ -42,11 +40,10 @@ async def _measure() -> None:
     stage = await cluster_of(read_machine(SERVER), NODES)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        certificates = Certificates.issue(folder)
-        with running_browser(folder, certificates.serve[0]) as browser:
-            async with mapped(stage, certificates) as (address, _):
+        with running_browser(folder) as browser:
+            async with mapped(stage, streams=max(READERS)) as url:
                 print(f"{NODES} nodes, {len(stage.vms)} VMs\n")
-                async with visitor(address, certificates) as reader:
+                async with visitor(url) as reader:
                     print(table(("what", "bytes", "as gzip", "first", "again"), [
                         await _answer(reader, "the cluster", "/api/cluster"),
                         await _answer(reader, "a node", "/api/nodes/worker-2"),
@@ -54,8 +51,8 @@ async def _measure() -> None:
                         await _answer(reader, "a search", "/api/search?q=vm-77"),
                     ]))  # fmt: skip
                 async with new_page(browser) as page:
-                    print(await _drawing(page, f"https://{address}/"))
-                rows = [await _following(stage, certificates, address, readers) for readers in READERS]
+                    print(await _drawing(page, url))
+                rows = [await _following(stage, url, readers) for readers in READERS]
                 print(table(("readers", "CPU time", "bytes a second to each"), rows))
 
 
@@ -64,11 +61,9 @@ async def _answer(reader: Visitor, what: str, path: str) -> tuple[str, ...]:
     body = b""
     for _ in range(6):
         began = time.perf_counter()
-        _, body, _ = await reader.ask(path, headers={**AS_VIEWER, "Accept-Encoding": "identity"})
+        _, body, _ = await reader.ask(path, headers={"Accept-Encoding": "identity"})
         seconds.append(time.perf_counter() - began)
-    _, zipped, _ = await reader.ask(
-        path, headers={**AS_VIEWER, "Accept-Encoding": "gzip"}, auto_decompress=False
-    )
+    _, zipped, _ = await reader.ask(path, headers={"Accept-Encoding": "gzip"}, auto_decompress=False)
     again = statistics.median(seconds[1:])
     return what, f"{len(body):,}", f"{len(zipped):,}", f"{seconds[0] * 1e3:.0f} ms", f"{again * 1e3:.1f} ms"
 
@@ -77,9 +72,6 @@ async def _drawing(page: Page, url: str) -> str:
     """State how long the browser takes from opening the map to all tiles, and to a node's map."""
     await page.see_as()
     await page.open(url)
-    await page.until("document.activeElement === document.querySelector('#token')")
-    await page.write(VIEWER)
-    await page.press("Enter")
     drawn = f"document.querySelectorAll('.tile').length === {NODES}"
     await page.until(drawn)
     began = time.perf_counter()
@@ -96,18 +88,16 @@ async def _drawing(page: Page, url: str) -> str:
     )
 
 
-async def _following(
-    stage: Stage, certificates: Certificates, address: Address, readers: int
-) -> tuple[str, ...]:
+async def _following(stage: StagedCluster, url: str, readers: int) -> tuple[str, ...]:
     """Let readers follow while VMs end and start."""
     received = 0
 
     async def follow() -> None:
         nonlocal received
-        async with visitor(address, certificates) as reader:
+        async with visitor(url) as reader:
             _, cluster = await reader.json("/api/cluster")
-            url = f"{reader.url}/api/events?since={cluster['position']}"
-            async with reader.http.get(url, ssl=reader.tls, headers=AS_VIEWER) as answer:
+            events = f"{reader.url}/api/events?since={cluster['position']}"
+            async with reader.http.get(events) as answer:
                 async for chunk in answer.content.iter_any():
                     received += len(chunk)
 

@@ -31,8 +31,6 @@ _CERT_MANAGER = "cert-manager.io/v1"
 _OWN = 'eq .Values.certificates "kvplace"'
 _CALL_THE_API_SERVER = ("names-and-api-server", "kvplace-agent", "kvplace-certificates")
 """The network policies with a last rule that opens the ports of the API server."""
-_WEB = ".Values.web.enabled"
-_WEB_PORT = 10443
 _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (
     (lambda entry: _component(entry) == "agent", ".Values.agent.enabled"),
     (lambda entry: _component(entry) == "scheduler", ".Values.scheduler.enabled"),
@@ -40,7 +38,6 @@ _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (
         lambda entry: entry["metadata"]["name"] == "kvplace-extender-from-anywhere",
         "not .Values.scheduler.enabled",
     ),
-    (lambda entry: entry["metadata"]["name"] == "kvplace-web", _WEB),
     (lambda entry: entry["metadata"]["name"] == "kvplace-certificates", _OWN),
     (lambda entry: entry["apiVersion"] == _CERT_MANAGER, f"not ({_OWN})"),
     (
@@ -93,7 +90,7 @@ def _all_objects(render: Render, manifests: Path) -> Iterator[Json]:
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": ["../default"],
-        "components": ["../web", "../main-scheduler", "../monitoring"],
+        "components": ["../main-scheduler", "../monitoring"],
     }
     folder = manifests / "everything-else"
     folder.mkdir(exist_ok=True)
@@ -156,8 +153,6 @@ def _put_values(entry: Json, put: _Placeholders) -> None:
             "MAKE_ROOM": put.text(_MAKE_ROOM),
             "SIDECAR_IMAGE": put.text(".Values.images.hook"),
             "SCHEDULER_NAME": put.text(_SCHEDULER_NAME),
-            "WEB_ADDRESS": put.json(f'ternary ":{_WEB_PORT}" "" {_WEB}'),
-            "WEB_CLUSTER_NAME": put.text(".Values.web.clusterName"),
             "LOG_LEVEL": put.text(".Values.serve.logLevel"),
         }
     elif kind == "ConfigMap" and name == "kvplace-agent-settings":
@@ -194,17 +189,9 @@ def _put_pods(entry: Json, part: str, put: _Placeholders) -> None:
         spec["priorityClassName"] = put.json(".Values.priorityClassNames.controlPlane")
     if part in ("serve", "scheduler"):
         entry["spec"]["replicas"] = put.json(f"int .Values.{part}.replicas")
-    if part == "serve":
-        ports = container["ports"]
-        with_web = [*ports, {"name": "web", "containerPort": _WEB_PORT}]
-        container["ports"] = put.piece(
-            f"{{{{ if {_WEB} }}}}{json.dumps(with_web)}{{{{ else }}}}{json.dumps(ports)}{{{{ end }}}}"
-        )
     if part in ("serve", "agent"):
         # Pods are replaced when their settings change: kustomize has a hash in the ConfigMap's name for that.
         settings = f"list .Values.{part} .Values.images.hook .Values.scheduler.enabled"
-        if part == "serve":
-            settings += f" {_WEB}"
         entry["spec"]["template"]["metadata"]["annotations"] = {
             SETTINGS: put.json(f"sha256sum (toJson ({settings}))")
         }

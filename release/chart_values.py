@@ -94,12 +94,6 @@ VALUES: Group = {
     "keeper": {
         "resources": _resources("10m", "64Mi", "256Mi"),
     },
-    "web": {
-        "enabled": Value(
-            False, _FLAG, "the web map, for whoever may list nodeledgers: Service kvplace-web, port 443"
-        ),
-        "clusterName": Value("", {"type": "string"}, "name of the cluster on its pages"),
-    },
     "certificates": Value("kvplace", {"enum": ["kvplace", "cert-manager"]}, "who makes and renews them"),
     "priorityClassNames": {
         "controlPlane": Value("system-cluster-critical", _TEXT, "of all pods but the agent's"),

@@ -1,22 +1,17 @@
 """One running Chromium; each test gets a profile of its own.
 
 The protocol's own words, and no library between: what tests need of it is small, and it is the browser's
-public interface. Certificates that tests make are trusted one by one, so that TLS is checked as always.
+public interface.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import os
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from harness.control_plane.server_process import ServerProcess
 
@@ -36,18 +31,11 @@ def chromium() -> str:
     raise NoBrowser("no Chromium on PATH; on Debian: apt-get install chromium-headless-shell")
 
 
-def key_digest(certificate: Path) -> str:
-    """Name the key of a certificate as Chromium's list of trusted keys does."""
-    read = x509.load_pem_x509_certificate(certificate.read_bytes())
-    key = read.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return base64.b64encode(hashlib.sha256(key).digest()).decode()
-
-
 class Browser:
     """A running browser; `endpoint` is where DevTools clients connect."""
 
-    def __init__(self, folder: Path, trusted: Path) -> None:
-        """Start it with its files in `folder`; it trusts the key of the certificate `trusted`."""
+    def __init__(self, folder: Path) -> None:
+        """Start it with its files in `folder`."""
         profile = folder / "profile"
         command = [
             *("setpriv", "--pdeathsig=KILL", "--"),
@@ -63,7 +51,6 @@ class Browser:
             "--force-color-profile=srgb",
             "--remote-debugging-port=0",
             f"--user-data-dir={profile}",
-            f"--ignore-certificate-errors-spki-list={key_digest(trusted)}",
             "about:blank",
         ]
         self._process = ServerProcess(
@@ -86,9 +73,9 @@ class Browser:
 
 
 @contextlib.contextmanager
-def running_browser(folder: Path, trusted: Path) -> Iterator[Browser]:
+def running_browser(folder: Path) -> Iterator[Browser]:
     """Run a browser while the block runs."""
-    browser = Browser(folder, trusted)
+    browser = Browser(folder)
     try:
         yield browser
     finally:

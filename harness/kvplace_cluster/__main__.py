@@ -1,7 +1,7 @@
 """`python -m harness.kvplace_cluster`: a cluster with KubeVirt and kvplace to try by hand, until Ctrl-C.
 
 The same pieces as in the tests of the whole way: `kubectl apply -f vm-templates/web-server.yaml` makes a
-VM that is admitted, placed, bound and Scheduled; only QEMU is missing. `serve` has the web map. Leaves
+VM that is admitted, placed, bound and Scheduled; only QEMU is missing. Leaves
 nothing behind.
 """
 
@@ -24,15 +24,11 @@ from harness.control_plane.hollow_node import HollowNodes
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.programs import KUBERNETES, KUBEVIRT, folder_with_kubectl
 from harness.go_build import built
-from harness.kvplace_cluster.installation import NAMESPACE, SIDECAR_IMAGE, Installation
+from harness.kvplace_cluster.installation import SIDECAR_IMAGE, Installation
 from harness.kvplace_cluster.machines import node_shape, write_machine
 from harness.kvplace_cluster.options import parser
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import read_machine
-from kvplace.web.gate import AUDIENCE
-
-MAP_READER = "map-reader"
-"""The service account with a token for the web map."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,9 +54,7 @@ async def _run(options: argparse.Namespace, topology: Topology, kubevirt: Path) 
             plane.create_service_account("default", "default")
         plane.add_scheduler()
         cluster.enter_context(KubeVirt(plane, kubevirt))
-        installation = cluster.enter_context(
-            Installation(plane, replicas=options.replicas, components=["web"])
-        )
+        installation = cluster.enter_context(Installation(plane, replicas=options.replicas))
         installation.add_scheduler(installation.replicas[0])
         folder = Path(cluster.enter_context(tempfile.TemporaryDirectory()))
         os.chmod(folder, 0o755)  # noqa: PTH101 - not worth a thread
@@ -76,19 +70,12 @@ async def _run(options: argparse.Namespace, topology: Topology, kubevirt: Path) 
         )
         for name in names:
             installation.describe(name, topology, writer="kubectl")  # no agent runs there
-        plane.create_service_account(NAMESPACE, MAP_READER)
-        plane.kubectl(
-            *("create", "clusterrolebinding", MAP_READER, "--clusterrole=kvplace-viewer"),
-            f"--serviceaccount={NAMESPACE}:{MAP_READER}",
-        )
         print(f"export KUBECONFIG={shlex.quote(str(plane.kubeconfig))}")
         print(f"export PATH={shlex.quote(str(_commands(plane)))}:$PATH", flush=True)
-        web_url = installation.replicas[0].web_url
         print(
             f"{len(names)} hollow nodes ({options.machine}), KubeVirt and kvplace at {plane.url}\n"
             "try: kubectl apply -f vm-templates/web-server.yaml; kubectl kvplace get vms\n"
-            f"the web map: {web_url} with a certificate of this cluster; to sign in:\n"
-            f"     kubectl create token {MAP_READER} -n {NAMESPACE} --audience={AUDIENCE}\n"
+            "the web map: kubectl kvplace web\n"
             "`kubectl kvplace doctor` misses serve, scheduler and agent: here they are not pods\n"
             "Ctrl-C ends everything",
             file=sys.stderr,

@@ -35,7 +35,7 @@ _RUN_AS_PODS = {"Deployment", "DaemonSet", "Service", "NetworkPolicy", "PodDisru
 _WEBHOOKS = {"MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
 _POLICY_BINDING = "ValidatingAdmissionPolicyBinding"
 _KINDS_OF_OTHERS = ("cert-manager.io/", "monitoring.coreos.com/")
-_OF_THIS_MACHINE = ("--tls-cert", "--tls-key", "--client-ca", "--sidecar-image", "--web-address")
+_OF_THIS_MACHINE = ("--tls-cert", "--tls-key", "--client-ca", "--sidecar-image")
 """Flags of the Deployment with values of a pod; a replica here has its own."""
 
 Json = dict[str, Any]
@@ -52,18 +52,16 @@ class Replica:
         *,
         kubeconfig: Path | None = None,
         flags: Sequence[str] = (),
-        web: bool = False,
     ) -> None:
-        """Start it, with further `flags` and, if so, the map; `wait_until_ready` returns when it serves."""
+        """Start it, with further `flags`; `wait_until_ready` returns when it serves."""
         self._reservations = contextlib.ExitStack()
         ports = []
-        for _ in range(4):
+        for _ in range(3):
             reservation, port = reserve_port()
             self._reservations.enter_context(reservation)
             ports.append(port)
         self.extender_url, self.admission_url = (f"https://127.0.0.1:{port}" for port in ports[:2])
         self.health_url = f"http://127.0.0.1:{ports[2]}"
-        self.web_url = f"https://127.0.0.1:{ports[3]}" if web else ""
         self.certificate = certificate[0]
         self._name = f"kvplace-serve-{number}"
         self._log = plane.logs / f"{self._name}.log"
@@ -78,7 +76,6 @@ class Replica:
             f"--tls-key={certificate[1]}",
             f"--client-ca={plane.ca_file}",
             f"--sidecar-image={SIDECAR_IMAGE}",
-            f"--web-address={self.web_url.removeprefix('https://')}",
             *flags,
         ]
         self.start()
@@ -152,10 +149,9 @@ class Installation:
         if start is None:
             certificate = plane.issue_certificate("kvplace-serve", EXTENDER)
             flags = [*self._flags_of_the_deployment(), *flags]
-            has_web = any(bool(one["data"].get("WEB_ADDRESS")) for one in self._of_kind("ConfigMap"))
 
             def start(plane: ControlPlane, number: int) -> Replica:
-                return Replica(plane, number, certificate, flags=flags, web=has_web)
+                return Replica(plane, number, certificate, flags=flags)
 
         try:
             for number in range(replicas):

@@ -36,8 +36,8 @@ from kvplace.service.settings import Address
 _log = logging.getLogger(__name__)
 
 CA_SECRET, SERVER_SECRET, CLIENT_SECRET = "kvplace-ca", "kvplace-serve-tls", "kvplace-scheduler-client"
-SERVICES = ("kvplace", "kvplace-extender", "kvplace-web")
-"""The Services that lead to `serve`; that of the web map is named also where there is none yet."""
+SERVICES = ("kvplace", "kvplace-extender")
+"""The Services that lead to `serve`."""
 
 
 class CertificateStore(Protocol):

@@ -41,6 +41,7 @@ COMMANDS = (
     "top",
     "topology",
     "version",
+    "web",
 )
 """Commands for people and scripts. Each is the function `command` of the module of that name."""
 PROCESSES = ("agent", "certificates", "serve")

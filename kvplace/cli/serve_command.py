@@ -122,22 +122,6 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
 @click.option("--extender-address", default=":8443", show_default=True, metavar="HOST:PORT")
 @click.option("--admission-address", default=":9443", show_default=True, metavar="HOST:PORT")
 @click.option("--health-address", default=":8081", show_default=True, metavar="HOST:PORT")
-@click.option("--web-address", metavar="HOST:PORT", help="Serve the web map here; default: nowhere.")
-@click.option("--web-cluster-name", metavar="NAME", help="Name of the cluster on the pages of the web map.")
-@click.option("--web-tls-cert", type=_FILE, help="Certificate of the web map, if another than --tls-cert.")
-@click.option("--web-tls-key", type=_FILE, help="Its key.")
-@click.option(
-    "--web-proxy-ca",
-    type=_FILE,
-    help="CA of an authenticating proxy: only it may then call the web map, and it names the user.",
-)
-@click.option(
-    "--web-proxy-name",
-    "web_proxy_names",
-    multiple=True,
-    metavar="NAME",
-    help="Name in the proxy's certificate; may be given several times.",
-)
 @click.option(
     "--log-level",
     type=Words(["debug", "info", "warning", "error"]),
@@ -163,12 +147,6 @@ def command(
     extender_address: str,
     admission_address: str,
     health_address: str,
-    web_address: str | None,
-    web_cluster_name: str | None,
-    web_tls_cert: Path | None,
-    web_tls_key: Path | None,
-    web_proxy_ca: Path | None,
-    web_proxy_names: tuple[str, ...],
     log_level: str,
 ) -> None:
     """Serve kube-scheduler's extender calls and admission webhooks, and keep the ledgers true.
@@ -182,12 +160,7 @@ def command(
     from kvplace.serve.process import run
     from kvplace.serve.settings import ServeSettings
     from kvplace.service.settings import Address, TlsFiles
-    from kvplace.web.settings import WebSettings
 
-    if (web_tls_cert is None) != (web_tls_key is None):
-        raise click.UsageError("--web-tls-cert and --web-tls-key belong together; give both or neither")
-    if web_proxy_names and web_proxy_ca is None:
-        raise click.UsageError("--web-proxy-name needs --web-proxy-ca, the CA of that certificate")
     run(
         ServeSettings(
             tls=TlsFiles(tls_cert, tls_key, client_ca, client_names),
@@ -209,13 +182,6 @@ def command(
             extender_address=Address.parse(extender_address),
             admission_address=Address.parse(admission_address),
             health_address=Address.parse(health_address),
-            web=WebSettings(
-                Address.parse(web_address),
-                TlsFiles(web_tls_cert or tls_cert, web_tls_key or tls_key, web_proxy_ca, web_proxy_names),
-                cluster_name=web_cluster_name or "",
-            )
-            if web_address
-            else None,
             log_level=log_level,
         )
     )

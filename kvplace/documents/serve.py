@@ -68,17 +68,6 @@ class ServeDocument(DocumentModel):
     extender_address: _Address | None = None
     admission_address: _Address | None = None
     health_address: _Address | None = None
-    web_address: _Address | None = None
-    """Where the web map is; by default nowhere."""
-    web_cluster_name: str | None = None
-    """Name of the cluster on the pages of the web map."""
-    web_tls_cert: Text | None = None
-    """Certificate file of the web map, if another than tlsCert."""
-    web_tls_key: Text | None = None
-    web_proxy_ca: Text | None = None
-    """CA file of an authenticating proxy: only it may then call the web map, and it names the user."""
-    web_proxy_names: tuple[Text, ...] = ()
-    """Names in the proxy's certificate; by default any."""
     log_level: Literal["debug", "info", "warning", "error"] | None = None
 
     def given(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -57,14 +57,6 @@ from kvplace.kube.objects import (
     vmi_record,
 )
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, ResourceTopologyRecord, TopologyRecord
-from kvplace.kube.reviews import (
-    Person,
-    Right,
-    access_review,
-    read_access_review,
-    read_token_review,
-    token_review,
-)
 from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.vm_statuses import STATUS_RESOURCES
@@ -346,15 +338,6 @@ class ApiCluster:
                 accept=METADATA_ONLY,
             )
         )
-
-    async def review_token(self, token: str, audiences: Sequence[str] = ()) -> Person | None:
-        """Ask for the user of a token, for some audiences or the API server; None if it has none."""
-        body = await self._session.request(token_review(token, audiences))
-        return read_token_review(body, audiences)
-
-    async def review_access(self, person: Person, right: Right) -> bool:
-        """Ask whether a user has a right in the whole cluster."""
-        return read_access_review(await self._session.request(access_review(person, right)))
 
     async def close(self) -> None:
         """End all watches and connections."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
@@ -57,9 +57,6 @@ from kvplace.kube.watches import (
     WatchEvent,
 )
 
-if TYPE_CHECKING:  # a demo loads no client
-    from kvplace.kube.reviews import Person, Right
-
 K = TypeVar("K")
 R = TypeVar("R")
 
@@ -98,10 +95,6 @@ class MemoryCluster:
         """The most millicores that a pod may request; None: any number."""
         self.disruption_budgets: list[DisruptionBudget] = []
         """The PodDisruptionBudgets as their controller has counted them last."""
-        self.tokens: dict[tuple[str, str], Person] = {}
-        """The user of each token, by the token and its audience; "" is the API server."""
-        self.allowed: set[tuple[str, Right]] = set()
-        """The rights of people, by their names."""
 
     # The calls of a client.
 
@@ -291,15 +284,6 @@ class MemoryCluster:
     async def record_event(self, event: EventRecord) -> None:
         await asyncio.sleep(0)
         self.events.append(event)
-
-    async def review_token(self, token: str, audiences: Sequence[str] = ()) -> Person | None:
-        await asyncio.sleep(0)
-        found = (self.tokens.get((token, audience)) for audience in audiences or ("",))
-        return next((person for person in found if person is not None), None)
-
-    async def review_access(self, person: Person, right: Right) -> bool:
-        await asyncio.sleep(0)
-        return (person.name, right) in self.allowed
 
     async def close(self) -> None:
         for log in self._logs.values():

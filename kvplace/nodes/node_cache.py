@@ -146,11 +146,15 @@ class NodeCache:
 
 
 @contextlib.asynccontextmanager
-async def running_node_cache(cluster: NodeClient) -> AsyncIterator[NodeCache]:
-    """Keep a cache up to date while the block runs; enters when it is complete."""
+async def running_node_cache(cluster: NodeClient, *, vmis: bool = True) -> AsyncIterator[NodeCache]:
+    """Keep a cache up to date while the block runs; enters when it is complete.
+
+    Without `vmis` no VirtualMachineInstance is watched, and `edited_vmis` stays empty.
+    """
     cache = NodeCache(cluster)
     async with asyncio.TaskGroup() as group:
-        watching = [group.create_task(store.run_in_one_past(cluster)) for store in cache.watched]
+        watched = cache.watched if vmis else cache.stores
+        watching = [group.create_task(store.run_in_one_past(cluster)) for store in watched]
         try:
             for store in cache.stores:
                 await store.wait_until_synced()

@@ -1,9 +1,9 @@
 """`kvplace serve`: the extender, admission and the controller in one process on one event loop.
 
 Puts the components together and has no rules of its own. Three listeners: the extender (TLS, client
-certificate required), admission (TLS), and health with metrics (plain HTTP, read-only); where it is asked for
-the web map is a fourth. On SIGTERM it becomes unready, answers the requests under way, and ends. A claim that
-was stored without its binding is bound or released by another replica or after the restart.
+certificate required), admission (TLS), and health with metrics (plain HTTP, read-only). On SIGTERM it becomes
+unready, answers the requests under way, and ends. A claim that was stored without its binding is bound or
+released by another replica or after the restart.
 """
 
 from __future__ import annotations
@@ -33,14 +33,9 @@ from kvplace.service.listening import listening
 from kvplace.service.process import in_background, log_as_json, run_until_signal
 from kvplace.service.settings import Address
 from kvplace.service.tls import RenewedTls
-from kvplace.web.application import web_map
-from kvplace.web.gate import ReviewClient
-from kvplace.web.settings import WebSettings
 
 
-class ServeClient(
-    NodeClient, ExtenderClient, ControllerClient, VmiReader, EventWriter, ReviewClient, Protocol
-):
+class ServeClient(NodeClient, ExtenderClient, ControllerClient, VmiReader, EventWriter, Protocol):
     """The cluster calls of the components of `serve`."""
 
 
@@ -87,8 +82,7 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         extender = Extender(cluster, cache, events, settings.extender)
         controller = Controller(cluster, cache, events, settings.controller)
         extender.holds.subscribe(controller.hold_ended)
-        free_blocks = ClusterFreeBlocks(cache)
-        gauges = ClusterGauges(cache, free_blocks, extender, controller, events)
+        gauges = ClusterGauges(cache, ClusterFreeBlocks(cache), extender, controller, events)
         extender_address, schedulers = await enter(
             extender_listening(
                 Routes(extender),
@@ -103,8 +97,6 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
             "extender": extender_address,
             "admission": await enter(_admission_listening(settings, cluster, cache, admission_tls)),
         }
-        if settings.web is not None:
-            addresses["web"] = await enter(_web_listening(settings.web, cluster, cache, free_blocks))
         await enter(
             in_background(
                 controller.run(),
@@ -138,23 +130,3 @@ def _admission_listening(
         clients=settings.admission_client_names,
         limits=settings.limits,
     )
-
-
-@contextlib.asynccontextmanager
-async def _web_listening(
-    settings: WebSettings, cluster: ServeClient, cache: NodeCache, free_blocks: ClusterFreeBlocks
-) -> AsyncIterator[Address]:
-    tls = RenewedTls(settings.tls)
-    async with (
-        web_map(cluster, cache, free_blocks, settings) as application,
-        listening(
-            "web",
-            application,
-            settings.address,
-            tls.context,
-            clients=settings.tls.client_names,
-            limits=settings.limits,
-        ) as address,
-        in_background(tls.keep_renewed()),
-    ):
-        yield address

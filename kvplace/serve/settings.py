@@ -10,7 +10,6 @@ from kvplace.controller.controller import ControllerSettings
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.service.connections import ConnectionLimits
 from kvplace.service.settings import Address, TlsFiles
-from kvplace.web.settings import WebSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,4 @@ class ServeSettings:
     """None: the service account of the pod we run in, else the user's default kubeconfig."""
     extender: ExtenderSettings = field(default_factory=ExtenderSettings)
     controller: ControllerSettings = field(default_factory=ControllerSettings)
-    web: WebSettings | None = None
-    """None: no web map."""
     log_level: str = "info"

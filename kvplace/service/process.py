@@ -32,7 +32,7 @@ def run_until_signal(service: AbstractAsyncContextManager[object]) -> None:
     try:
         asyncio.run(_run(service))
     except BaseExceptionGroup as group:
-        raise _kvplace_error_in(group) or group from group
+        raise kvplace_error_in(group) or group from group
 
 
 @contextlib.asynccontextmanager
@@ -70,9 +70,10 @@ async def _run(service: AbstractAsyncContextManager[object]) -> None:
             raise
 
 
-def _kvplace_error_in(group: BaseExceptionGroup[BaseException]) -> KvplaceError | None:
+def kvplace_error_in(group: BaseExceptionGroup[BaseException]) -> KvplaceError | None:
+    """Find the error of ours in a group of tasks that ended together."""
     for error in group.exceptions:
-        found = _kvplace_error_in(error) if isinstance(error, BaseExceptionGroup) else error
+        found = kvplace_error_in(error) if isinstance(error, BaseExceptionGroup) else error
         if isinstance(found, KvplaceError):
             return found
     return None

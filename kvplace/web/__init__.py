@@ -1,5 +1,5 @@
-"""The web map: what `serve` knows of the cluster, for people with a browser; it changes nothing.
+"""The web map: a cluster in a browser, read with the rights of the user who started it; it changes nothing.
 
-Everything is read from the stores that `serve` keeps anyway. The cluster decides who may read it: see
-`gate`.
+It watches the cluster as `serve` does, and shares nothing else with it. Only this machine can ask it, and
+there only who knows the secret path: see `access`.
 """

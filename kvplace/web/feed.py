@@ -2,8 +2,9 @@
 
 Changes gather for a second and go to everybody together. Nothing is queued for a page: a page that is
 slow is sent what has changed since the revision it has, once it can take more. A page that comes back names
-the last revision that it has seen (Last-Event-ID); where this replica cannot state what it missed, it loads
-everything anew. Without a page open nothing is computed.
+the last revision that it has seen (Last-Event-ID); where this process cannot state what it missed, it loads
+everything anew. Without a page open nothing is computed. Pages also learn that a watch of the cluster fails:
+what they show may then be old.
 """
 
 from __future__ import annotations
@@ -11,35 +12,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
 from kvplace.core.errors import Unavailable
-from kvplace.web.metrics import STREAMS
+from kvplace.kube.store import Store
 from kvplace.web.node_rows import NodeRows
 
 GATHER_S = 1.0
 _MOST_MESSAGES = 64
 """Messages that are kept. Pages that follow need the same one or two; each asks for any position it likes."""
+_PATIENCE_S = 30.0
+"""How long a watch may fail before pages report it."""
 RELOAD = b"event: reload\ndata: {}\n\n"
-HEARTBEAT = b": still here\n\n"
 
 
 class Feed:
     """The changes of the rows, for any number of streams up to a limit."""
 
     def __init__(
-        self, rows: NodeRows, *, streams: int, heartbeat_s: float = 15.0, gather_s: float = GATHER_S
+        self,
+        rows: NodeRows,
+        stores: Sequence[Store[Any, Any]],
+        *,
+        streams: int,
+        heartbeat_s: float = 15.0,
+        gather_s: float = GATHER_S,
     ) -> None:
+        """`stores` are what the rows are made from."""
+        self._stores = stores
         self._rows = rows
         self._most = streams
         self._gather_s = gather_s
-        self.heartbeat_s = heartbeat_s
+        self._heartbeat_s = heartbeat_s
         self._instance = secrets.token_hex(6)
-        self._streams: Counter[str] = Counter()
-        """How many each reader has open."""
+        self._streams = 0
         self._opened = asyncio.Event()
         self._news = asyncio.Event()
         self._ended = False
@@ -57,7 +66,7 @@ class Feed:
         while True:
             await self._opened.wait()
             await self._rows.stale.wait()
-            if not self._streams.total():
+            if not self._streams:
                 self._opened.clear()
                 continue
             await self.refresh()
@@ -72,27 +81,29 @@ class Feed:
             self._announce()
 
     def end(self) -> None:
-        """End all streams: the process stops, and pages follow another replica."""
+        """End all streams: the process stops."""
         self._ended = True
         self._announce()
 
-    @contextlib.contextmanager
-    def stream(self, reader: str) -> Iterator[None]:
-        """Count a page that follows, while the block runs; raises Unavailable when too many do already.
+    def outage(self) -> str:
+        """State why what is shown may be old; empty while the watches of the cluster work."""
+        failing = [store for store in self._stores if store.failing_s >= _PATIENCE_S]
+        if not failing:
+            return ""
+        longest = max(failing, key=lambda store: store.failing_s)
+        return f"watching {longest.kind.name} has failed for {longest.failing_s:.0f} s: {longest.failure}"
 
-        One reader gets three quarters of the places at most: there is one for another client.
-        """
-        if self._streams.total() >= self._most:
-            raise Unavailable(f"{self._most} pages follow this replica already; close one, or try later")
-        most_of_one = self._most - self._most // 4
-        if self._streams[reader] >= most_of_one:
-            raise Unavailable(f"{most_of_one} pages of {reader} follow this replica already; close one")
-        self._count(reader, 1)
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count a page that follows, while the block runs; raises Unavailable when too many do already."""
+        if self._streams >= self._most:
+            raise Unavailable(f"{self._most} pages follow the cluster already; close one, or try later")
+        self._streams += 1
         self._opened.set()
         try:
             yield
         finally:
-            self._count(reader, -1)
+            self._streams -= 1
 
     async def follow(self, position: str) -> AsyncGenerator[bytes]:
         """Yield messages from a position on: changes, heartbeats, or that everything must be loaded anew."""
@@ -101,10 +112,10 @@ class Feed:
             news = self._news
             if revision == self._rows.revision:
                 try:
-                    async with asyncio.timeout(self.heartbeat_s):
+                    async with asyncio.timeout(self._heartbeat_s):
                         await news.wait()
                 except TimeoutError:
-                    yield HEARTBEAT
+                    yield b"event: heartbeat\ndata: %s\n\n" % msgspec.json.encode({"outage": self.outage()})
                 continue
             found = self._message(revision)
             if found is None:
@@ -113,12 +124,6 @@ class Feed:
             yield message
         if not self._ended:
             yield RELOAD
-
-    def _count(self, reader: str, pages: int) -> None:
-        self._streams[reader] += pages
-        if not self._streams[reader]:
-            del self._streams[reader]
-        STREAMS.set(self._streams.total())
 
     def _announce(self) -> None:
         news, self._news = self._news, asyncio.Event()

@@ -118,7 +118,6 @@ async def test_what_is_missing_is_made_and_the_scheduler_and_serve_trust_each_ot
     assert names.get_values_for_type(x509.DNSName) == [
         "kvplace.kvplace-system.svc",
         "kvplace-extender.kvplace-system.svc",
-        "kvplace-web.kvplace-system.svc",
     ]
 
 

@@ -32,6 +32,5 @@ NOT_RUN: dict[tuple[str, str], Reason] = {
     ("docs/troubleshoot.md", "kubectl logs virt-launcher-database-yyyyy"): Reason.NEEDS_NODE,
     ("docs/troubleshoot.md", "kubectl -n kvplace-system logs"): Reason.NEEDS_NODE,
     ("docs/troubleshoot.md", "kubectl -n kvplace-agent logs"): Reason.NEEDS_NODE,
-    ("docs/web.md", "kubectl -n kvplace-system port-forward"): Reason.NEEDS_NODE,
 }
 """By page and the beginning of one of the block's lines."""

@@ -13,7 +13,6 @@ from tests.docs.reading import PROJECT, SOURCES, first_cells, in_code_marks, pag
 OBJECTS, CONFIGURATION = page("reference/objects.md"), page("reference/configuration.md")
 EXPLAINED_ON_ANNOTATIONS = {*keys.ASKING, *keys.RESULTS, keys.EXPLAIN, keys.EXPLANATION}
 ON_NO_OBJECT = {
-    "kvplace.io/map": "the audience of tokens for the web map",
     "kvplace.io/doctor": "on pods that are tried out and never stored",
     "kvplace.io/agent": "who reports the agent's events",
 }

@@ -50,8 +50,6 @@ SERVE: dict[str, Any] = {
     "schedulerName": "one", "otherSchedulers": ["two", "three"], "kubevirtController": "four",
     "strategy": "spread", "mode": "advise", "nominateFromNodes": 1000, "makeRoom": "automatic",
     "extenderAddress": "[::]:1", "admissionAddress": "0.0.0.0:2", "healthAddress": "0.0.0.0:3",
-    "webAddress": "0.0.0.0:4", "webTlsCert": "w", "webTlsKey": "x", "webProxyCa": "y", "webProxyNames": ["z"],
-    "webClusterName": "rack-7",
     "logLevel": "debug",
 }  # fmt: skip
 ROLLOUT: dict[str, Any] = {

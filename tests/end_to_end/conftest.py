@@ -34,11 +34,11 @@ def virt(cluster: ControlPlane, kubevirt_programs: Path) -> Iterator[KubeVirt]:
 
 @pytest.fixture(scope="package")
 def kvplace(cluster: ControlPlane, virt: KubeVirt) -> Iterator[Installation]:
-    """Install kvplace with the web map: two replicas, each asked by a kube-scheduler of its own.
+    """Install kvplace: two replicas, each asked by a kube-scheduler of its own.
 
     No right may be missing.
     """
-    with Installation(cluster, replicas=2, components=["web"]) as installation:
+    with Installation(cluster, replicas=2) as installation:
         for replica in installation.replicas:
             installation.add_scheduler(replica)
         yield installation

@@ -7,13 +7,15 @@ import json
 import os
 import re
 import signal
-import ssl
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.docs.blocks import block
 
 
 @pytest.mark.usefixtures("kubernetes_programs", "kubevirt_programs")
@@ -46,18 +48,31 @@ def test_the_printed_lines_lead_to_a_vm_that_plugin_and_web_map_show_and_ctrl_c_
             assert run("kubectl kvplace get vms -o name") == "virtualmachineinstance.kubevirt.io/web-server\n"
             assert "web-server" in run("kubectl kvplace map node-0")
 
-            (url,) = re.findall(r"the web map: (\S+)", said)
-            (make_token,) = re.findall(r"kubectl create token .*", said)
-            authority = run("kubectl config view -o jsonpath='{.clusters[0].cluster.certificate-authority}'")
-            question = urllib.request.Request(
-                f"{url}/api/cluster", headers={"Authorization": f"Bearer {run(make_token).strip()}"}
-            )
-            trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authority))
-            no_proxy = urllib.request.ProxyHandler({})
-            with urllib.request.build_opener(no_proxy, trusted).open(question) as answer:
-                assert [node["name"] for node in json.load(answer)["nodes"]] == ["node-0"]
+            assert "the web map: kubectl kvplace web\n" in said
+            command = block("docs/web.md", "kubectl kvplace web").strip()
+            shown = _read_map(f"{printed}exec {command} --no-browser")
+            assert [node["name"] for node in shown] == ["node-0"]
         finally:
             cluster.send_signal(signal.SIGINT)
         assert cluster.wait() == 0
     (folder,) = re.findall("KUBECONFIG=(.*)/", printed)
     assert not Path(folder).exists()
+
+
+def _read_map(command: str) -> list[Any]:
+    """Run the map, read its nodes, and end it."""
+    with subprocess.Popen(
+        ["sh", "-ec", command],
+        env={name: os.environ[name] for name in ("PATH", "HOME")},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        (url,) = re.findall(r"http://\S+", process.stderr.readline())
+        no_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with no_proxy.open(f"{url}api/cluster") as answer:
+            nodes: list[Any] = json.load(answer)["nodes"]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    return nodes

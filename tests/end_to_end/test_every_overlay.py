@@ -41,7 +41,6 @@ FOLDERS = {
         "default",
         (
             "monitoring",
-            "web",
             "quota-for-critical-pods",
             "own-priority-classes",
             "api-server-anywhere",
@@ -52,7 +51,6 @@ FOLDERS = {
 CHARTS = {
     "default values": (),
     "other values": (
-        "web.enabled=true",
         'serve.makeRoom="automatic"',
         'serve.strategy="spread"',
         "serve.nominateFromNodes=0",
@@ -208,5 +206,4 @@ def test_a_vm_gets_its_cores_and_gives_them_back_with_the_objects_of_the_chart(
     objects = [document for document in yaml.load_all(made, yaml.CSafeLoader) if document]
     scheduler = "default-scheduler" if "scheduler.enabled=false" in values else "kvplace-scheduler"
     installation = Installation(plane, objects=objects)
-    assert bool(installation.replicas[0].web_url) == ("web.enabled=true" in values)
     a_vm_gets_its_cores_and_gives_them_back(plane, kubevirt, namespace, installation, name=scheduler)

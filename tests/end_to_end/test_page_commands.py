@@ -292,21 +292,3 @@ def test_vms_with_annotations_start_unpinned_without_the_webhooks(
         _starts_unpinned(virt, "urgent")
     shell.run("kubectl delete vm urgent --wait=false")
     virt.gone("virtualmachines", NAMESPACE, "urgent")
-
-
-def test_a_user_gets_a_token_for_the_map(shell: Shell, cluster: ControlPlane) -> None:
-    commands = block("docs/web.md", "kubectl -n kvplace-system create serviceaccount map-reader")
-    *_, token = shell.run(commands)
-    review = cluster.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", _review(token.strip()))
-    assert review["status"]["user"]["username"].endswith(":map-reader")
-    assert review["status"]["audiences"] == ["kvplace.io/map"]
-    shell.run("kubectl delete clusterrolebinding map-reader")
-    shell.run("kubectl -n kvplace-system delete serviceaccount map-reader")
-
-
-def _review(token: str) -> Json:
-    return {
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenReview",
-        "spec": {"token": token, "audiences": ["kvplace.io/map"]},
-    }

@@ -1,67 +1,60 @@
-"""The web map of a whole installation in a browser: manifests, `serve`, KubeVirt, real tokens."""
+"""The web map of a whole installation in a browser: manifests, `serve`, KubeVirt, a reader's own rights."""
 
 from __future__ import annotations
 
 import asyncio
-import re
+import contextlib
+import http.client
 import secrets
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from harness.browser.page import Page, new_page
+from harness.browser.page import new_page
 from harness.browser.process import Browser, NoBrowser, chromium, running_browser
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.hollow_node import NodesInBackground
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.watching import wait_for
-from harness.kvplace_cluster.installation import Installation, described_nodes
+from harness.kvplace_cluster.installation import NAMESPACE, Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.topology import Topology
-from kvplace.web.gate import AUDIENCE
+from tests.docs.blocks import block
+from tests.docs.reading import PROJECT
+from tests.docs.shell import Shell
+from tests.web.map_process import map_process
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "web.md").read_text()
 LIVE = "document.querySelector('#live')?.dataset.state === 'live'"
-SAID = "document.querySelector('[role=alert]')?.innerText"
 
 
 @pytest.fixture(scope="module")
-def browser(kvplace: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """Run a browser that trusts the certificate of the installation."""
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     try:
         chromium()
     except NoBrowser as reason:
         pytest.skip(str(reason))
-    with running_browser(tmp_path_factory.mktemp("browser"), kvplace.replicas[0].certificate) as running:
+    with running_browser(tmp_path_factory.mktemp("browser")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def operators_token(cluster: ControlPlane, kvplace: Installation) -> str:
-    """Make the token as the page states."""
+def readers_map(cluster: ControlPlane, kvplace: Installation) -> Iterator[str]:
+    """Run the map with the rights of the role kvplace-viewer alone; gives its URL."""
     assert kvplace.replicas
-    (block,) = re.findall(r"```\n(kubectl -n kvplace-system create serviceaccount .*?)```", PAGE, re.DOTALL)
-    said = ""
-    for line in block.splitlines():
-        kubectl, *arguments = shlex.split(line)
-        assert kubectl == "kubectl"
-        said = cluster.kubectl(*arguments)
-    return said.strip()
+    cluster.create_service_account(NAMESPACE, "map-reader")
+    cluster.kubectl(
+        *("create", "clusterrolebinding", "map-reader", "--clusterrole=kvplace-viewer"),
+        f"--serviceaccount={NAMESPACE}:map-reader",
+    )
+    with map_process(cluster.service_account_kubeconfig(NAMESPACE, "map-reader"), "--no-browser") as process:
+        yield process.url
 
 
-async def sign_in(page: Page, url: str, token: str) -> None:
-    await page.see_as()
-    await page.open(url)
-    await page.until("document.activeElement === document.querySelector('#token')")
-    await page.write(token)
-    await page.press("Enter")
-
-
-async def test_an_operator_signs_in_and_sees_a_vm_come_run_and_go(
+async def test_an_operator_sees_a_vm_come_run_and_go(
     cluster: ControlPlane,
     virt: KubeVirt,
     kvplace: Installation,
@@ -69,7 +62,7 @@ async def test_an_operator_signs_in_and_sees_a_vm_come_run_and_go(
     machine: Topology,
     vm_namespace: str,
     browser: Browser,
-    operators_token: str,
+    readers_map: str,
 ) -> None:
     node = f"node-{secrets.token_hex(4)}"
     tile = f"document.querySelector('.tile[href$=\"{node}\"]')"
@@ -77,9 +70,9 @@ async def test_an_operator_signs_in_and_sees_a_vm_come_run_and_go(
     nodes.do(nodes.nodes.add(node_shape(node, machine)))
     with described_nodes(kvplace, {node: machine}):
         async with new_page(browser) as page:
-            await sign_in(page, kvplace.replicas[0].web_url, operators_token)
+            await page.see_as()
+            await page.open(readers_map)
             await page.until(LIVE)
-            assert await page.text("#person") == "system:serviceaccount:kvplace-system:map-reader"
             await page.until(f"{tile}?.innerText.includes('0 VMs')")
 
             virt.create(VMIS, vm_namespace, vmi_manifest("db"))
@@ -110,26 +103,34 @@ async def test_an_operator_signs_in_and_sees_a_vm_come_run_and_go(
             assert page.complaints == []
 
 
-async def test_a_user_who_may_not_list_ledgers_is_informed_and_stays_outside(
-    cluster: ControlPlane, kvplace: Installation, vm_namespace: str, browser: Browser
+def test_the_map_of_a_team_is_read_through_the_proxy_of_its_pod(
+    cluster: ControlPlane, kvplace: Installation, tmp_path: Path
 ) -> None:
-    cluster.create_service_account(vm_namespace, "tenant")
-    cluster.kubectl(
-        *("create", "rolebinding", "tenant", "-n", vm_namespace, "--clusterrole=kvplace-viewer"),
-        f"--serviceaccount={vm_namespace}:tenant",
-    )
-    token = cluster.kubectl("create", "token", "tenant", "-n", vm_namespace, f"--audience={AUDIENCE}").strip()
-    url = kvplace.replicas[0].web_url
-    async with new_page(browser) as page:
-        await sign_in(page, url, token)
-        told = await page.until(f"{SAID}?.includes('may not list') && {SAID}")
-        assert f"{vm_namespace}:tenant" in told
-        assert "nodeledgers" in told
-        assert await page.evaluate("fetch('/api/cluster').then(answer => answer.status)") == 401
+    assert kvplace.replicas
+    shell = Shell(tmp_path, cluster, "default")
+    (shell.folder / "docs").symlink_to(PROJECT / "docs")
+    shell.run(block("docs/web.md", "kubectl create namespace kvplace-map"))
+    try:
+        deployment = cluster.request("GET", "/apis/apps/v1/namespaces/kvplace-map/deployments/kvplace-map")
+        pod = deployment["spec"]["template"]["spec"]
+        containers = {one["name"]: one for one in pod["containers"]}
+        program, command, *options = containers["map"]["command"]
+        assert (program, command, pod["serviceAccountName"]) == ("kvplace", "web", "kvplace-map")
+        upstream = "http://127.0.0.1:8080/"
+        assert {f"--upstream={upstream}", "--pass-host-header=false"} <= {*containers["proxy"]["args"]}
+        kubeconfig = cluster.service_account_kubeconfig("kvplace-map", "kvplace-map")
+        options[options.index("--port=8080")] = "--port=0"
+        with map_process(kubeconfig, *options) as process:
+            assert _status(process.url, host=urlsplit(upstream).netloc) == 200
+            assert _status(process.url, host="map.example.com") == 403
+    finally:
+        cluster.kubectl("delete", "--wait=false", "-f", str(PROJECT / "docs" / "examples" / "team-map.yaml"))
+        cluster.kubectl("delete", "--wait=false", "namespace", "kvplace-map")
 
 
-async def test_a_token_that_is_not_of_the_cluster_is_refused(kvplace: Installation, browser: Browser) -> None:
-    async with new_page(browser) as page:
-        await sign_in(page, kvplace.replicas[0].web_url, "not.a.token")
-        assert "token" in await page.until(SAID)
-        assert await page.evaluate("fetch('/api/cluster').then(answer => answer.status)") == 401
+def _status(url: str, *, host: str) -> int:
+    """Ask the map as a proxy does that sends this host name."""
+    address = urlsplit(url)
+    with contextlib.closing(http.client.HTTPConnection(str(address.hostname), address.port)) as connection:
+        connection.request("GET", f"{address.path}api/cluster", headers={"Host": host})
+        return connection.getresponse().status

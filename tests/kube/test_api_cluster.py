@@ -33,7 +33,6 @@ from kvplace.kube.events import (
     pod_reference,
 )
 from kvplace.kube.list_watch import Empty, InitListed, step
-from kvplace.kube.reviews import Person, Right
 from kvplace.kube.session import open_session
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
@@ -66,36 +65,6 @@ async def stub() -> AsyncIterator[ApiStub]:
 
 
 # On the real API server
-
-
-async def test_a_token_states_whose_it_is_to_whom_it_is_for(api_world: ApiWorld) -> None:
-    plane = api_world.plane
-    plane.create_service_account(api_world.namespace, "reader")
-    for_the_server = plane.service_account_token(api_world.namespace, "reader")
-    path = f"/api/v1/namespaces/{api_world.namespace}/serviceaccounts/reader/token"
-    wanted = {"spec": {"audiences": ["kvplace.io/map"]}}
-    for_the_map = plane.request("POST", path, wanted)["status"]["token"]
-    name = f"system:serviceaccount:{api_world.namespace}:reader"
-    for token, audiences, known in (
-        (for_the_server, (), True),
-        (for_the_server, ("kvplace.io/map",), False),
-        (for_the_map, (), False),
-        (for_the_map, ("kvplace.io/map",), True),
-        ("nobodys", (), False),
-    ):
-        person = await api_world.cluster.review_token(token, audiences)
-        assert (person is not None) is known
-        if person is not None:
-            assert person.name == name
-            assert "system:serviceaccounts" in person.groups
-            assert person.uid
-
-
-async def test_a_right_belongs_to_whom_rbac_gives_it(api_world: ApiWorld) -> None:
-    look = Right("list", "kvplace.io", "nodeledgers")
-    admin = Person("anna", groups=("system:masters",), extra={"scopes": ("a",)})
-    assert await api_world.cluster.review_access(admin, look)
-    assert not await api_world.cluster.review_access(Person("tom", groups=("tenants",)), look)
 
 
 async def test_a_list_of_many_pages_comes_whole(api_world: ApiWorld) -> None:

@@ -27,26 +27,22 @@ from kvplace.kube.records import (
     ResourceTopologyRecord,
     TopologyRecord,
 )
-from kvplace.kube.reviews import Person
 from kvplace.kube.session import open_session
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, VMIS, Alive, Interrupted, Kind
 from kvplace.service.listening import listening
 from kvplace.service.settings import Address
-from kvplace.web.gate import LOOK
 from tests.nodes.machines import EIGHT
 
 KVPLACE = Path(__file__).resolve().parents[2] / "kvplace"
 SOURCES = {
     "serve": ("admission/*", "controller/*", "kube/*", "nodes/*", "scheduler/*"),
     "agent": ("agent/*", "kube/events.py", "kube/store.py"),
-    "web": ("web/*",),
 }
-"""The files whose calls of the port a process makes; the web map is a part of `serve` with its own role."""
+"""The files whose calls of the port a process makes."""
 WATCHED: dict[str, tuple[Kind[Any, Any], ...]] = {
     "serve": (PODS, NODES, TOPOLOGIES, LEDGERS, VMIS),
     "agent": (PODS, NODES, TOPOLOGIES, LEDGERS),
-    "web": (),
 }
 NOT_A_CALL = {"close", "list_watch"}
 """Methods of `ApiCluster` that ask the API server nothing."""
@@ -189,8 +185,6 @@ def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[o
         "write_topology_status": lambda: cluster.write_topology_status(node.name, TopologyStatus(), "1"),
         "read_resource_topology": lambda: cluster.read_resource_topology(node.name),
         "write_resource_topology": lambda: cluster.write_resource_topology(node, resources, None),
-        "review_token": lambda: cluster.review_token("t"),
-        "review_access": lambda: cluster.review_access(Person("a"), LOOK),
         "annotate_node": lambda: cluster.annotate_node(NodeName("worker"), {"a": "b"}),
     }
     assert calls.keys() | {"watch"} == port_methods(), "call every method of the port here"

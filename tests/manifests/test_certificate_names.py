@@ -16,12 +16,8 @@ MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 
 @pytest.fixture(scope="module")
 def services() -> set[str]:
-    """Name the Services of the installation and of the web map, as clients call them."""
-    objects = [
-        one
-        for file in ("serve/services.yaml", "web/service.yaml")
-        for one in yaml.safe_load_all((MANIFESTS / file).read_text())
-    ]
+    """Name the Services of the installation, as clients call them."""
+    objects = list(yaml.safe_load_all((MANIFESTS / "serve" / "services.yaml").read_text()))
     return {f"{one['metadata']['name']}.{one['metadata']['namespace']}.svc" for one in objects}
 
 

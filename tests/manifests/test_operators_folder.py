@@ -59,32 +59,6 @@ def test_without_a_registry_the_images_have_the_names_that_the_archives_have(
     assert settings_of(objects)["SIDECAR_IMAGE"] == f"kvplace/hook:{__version__}"
 
 
-def test_the_component_of_the_web_map_opens_its_port_and_nothing_else(
-    fresh_cluster: ControlPlane, folder: Path
-) -> None:
-    kustomization = block("docs/web.md", "- ../manifests/web")
-    objects = rendered(fresh_cluster, folder, kustomization)
-    before = rendered(fresh_cluster, folder, kustomization.partition("components:")[0])
-    added = {(one["kind"], one["metadata"]["name"]) for one in objects} - {
-        (one["kind"], one["metadata"]["name"]) for one in before if one["kind"] != "ConfigMap"
-    }
-    assert {one for one in added if one[0] != "ConfigMap"} == {
-        ("ClusterRole", "kvplace-web"),
-        ("ClusterRoleBinding", "kvplace-web"),
-        ("NetworkPolicy", "kvplace-web"),
-        ("Service", "kvplace-web"),
-    }
-    assert settings_of(before)["WEB_ADDRESS"] == ""
-    port = int(settings_of(objects)["WEB_ADDRESS"].rpartition(":")[2])
-    opened = templates(objects)["kvplace-serve"]["spec"]["containers"][0]["ports"]
-    assert {"name": "web", "containerPort": port} in opened
-    (served,) = of_kind(objects, "Service")["kvplace-web"]["spec"]["ports"]
-    assert (served["port"], served["targetPort"]) == (443, "web")
-    (rule,) = of_kind(objects, "NetworkPolicy")["kvplace-web"]["spec"]["ingress"]
-    assert rule["ports"] == [{"port": "web"}]
-    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kvplace.io/may-reach-web": "true"}}}]
-
-
 def test_with_the_clusters_main_scheduler_ours_is_left_out_and_pods_keep_its_name(
     fresh_cluster: ControlPlane, folder: Path
 ) -> None:

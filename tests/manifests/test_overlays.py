@@ -33,7 +33,6 @@ WEBHOOKS = (
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/kvplace",
 )
 COMPONENTS = {
-    "web": {"ClusterRole kvplace-web", "Service kvplace-web", "NetworkPolicy kvplace-web"},
     "main-scheduler": {"Deployment kvplace-scheduler", "NetworkPolicy kvplace-extender-from-anywhere"},
     "without-agent": {"DaemonSet kvplace-agent", "Namespace kvplace-agent"},
     "quota-for-critical-pods": {"ResourceQuota kvplace-critical-pods"},

@@ -69,11 +69,6 @@ async def test_the_agent_is_granted_what_it_asks_the_api_server_and_nothing_else
     assert _granted_by("agent/rbac.yaml") == await rights_in_use(tmp_path, "agent")
 
 
-async def test_the_web_map_adds_what_it_asks_the_api_server_and_nothing_else(tmp_path: Path) -> None:
-    in_use = await rights_in_use(tmp_path, "web")
-    assert _granted_by("web/rbac.yaml") == in_use - _granted_by("rbac/serve.yaml")
-
-
 def _granted_by(file: str) -> set[Right]:
     documents = yaml.safe_load_all((MANIFESTS / file).read_text())
     (role,) = [found for found in documents if found["kind"] == "ClusterRole"]
@@ -81,7 +76,7 @@ def _granted_by(file: str) -> set[Right]:
 
 
 def test_every_call_of_the_port_to_the_api_server_is_made_somewhere() -> None:
-    assert methods_in_use("serve") | methods_in_use("agent") | methods_in_use("web") == port_methods()
+    assert methods_in_use("serve") | methods_in_use("agent") == port_methods()
 
 
 @pytest.mark.parametrize("namespace", ["kvplace-system", "kvplace-agent", "kube-system", "default"])

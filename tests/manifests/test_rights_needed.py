@@ -35,10 +35,7 @@ def _granted(file: str) -> list[Granted]:
 GRANTED = {
     "serve": _granted("rbac/serve.yaml"),
     "agent": _granted("agent/rbac.yaml"),
-    "web": _granted("web/rbac.yaml"),
 }
-OF_SERVE: dict[str, list[Granted]] = {"web": [("kubevirt.io", "virtualmachineinstances", "get")]}
-"""Rights of `serve` that a part of it also uses."""
 ONE_BY_ONE = [(process, right) for process, rights in GRANTED.items() for right in rights]
 
 
@@ -127,7 +124,7 @@ async def denied_without(
 
 @pytest.mark.parametrize("process", GRANTED)
 async def test_with_all_of_its_rights_a_process_is_denied_nothing(plane: ControlPlane, process: str) -> None:
-    account = account_with(plane, [*GRANTED[process], *OF_SERVE.get(process, ())])
+    account = account_with(plane, GRANTED[process])
     assert await denied_without(plane, process, account, at_most=0) == set()
 
 
@@ -139,6 +136,5 @@ async def test_with_all_of_its_rights_a_process_is_denied_nothing(plane: Control
 async def test_without_any_one_of_its_rights_a_process_is_denied_just_that(
     plane: ControlPlane, process: str, taken: Granted
 ) -> None:
-    rights = [*GRANTED[process], *OF_SERVE.get(process, ())]
-    account = account_with(plane, [right for right in rights if right != taken])
+    account = account_with(plane, [right for right in GRANTED[process] if right != taken])
     assert await denied_without(plane, process, account, at_most=1) == {(taken[1], taken[2])}

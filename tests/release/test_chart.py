@@ -81,7 +81,6 @@ def rendered(plane: ControlPlane, manifests: Path, resources: str, *components: 
         pytest.param("default", ("main-scheduler",), ("scheduler.enabled=false",), id="main scheduler"),
         pytest.param("default", ("without-agent",), ("agent.enabled=false",), id="without agent"),
         pytest.param("default", ("monitoring",), ("monitoring.enabled=true",), id="monitoring"),
-        pytest.param("default", ("web",), ("web.enabled=true",), id="web map"),
     ],
 )
 def test_helm_makes_the_objects_that_kustomize_makes(
@@ -190,8 +189,8 @@ def test_pods_are_replaced_when_their_settings_change(helm: Path, unpacked: Path
         return str(found)
 
     assert seal() == seal('agent.reservedCpus="0"')
-    changed = ('serve.strategy="spread"', "scheduler.enabled=false", "web.enabled=true")
-    assert len({seal(), *map(seal, changed)}) == 4
+    changed = ('serve.strategy="spread"', "scheduler.enabled=false")
+    assert len({seal(), *map(seal, changed)}) == 3
 
 
 def test_every_value_has_a_sentence(unpacked: Path) -> None:

@@ -13,16 +13,16 @@ The attacks of docs/security.md with the tests that fail when a protection is re
         test_a_session_does_not_outlive_the_ca_of_its_certificate
 * HTTP/2 floods
     tests/scheduler/test_http2_floods.py
-* the web map without a token, with a token of a tenant, with a forged cookie or forged headers of a proxy
-    tests/web/test_visitors.py
-        test_no_other_client_learns_anything
-    tests/web/test_sessions.py
-* another site that signs a reader in, scripts in names, pages in frames
-    tests/web/test_visitors.py
-        test_another_site_cannot_sign_a_reader_in_or_out
+* the web map without its secret URL, or from another site by DNS rebinding
+    tests/web/test_access.py
+        test_without_the_secret_path_no_client_learns_anything
+        test_a_name_that_leads_to_this_machine_by_dns_rebinding_gets_nothing
+    tests/cli/live_cluster/test_web.py
+        test_the_browser_is_led_to_the_url_by_a_file_that_only_its_user_can_read
+* scripts in names, pages in frames
     tests/web/test_pages.py
         test_names_that_resemble_html_are_shown_as_they_are
-    tests/web/test_visitors.py
+    tests/web/test_access.py
         test_every_answer_forbids_the_browser_whatever_the_map_does_not_need
 * JSON that is deep, huge or broken, and too many nodes
     tests/scheduler/test_extender_protocol.py

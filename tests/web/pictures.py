@@ -12,11 +12,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.browser.page import Page, new_page
+from harness.browser.page import new_page
 from harness.browser.process import running_browser
-from harness.certificates import Certificates
 from tests.web.sample import sample
-from tests.web.stage import VIEWER, mapped
+from tests.web.staged_cluster import mapped
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 LIVE = "document.querySelector('#live').dataset.state === 'live'"
@@ -50,30 +49,21 @@ async def take(folder: Path, looks: dict[str, Look], prefix: str) -> list[Path]:
         "vm": (f"#/vm/{drifting.namespace}/{drifting.name}", "dl.facts"),
     }
     files = []
-    with tempfile.TemporaryDirectory() as name:
-        certificates = Certificates.issue(Path(name))
-        with running_browser(Path(name), certificates.serve[0]) as browser:
-            async with mapped(stage, certificates) as (address, _), new_page(browser) as page:
-                await page.call("Emulation.setScrollbarsHidden", hidden=True)
-                await _sign_in(page, f"https://{address}/")
-                for page_name, (place, shown) in places.items():
-                    for look_name, look in looks.items():
-                        await page.see_as(scheme=look.scheme, size=look.size, deficiency=look.deficiency)
-                        await page.evaluate(f"location.hash = '{place}'")
-                        await page.until(f"document.querySelector('{shown}')")
-                        await page.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
-                        files.append(folder / f"{prefix}{page_name}{look_name and '-' + look_name}.png")
-                        await page.screenshot(files[-1])
-                assert page.complaints == []
+    with tempfile.TemporaryDirectory() as name, running_browser(Path(name)) as browser:
+        async with mapped(stage) as url, new_page(browser) as page:
+            await page.call("Emulation.setScrollbarsHidden", hidden=True)
+            await page.open(url)
+            await page.until(LIVE)
+            for page_name, (place, shown) in places.items():
+                for look_name, look in looks.items():
+                    await page.see_as(scheme=look.scheme, size=look.size, deficiency=look.deficiency)
+                    await page.evaluate(f"location.hash = '{place}'")
+                    await page.until(f"document.querySelector('{shown}')")
+                    await page.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
+                    files.append(folder / f"{prefix}{page_name}{look_name and '-' + look_name}.png")
+                    await page.screenshot(files[-1])
+            assert page.complaints == []
     return files
-
-
-async def _sign_in(page: Page, url: str) -> None:
-    await page.open(url)
-    await page.until("document.activeElement === document.querySelector('#token')")
-    await page.write(VIEWER)
-    await page.press("Enter")
-    await page.until(LIVE)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from kvplace.core.cpuset import format_cpu_list, lowest, mask_of, union
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Scope, Smt
 from kvplace.core.scalars import CpuMask
 from kvplace.machines.server_types import read_machine
-from tests.web.stage import Stage, Vm
+from tests.web.staged_cluster import StagedCluster, Vm
 
 NODES = {"2x-epyc-9354-nps2": 12, "2x-xeon-8480plus": 6, "epyc-7502p": 8}
 """How many servers of each type there are."""
@@ -43,10 +43,10 @@ TEAMS = (
 )
 
 
-async def sample() -> tuple[Stage, Vm]:
+async def sample() -> tuple[StagedCluster, Vm]:
     """Make the cluster; returns also the VM that does not run where it was placed."""
     chance = random.Random(20)
-    stage = Stage()
+    stage = StagedCluster()
     number = 0
     numbers = itertools.count(1)
     for machine, count in NODES.items():
@@ -65,7 +65,9 @@ async def sample() -> tuple[Stage, Vm]:
     return stage, await _drift(stage, "worker-03")
 
 
-async def _live(stage: Stage, node: str, share: float, chance: random.Random, numbers: Iterator[int]) -> None:
+async def _live(
+    stage: StagedCluster, node: str, share: float, chance: random.Random, numbers: Iterator[int]
+) -> None:
     """Fill a node, and end some VMs again, as happens in a long life."""
     wanted = share * stage.machine(node).allocatable.bit_count()
     used = 0
@@ -82,7 +84,7 @@ async def _live(stage: Stage, node: str, share: float, chance: random.Random, nu
         await stage.end_vm(vm)
 
 
-async def _drift(stage: Stage, node: str) -> Vm:
+async def _drift(stage: StagedCluster, node: str) -> Vm:
     """Let the first vCPU of a VM run on a free CPU beside its own."""
     vm = next(one for one in stage.vms.values() if one.node == node and one.name.startswith("engine"))
     taken = union(one.claim.cpus for one in stage.vms.values() if one.node == node)

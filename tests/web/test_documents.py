@@ -8,9 +8,7 @@ import json
 
 import pytest
 
-from harness.certificates import Certificates
 from kvplace.core.cpuset import cpus_of, format_cpu_list
-from kvplace.core.errors import Unavailable
 from kvplace.core.marks import PINNED
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.reservation import reserve
@@ -20,16 +18,16 @@ from kvplace.machines.server_types import read_machine
 from tests.core.requests import request_with
 from tests.kube.claims import claim, taking
 from tests.nodes.machines import TWO
-from tests.web.stage import Stage, cluster_of, mapped
-from tests.web.visiting import AS_VIEWER, visitor
+from tests.web.map_client import visitor
+from tests.web.staged_cluster import StagedCluster, cluster_of, mapped
 
 
-async def test_a_node_is_described_with_its_map_and_its_vms(certificates: Certificates) -> None:
-    stage = Stage()
+async def test_a_node_is_described_with_its_map_and_its_vms() -> None:
+    stage = StagedCluster()
     stage.add_node("worker", TWO)
     vm = await stage.run_vm("worker", 4, name="db")
     assert vm is not None
-    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+    async with mapped(stage) as url, visitor(url) as anna:
         status, node = await anna.json("/api/nodes/worker")
         assert status == 200
         assert (node["allocatable"], node["free"], node["enforcement"]) == (16, 12, "nri")
@@ -42,8 +40,8 @@ async def test_a_node_is_described_with_its_map_and_its_vms(certificates: Certif
         assert (await anna.json("/api/nodes/nowhere"))[1] == {"error": "the cluster has no node nowhere"}
 
 
-async def test_a_vm_for_which_room_is_made_shows_what_is_reserved_for_it(certificates: Certificates) -> None:
-    stage = Stage()
+async def test_a_vm_for_which_room_is_made_shows_what_is_reserved_for_it() -> None:
+    stage = StagedCluster()
     stage.add_node("worker", TWO)
     vm = await stage.run_vm("worker", 4, name="db")
     assert vm is not None
@@ -54,7 +52,7 @@ async def test_a_vm_for_which_room_is_made_shows_what_is_reserved_for_it(certifi
     whole = claim(pod.uid, *cpus_of(vm.claim.cpus), namespace="shop", pod="waits")
     kept = reserve(ledger, whole, but=NO_CPUS, until="2026-01-02T03:05:00Z")
     stage.cluster.put_ledger("worker", ledger.after(taking(kept)))
-    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+    async with mapped(stage) as url, visitor(url) as anna:
         _, node = await anna.json("/api/nodes/worker")
         found = next(one for one in node["vms"] if one["name"] == "waits")
         cpus = format_cpu_list(vm.claim.cpus)
@@ -67,17 +65,15 @@ async def test_a_vm_for_which_room_is_made_shows_what_is_reserved_for_it(certifi
         assert (page["map"]["name"], page["seat"]["cpus"]) == ("worker", 4)
 
 
-async def test_a_vm_is_described_by_its_seat_its_measured_threads_and_its_neighbours(
-    certificates: Certificates,
-) -> None:
-    stage = Stage()
+async def test_a_vm_is_described_by_its_seat_its_measured_threads_and_its_neighbours() -> None:
+    stage = StagedCluster()
     stage.add_node("worker", TWO)
     vm = await stage.run_vm("worker", 2, name="db")
     await stage.run_vm("worker", 2, name="cache", namespace="other")
     assert vm is not None
     elsewhere = TWO.packages[1].cpus
     await stage.report("worker", {vm.uid: elsewhere}, sentence="vCPU 0 may run on CPU 4-7")
-    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+    async with mapped(stage) as url, visitor(url) as anna:
         status, document = await anna.json("/api/vms/shop/db")
         assert status == 200
         (pod,) = document["pods"]
@@ -96,26 +92,26 @@ async def test_a_vm_is_described_by_its_seat_its_measured_threads_and_its_neighb
         assert (status, missing["error"]) == (404, "no running VM or pod shop/nobody requests cores")
 
 
-async def test_qemus_own_threads_in_the_shared_pool_are_not_drift(certificates: Certificates) -> None:
-    stage = Stage()
+async def test_qemus_own_threads_in_the_shared_pool_are_not_drift() -> None:
+    stage = StagedCluster()
     stage.add_node("worker", read_machine("2x-epyc-9354-nps2"))
     vm = await stage.run_vm("worker", 2, name="db")
     assert vm is not None
     pool = vm.placement.placement.emulator_cpus
     assert pool & ~vm.claim.cpus, "QEMU's threads share this VM's CPUs: the test shows nothing"
     await stage.report("worker", {vm.uid: vm.claim.cpus | pool}, sentence="a cpuset is wider")
-    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+    async with mapped(stage) as url, visitor(url) as anna:
         _, node = await anna.json("/api/nodes/worker")
         assert node["map"]["faults"] == []
         assert node["vms"][0]["state"] == "NotPinned"
 
 
-async def test_a_vm_that_waits_is_described_without_a_node(certificates: Certificates) -> None:
-    stage = Stage()
+async def test_a_vm_that_waits_is_described_without_a_node() -> None:
+    stage = StagedCluster()
     stage.cluster.create_pod("virt-launcher-web", request='{"version":1,"vcpus":2}', vmi="web")
     why = "0/3 nodes are available: 3 no NUMA node with 2 free CPUs."
     stage.cluster.change_pod("default", "virt-launcher-web", was_tried=True, unschedulable=why)
-    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+    async with mapped(stage) as url, visitor(url) as anna:
         _, document = await anna.json("/api/vms/default/web")
         (pod,) = document["pods"]
         assert (pod["state"], pod["node"], "map" in pod) == ("Waiting", "", False)
@@ -136,40 +132,36 @@ async def test_a_vm_that_waits_is_described_without_a_node(certificates: Certifi
         ("<nothing>", [], []),
     ],
 )
-async def test_search_finds_nodes_and_vms_by_all_words(
-    certificates: Certificates, query: str, nodes: list[str], vms: list[str]
-) -> None:
-    stage = Stage()
+async def test_search_finds_nodes_and_vms_by_all_words(query: str, nodes: list[str], vms: list[str]) -> None:
+    stage = StagedCluster()
     for name in ("worker-0", "worker-1"):
         stage.add_node(name, TWO)
     for name in ("db-1", "db-2"):
         await stage.run_vm("worker-0", 2, name=name)
-    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
-        status, body, _ = await anna.ask("/api/search", params={"q": query}, headers=AS_VIEWER)
+    async with mapped(stage) as url, visitor(url) as anna:
+        status, body, _ = await anna.ask("/api/search", params={"q": query})
         found = json.loads(body)
         assert (status, found["more"]) == (200, False)
         assert (found["nodes"], [vm["name"] for vm in found["vms"]]) == (nodes, vms)
-        status, _, _ = await anna.ask("/api/search", params={"q": "x" * 257}, headers=AS_VIEWER)
+        status, _, _ = await anna.ask("/api/search", params={"q": "x" * 257})
         assert status == 400
 
 
-async def test_large_answers_are_compressed_for_who_takes_that(certificates: Certificates) -> None:
+async def test_large_answers_are_compressed_for_who_takes_that() -> None:
     stage = await cluster_of(read_machine("2x-epyc-9354-nps2"), 1)
-    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
-        _, plain, headers = await anna.ask(
-            "/api/nodes/worker-0", headers={**AS_VIEWER, "Accept-Encoding": "identity"}
-        )
+    async with mapped(stage) as url, visitor(url) as anna:
+        _, plain, headers = await anna.ask("/api/nodes/worker-0", headers={"Accept-Encoding": "identity"})
         assert "Content-Encoding" not in headers
         _, zipped, headers = await anna.ask(
-            "/api/nodes/worker-0", headers={**AS_VIEWER, "Accept-Encoding": "gzip"}, auto_decompress=False
+            "/api/nodes/worker-0", headers={"Accept-Encoding": "gzip"}, auto_decompress=False
         )
         assert headers["Content-Encoding"] == "gzip"
         assert json.loads(gzip.decompress(zipped)) == json.loads(plain)
         assert len(zipped) < len(plain) / 4
 
 
-async def test_a_file_that_a_browser_has_is_not_sent_again(certificates: Certificates) -> None:
-    async with mapped(Stage(), certificates) as (address, _), visitor(address, certificates) as anybody:
+async def test_a_file_that_a_browser_has_is_not_sent_again() -> None:
+    async with mapped(StagedCluster()) as url, visitor(url) as anybody:
         _, body, headers = await anybody.ask("/files/app.js")
         assert body
         assert headers["Content-Type"].startswith("text/javascript")
@@ -177,9 +169,9 @@ async def test_a_file_that_a_browser_has_is_not_sent_again(certificates: Certifi
         assert (status, body) == (304, b"")
 
 
-async def test_events_carry_what_changed_and_resume_where_a_reader_was(certificates: Certificates) -> None:
+async def test_events_carry_what_changed_and_resume_where_a_reader_was() -> None:
     stage = await cluster_of(TWO, 3)
-    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+    async with mapped(stage) as url, visitor(url) as anna:
         _, cluster = await anna.json("/api/cluster")
         async with asyncio.timeout(60):
             async with anna.events(cluster["position"]) as events:
@@ -196,10 +188,10 @@ async def test_events_carry_what_changed_and_resume_where_a_reader_was(certifica
                 assert [event async for event, _, _ in events] == ["reload"]
 
 
-async def test_no_more_pages_follow_than_are_allowed(certificates: Certificates) -> None:
+async def test_no_more_pages_follow_than_are_allowed() -> None:
     async with (
-        mapped(Stage(), certificates, streams=1) as (address, _),
-        visitor(address, certificates) as anna,
+        mapped(StagedCluster(), streams=1) as url,
+        visitor(url) as anna,
     ):
         _, cluster = await anna.json("/api/cluster")
         async with anna.events(cluster["position"]):
@@ -207,55 +199,17 @@ async def test_no_more_pages_follow_than_are_allowed(certificates: Certificates)
             assert (status, "1 pages follow" in answer["error"]) == (503, True)
 
 
-async def test_a_stream_ends_when_its_reader_loses_the_right(
-    certificates: Certificates,
-) -> None:
-    stage = Stage()
-    async with (
-        mapped(stage, certificates, heartbeat_s=0.01, holds_s=0.0) as (address, _),
-        visitor(address, certificates) as anna,
-    ):
-        _, cluster = await anna.json("/api/cluster")
-        async with anna.events(cluster["position"]) as events:
-            assert await anext(events) == (None, "", {})
-            stage.cluster.allowed.clear()
-            async with asyncio.timeout(60):
-                assert {event async for event, _, _ in events} <= {None}
-
-
-async def test_a_stream_ends_when_no_vm_can_state_whether_its_reader_still_has_the_right(
-    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def away(*_: object) -> bool:
-        raise Unavailable("the API server does not answer")
-
-    stage = Stage()
-    async with (
-        mapped(stage, certificates, heartbeat_s=0.01, holds_s=0.0) as (address, _),
-        visitor(address, certificates) as anna,
-    ):
-        _, cluster = await anna.json("/api/cluster")
-        path = f"/api/events?since={cluster['position']}"
-        async with anna.events(cluster["position"]) as events:
-            assert await anext(events) == (None, "", {})
-            monkeypatch.setattr(stage.cluster, "review_access", away)
-            async with asyncio.timeout(60):
-                assert {event async for event, _, _ in events} <= {None}
-        status, answer = await anna.json(path)
-    assert (status, answer["error"]) == (503, "the API server does not answer")
-
-
 async def test_a_reader_who_disconnects_gives_his_place_back_and_leaves_nothing_in_the_log(
-    certificates: Certificates, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     # Nothing is sent to a reader for an hour: a place is given back because its reader hung up.
-    async with mapped(Stage(), certificates, streams=1, heartbeat_s=3600.0) as (address, _):
+    async with mapped(StagedCluster(), streams=1, heartbeat_s=3600.0) as url:
         for _ in range(3):
-            async with visitor(address, certificates) as anna, asyncio.timeout(60):
+            async with visitor(url) as anna, asyncio.timeout(60):
                 _, cluster = await anna.json("/api/cluster")
                 path = f"/api/events?since={cluster['position']}"
                 while True:
-                    async with anna.http.get(anna.url + path, ssl=anna.tls, headers=AS_VIEWER) as answer:
+                    async with anna.http.get(anna.url + path) as answer:
                         if answer.status == 200:
                             await answer.content.readline()
                             break
@@ -263,8 +217,8 @@ async def test_a_reader_who_disconnects_gives_his_place_back_and_leaves_nothing_
     assert [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []
 
 
-async def test_states_of_kubevirt_are_those_of_the_command_line(certificates: Certificates) -> None:
-    stage = Stage()
+async def test_states_of_kubevirt_are_those_of_the_command_line() -> None:
+    stage = StagedCluster()
     stage.add_node("worker", TWO)
     vm = await stage.run_vm("worker", 2, name="db")
     assert vm is not None
@@ -281,7 +235,7 @@ async def test_states_of_kubevirt_are_those_of_the_command_line(certificates: Ce
         },
     )
     stage.cluster.put_vmi("shop", "other", {"metadata": {}})
-    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+    async with mapped(stage) as url, visitor(url) as anna:
 
         async def state() -> str:
             _, node = await anna.json("/api/nodes/worker")

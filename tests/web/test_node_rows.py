@@ -15,21 +15,21 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.scalars import NodeName
 from kvplace.kube.conditions import Condition
 from kvplace.kube.store import Store
-from kvplace.kube.watches import AGENT_PODS, AGENTS
+from kvplace.kube.watches import AGENT_PODS, AGENTS, NODES, Alive, Interrupted
 from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.service.process import in_background
 from kvplace.web.agents import GONE, Agents
-from kvplace.web.feed import HEARTBEAT, RELOAD, Feed
+from kvplace.web.feed import RELOAD, Feed
 from kvplace.web.node_rows import NodeRows
 from tests.nodes.machines import TWO
-from tests.web.stage import Stage, cluster_of
+from tests.web.staged_cluster import StagedCluster, cluster_of
 
 Json = dict[str, Any]
 
 
 @contextlib.asynccontextmanager
-async def rows_of(stage: Stage) -> AsyncIterator[tuple[NodeRows, NodeCache]]:
+async def rows_of(stage: StagedCluster) -> AsyncIterator[tuple[NodeRows, NodeCache]]:
     pods = Store(AGENT_PODS, AGENTS)
     async with running_node_cache(stage.cluster) as cache, in_background(pods.run(stage.cluster)):
         agents = Agents(pods)
@@ -58,7 +58,7 @@ def row(rows: NodeRows, name: str) -> Json:
 
 
 async def test_a_row_states_what_is_free_and_in_what_pieces() -> None:
-    stage = Stage()
+    stage = StagedCluster()
     stage.add_node("worker", TWO)
     async with rows_of(stage) as (rows, _):
         assert row(rows, "worker") == {
@@ -81,7 +81,7 @@ async def test_a_row_states_what_is_free_and_in_what_pieces() -> None:
 
 
 async def test_a_node_without_a_description_states_why_nothing_is_placed_there() -> None:
-    stage = Stage()
+    stage = StagedCluster()
     stage.cluster.create_node("bare")
     async with rows_of(stage) as (rows, _):
         assert "describes the node" in row(rows, "bare")["problem"]
@@ -116,7 +116,7 @@ async def test_a_reader_is_informed_just_what_changed_since_he_checked_however_l
 
 
 async def test_the_end_of_a_node_is_reported_and_its_return_too() -> None:
-    stage = Stage()
+    stage = StagedCluster()
     stage.add_node("worker", TWO)
     async with rows_of(stage) as (rows, _):
         before = rows.revision
@@ -133,7 +133,7 @@ async def test_the_end_of_a_node_is_reported_and_its_return_too() -> None:
 
 
 async def test_pods_that_wait_for_a_node_are_counted() -> None:
-    stage = Stage()
+    stage = StagedCluster()
     async with rows_of(stage) as (rows, _):
         stage.cluster.create_pod("hopeful", request='{"version":1,"vcpus":2}')
         await refreshed(rows)
@@ -164,23 +164,39 @@ async def next_of(feed: Feed, position: str) -> bytes:
 
 async def test_a_reader_of_another_replica_or_of_a_forgotten_time_loads_everything_anew() -> None:
     async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
-        feed = Feed(rows, streams=1)
+        feed = Feed(rows, (), streams=1)
         for position in ("", "another-1", feed.position + "9", "-", f"{feed.position}x", "9" * 400):
             assert await next_of(feed, position) == RELOAD
 
 
 async def test_a_reader_without_news_is_informed_that_we_are_still_here() -> None:
     async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
-        feed = Feed(rows, streams=1, heartbeat_s=0.01)
-        assert await next_of(feed, feed.position) == HEARTBEAT
+        feed = Feed(rows, (), streams=1, heartbeat_s=0.01)
+        assert await next_of(feed, feed.position) == b'event: heartbeat\ndata: {"outage":""}\n\n'
+
+
+async def test_a_reader_is_informed_of_a_watch_that_has_failed_for_long() -> None:
+    now = 0.0
+    store = Store(NODES, clock=lambda: now)
+    async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
+        feed = Feed(rows, (store,), streams=1, heartbeat_s=0.01)
+        store.apply(Interrupted(Unavailable("no answer")))
+        now = 29.0
+        assert feed.outage() == ""
+        now = 30.0
+        assert b'"outage":"watching nodes has failed for 30 s: no answer"' in await next_of(
+            feed, feed.position
+        )
+        store.apply(Alive())
+        assert feed.outage() == ""
 
 
 async def test_changes_gather_and_reach_every_reader_once() -> None:
     stage = await cluster_of(TWO, 3)
     async with rows_of(stage) as (rows, _):
-        feed = Feed(rows, streams=2, gather_s=0.01)
+        feed = Feed(rows, (), streams=2, gather_s=0.01)
         running = asyncio.create_task(feed.run())
-        with feed.stream("anna"), feed.stream("anna"):
+        with feed.stream(), feed.stream():
             here = feed.position
             reading = [asyncio.create_task(next_of(feed, here)) for _ in range(2)]
             for name in ("worker-0", "worker-2", "worker-0"):
@@ -188,7 +204,7 @@ async def test_changes_gather_and_reach_every_reader_once() -> None:
             one, other = await asyncio.gather(*reading)
             assert one == other
             assert one.startswith(b"id: ")
-            with pytest.raises(Unavailable, match="2 pages follow"), feed.stream("tom"):
+            with pytest.raises(Unavailable, match="2 pages follow"), feed.stream():
                 pass
         running.cancel()
 
@@ -196,10 +212,10 @@ async def test_changes_gather_and_reach_every_reader_once() -> None:
 async def test_nothing_is_computed_while_no_page_is_open() -> None:
     stage = await cluster_of(TWO, 1)
     async with rows_of(stage) as (rows, _):
-        feed = Feed(rows, streams=1, gather_s=0)
+        feed = Feed(rows, (), streams=1, gather_s=0)
         here = feed.position
         async with in_background(feed.run()):
-            with feed.stream("anna"):
+            with feed.stream():
                 await asyncio.sleep(0)
             await stage.report("worker-0")
             async with asyncio.timeout(30):
@@ -207,27 +223,24 @@ async def test_nothing_is_computed_while_no_page_is_open() -> None:
             for _turn in range(10):
                 await asyncio.sleep(0)
             assert (rows.stale.is_set(), feed.position) == (True, here)
-            with feed.stream("anna"):
+            with feed.stream():
                 assert b"event: changes" in await next_of(feed, here)
 
 
-async def test_one_reader_leaves_places_for_others() -> None:
+async def test_a_page_more_than_allowed_is_refused_until_another_one_is_closed() -> None:
     async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
-        feed = Feed(rows, streams=4)
-        with feed.stream("anna"), feed.stream("anna"):
-            with feed.stream("anna"):
-                with pytest.raises(Unavailable, match="3 pages of anna follow"), feed.stream("anna"):
-                    pass
-                with feed.stream("tom"):
-                    pass
-            with feed.stream("anna"):
+        feed = Feed(rows, (), streams=2)
+        with feed.stream():
+            with feed.stream(), pytest.raises(Unavailable, match="2 pages follow"), feed.stream():
+                pass
+            with feed.stream():
                 pass
 
 
 async def test_what_a_reader_asks_for_that_no_other_needs_is_not_kept() -> None:
     async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
         rows.revision = 2000
-        feed = Feed(rows, streams=1)
+        feed = Feed(rows, (), streams=1)
         replica, _, _ = feed.position.partition("-")
         await next_of(feed, f"{replica}-0")
         tracemalloc.start()
@@ -240,7 +253,7 @@ async def test_what_a_reader_asks_for_that_no_other_needs_is_not_kept() -> None:
 
 async def test_streams_end_when_the_process_stops() -> None:
     async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
-        feed = Feed(rows, streams=1)
+        feed = Feed(rows, (), streams=1)
         messages = feed.follow(feed.position)
         waiting = asyncio.create_task(anext(messages, None))
         await asyncio.sleep(0)

@@ -11,15 +11,15 @@ import pytest
 
 from harness.browser.page import Page, new_page
 from harness.browser.process import Browser, running_browser
-from harness.certificates import Certificates
 from kvplace.core.drawing.svg_style import DARK, LIGHT
 from kvplace.core.ledger import LedgerChange, claim_of
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.machines.server_types import read_machine
+from kvplace.web.feed import Feed
 from tests.nodes.machines import TWO
 from tests.web.pictures import LIVE, LOOKS, Look, take
-from tests.web.reading import reading, sign_in
-from tests.web.stage import Stage, cluster_of, mapped
+from tests.web.reading import reading
+from tests.web.staged_cluster import StagedCluster, cluster_of, mapped
 
 SERVER = "2x-epyc-9354-nps2"
 
@@ -28,12 +28,10 @@ async def focused(page: Page) -> str:
     return str(await page.evaluate("document.activeElement.getAttribute('aria-label') ?? ''"))
 
 
-async def test_the_overview_shows_every_node_to_eyes_and_screen_readers(
-    certificates: Certificates, browser: Browser
-) -> None:
+async def test_the_overview_shows_every_node_to_eyes_and_screen_readers(browser: Browser) -> None:
     stage = await cluster_of(read_machine(SERVER), 3)
     stage.cluster.create_node("bare")
-    async with reading(stage, certificates, browser) as page:
+    async with reading(stage, browser) as page:
         names = "[...document.querySelectorAll('.tile .name')].map(one => one.innerText)"
         assert await page.evaluate(names) == ["bare", "worker-0", "worker-1", "worker-2"]
         assert "4\nnodes, 1 unusable" in (await page.text(".numbers")).replace("\n ", "\n")
@@ -44,15 +42,13 @@ async def test_the_overview_shows_every_node_to_eyes_and_screen_readers(
         assert "Search nodes and VMs" in await page.accessible("combobox")
 
 
-async def test_a_free_block_shows_the_nodes_that_have_it(
-    certificates: Certificates, browser: Browser
-) -> None:
-    stage = Stage()
+async def test_a_free_block_shows_the_nodes_that_have_it(browser: Browser) -> None:
+    stage = StagedCluster()
     for name in ("empty", "busy"):
         stage.add_node(name, TWO)
     for _ in range(4):
         await stage.run_vm("busy", 4)
-    async with reading(stage, certificates, browser) as page:
+    async with reading(stage, browser) as page:
         buttons = await page.accessible("button")
         assert "1 node with 8 free CPUs or more in one NUMA node" in buttons
         await page.click('[data-key="numa-8"]')
@@ -63,12 +59,10 @@ async def test_a_free_block_shows_the_nodes_that_have_it(
         await page.until("document.querySelectorAll('.tile').length === 2")
 
 
-async def test_what_happens_in_the_cluster_is_shown_without_loading_the_page_again(
-    certificates: Certificates, browser: Browser
-) -> None:
-    stage = Stage()
+async def test_what_happens_in_the_cluster_is_shown_without_loading_the_page_again(browser: Browser) -> None:
+    stage = StagedCluster()
     stage.add_node("worker-0", TWO)
-    async with reading(stage, certificates, browser) as page:
+    async with reading(stage, browser) as page:
         await page.evaluate("window.isTheSame = true")
         await page.until("document.querySelector('.tile').innerText.includes('0 VMs')")
         vm = await stage.run_vm("worker-0", 4, name="db")
@@ -88,11 +82,9 @@ async def test_what_happens_in_the_cluster_is_shown_without_loading_the_page_aga
         assert await page.evaluate("window.isTheSame")
 
 
-async def test_a_link_to_a_node_leads_there_through_the_sign_in(
-    certificates: Certificates, browser: Browser
-) -> None:
+async def test_a_link_to_a_node_leads_there(browser: Browser) -> None:
     stage = await cluster_of(read_machine(SERVER), 1)
-    async with reading(stage, certificates, browser, "#/node/worker-0") as page:
+    async with reading(stage, browser, "#/node/worker-0") as page:
         await page.until("document.querySelector('.map')")
         assert await page.text("h1") == "worker-0"
         cpus = "[...document.querySelectorAll('.map .thread')].map(one => Number(one.dataset.cpu))"
@@ -105,11 +97,9 @@ async def test_a_link_to_a_node_leads_there_through_the_sign_in(
         assert "distance 12 to NUMA 1; 32 to NUMA 2, 3" in await page.text(".map h4")
 
 
-async def test_the_free_blocks_are_one_stop_of_the_tab_key_among_which_arrows_move(
-    certificates: Certificates, browser: Browser
-) -> None:
+async def test_the_free_blocks_are_one_stop_of_the_tab_key_among_which_arrows_move(browser: Browser) -> None:
     stage = await cluster_of(TWO, 2)
-    async with reading(stage, certificates, browser) as page:
+    async with reading(stage, browser) as page:
         assert await page.evaluate("document.querySelectorAll('.blocks [tabindex=\"0\"]').length") == 1
         await page.evaluate("document.querySelector('.blocks button').focus()")
         await page.press("ArrowRight", "ArrowDown")
@@ -120,11 +110,9 @@ async def test_the_free_blocks_are_one_stop_of_the_tab_key_among_which_arrows_mo
         assert await page.evaluate("!document.activeElement.closest('.blocks')")
 
 
-async def test_the_keyboard_alone_leads_from_the_overview_to_a_vm_and_back(
-    certificates: Certificates, browser: Browser
-) -> None:
+async def test_the_keyboard_alone_leads_from_the_overview_to_a_vm_and_back(browser: Browser) -> None:
     stage = await cluster_of(TWO, 3)
-    async with reading(stage, certificates, browser) as page:
+    async with reading(stage, browser) as page:
         await page.evaluate("document.querySelector('#order').focus()")
         await page.press("Tab")
         assert (await focused(page)).startswith("worker-0: ")
@@ -155,12 +143,12 @@ async def test_the_keyboard_alone_leads_from_the_overview_to_a_vm_and_back(
         await page.until("!document.querySelector('#key-help').open")
 
 
-async def test_search_goes_to_a_vm_by_keyboard(certificates: Certificates, browser: Browser) -> None:
-    stage = Stage()
+async def test_search_goes_to_a_vm_by_keyboard(browser: Browser) -> None:
+    stage = StagedCluster()
     stage.add_node("worker", read_machine(SERVER))
     for name in ("orders-db", "orders-web", "cache"):
         await stage.run_vm("worker", 2, name=name)
-    async with reading(stage, certificates, browser) as page:
+    async with reading(stage, browser) as page:
         await page.press("/")
         await page.write("shop orders")
         await page.until("document.querySelectorAll('#found [role=option]').length === 2")
@@ -173,12 +161,10 @@ async def test_search_goes_to_a_vm_by_keyboard(certificates: Certificates, brows
         assert await page.text("h1") == "shop/orders-web"
 
 
-async def test_the_page_of_a_vm_states_where_it_sits_and_shows_just_its_cpus(
-    certificates: Certificates, browser: Browser
-) -> None:
+async def test_the_page_of_a_vm_states_where_it_sits_and_shows_just_its_cpus(browser: Browser) -> None:
     stage = await cluster_of(read_machine(SERVER), 1)
     vm = next(iter(stage.vms.values()))
-    async with reading(stage, certificates, browser, f"#/vm/{vm.namespace}/{vm.name}") as page:
+    async with reading(stage, browser, f"#/vm/{vm.namespace}/{vm.name}") as page:
         await page.until("document.querySelector('.map')")
         assert "Pinned: every thread was read back" in await page.text(".state")
         letter = await page.evaluate("document.querySelector('.thread.lit b').innerText")
@@ -194,11 +180,9 @@ async def test_the_page_of_a_vm_states_where_it_sits_and_shows_just_its_cpus(
         assert re.search(r"claimed 2026-11-22T08:00:00Z \((\d+ (d|h|min|s) ago|in \d+ (d|h|min|s))\)", facts)
 
 
-async def test_beside_the_map_of_a_node_are_its_vms_and_the_key(
-    certificates: Certificates, browser: Browser
-) -> None:
+async def test_beside_the_map_of_a_node_are_its_vms_and_the_key(browser: Browser) -> None:
     stage = await cluster_of(read_machine(SERVER), 1)
-    async with reading(stage, certificates, browser, "#/node/worker-0") as page:
+    async with reading(stage, browser, "#/node/worker-0") as page:
         await page.see_as(size=(1280, 900))
         await page.until("document.querySelector('.map')")
         box = "(() => {{ const {{left, right, top}} = document.querySelector('{}').getBoundingClientRect();"
@@ -210,10 +194,8 @@ async def test_beside_the_map_of_a_node_are_its_vms_and_the_key(
         assert abs(top_of_list - top_of_map) < 20
 
 
-async def test_a_vm_that_is_not_pinned_gets_its_state_and_the_next_step(
-    certificates: Certificates, browser: Browser
-) -> None:
-    stage = Stage()
+async def test_a_vm_that_is_not_pinned_gets_its_state_and_the_next_step(browser: Browser) -> None:
+    stage = StagedCluster()
     stage.add_node("worker", TWO)
     vm = await stage.run_vm("worker", 2, name="db")
     assert vm is not None
@@ -229,7 +211,7 @@ async def test_a_vm_that_is_not_pinned_gets_its_state_and_the_next_step(
         "late": ("Waiting: it has no node", "kubectl kvplace explain vm/late -n shop"),
         "new": ("NotCreated: KubeVirt has not created its pod", "kubectl -n shop describe vmi new"),
     }
-    async with reading(stage, certificates, browser) as page:
+    async with reading(stage, browser) as page:
         for name, (state, command) in expected.items():
             await page.evaluate(f"location.hash = '#/vm/shop/{name}'")
             await page.until(f"document.querySelector('h1').innerText === 'shop/{name}'")
@@ -237,9 +219,9 @@ async def test_a_vm_that_is_not_pinned_gets_its_state_and_the_next_step(
             assert command in await page.text(".next")
 
 
-async def test_no_word_in_the_list_of_vms_is_broken(certificates: Certificates, browser: Browser) -> None:
+async def test_no_word_in_the_list_of_vms_is_broken(browser: Browser) -> None:
     stage = await cluster_of(read_machine(SERVER), 1)
-    async with reading(stage, certificates, browser, "#/node/worker-0") as page:
+    async with reading(stage, browser, "#/node/worker-0") as page:
         await page.see_as(size=(560, 900))
         await page.until("document.querySelector('.vms tbody tr')")
         cell = "document.querySelector('.vms td .state').lastChild"
@@ -248,16 +230,14 @@ async def test_no_word_in_the_list_of_vms_is_broken(certificates: Certificates, 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_colours_follow_the_system_until_the_reader_chooses(
-    certificates: Certificates, browser: Browser, scheme: str
-) -> None:
+async def test_colours_follow_the_system_until_the_reader_chooses(browser: Browser, scheme: str) -> None:
     def as_rgb(colour: str) -> str:
         return "rgb({}, {}, {})".format(*(int(colour[place : place + 2], 16) for place in (1, 3, 5)))
 
     pages = {"light": as_rgb(LIGHT.page), "dark": as_rgb(DARK.page)}
     other = {"light": "dark", "dark": "light"}[scheme]
     ground = "getComputedStyle(document.body).backgroundColor"
-    async with reading(await cluster_of(TWO, 1), certificates, browser) as page:
+    async with reading(await cluster_of(TWO, 1), browser) as page:
         await page.see_as(scheme=scheme)
         assert await page.evaluate(ground) == pages[scheme]
         choose = "document.querySelector('#theme').value = '{}'; theme.dispatchEvent(new Event('change'))"
@@ -269,10 +249,8 @@ async def test_colours_follow_the_system_until_the_reader_chooses(
         assert await page.evaluate(ground) == pages[scheme]
 
 
-async def test_names_that_resemble_html_are_shown_as_they_are(
-    certificates: Certificates, browser: Browser
-) -> None:
-    stage = Stage()
+async def test_names_that_resemble_html_are_shown_as_they_are(browser: Browser) -> None:
+    stage = StagedCluster()
     stage.add_node("worker", TWO)
     vm = await stage.run_vm("worker", 2)
     assert vm is not None
@@ -284,39 +262,34 @@ async def test_names_that_resemble_html_are_shown_as_they_are(
     record = await stage.cluster.read_ledger(NodeName("worker"))
     assert record is not None
     await stage.cluster.write_ledger(record, LedgerChange((claim,)))
-    async with reading(stage, certificates, browser, "#/node/worker") as page:
+    async with reading(stage, browser, "#/node/worker") as page:
         assert hostile in await page.text(".vms")
         assert await page.evaluate("document.querySelectorAll('img').length") == 0
 
 
-async def test_what_is_not_there_is_reported_in_a_sentence(
-    certificates: Certificates, browser: Browser
-) -> None:
+async def test_what_is_not_there_is_reported_in_a_sentence(browser: Browser) -> None:
     async with (
-        mapped(await cluster_of(TWO, 1), certificates) as (address, _),
+        mapped(await cluster_of(TWO, 1)) as url,
         new_page(browser) as page,
     ):
-        await sign_in(page, f"https://{address}/#/node/nowhere")
+        await page.open(f"{url}#/node/nowhere")
         await page.until("document.querySelector('[role=alert]')?.innerText.includes('has no node nowhere')")
 
 
-async def test_a_reader_who_loses_his_right_is_informed(certificates: Certificates, browser: Browser) -> None:
-    stage = await cluster_of(TWO, 1)
-    async with (
-        mapped(stage, certificates, heartbeat_s=0.05, holds_s=0.0) as (address, _),
-        new_page(browser) as page,
-    ):
-        await sign_in(page, f"https://{address}/")
-        await page.until(LIVE)
-        stage.cluster.allowed.clear()
-        await page.until("document.querySelector('#live').innerText.includes('anna may not list')")
-
-
-async def test_a_narrow_window_scrolls_the_map_and_nothing_else(
-    certificates: Certificates, browser: Browser
+async def test_a_reader_is_informed_that_the_map_may_be_old(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async with reading(await cluster_of(TWO, 1), browser, heartbeat_s=0.05) as page:
+        monkeypatch.setattr(Feed, "outage", lambda _: "watching nodes has failed for 40 s")
+        told = "may be old: watching nodes has failed for 40 s"
+        await page.until(f"document.querySelector('#live').innerText === '{told}'")
+        monkeypatch.undo()
+        await page.until(LIVE)
+
+
+async def test_a_narrow_window_scrolls_the_map_and_nothing_else(browser: Browser) -> None:
     stage = await cluster_of(read_machine(SERVER), 2)
-    async with reading(stage, certificates, browser) as page:
+    async with reading(stage, browser) as page:
         await page.see_as(size=(390, 800))
         for place in ("#/", "#/node/worker-0", f"#/vm/shop/{next(iter(stage.vms.values())).name}"):
             await page.evaluate(f"location.hash = '{place}'")
@@ -324,9 +297,7 @@ async def test_a_narrow_window_scrolls_the_map_and_nothing_else(
             assert await page.evaluate("document.documentElement.scrollWidth") <= 390, place
 
 
-def test_a_browser_that_is_stopped_leaves_no_process_behind(
-    certificates: Certificates, tmp_path: Path
-) -> None:
+def test_a_browser_that_is_stopped_leaves_no_process_behind(tmp_path: Path) -> None:
     def processes() -> list[str]:
         found = []
         for arguments in Path("/proc").glob("[0-9]*/cmdline"):
@@ -335,7 +306,7 @@ def test_a_browser_that_is_stopped_leaves_no_process_behind(
                     found.append(arguments.parent.name)
         return found
 
-    with running_browser(tmp_path, certificates.serve[0]):
+    with running_browser(tmp_path):
         assert processes()
     deadline = time.monotonic() + 60
     while processes() and time.monotonic() < deadline:
@@ -343,13 +314,11 @@ def test_a_browser_that_is_stopped_leaves_no_process_behind(
     assert processes() == []
 
 
-async def test_the_overview_names_what_needs_attention_and_each_nodes_fragmentation(
-    certificates: Certificates, browser: Browser
-) -> None:
-    stage = Stage()
+async def test_the_overview_names_what_needs_attention_and_each_nodes_fragmentation(browser: Browser) -> None:
+    stage = StagedCluster()
     stage.add_node("busy", TWO)
     stage.cluster.create_node("bare")
-    async with reading(stage, certificates, browser) as page:
+    async with reading(stage, browser) as page:
         assert "bare unusable" in await page.text(".trouble")
         vm = await stage.run_vm("busy", 4)
         assert vm is not None
@@ -373,14 +342,12 @@ async def test_the_pictures_of_the_docs_can_be_taken_anew(tmp_path: Path, browse
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 
-async def test_a_node_without_its_agent_reports_it_on_every_page(
-    certificates: Certificates, browser: Browser
-) -> None:
+async def test_a_node_without_its_agent_reports_it_on_every_page(browser: Browser) -> None:
     stage = await cluster_of(TWO, 2)
     vm = await stage.run_vm("worker-0", 2, name="db")
     assert vm is not None
     await stage.lose_agent("worker-0")
-    async with reading(stage, certificates, browser) as page:
+    async with reading(stage, browser) as page:
         await page.until("document.querySelector('.trouble')?.innerText.includes('its agent is gone')")
         links = await page.accessible("link")
         assert any(link.startswith("worker-0: ") and "its agent is gone" in link for link in links)

@@ -54,9 +54,7 @@ async function show({ focus = true } = {}) {
 }
 
 cluster.addEventListener("loaded", () => {
-  by("person").textContent = cluster.person;
   by("cluster-name").textContent = cluster.name;
-  by("sign-out").hidden = !cluster.signOut;
   show({ focus: false });
 });
 cluster.addEventListener("failed", (event) => say(event.detail));

@@ -15,9 +15,6 @@ export async function ask(path) {
     throw new Failure(0, "no connection to kvplace");
   });
   const document = await answer.json().catch(() => ({}));
-  if (answer.status === 401) {
-    location.reload(); // the server sends us to where one signs in
-  }
   if (!answer.ok) throw new Failure(answer.status, document.error ?? `HTTP ${answer.status}`);
   return document;
 }
@@ -26,8 +23,7 @@ export class Cluster extends EventTarget {
   nodes = new Map();
   totals = null;
   name = "";
-  person = "";
-  signOut = false;
+  #outage = "";
   #position = "";
   #source = null;
   #pause = 1000;
@@ -49,7 +45,8 @@ export class Cluster extends EventTarget {
     try {
       const all = await ask("api/cluster");
       this.nodes = new Map(all.nodes.map((row) => [row.name, row]));
-      ({ name: this.name, totals: this.totals, person: this.person, signOut: this.signOut } = all);
+      ({ name: this.name, totals: this.totals } = all);
+      this.#outage = all.outage;
       this.#position = all.position;
     } catch (failure) {
       this.#later(failure);
@@ -64,7 +61,11 @@ export class Cluster extends EventTarget {
     this.#source = source;
     source.addEventListener("open", () => {
       this.#pause = 1000;
-      this.#say("live", "live");
+      this.#sayHowLive();
+    });
+    source.addEventListener("heartbeat", (event) => {
+      this.#outage = JSON.parse(event.data).outage;
+      this.#sayHowLive();
     });
     source.addEventListener("changes", (event) => {
       const changes = JSON.parse(event.data);
@@ -96,6 +97,12 @@ export class Cluster extends EventTarget {
     this.#source?.close();
     this.#source = null;
     this.#say(state, words);
+  }
+
+  // The connection to kvplace may work while kvplace's to the API server does not.
+  #sayHowLive() {
+    if (this.#outage) this.#say("lost", `may be old: ${this.#outage}`);
+    else this.#say("live", "live");
   }
 
   #say(state, words) {

@@ -1,4 +1,4 @@
-"""A cluster with VMs on its nodes for tests of the map, and `serve`'s web listener before it.
+"""A cluster with VMs on its nodes for tests of the map, and the map before it.
 
 The VMs are placed by the production allocator on machines of real types; the reports of agents report that
 they are pinned, but where a test has one drift.
@@ -10,10 +10,9 @@ import contextlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from harness.certificates import Certificates
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.free import free_of
@@ -26,21 +25,12 @@ from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodReport
-from kvplace.kube.reviews import Person
-from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
-from kvplace.nodes.node_cache import NodeCache, running_node_cache
-from kvplace.service.listening import listening
-from kvplace.service.settings import Address, TlsFiles
-from kvplace.service.tls import RenewedTls
-from kvplace.web.application import web_map
-from kvplace.web.gate import LOOK
-from kvplace.web.settings import WebSettings
+from kvplace.web.application import MapSettings, web_map
 from tests.kube.faulty_cluster import FaultyCluster
 
 SIZES = (4, 8, 2, 16, 4, 6, 2, 8)
 """vCPUs of the VMs that fill a node, one after the other."""
 SINCE = "2026-11-22T08:00:00Z"
-VIEWER, TENANT = "viewer-token", "tenant-token"
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,7 @@ class Vm:
         return self.claim.uid
 
 
-class Stage:
+class StagedCluster:
     """A cluster in memory, and what happens in it."""
 
     def __init__(self) -> None:
@@ -68,9 +58,6 @@ class Stage:
         self._with_agents: set[str] = set()
         """Nodes of which the pods of agents are played, too."""
         self._numbers = itertools.count(1)
-        self.cluster.tokens[VIEWER, ""] = Person("anna", "u-1", ("operators",))
-        self.cluster.tokens[TENANT, ""] = Person("tom", "u-2", ("tenants",))
-        self.cluster.allowed.add(("anna", LOOK))
 
     def machine(self, node: str) -> Topology:
         """Return what a node is made of."""
@@ -186,9 +173,9 @@ class Stage:
         )
 
 
-async def cluster_of(machine: Topology, nodes: int, share: float = 0.7) -> Stage:
+async def cluster_of(machine: Topology, nodes: int, share: float = 0.7) -> StagedCluster:
     """Make a cluster of equal nodes; each of them is full to another degree around `share`."""
-    stage = Stage()
+    stage = StagedCluster()
     for number in range(nodes):
         stage.add_node(f"worker-{number}", machine)
         await stage.fill(f"worker-{number}", max(0.0, min(1.0, share + (number % 5 - 2) * 0.15)))
@@ -196,27 +183,10 @@ async def cluster_of(machine: Topology, nodes: int, share: float = 0.7) -> Stage
 
 
 @contextlib.asynccontextmanager
-async def mapped(
-    stage: Stage, certificates: Certificates, *, proxy: bool = False, **changed: Any
-) -> AsyncIterator[tuple[Address, NodeCache]]:
-    """Serve the map of a stage, perhaps with changed settings, while the block runs."""
-    tls = TlsFiles(*certificates.serve)
-    if proxy:
-        tls = replace(tls, client_ca=certificates.ours.file, client_names=("front-proxy",))
-    settings = WebSettings(Address("127.0.0.1", 0), tls, **{"cluster_name": "rack-7", **changed})
-    async with (
-        running_node_cache(stage.cluster) as cache,
-        web_map(stage.cluster, cache, ClusterFreeBlocks(cache), settings) as application,
-        listening(
-            "web",
-            application,
-            settings.address,
-            RenewedTls(tls).context,
-            clients=tls.client_names,
-            limits=settings.limits,
-        ) as address,
-    ):
-        yield address, cache
+async def mapped(stage: StagedCluster, **changed: Any) -> AsyncIterator[str]:
+    """Serve the map of a stage, perhaps with changed settings, while the block runs; gives its URL."""
+    async with web_map(stage.cluster, MapSettings(**{"cluster_name": "rack-7", **changed})) as url:
+        yield url
 
 
 def _text(request: Request) -> str:

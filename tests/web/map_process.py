@@ -1,0 +1,46 @@
+"""`kvplace web` in a process of its own, as people and pods run it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.cli.calls import COMMAND
+
+
+class MapProcess:
+    """A running `kvplace web`."""
+
+    def __init__(self, process: subprocess.Popen[str], printed: str) -> None:
+        """`printed` is its first line on stderr."""
+        self.printed = printed
+        (self.url,) = re.findall(r"http://\S+", printed)
+        self._process = process
+
+    def end(self, number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
+        """Send a signal and wait; returns the exit code and what else was printed."""
+        self._process.send_signal(number)
+        out, err = self._process.communicate(timeout=60)
+        return self._process.returncode, out + err
+
+
+@contextlib.contextmanager
+def map_process(kubeconfig: Path, *options: str, **environment: str) -> Iterator[MapProcess]:
+    """Run it while the block runs; enters when it has printed its URL."""
+    with subprocess.Popen(
+        [*COMMAND, "web", "--kubeconfig", str(kubeconfig), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | environment,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            yield MapProcess(process, process.stderr.readline())
+        finally:
+            process.kill()
