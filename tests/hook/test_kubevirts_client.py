@@ -15,8 +15,10 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import Bytes, CpuId, NumaId
+from kvplace.domainxml.assigned_devices import pci_address_of
+from tests.domainxml.host_devices import pci
 from tests.hook.conftest import HookProcess
-from tests.hook.machine import ON_THIS_MACHINE
+from tests.hook.machine import ON_THIS_MACHINE, two_socket_machine
 from tests.kubevirt_documents import DOMAINS
 
 pytestmark = pytest.mark.control_plane
@@ -119,6 +121,60 @@ def test_cells_of_a_mirroring_guest_survive_kubevirts_reading_between_the_calls(
         assert distances == [str(value) for row in apart for value in row]
         (topology,) = root.findall("cpu/topology")
         assert dict(topology.items()) == {"sockets": "6", "cores": "1", "threads": "1"}
+
+
+def test_devices_of_a_mirroring_guest_stay_in_their_cells_through_kubevirts_schema(
+    hook: HookProcess, sockets: Path, launcher_side: LauncherSide
+) -> None:
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    two_socket_machine(hook.root, cpuset=f"{first},{second}")
+    hook.environ |= {
+        "KVPLACE_SYS_FOLDER": str(hook.root / "sys"),
+        "KVPLACE_PROC_FOLDER": str(hook.root / "proc"),
+    }
+    addresses = {f"0000:{0x41 + node:02x}:00.{number}": node for node in (0, 1) for number in (1, 2, 3)}
+    for address, node in addresses.items():
+        folder = hook.root / f"sys/bus/pci/devices/{address}"
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+    cells = tuple(
+        GuestCell(n, NumaId(n), (n,), Bytes(1 << 30), (10, 21) if n == 0 else (21, 10)) for n in range(2)
+    )
+    placement = replace(
+        ON_THIS_MACHINE,
+        policy=Policy.SHARE,
+        vcpus=(CpuId(first), CpuId(second)),
+        cpus=mask_of((first, second)),
+        emulator_cpus=mask_of((first, second)),
+        numa_nodes=(NumaId(0), NumaId(1)),
+        guest_cells=cells,
+    )
+    hook.pod.bind(placement)
+    hook.start()
+    asked = json.loads(vmi("01-amd64-plain-4vcpu"))
+    asked["spec"]["domain"]["cpu"] |= {"sockets": 1, "cores": 2, "maxSockets": 1}
+    asked["spec"]["domain"]["memory"] = {"guest": "2Gi"}
+    written = "".join(pci(address, f"ua-hostdevice-d{n}") for n, address in enumerate(addresses))
+    converted = hook.root / "domain.xml"
+    converted.write_text(
+        launcher_side.domain_xml_of(json.dumps(asked)).replace("</devices>", f"{written}</devices>")
+    )
+    report = launcher_side.call_hook(json.dumps(asked), sockets, domain=converted, calls=3)
+    assert report.errors == ()
+    for call in report.calls:
+        root = etree.fromstring(call.returned)
+        by_index = {each.get("index", ""): each for each in root.iterfind("devices/controller[@type='pci']")}
+        seen = {}
+        for device in root.iterfind("devices/hostdev"):
+            port = by_index[str(int(device.find("address").get("bus", ""), 16))]  # type: ignore[union-attr]
+            bus = by_index[str(int(port.find("address").get("bus", ""), 16))]  # type: ignore[union-attr]
+            source = pci_address_of(device.find("source/address"))  # type: ignore[arg-type]
+            seen[source] = int(bus.findtext("target/node", ""))
+        assert seen == addresses
+        buses = root.findall("devices/controller[@model='pcie-expander-bus']")
+        assert [bus.find("target").get("busNr") for bus in buses] == ["252", "248"]  # type: ignore[union-attr]
+    last = etree.fromstring(report.calls[-1].sent)
+    assert last.find("devices/hostdev/alias").get("name") == "ua-hostdevice-d0"  # type: ignore[union-attr]
 
 
 def asked_without_placement(hook: HookProcess, sockets: Path, launcher_side: LauncherSide) -> HookReport:
