@@ -31,7 +31,7 @@ from harness.real_node.runtime import ContainerRuntime
 from harness.real_node.sandbox import Sandbox
 from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import NodeState, PodRevisions
+from kvplace.agent.node_state import PodRevisions, ThisNode
 from kvplace.agent.nri_source import NriSource
 from kvplace.core.cpuset import cpus_of, lowest
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
@@ -53,7 +53,7 @@ NODE, VM = NodeName("worker-1"), PodUid("uid-vm")
 class Objects:
     """The objects of the node, as the benchmark states."""
 
-    state: NodeState
+    state: ThisNode
     listeners: list[Callable[[], None]] = field(default_factory=list)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class Objects:
     async def wait_until_known(self) -> None:
         pass
 
-    def become(self, state: NodeState) -> None:
+    def become(self, state: ThisNode) -> None:
         self.state = state
         for listener in self.listeners:
             listener()
@@ -74,12 +74,12 @@ class Node:
     def __init__(self, runtime: ContainerRuntime) -> None:
         self.runtime = runtime
         self.cri = CriClient(runtime.containerd_socket)
-        self.empty = NodeState(NODE, discover(FolderTree(Path("/"))).topology)
+        self.empty = ThisNode(NODE, discover(FolderTree(Path("/"))).topology)
         self.objects = Objects(self.empty)
         self._hierarchy = find_cpuset_hierarchy(runtime.sandbox.path("/sys/fs/cgroup"))
         self._count = 0
 
-    def vm(self) -> NodeState:
+    def vm(self) -> ThisNode:
         """A state with a VM that owns the CPUs above the lower half."""
         online = self.empty.topology.cpus
         cpus = online & ~lowest(online, (online.bit_count() + 1) // 2)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvplace.agent.conditions import TopologyReason
 from kvplace.agent.cpuset_keeper import CpusetKeeper
-from kvplace.agent.node_state import Container
+from kvplace.agent.node_state import NodeContainer
 from kvplace.agent.own_node import OwnNode
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import PodUid
@@ -93,9 +93,9 @@ class CgroupSource:
         if begins or ended or new or other:
             self._keeper.carry_out(first=changes.appeared)
 
-    def _described(self, cgroup: ContainerCgroup) -> Container:
+    def _described(self, cgroup: ContainerCgroup) -> NodeContainer:
         pod = self._own.pods.get(cgroup.pod_uid)
-        return Container(
+        return NodeContainer(
             id=cgroup.id,
             name=COMPUTE if pod is not None and pod.vmi and pod.compute_container == cgroup.id else "",
             pod_uid=cgroup.pod_uid,

@@ -30,7 +30,7 @@ from kvplace.agent import metrics
 from kvplace.agent.conditions import TopologyCondition, TopologyReason
 from kvplace.agent.node_plan import NodePlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import Container, NodeState
+from kvplace.agent.node_state import NodeContainer, ThisNode
 from kvplace.agent.planner import SHOWN_OF_ID, plan_node, setting_of_new
 from kvplace.agent.repair_history import PERIOD_S, RepairHistory
 from kvplace.core.cpuset import format_cpu_list
@@ -73,7 +73,7 @@ class NodeObjects(Protocol):
     """The API server's view of this node: `kvplace.agent.own_node.OwnNode`."""
 
     @property
-    def state(self) -> NodeState: ...
+    def state(self) -> ThisNode: ...
 
     def subscribe(self, listener: Callable[[], None], /) -> None: ...
 
@@ -98,7 +98,7 @@ class CgroupCpusets(Protocol):
 class _Kept:
     """A container, and what has been done about it."""
 
-    container: Container
+    container: NodeContainer
     """`cpus` is what its cgroup was last seen or set to, or what its spec states while it has no cgroup."""
     since: float
     """When it was reported, in seconds of a monotonic clock."""
@@ -170,11 +170,11 @@ class CpusetKeeper:
         """Whether there is a source now."""
         return self._connected is not None and not self._why_away
 
-    def containers(self) -> list[Container]:
+    def containers(self) -> list[NodeContainer]:
         """Return the containers that are created or running, as last known."""
         return [kept.container for kept in self._kept.values()]
 
-    def container(self, container: ContainerId) -> Container | None:
+    def container(self, container: ContainerId) -> NodeContainer | None:
         """Return one of them."""
         kept = self._kept.get(container)
         return None if kept is None else kept.container
@@ -203,13 +203,13 @@ class CpusetKeeper:
         self._why_away = why
         self._say()
 
-    def take(self, container: Container) -> Container:
+    def take(self, container: NodeContainer) -> NodeContainer:
         """Take in a container; returns it with what its cgroup has."""
         kept = self._kept[container.id] = _Kept(container, time.monotonic())
         self._read(kept)
         return kept.container
 
-    def describe(self, container: Container) -> None:
+    def describe(self, container: NodeContainer) -> None:
         """Take over what is known of a container by now, except for what its cgroup has."""
         kept = self._kept[container.id]
         kept.container = replace(container, cpus=kept.container.cpus if kept.exists else container.spec.cpus)
@@ -251,7 +251,7 @@ class CpusetKeeper:
             for listener in self._listeners:
                 listener()
 
-    def setting_of_new(self, container: Container) -> Cpuset:
+    def setting_of_new(self, container: NodeContainer) -> Cpuset:
         """Return what a container that is being created gets."""
         state = self._state()
         if state.is_known:
@@ -297,7 +297,7 @@ class CpusetKeeper:
 
     # How cgroups are read and written
 
-    def _state(self) -> NodeState:
+    def _state(self) -> ThisNode:
         state = self._own.state
         return replace(state, observes_only=True) if self._observes_only else state
 

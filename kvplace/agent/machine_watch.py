@@ -20,7 +20,7 @@ from kvplace.agent.kubelet_settings import KubeletCpus
 from kvplace.agent.settings import AgentSettings
 from kvplace.agent.this_machine import ThisMachine, read_this_machine
 from kvplace.core.errors import BadTopology, Misconfigured
-from kvplace.linux.inotify import Change, Inotify
+from kvplace.linux.inotify import FileChange, Inotify
 from kvplace.linux.kernel_files import Gone
 from kvplace.linux.sysfs import total_memory
 from kvplace.linux.uevents import Uevents
@@ -109,7 +109,10 @@ class MachineWatch:
             return
         for folder in {file.parent for file in files}:
             with contextlib.suppress(Gone, Misconfigured):
-                inotify.watch(folder, Change.WRITTEN | Change.MOVED_HERE | Change.CREATED | Change.REMOVED)
+                inotify.watch(
+                    folder,
+                    FileChange.WRITTEN | FileChange.MOVED_HERE | FileChange.CREATED | FileChange.REMOVED,
+                )
 
         def arrived() -> None:
             if any(report.folder / report.name in files for report in inotify.read()):

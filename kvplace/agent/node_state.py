@@ -16,7 +16,7 @@ from kvplace.nri.values import NO_CPUSET, Cpuset
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class NodeContainer:
     """One container that is created or running, as the container runtime or the cgroup tree shows it."""
 
     id: ContainerId
@@ -72,7 +72,7 @@ class PodRevisions:
 
 
 @dataclass(frozen=True)
-class NodeState:
+class ThisNode:
     """One node at one moment, complete and consistent; the agent's plan is a function of it."""
 
     node: NodeName

@@ -27,7 +27,7 @@ from typing import Protocol
 from kvplace.agent import metrics
 from kvplace.agent.conditions import TopologyReason
 from kvplace.agent.cpuset_keeper import CpusetKeeper
-from kvplace.agent.node_state import Container
+from kvplace.agent.node_state import NodeContainer
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.marks import PLACED_LABEL
@@ -35,7 +35,7 @@ from kvplace.core.placement import PLACEMENT
 from kvplace.core.scalars import NO_CPUS, ContainerId
 from kvplace.kube.objects import COMPUTE
 from kvplace.linux.cpuset_hierarchy import CpusetFile
-from kvplace.linux.inotify import Change, Inotify
+from kvplace.linux.inotify import FileChange, Inotify
 from kvplace.linux.kernel_files import Gone
 from kvplace.linux.oci_cgroup import cgroup_folder
 from kvplace.nri import values as nri
@@ -62,7 +62,7 @@ class PluginHost(Protocol):
         ...
 
     async def deliver(
-        self, choose: Callable[[Sequence[nri.Container]], Sequence[nri.ContainerUpdate]], /
+        self, choose: Callable[[Sequence[nri.NriContainer]], Sequence[nri.ContainerUpdate]], /
     ) -> None:
         """Have the runtime update containers outside of any event."""
         ...
@@ -73,14 +73,14 @@ class NriSource:
 
     events = frozenset(
         {
-            nri.Event.CREATE,
-            nri.Event.START,
-            nri.Event.POST_START,
-            nri.Event.UPDATE,
-            nri.Event.POST_UPDATE,
-            nri.Event.STOP,
-            nri.Event.REMOVE,
-            nri.Event.REMOVE_POD,
+            nri.NriEvent.CREATE,
+            nri.NriEvent.START,
+            nri.NriEvent.POST_START,
+            nri.NriEvent.UPDATE,
+            nri.NriEvent.POST_UPDATE,
+            nri.NriEvent.STOP,
+            nri.NriEvent.REMOVE,
+            nri.NriEvent.REMOVE_POD,
         }
     )
 
@@ -113,13 +113,13 @@ class NriSource:
         self,
         runtime: nri.Runtime,
         pods: Sequence[nri.PodSandbox],
-        containers: Sequence[nri.Container],
+        containers: Sequence[nri.NriContainer],
     ) -> Sequence[nri.ContainerUpdate]:
         by_id = {pod.id: pod for pod in pods}
         for known in self._keeper.containers():
             self._forget(known.id)
         for container in containers:
-            if container.sandbox in by_id and container.state is not nri.ContainerState.STOPPED:
+            if container.sandbox in by_id and container.state is not nri.RunState.STOPPED:
                 self._take(by_id[container.sandbox], container)
         self._specs_unsure = False
         name = f"{runtime.name} {runtime.version}"
@@ -129,11 +129,11 @@ class NriSource:
         log.info("connected to the NRI of %s: %d containers", name, len(self._sandboxes))
         return self._spec_updates()
 
-    async def create(self, pod: nri.PodSandbox, container: nri.Container) -> nri.Creation:
+    async def create(self, pod: nri.PodSandbox, container: nri.NriContainer) -> nri.Creation:
         with metrics.NRI_ANSWERS.labels("create").time():
             return self._creation(self._take(pod, container))
 
-    def _creation(self, new: Container) -> nri.Creation:
+    def _creation(self, new: NodeContainer) -> nri.Creation:
         try:
             self._keeper.carry_out()
         except Exception:
@@ -145,7 +145,7 @@ class NriSource:
         return nri.Creation(cpuset, tuple(self._spec_updates()))
 
     async def update(
-        self, pod: nri.PodSandbox, container: nri.Container, asked: nri.Cpuset
+        self, pod: nri.PodSandbox, container: nri.NriContainer, asked: nri.Cpuset
     ) -> Sequence[nri.ContainerUpdate]:
         if self._keeper.container(container.id) is None:
             self._take(pod, container)
@@ -160,25 +160,25 @@ class NriSource:
         self._state_spec(container.id, wanted)
         return [nri.ContainerUpdate(container.id, wanted), *others]
 
-    async def stop(self, pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
+    async def stop(self, pod: nri.PodSandbox, container: nri.NriContainer) -> Sequence[nri.ContainerUpdate]:
         self._forget(container.id)
         self._keeper.carry_out()
         return self._spec_updates()
 
-    async def observe(self, event: nri.Event, pod: nri.PodSandbox, container: nri.Container) -> None:
+    async def observe(self, event: nri.NriEvent, pod: nri.PodSandbox, container: nri.NriContainer) -> None:
         match event:
-            case nri.Event.START | nri.Event.POST_START | nri.Event.POST_UPDATE:
+            case nri.NriEvent.START | nri.NriEvent.POST_START | nri.NriEvent.POST_UPDATE:
                 known = self._keeper.container(container.id)
                 if known is None:
-                    if container.state is nri.ContainerState.STOPPED:
+                    if container.state is nri.RunState.STOPPED:
                         return  # it has stopped already, and no event will report it again
                     known = self._take(pod, container)
                     self._keeper.carry_out()
                 self._watch(known)
                 self._keeper.check([container.id])
-            case nri.Event.REMOVE:
+            case nri.NriEvent.REMOVE:
                 self._forget(container.id)
-            case nri.Event.REMOVE_POD:
+            case nri.NriEvent.REMOVE_POD:
                 for id_, sandbox in tuple(self._sandboxes.items()):
                     if sandbox == pod.id:
                         self._forget(id_)
@@ -187,7 +187,7 @@ class NriSource:
         # A runtime that is down creates nothing.
         self._keeper.disconnected(f"{reason}.")
 
-    def _take(self, pod: nri.PodSandbox, container: nri.Container) -> Container:
+    def _take(self, pod: nri.PodSandbox, container: nri.NriContainer) -> NodeContainer:
         found = self._keeper.take(as_reported(pod, container, self._root))
         self._sandboxes[found.id] = container.sandbox
         self._watch(found)
@@ -219,11 +219,11 @@ class NriSource:
                 loop.remove_reader(writes.fileno())
                 self._writes = None
 
-    def _watch(self, container: Container) -> None:
+    def _watch(self, container: NodeContainer) -> None:
         """Learn of every write to a cgroup, also of our own."""
         if self._writes is not None and container.folder is not None:
             try:
-                self._writes.watch(container.folder, Change.WRITTEN)
+                self._writes.watch(container.folder, FileChange.WRITTEN)
             except Gone:
                 pass  # it has not been started
             except Misconfigured as error:
@@ -236,17 +236,17 @@ class NriSource:
 
     def _writes_seen(self, writes: Inotify) -> None:
         reports = writes.read()
-        everything = any(report.change & Change.OVERFLOW for report in reports)
+        everything = any(report.change & FileChange.OVERFLOW for report in reports)
         folders = {report.folder for report in reports if report.name in _FILES}
         known = self._keeper.containers()
         self._keeper.check([each.id for each in known if everything or each.folder in folders])
 
     # How the runtime's specs follow
 
-    def _wanted(self, container: Container) -> nri.Cpuset:
+    def _wanted(self, container: NodeContainer) -> nri.Cpuset:
         return self._needed(container, self._keeper.plan.containers.get(container.id, nri.NO_CPUSET))
 
-    def _needed(self, container: Container, setting: nri.Cpuset) -> nri.Cpuset:
+    def _needed(self, container: NodeContainer, setting: nri.Cpuset) -> nri.Cpuset:
         """Return what its spec must state; nothing for a container that has all CPUs anyway."""
         online, pool = self._keeper.plan.online, self._keeper.plan.pool
         untouched = not container.spec.cpus and container.cpus in (NO_CPUS, online)
@@ -257,7 +257,7 @@ class NriSource:
         if known is not None:
             self._keeper.describe(replace(known, spec=merged(known.spec, change)))
 
-    def _with_old_specs(self) -> Iterator[tuple[Container, nri.Cpuset]]:
+    def _with_old_specs(self) -> Iterator[tuple[NodeContainer, nri.Cpuset]]:
         """Yield the containers with a spec that differs from the plan, and what the plan states."""
         for known in self._keeper.containers():
             wanted = self._wanted(known)
@@ -292,7 +292,7 @@ class NriSource:
             await self._runtime.deliver(self._updates_of)
             self._specs_unsure = False
 
-    def _updates_of(self, containers: Sequence[nri.Container]) -> Sequence[nri.ContainerUpdate]:
+    def _updates_of(self, containers: Sequence[nri.NriContainer]) -> Sequence[nri.ContainerUpdate]:
         """Compare all specs with the plan; they report themselves whether earlier updates arrived."""
         for container in containers:
             if known := self._keeper.container(container.id):
@@ -300,10 +300,10 @@ class NriSource:
         return self._spec_updates()
 
 
-def as_reported(pod: nri.PodSandbox, container: nri.Container, root: Path) -> Container:
+def as_reported(pod: nri.PodSandbox, container: nri.NriContainer, root: Path) -> NodeContainer:
     """Return a container as its sandbox and its spec describe it; `root` is that of the cgroups."""
     key, value = _VIRT_LAUNCHER
-    return Container(
+    return NodeContainer(
         id=container.id,
         name=container.name,
         pod_uid=pod.uid,

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kvplace.agent.node_state import NodeState
+from kvplace.agent.node_state import ThisNode
 from kvplace.agent.revisions import Revisions
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Ledger
@@ -52,9 +52,9 @@ class OwnNode:
         return record.ledger if record is not None else Ledger()
 
     @property
-    def state(self) -> NodeState:
+    def state(self) -> ThisNode:
         """The state of this moment."""
-        return NodeState(
+        return ThisNode(
             node=self.node,
             topology=self._topology,
             ledger=self.ledger,

@@ -28,10 +28,10 @@ from kvplace.agent.deliveries import AGAIN_S, Deliveries
 from kvplace.agent.libvirt_pins import LibvirtFailed, LibvirtPins
 from kvplace.agent.node_plan import NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import Container
+from kvplace.agent.node_state import NodeContainer
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinned_report import Verdict, differences_in_words
-from kvplace.agent.pinning_sweep import Finding, PinningSweep
+from kvplace.agent.pinning_sweep import PinningSweep, PodFinding
 from kvplace.agent.verification import CpusetDifference
 from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
@@ -70,7 +70,7 @@ class PlannedNode(Protocol):
         """The plan of this moment; the same object until there is another one."""
         ...
 
-    def containers(self) -> Iterable[Container]:
+    def containers(self) -> Iterable[NodeContainer]:
         """Return the containers that are created or running, as last known."""
         ...
 
@@ -92,7 +92,7 @@ class _Progress:
     """The state that is kept for one pod."""
 
     plan: PodPlan | None = None
-    finding: Finding | None = None
+    finding: PodFinding | None = None
     seen: tuple[object, ...] = ()
     """All else that decided what was reported last."""
     verdict: Verdict | None = None
@@ -203,7 +203,7 @@ class PinningGuard:
                 async with asyncio.timeout(LOOK_EVERY_S - _LEAST_PAUSE_S):
                     await self._wake.wait()
 
-    def _take(self, plan: PodPlan, finding: Finding | None) -> None:
+    def _take(self, plan: PodPlan, finding: PodFinding | None) -> None:
         """Draw the consequences of one check of one pod."""
         progress = self._pods.setdefault(plan.uid, _Progress())
         seen = (finding, self._own.pods.get(plan.uid))
@@ -233,7 +233,7 @@ class PinningGuard:
             self._report.put_pod(_report(plan, verdict))
             self._say(plan, verdict.condition)
 
-    def _act(self, plan: PodPlan, finding: Finding) -> None:
+    def _act(self, plan: PodPlan, finding: PodFinding) -> None:
         """Report to libvirt and to users what was set, and what differed."""
         if finding.pins is not None:
             self._pins.put(plan.uid, (finding.pid, finding.pins))
@@ -250,7 +250,7 @@ class PinningGuard:
         for reference in regarding:
             self._events.record(pinning_drift(reference, words, repaired=repaired))
 
-    def _follow(self, plan: PodPlan, progress: _Progress, finding: Finding, verdict: Verdict) -> None:
+    def _follow(self, plan: PodPlan, progress: _Progress, finding: PodFinding, verdict: Verdict) -> None:
         """Confirm a revision that every thread follows, and give one up that they cannot follow."""
         revision, known = plan.revision, self._own.revisions.of(plan.uid)
         if (known is not None and known.confirmed >= revision) or progress.moving is not None:
@@ -318,7 +318,7 @@ class PinningGuard:
         self._conditions.drop(uid)
 
 
-def _verdict(plan: PodPlan, finding: Finding) -> Verdict | None:
+def _verdict(plan: PodPlan, finding: PodFinding) -> Verdict | None:
     """Judge a finding; None while there is nothing to judge, because QEMU has not started."""
     if plan.vm and not (finding.measured.threads or finding.problem or plan.refusal):
         return None
@@ -333,7 +333,7 @@ def _verdict(plan: PodPlan, finding: Finding) -> Verdict | None:
     )
 
 
-def _may_pass(finding: Finding, before: Finding | None) -> bool:
+def _may_pass(finding: PodFinding, before: PodFinding | None) -> bool:
     """Whether only a cpuset differs, and for the first time: it is being set right now."""
     return (
         bool(finding.differences)

@@ -37,7 +37,7 @@ READ_ANEW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PodFinding:
     """The result of one check of a pod."""
 
     measured: Measurement
@@ -70,7 +70,7 @@ class Finding:
 class _Pod:
     watched: WatchedPod
     plan: PodPlan
-    finding: Finding
+    finding: PodFinding
     read_anew_at: float = 0.0
     right: dict[Tid, CpuMask] = field(default_factory=dict)
     """Threads that were seen where they should be, and where that was."""
@@ -90,12 +90,12 @@ class PinningSweep:
         self._clock = clock
         self._pods: dict[PodUid, _Pod] = {}
 
-    def look(self, plans: Iterable[PodPlan]) -> dict[PodUid, Finding]:
+    def look(self, plans: Iterable[PodPlan]) -> dict[PodUid, PodFinding]:
         """Check every pod; what is found of a pod is the same object as last time while nothing happens.
 
         A pod is left out before its containers start and after they end.
         """
-        found: dict[PodUid, Finding] = {}
+        found: dict[PodUid, PodFinding] = {}
         for plan in filter(lambda plan: plan.containers, plans):
             with suppress(Gone):
                 found[plan.uid] = self._look_at(plan)
@@ -108,7 +108,7 @@ class PinningSweep:
         for uid in list(self._pods):
             self._forget(uid)
 
-    def _look_at(self, plan: PodPlan) -> Finding:
+    def _look_at(self, plan: PodPlan) -> PodFinding:
         pod = self._pod(plan)
         now = self._clock()
         anew = now >= pod.read_anew_at or pod.plan != plan
@@ -124,7 +124,7 @@ class PinningSweep:
         except Gone:
             raise
         except KvplaceError as error:
-            finding = Finding(pod.finding.measured, problem=str(error))
+            finding = PodFinding(pod.finding.measured, problem=str(error))
         if finding != pod.finding or finding.drift or finding.pins is not None:
             pod.finding = finding
         return pod.finding
@@ -135,7 +135,7 @@ class PinningSweep:
             return pod
         self._forget(plan.uid)
         watched = WatchedPod(plan.containers, vm=plan.vm, mounted=self._mounted, proc=self._proc)
-        pod = self._pods[plan.uid] = _Pod(watched, plan, Finding(Measurement()))
+        pod = self._pods[plan.uid] = _Pod(watched, plan, PodFinding(Measurement()))
         return pod
 
     def _forget(self, uid: PodUid) -> None:
@@ -143,7 +143,7 @@ class PinningSweep:
         if pod is not None:
             pod.watched.close()
 
-    def _measure(self, pod: _Pod, now: float, *, anew: bool) -> Finding:
+    def _measure(self, pod: _Pod, now: float, *, anew: bool) -> PodFinding:
         plan, watched = pod.plan, pod.watched
         measured = _with_memory(
             pod, watched.measure(plan.most_threads, anew=anew, memory=anew and plan.measures_memory)
@@ -167,7 +167,7 @@ class PinningSweep:
                 pod.pins_asked, pins = asked, asked[1]
         pod.right = _right(pod.right, plan, measured, found)
         known = set(pod.finding.differences)
-        return Finding(
+        return PodFinding(
             measured,
             found,
             given_up=pod.history.given_up,

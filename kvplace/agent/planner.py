@@ -25,7 +25,7 @@ from functools import lru_cache
 
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.node_plan import ClaimContainer, ClaimRefusal, NodePlan, PodPlan
-from kvplace.agent.node_state import Container, NodeState, PodRevisions
+from kvplace.agent.node_state import NodeContainer, PodRevisions, ThisNode
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, union
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.placement import Placement, PodPlacement
@@ -39,7 +39,7 @@ SHOWN_OF_ID = 13
 """Characters of the id that stands for a name that is not known, as many as `crictl ps` shows."""
 
 
-def plan_node(state: NodeState, containers: Iterable[Container]) -> NodePlan:
+def plan_node(state: ThisNode, containers: Iterable[NodeContainer]) -> NodePlan:
     """State what each container and each pod gets, created ones as running ones.
 
     Until the objects of the node are known, each container keeps what its runtime's spec states, without what
@@ -80,7 +80,7 @@ def plan_node(state: NodeState, containers: Iterable[Container]) -> NodePlan:
     return NodePlan(pool, online, settings, pods, refused)
 
 
-def setting_of_new(state: NodeState, containers: Collection[Container], new: Container) -> Cpuset:
+def setting_of_new(state: ThisNode, containers: Collection[NodeContainer], new: NodeContainer) -> Cpuset:
     """State what a new container gets while nothing but its own sandbox states what it may have.
 
     It gets no CPU that a container with a claim may use.
@@ -100,13 +100,13 @@ def setting_of_new(state: NodeState, containers: Collection[Container], new: Con
     return replace(setting, cpus=CpuMask(setting.cpus & ~used) or setting.cpus)
 
 
-def _as_before(container: Container) -> Cpuset:
+def _as_before(container: NodeContainer) -> Cpuset:
     has = container.cpus
     return replace(container.spec, cpus=has) if has and not has & ~container.spec.cpus else container.spec
 
 
 def _with_containers(
-    claim: PodPlan, members: Iterable[Container], setting: Cpuset | None, refusal: ClaimRefusal | None
+    claim: PodPlan, members: Iterable[NodeContainer], setting: Cpuset | None, refusal: ClaimRefusal | None
 ) -> PodPlan:
     cgroups = [
         ClaimContainer(container.name or container.id[:SHOWN_OF_ID], container.folder)
@@ -122,7 +122,7 @@ def _with_containers(
     )
 
 
-def placements_in(state: NodeState, containers: Iterable[Container]) -> Mapping[PodUid, PodRevisions]:
+def placements_in(state: ThisNode, containers: Iterable[NodeContainer]) -> Mapping[PodUid, PodRevisions]:
     """Find the revisions of each pod with containers here: those watched, or that of a newer sandbox."""
     found: dict[PodUid, PodRevisions] = {}
     for container in containers:
@@ -136,7 +136,7 @@ def placements_in(state: NodeState, containers: Iterable[Container]) -> Mapping[
     return found
 
 
-def _annotated(state: NodeState, container: Container) -> PodPlacement | None:
+def _annotated(state: ThisNode, container: NodeContainer) -> PodPlacement | None:
     """Read the pod's own placement as its sandbox was created with."""
     found = _read_placement(container.placement) if container.placement else None
     if found is None or (found.pod_uid, found.node) != (container.pod_uid, state.node):
@@ -153,9 +153,9 @@ def _read_placement(text: str) -> PodPlacement | None:
         return None
 
 
-def _claims(state: NodeState, containers: Iterable[Container]) -> dict[PodUid, PodPlan]:
+def _claims(state: ThisNode, containers: Iterable[NodeContainer]) -> dict[PodUid, PodPlan]:
     """List the pods with a placement: those that have their CPUs, those in the ledger, others; by UID."""
-    members: dict[PodUid, list[Container]] = {}
+    members: dict[PodUid, list[NodeContainer]] = {}
     for container in containers:
         members.setdefault(container.pod_uid, []).append(container)
     claims = []
@@ -191,7 +191,7 @@ def _claims(state: NodeState, containers: Iterable[Container]) -> dict[PodUid, P
     return {claim.uid: claim for claim in claims}
 
 
-def _kept(state: NodeState, revisions: PodRevisions, bound: PodPlacement) -> Iterator[Placement]:
+def _kept(state: ThisNode, revisions: PodRevisions, bound: PodPlacement) -> Iterator[Placement]:
     """The placements that a pod may be running with."""
     yield bound.placement
     claim = state.ledger.claims.get(bound.pod_uid)
@@ -210,11 +210,11 @@ def _has(cpus: CpuMask, placement: Placement, online: CpuMask) -> bool:
     return bool(cpus & (mask_of(placement.vcpus) or placement.cpus))
 
 
-def _is_owner(state: NodeState, claim: PodPlan) -> bool:
+def _is_owner(state: ThisNode, claim: PodPlan) -> bool:
     return all(state.ledger.owners.get(cpu) == claim.uid for cpu in cpus_of(claim.placement.owned))
 
 
-def _reach(state: NodeState, revisions: PodRevisions, bound: PodPlacement) -> CpuMask:
+def _reach(state: ThisNode, revisions: PodRevisions, bound: PodPlacement) -> CpuMask:
     reach = _reach_of(state, bound.placement)
     # Until the threads are seen to follow a revision they run where the one before it put them.
     if revisions.confirmed < revisions.newest.revision:
@@ -224,7 +224,7 @@ def _reach(state: NodeState, revisions: PodRevisions, bound: PodPlacement) -> Cp
     return CpuMask(reach)
 
 
-def _reach_of(state: NodeState, placement: Placement) -> CpuMask:
+def _reach_of(state: ThisNode, placement: Placement) -> CpuMask:
     if placement.policy is Policy.NUMA:
         return union(node.cpus for node in state.topology.numa_nodes if node.cpus & placement.cpus)
     return union((placement.cpus, placement.owned, placement.emulator_cpus, *placement.io_thread_cpus))
@@ -235,7 +235,7 @@ def _is_confirmed(claim: PodPlan) -> bool:
 
 
 def _judge(
-    state: NodeState, claims: Mapping[PodUid, PodPlan]
+    state: ThisNode, claims: Mapping[PodUid, PodPlan]
 ) -> tuple[list[PodPlan], dict[PodUid, ClaimRefusal]]:
     accepted: list[PodPlan] = []
     refused: dict[PodUid, ClaimRefusal] = {}
@@ -250,7 +250,7 @@ def _judge(
     return accepted, refused
 
 
-def _refusal(state: NodeState, claim: PodPlan, accepted: Iterable[PodPlan]) -> ClaimRefusal | None:
+def _refusal(state: ThisNode, claim: PodPlan, accepted: Iterable[PodPlan]) -> ClaimRefusal | None:
     online = state.topology.cpus
     exclusive = claim.placement.owned if claim.has_its_cpus else claim.needs
     for other in accepted:
@@ -288,7 +288,7 @@ def _refusal(state: NodeState, claim: PodPlan, accepted: Iterable[PodPlan]) -> C
     return None
 
 
-def _held(state: NodeState, claims: Mapping[PodUid, PodPlan], owned: CpuMask) -> dict[PodUid, CpuMask]:
+def _held(state: ThisNode, claims: Mapping[PodUid, PodPlan], owned: CpuMask) -> dict[PodUid, CpuMask]:
     """CPUs that stay out of the shared pool for a pod though no accepted claim owns them.
 
     They are those of a pod that is not here yet or has a refused claim, those that a relocation leaves or
@@ -303,7 +303,7 @@ def _held(state: NodeState, claims: Mapping[PodUid, PodPlan], owned: CpuMask) ->
     return next((held for held in (everywhere, here) if free & ~union(held.values())), {})
 
 
-def _memory_nodes(state: NodeState, claim: PodPlan) -> CpuMask:
+def _memory_nodes(state: ThisNode, claim: PodPlan) -> CpuMask:
     """NUMA nodes of a claim; none for one that never had any of its own.
 
     During a relocation the nodes of both revisions, as for CPUs.

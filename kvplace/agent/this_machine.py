@@ -17,7 +17,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import Topology
-from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable, read_text
+from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_text
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import FolderTree
 
@@ -81,7 +81,7 @@ def _kubelet_settings(
     path = settings.on_host(settings.kubelet_config)
     try:
         return read_kubelet_settings(read_text(path), str(path))
-    except (BadBody, Gone, NotPermitted, Unreadable) as error:
+    except (BadBody, Gone, NotPermitted, KernelError) as error:
         if isinstance(error, Gone) and (before or KubeletSettings()) == KubeletSettings():
             return KubeletSettings()  # not every kubelet has one
         notes.append(str(error) if before is None else f"{error}; what was known before counts")
@@ -94,7 +94,7 @@ def _kubelet_cpus(state: Path, allocatable: CpuMask) -> KubeletCpus:
         return read_kubelet_cpus(read_text(state), str(state), allocatable)
     except Gone:
         return KubeletCpus()
-    except (NotPermitted, Unreadable) as error:
+    except (NotPermitted, KernelError) as error:
         return KubeletCpus(
             observes_only=True, held=allocatable, problem=f"{error}; no CPU is given out, and none is set"
         )

@@ -23,7 +23,7 @@ use it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Thread:
+class QemuThread:
     """One thread as the kernel has it."""
 
     tid: Tid
@@ -36,7 +36,7 @@ class Thread:
 class Measurement:
     """One reading of one pod."""
 
-    threads: tuple[Thread, ...] = ()
+    threads: tuple[QemuThread, ...] = ()
     """Those of its QEMU; none for a plain pod, and for a VM before its QEMU is there."""
     cpusets: Mapping[str, CpuMask] = field(default_factory=lambda: MappingProxyType({}))
     """The effective cpuset of each container that runs the claim, by container name."""
@@ -62,7 +62,7 @@ class Measurement:
 class ThreadDifference:
     """A thread that may run on other CPUs than it should."""
 
-    thread: Thread
+    thread: QemuThread
     should: CpuMask
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class ThreadDifference:
 class OfflineDifference:
     """A thread with no online CPU, so that it cannot run where it should."""
 
-    thread: Thread
+    thread: QemuThread
     should: CpuMask
 
     def __str__(self) -> str:

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvplace.agent.node_plan import ClaimContainer
-from kvplace.agent.verification import Measurement, Thread
+from kvplace.agent.verification import Measurement, QemuThread
 from kvplace.core.cpuset import bits_of
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.linux.affinity import Tid, affinity_of
 from kvplace.linux.cgroup import UNIFIED, folders_of, processes_of
-from kvplace.linux.kernel_files import Gone, Unreadable, explained, to_cpu_list
+from kvplace.linux.kernel_files import Gone, KernelError, explained, to_cpu_list
 from kvplace.linux.numa_memory import memory_of_cgroup
 from kvplace.linux.qemu import PROC, QemuProcess, find_qemu
 
@@ -75,7 +75,7 @@ class WatchedPod:
     def measure(self, most_threads: int, *, anew: bool = False, memory: bool = False) -> Measurement:
         """Read everything; `anew` also the names of known threads and the workers of the kernel.
 
-        Raises Gone when the pod's containers have ended, NotPermitted, or Unreadable, also for a QEMU with
+        Raises Gone when the pod's containers have ended, NotPermitted, or KernelError, also for a QEMU with
         more than `most_threads` and for a container with more than `MOST_PROCESSES`.
         """
         self._open_cpusets()
@@ -103,13 +103,13 @@ class WatchedPod:
             raise Gone("all containers of the pod have ended")
         return found
 
-    def _threads(self, most: int, *, anew: bool) -> tuple[Thread, ...]:
+    def _threads(self, most: int, *, anew: bool) -> tuple[QemuThread, ...]:
         if not self.vm:
             return ()
         if self.qemu is None or anew:
             processes = [pid for container in self.containers for pid in processes_of(container.cgroup)]
             if len(processes) > MOST_PROCESSES:
-                raise Unreadable(
+                raise KernelError(
                     f"its containers have {len(processes)} processes, more than the {MOST_PROCESSES} "
                     "that are searched for QEMU"
                 )
@@ -129,7 +129,7 @@ class WatchedPod:
         threads = []
         for tid, name in names.items():
             with suppress(Gone):
-                threads.append(Thread(tid, name, affinity_of(tid)))
+                threads.append(QemuThread(tid, name, affinity_of(tid)))
         self._affinities = [(thread.tid, set(bits_of(thread.cpus))) for thread in threads]
         return tuple(threads)
 

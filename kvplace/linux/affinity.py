@@ -12,13 +12,13 @@ from typing import NewType
 
 from kvplace.core.cpuset import bits_of, format_cpu_list, mask_of
 from kvplace.core.scalars import CpuMask
-from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable
+from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted
 
 Tid = NewType("Tid", int)
 """The id of a thread; that of a process's first thread is the process id."""
 
 
-class OutsideCpuset(Unreadable):
+class OutsideCpuset(KernelError):
     """None of the CPUs is online and in the cpuset of the thread, so the kernel refuses them."""
 
 
@@ -51,4 +51,4 @@ def _explained(error: OSError, what: str) -> Exception:
         case errno.EPERM | errno.EACCES:
             return NotPermitted(f"{what}: {error.strerror}; the agent needs CAP_SYS_NICE")
         case _:
-            return Unreadable(f"{what}: {error.strerror}")
+            return KernelError(f"{what}: {error.strerror}")

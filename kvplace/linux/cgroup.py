@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvplace.core.scalars import NO_CPUS, CpuMask
-from kvplace.linux.kernel_files import Gone, Unreadable, read_cpu_list, read_text
+from kvplace.linux.kernel_files import Gone, KernelError, read_cpu_list, read_text
 
 MOUNT_POINT = "fs/cgroup"
 """Where cgroup file systems are mounted below /sys."""
@@ -20,7 +20,7 @@ def effective_cpus(process: Path, mounted: Path) -> CpuMask:
     """Read the CPUs that the cgroup of a process lets it use; none where no cpuset is in effect.
 
     `process` is its folder in /proc, `mounted` where cgroups are mounted. Raises Gone when the process is
-    gone, NotPermitted when its cgroup may not be read, Unreadable for contents that make no sense.
+    gone, NotPermitted when its cgroup may not be read, KernelError for contents that make no sense.
     """
     for path in _cpuset_files(process, mounted):
         try:
@@ -34,7 +34,7 @@ def effective_cpus(process: Path, mounted: Path) -> CpuMask:
 def folders_of(process: Path, mounted: Path) -> dict[str, Path]:
     """Find the folders of a process's cgroup, by controller; that of version 2 is named `unified`.
 
-    Raises Gone, NotPermitted or Unreadable.
+    Raises Gone, NotPermitted or KernelError.
     """
     folders: dict[str, Path] = {}
     for controllers, path in _cgroups_of(process):
@@ -53,7 +53,7 @@ def processes_of(folder: Path) -> tuple[int, ...]:
     found = _own_processes(folder)
     for above, names, _ in os.walk(folder):
         for name in names:
-            with suppress(Gone, Unreadable):  # ended, or threaded: its processes are listed above it
+            with suppress(Gone, KernelError):  # ended, or threaded: its processes are listed above it
                 found += _own_processes(Path(above, name))
     return tuple(found)
 

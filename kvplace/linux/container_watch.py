@@ -26,15 +26,15 @@ from kvplace.linux.container_cgroups import (
     pod_uid_of,
 )
 from kvplace.linux.cpuset_hierarchy import CpusetFile
-from kvplace.linux.inotify import Change, Inotify, Report
+from kvplace.linux.inotify import FileChange, FileReport, Inotify
 from kvplace.linux.kernel_files import Gone
 
-_ENTRIES = Change.CREATED | Change.REMOVED
+_ENTRIES = FileChange.CREATED | FileChange.REMOVED
 _CPUSET_FILES = frozenset(file.value for file in CpusetFile)
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ContainerChanges:
     """Changes since the last check."""
 
     appeared: frozenset[ContainerId] = frozenset()
@@ -77,7 +77,7 @@ class ContainerWatch:
         """Stop watching."""
         self._inotify.close()
 
-    def read(self) -> Changes:
+    def read(self) -> ContainerChanges:
         """Take in what the kernel has reported; does not wait."""
         before = set(self._containers)
         self._appeared.clear()
@@ -85,21 +85,21 @@ class ContainerWatch:
         everything = False
         for report in self._inotify.read():
             path = report.folder / report.name
-            if report.change & Change.OVERFLOW:
+            if report.change & FileChange.OVERFLOW:
                 self.look_everywhere()
                 everything = True
-            elif report.change & Change.WRITTEN:
+            elif report.change & FileChange.WRITTEN:
                 if report.name in _CPUSET_FILES:
                     container = self._by_folder.get(report.folder)
                     everything |= container is None
                     written |= set() if container is None else {container}
-            elif report.change & Change.REMOVED:
+            elif report.change & FileChange.REMOVED:
                 self._inotify.forget(path)
                 self._ended(path)
-            elif report.change & Change.CREATED and report.change & Change.FOLDER:
+            elif report.change & FileChange.CREATED and report.change & FileChange.FOLDER:
                 self._look(path)
         now = self._containers
-        return Changes(
+        return ContainerChanges(
             appeared=frozenset(self._appeared & now.keys()),
             ended=frozenset(before - now.keys()),
             written=frozenset(written & now.keys()),
@@ -114,13 +114,13 @@ class ContainerWatch:
         for folder in self._inotify.folders:
             if not folder.exists():
                 self._inotify.forget(folder)
-        self._watch(self._root, Change.CREATED)
+        self._watch(self._root, FileChange.CREATED)
         for folder in kubepods_folders(self._root):
             self._look_into(folder)
 
     def _look_into(self, folder: Path) -> None:
         """Watch a cgroup that contains those of pods, and take in what is in it."""
-        if self._watch(folder, _ENTRIES | Change.WRITTEN):
+        if self._watch(folder, _ENTRIES | FileChange.WRITTEN):
             for name in folder_names(folder):
                 self._look(folder / name)
 
@@ -129,7 +129,7 @@ class ContainerWatch:
         uid = pod_uid_of(folder.parent.name)
         if uid is not None:
             container = container_id_of(folder.name)
-            if container is not None and self._watch(folder, Change.WRITTEN):
+            if container is not None and self._watch(folder, FileChange.WRITTEN):
                 if self._by_folder.get(folder) != container:
                     self._appeared.add(container)
                 self._containers[container] = ContainerCgroup(container, uid, folder)
@@ -137,7 +137,7 @@ class ContainerWatch:
         elif pod_uid_of(folder.name) is not None or is_qos_class(folder.name) or is_kubepods(folder.name):
             self._look_into(folder)
 
-    def _watch(self, folder: Path, changes: Change) -> bool:
+    def _watch(self, folder: Path, changes: FileChange) -> bool:
         try:
             self._inotify.watch(folder, changes)
         except Gone:
@@ -162,13 +162,13 @@ class _NoInotify:
     def fileno(self) -> int:
         return self._descriptor
 
-    def watch(self, folder: Path, changes: Change) -> None:
+    def watch(self, folder: Path, changes: FileChange) -> None:
         pass
 
     def forget(self, folder: Path) -> None:
         pass
 
-    def read(self) -> list[Report]:
+    def read(self) -> list[FileReport]:
         return []
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import CpuMask
-from kvplace.linux.kernel_files import Gone, Unreadable, read_cpu_list, read_text, write_text
+from kvplace.linux.kernel_files import Gone, KernelError, read_cpu_list, read_text, write_text
 
 
 class CgroupVersion(Enum):
@@ -50,7 +50,7 @@ class CpusetHierarchy:
     def configured(self, folder: Path, file: CpusetFile = CpusetFile.CPUS) -> CpuMask:
         """Read what a cgroup was set to; with version 2 it is empty where its parent's set applies.
 
-        Raises Gone, NotPermitted or Unreadable; Misconfigured where the controller is not enabled.
+        Raises Gone, NotPermitted or KernelError; Misconfigured where the controller is not enabled.
         """
         try:
             return read_cpu_list(folder / file.value)
@@ -88,7 +88,7 @@ class CpusetHierarchy:
     def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS) -> None:
         """Give a cgroup this set, which must not be empty; its processes move at once.
 
-        Raises Gone when the cgroup has ended, NotPermitted, or Unreadable when the kernel refuses the set.
+        Raises Gone when the cgroup has ended, NotPermitted, or KernelError when the kernel refuses the set.
         """
         if not wanted:
             raise ValueError(f"{folder} must not get an empty {file.value}")
@@ -152,7 +152,7 @@ def find_cpuset_hierarchy(mounted: Path) -> CpusetHierarchy:
         try:
             if "cpuset" in read_text(root / "cgroup.controllers").split():
                 return CpusetHierarchy(root, CgroupVersion.V2)
-        except (Gone, Unreadable):
+        except (Gone, KernelError):
             continue
     for root in _children(mounted):
         if "cpuset" in root.name.split(",") and (root / CpusetFile.CPUS.value).exists():

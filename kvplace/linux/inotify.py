@@ -25,7 +25,7 @@ _HEADER = struct.Struct("iIII")
 _BUFFER = 64 * 1024
 
 
-class Change(IntFlag):
+class FileChange(IntFlag):
     """Kinds of changes in a folder; the values are the kernel's."""
 
     WRITTEN = 0x2
@@ -41,12 +41,12 @@ class Change(IntFlag):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class FileReport:
     """One change; `folder` and `name` are empty with OVERFLOW."""
 
     folder: Path
     name: str
-    change: Change
+    change: FileChange
 
 
 class Inotify:
@@ -65,7 +65,7 @@ class Inotify:
         """Return the descriptor to wait for."""
         return self._descriptor
 
-    def watch(self, folder: Path, changes: Change) -> None:
+    def watch(self, folder: Path, changes: FileChange) -> None:
         """Report changes from now on; once more for the same folder is not an error.
 
         Raises Gone or NotPermitted, or Misconfigured when the user's limit of watches is reached.
@@ -90,7 +90,7 @@ class Inotify:
         if number is not None:
             self._libc.inotify_rm_watch(self._descriptor, number)  # fails when the kernel has ended it
 
-    def read(self) -> list[Report]:
+    def read(self) -> list[FileReport]:
         """Take the changes out of the queue, oldest first; none when there are none now."""
         try:
             content = os.read(self._descriptor, _BUFFER)
@@ -103,13 +103,13 @@ class Inotify:
             position += _HEADER.size
             name = content[position : position + length].rstrip(b"\0")
             position += length
-            change = Change(mask)
+            change = FileChange(mask)
             folder = self._folders.get(number, Path())
-            if change & Change.IGNORED:
+            if change & FileChange.IGNORED:
                 self._folders.pop(number, None)
                 if self._numbers.get(folder) == number:
                     del self._numbers[folder]
-            reports.append(Report(folder, os.fsdecode(name), change))
+            reports.append(FileReport(folder, os.fsdecode(name), change))
         return reports
 
     def close(self) -> None:

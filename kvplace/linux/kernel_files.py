@@ -31,14 +31,14 @@ class NotPermitted(Misconfigured):
     """This process may not do that with the file."""
 
 
-class Unreadable(Unavailable):
+class KernelError(Unavailable):
     """The file cannot be read or written now, or does not contain what such a file contains."""
 
 
 def read_text(path: Path, most_bytes: int = _LARGEST, goes_on: Callable[[], bool] = lambda: True) -> str:
-    """Read a file; raises Gone, NotPermitted or Unreadable that names it.
+    """Read a file; raises Gone, NotPermitted or KernelError that names it.
 
-    Unreadable also for more than `most_bytes`, and where `goes_on`, which is asked after each part, states
+    KernelError also for more than `most_bytes`, and where `goes_on`, which is asked after each part, states
     no.
     """
     try:
@@ -49,9 +49,9 @@ def read_text(path: Path, most_bytes: int = _LARGEST, goes_on: Callable[[], bool
             while part := os.read(descriptor, _AT_ONCE):
                 content += part
                 if len(content) > most_bytes:
-                    raise Unreadable(f"{path} is larger than {most_bytes} bytes")
+                    raise KernelError(f"{path} is larger than {most_bytes} bytes")
                 if not goes_on():
-                    raise Unreadable(f"{path} takes too long to be read: {len(content)} bytes until now")
+                    raise KernelError(f"{path} takes too long to be read: {len(content)} bytes until now")
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -60,7 +60,7 @@ def read_text(path: Path, most_bytes: int = _LARGEST, goes_on: Callable[[], bool
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that exists; raises Gone, NotPermitted or Unreadable (also for a value that the kernel
+    """Write a file that exists; raises Gone, NotPermitted or KernelError (also for a value that the kernel
     does not accept) that names it.
     """
     try:
@@ -73,13 +73,13 @@ def write_text(path: Path, text: str) -> None:
         raise explained(error, path, f"set to {text!r}") from None
 
 
-def explained(error: OSError, path: Path, done: str = "read") -> Gone | NotPermitted | Unreadable:
+def explained(error: OSError, path: Path, done: str = "read") -> Gone | NotPermitted | KernelError:
     """Turn the reason why a file could not be read, set or watched into one of our errors."""
     if error.errno in _GONE:
         return Gone(f"{path} does not exist")
     if error.errno in _NOT_PERMITTED:
         return NotPermitted(f"{path} may not be {done}: {error.strerror}")
-    return Unreadable(f"{path} cannot be {done}: {error.strerror}")
+    return KernelError(f"{path} cannot be {done}: {error.strerror}")
 
 
 def read_cpu_list(path: Path) -> CpuMask:
@@ -88,8 +88,8 @@ def read_cpu_list(path: Path) -> CpuMask:
 
 
 def to_cpu_list(text: str, path: Path) -> CpuMask:
-    """Read a CPU list that was found in a file; raises Unreadable that names the file."""
+    """Read a CPU list that was found in a file; raises KernelError that names the file."""
     try:
         return parse_cpu_list(text)
     except ValueError as error:
-        raise Unreadable(f"{path}: {error}") from None
+        raise KernelError(f"{path}: {error}") from None

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.scalars import NumaId
-from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable
+from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted
 
 _NUMBERS = {"x86_64": 256, "aarch64": 238, "s390x": 287, "ppc64le": 258, "riscv64": 238}
 """The number of the system call, by architecture: the C library has no function for it."""
@@ -26,7 +26,7 @@ def migrate_memory(pid: int, sources: Iterable[NumaId], targets: Iterable[NumaId
 
     The n-th source goes to the n-th target, in ascending order; further sources begin with the first target
     again. The targets must be in the process's cpuset. Blocks until it is done. Raises Gone, NotPermitted, or
-    Unreadable where the kernel cannot do it at all.
+    KernelError where the kernel cannot do it at all.
     """
     old, new = mask_of(sources), mask_of(targets)
     if not old or not new:
@@ -34,7 +34,7 @@ def migrate_memory(pid: int, sources: Iterable[NumaId], targets: Iterable[NumaId
     words = max(old, new).bit_length() // _WORD + 1
     number = _NUMBERS.get(platform.machine())
     if number is None:
-        raise Unreadable(f"memory cannot be moved on {platform.machine()}: its system call is not known")
+        raise KernelError(f"memory cannot be moved on {platform.machine()}: its system call is not known")
     libc = ctypes.CDLL(None, use_errno=True)
     # The kernel reads one bit less than it is given.
     stayed = int(
@@ -52,7 +52,7 @@ def migrate_memory(pid: int, sources: Iterable[NumaId], targets: Iterable[NumaId
                 f"{what}: {os.strerror(code)}; the agent needs CAP_SYS_NICE and CAP_SYS_PTRACE"
             )
         case _:
-            raise Unreadable(f"{what}: {os.strerror(code)}")
+            raise KernelError(f"{what}: {os.strerror(code)}")
 
 
 def _words(mask: int, count: int) -> ctypes.Array[ctypes.c_ulong]:

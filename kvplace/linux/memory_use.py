@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvplace.core.scalars import Bytes, NumaId
-from kvplace.linux.kernel_files import Gone, Unreadable, read_text
+from kvplace.linux.kernel_files import Gone, KernelError, read_text
 
 _NODE = re.compile(r"node(\d{1,5})")
 _PAGES = re.compile(r"hugepages-(\d{1,12})kB")
@@ -33,7 +33,7 @@ class NodeUse:
 def memory_use(sys: Path) -> dict[NumaId, NodeUse]:
     """Read every NUMA node below a folder like /sys; none where the kernel shows none.
 
-    Takes some ten small files for each node. Raises NotPermitted or Unreadable.
+    Takes some ten small files for each node. Raises NotPermitted or KernelError.
     """
     found: dict[NumaId, NodeUse] = {}
     for folder in sorted((sys / "devices/system/node").glob("node[0-9]*")):
@@ -46,7 +46,7 @@ def memory_use(sys: Path) -> dict[NumaId, NodeUse]:
 def _node(folder: Path) -> NodeUse:
     kib = {name: int(value) for name, value in _LINE.findall(read_text(folder / "meminfo"))}
     if "MemTotal" not in kib or "MemFree" not in kib:
-        raise Unreadable(f"{folder / 'meminfo'} does not contain MemTotal and MemFree")
+        raise KernelError(f"{folder / 'meminfo'} does not contain MemTotal and MemFree")
     pages: dict[Bytes, tuple[int, int]] = {}
     for path in (folder / "hugepages").glob("hugepages-*kB"):
         if (match := _PAGES.fullmatch(path.name)) and (count := _count(path / "nr_hugepages")):
@@ -60,5 +60,5 @@ def _node(folder: Path) -> NodeUse:
 def _count(path: Path) -> int:
     text = read_text(path).strip()
     if not text.isdigit():
-        raise Unreadable(f"{path} contains {text[:40]!r}; it must be a number")
+        raise KernelError(f"{path} contains {text[:40]!r}; it must be a number")
     return int(text)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvplace.core.scalars import NumaId, PciAddress
-from kvplace.linux.kernel_files import Unreadable, read_text
+from kvplace.linux.kernel_files import KernelError, read_text
 
 _LONGEST = 64
 """Bytes of a number in sysfs, and more."""
 
 
 def numa_node_of_pci(address: PciAddress, sys: Path) -> NumaId | None:
-    """Read the NUMA node of a PCI device, None for -1; raises Gone or Unreadable that names the file."""
+    """Read the NUMA node of a PCI device, None for -1; raises Gone or KernelError that names the file."""
     return _numa_node(sys / "bus/pci/devices" / address)
 
 
@@ -34,5 +34,5 @@ def _numa_node(folder: Path) -> NumaId | None:
     try:
         node = int(text)
     except ValueError:
-        raise Unreadable(f"{path} has {text!r}, not a number") from None
+        raise KernelError(f"{path} has {text!r}, not a number") from None
     return NumaId(node) if node >= 0 else None

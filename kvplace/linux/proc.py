@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvplace.core.scalars import CpuMask
-from kvplace.linux.kernel_files import Unreadable, read_text, to_cpu_list
+from kvplace.linux.kernel_files import KernelError, read_text, to_cpu_list
 
 
 def allowed_cpus(task: Path) -> CpuMask:
     """Read the CPUs that a task may run on; `task` is its folder in /proc.
 
-    Raises Gone, NotPermitted or Unreadable.
+    Raises Gone, NotPermitted or KernelError.
     """
     return _status_list(task, "Cpus_allowed_list")
 
@@ -27,4 +27,4 @@ def _status_list(task: Path, key: str) -> CpuMask:
         name, _, value = line.partition(":")
         if name == key:
             return to_cpu_list(value, path)
-    raise Unreadable(f"{path} does not contain {key}")
+    raise KernelError(f"{path} does not contain {key}")

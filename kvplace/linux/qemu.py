@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from kvplace.linux.affinity import Tid
-from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable, explained
+from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, explained
 
 PROC = Path("/proc")
 
@@ -86,7 +86,7 @@ class QemuProcess:
 
     @classmethod
     def open(cls, pid: int, proc: Path = PROC) -> QemuProcess:
-        """Open a process; raises Gone, NotPermitted or Unreadable."""
+        """Open a process; raises Gone, NotPermitted or KernelError."""
         try:
             tasks = os.open(proc / str(pid) / "task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -115,14 +115,16 @@ class QemuProcess:
         return bool(self._new)
 
     def threads(self, most: int, *, anew: bool = False) -> dict[Tid, ThreadName]:
-        """List the threads by id; raises Gone when the process has ended, Unreadable for more than `most`.
+        """List the threads by id; raises Gone when the process has ended, KernelError for more than `most`.
 
         Names are read when a thread is seen for the first and the second time, because it has the name of
         its parent for a moment after its start, and not again, unless `anew`.
         """
         count = self.thread_count() - _LINKS_OF_A_FOLDER
         if count > most:
-            raise Unreadable(f"process {self.pid} has {count} threads, more than the {most} that are checked")
+            raise KernelError(
+                f"process {self.pid} has {count} threads, more than the {most} that are checked"
+            )
         known = {} if anew else {tid: name for tid, name in self._names.items() if tid not in self._new}
         try:
             with os.scandir(self._tasks) as entries:
@@ -166,7 +168,7 @@ class QemuProcess:
     def _is_helper(self, tid: Tid, name: ThreadName) -> bool:
         try:
             return _process_name(tid, self._proc) == name.name
-        except (Gone, NotPermitted, Unreadable):
+        except (Gone, NotPermitted, KernelError):
             return False
 
     def _name(self, tid: Tid) -> str:
@@ -183,7 +185,7 @@ class QemuProcess:
 def find_qemu(pids: Iterable[int], proc: Path = PROC, *, most_threads: int) -> QemuProcess | None:
     """Find and open the QEMU of a VM among the processes of its container; None while there is none.
 
-    Raises NotPermitted where its threads may not be listed, and Unreadable where the processes that may be
+    Raises NotPermitted where its threads may not be listed, and KernelError where the processes that may be
     QEMU have more than `most_threads` threads together.
     """
     pids = tuple(pids)

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
 from kvplace.nri.frames import BadPeer, Channel, FrameReader, Message, MessageType, write_message
-from kvplace.nri.messages import Call, read_call, read_result, write_call, write_failure, write_result
+from kvplace.nri.messages import PluginCall, read_call, read_result, write_call, write_failure, write_result
 
 SOCKET = Path("/var/run/nri/nri.sock")
 """Where containerd and CRI-O listen unless configured otherwise."""
@@ -62,7 +62,7 @@ class Connection:
         self._calls[stream] = answer
         try:
             async with asyncio.timeout(timeout_s):
-                body = write_call(Call(_RUNTIME_SERVICE, method, payload), timeout_s)
+                body = write_call(PluginCall(_RUNTIME_SERVICE, method, payload), timeout_s)
                 await self._send(Message(Channel.RUNTIME, stream, MessageType.REQUEST, body))
                 return read_result(await answer)
         except TimeoutError:
@@ -70,7 +70,7 @@ class Connection:
         finally:
             del self._calls[stream]
 
-    async def serve(self, answer: Callable[[Call], Awaitable[bytes]]) -> None:
+    async def serve(self, answer: Callable[[PluginCall], Awaitable[bytes]]) -> None:
         """Answer the runtime's calls; raises Unavailable when the connection ends, and nothing else.
 
         `answer` returns the payload of a response, or raises UnknownMethod.
@@ -111,7 +111,7 @@ class Connection:
         if not future.cancelled():
             future.exception()  # nothing need wait for it any more
 
-    async def _handle(self, message: Message, answer: Callable[[Call], Awaitable[bytes]]) -> None:
+    async def _handle(self, message: Message, answer: Callable[[PluginCall], Awaitable[bytes]]) -> None:
         match message.channel, message.type:
             case Channel.PLUGIN, MessageType.REQUEST:
                 body = await _response(read_call(message.body), answer)
@@ -133,7 +133,7 @@ class Connection:
             raise Unavailable(f"the NRI runtime has not read for {_WRITE_TIMEOUT_S:g} s") from None
 
 
-async def _response(call: Call, answer: Callable[[Call], Awaitable[bytes]]) -> bytes:
+async def _response(call: PluginCall, answer: Callable[[PluginCall], Awaitable[bytes]]) -> bytes:
     try:
         if call.service != _PLUGIN_SERVICE:
             raise UnknownMethod

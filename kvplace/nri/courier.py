@@ -17,7 +17,7 @@ from pathlib import Path
 from kvplace.core.errors import KvplaceError, Unavailable
 from kvplace.nri.messages import CallFailed
 from kvplace.nri.plugin import Handler, PluginName, run_plugin, session
-from kvplace.nri.values import Container, ContainerUpdate, Cpuset, Creation, Event, PodSandbox, Runtime
+from kvplace.nri.values import ContainerUpdate, Cpuset, Creation, NriContainer, NriEvent, PodSandbox, Runtime
 
 MAX_UPDATES = 50
 """Most updates of one connection: the runtime needs about 10 ms for each and creates no container then."""
@@ -27,7 +27,7 @@ _TIMEOUT_S = 30.0
 async def deliver(
     socket: Path,
     name: PluginName,
-    choose: Callable[[Sequence[Container]], Sequence[ContainerUpdate]],
+    choose: Callable[[Sequence[NriContainer]], Sequence[ContainerUpdate]],
 ) -> None:
     """Have the runtime update containers.
 
@@ -59,7 +59,7 @@ class NriRuntime:
         """Keep the plugin connected until cancelled."""
         await run_plugin(self.socket, PLUGIN, handler)
 
-    async def deliver(self, choose: Callable[[Sequence[Container]], Sequence[ContainerUpdate]]) -> None:
+    async def deliver(self, choose: Callable[[Sequence[NriContainer]], Sequence[ContainerUpdate]]) -> None:
         """Have the runtime update containers outside of any event."""
         await deliver(self.socket, COURIER, choose)
 
@@ -67,26 +67,28 @@ class NriRuntime:
 class _Courier:
     """A handler that wants nothing but its updates."""
 
-    events = frozenset({Event.REMOVE_POD})  # the rarest; none would mean all
+    events = frozenset({NriEvent.REMOVE_POD})  # the rarest; none would mean all
 
-    def __init__(self, choose: Callable[[Sequence[Container]], Sequence[ContainerUpdate]]) -> None:
+    def __init__(self, choose: Callable[[Sequence[NriContainer]], Sequence[ContainerUpdate]]) -> None:
         self._choose = choose
 
     async def synchronize(
-        self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[Container]
+        self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[NriContainer]
     ) -> Sequence[ContainerUpdate]:
         return self._choose(containers)[:MAX_UPDATES]
 
-    async def create(self, pod: PodSandbox, container: Container) -> Creation:
+    async def create(self, pod: PodSandbox, container: NriContainer) -> Creation:
         return Creation()
 
-    async def update(self, pod: PodSandbox, container: Container, asked: Cpuset) -> Sequence[ContainerUpdate]:
+    async def update(
+        self, pod: PodSandbox, container: NriContainer, asked: Cpuset
+    ) -> Sequence[ContainerUpdate]:
         return ()
 
-    async def stop(self, pod: PodSandbox, container: Container) -> Sequence[ContainerUpdate]:
+    async def stop(self, pod: PodSandbox, container: NriContainer) -> Sequence[ContainerUpdate]:
         return ()
 
-    async def observe(self, event: Event, pod: PodSandbox, container: Container) -> None:
+    async def observe(self, event: NriEvent, pod: PodSandbox, container: NriContainer) -> None:
         pass
 
     def disconnected(self, reason: KvplaceError) -> None:

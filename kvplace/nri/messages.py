@@ -21,13 +21,13 @@ from kvplace.nri.frames import BadPeer
 from kvplace.nri.values import (
     DEFAULT_REQUEST_TIMEOUT_S,
     NO_CPUSET,
-    Container,
-    ContainerState,
     ContainerUpdate,
     Cpuset,
     Creation,
-    Event,
+    NriContainer,
+    NriEvent,
     PodSandbox,
+    RunState,
     Runtime,
     SandboxId,
 )
@@ -54,7 +54,7 @@ _SCHEMA: Mapping[str, tuple[tuple[int, str, str], ...]] = {
     "ConfigureResponse": ((2, "events", "int32"),),
     "SynchronizeRequest": (
         (1, "pods", "PodSandbox*"),
-        (2, "containers", "Container*"),
+        (2, "containers", "NriContainer*"),
         (3, "more", "bool"),
     ),
     "SynchronizeResponse": ((1, "update", "ContainerUpdate*"), (2, "more", "bool")),
@@ -118,11 +118,11 @@ def _message_classes() -> Mapping[str, Any]:
 
 
 _CLASSES = _message_classes()
-_EVENTS = frozenset(event.value for event in Event)
-_STATES = frozenset(state.value for state in ContainerState)
+_EVENTS = frozenset(event.value for event in NriEvent)
+_STATES = frozenset(state.value for state in RunState)
 
 
-class Call(NamedTuple):
+class PluginCall(NamedTuple):
     """A ttrpc request."""
 
     service: str
@@ -142,7 +142,7 @@ class Synchronization(NamedTuple):
     """All pods and containers that exist, or a part of them."""
 
     pods: tuple[PodSandbox, ...]
-    containers: tuple[Container, ...]
+    containers: tuple[NriContainer, ...]
     more: bool
     """Whether further parts follow; only the answer to the last may carry updates."""
 
@@ -150,21 +150,21 @@ class Synchronization(NamedTuple):
 class StateChange(NamedTuple):
     """An event that needs no answer, and whom it is about."""
 
-    event: Event | None
+    event: NriEvent | None
     """None for one that we do not know."""
     pod: PodSandbox
-    container: Container
+    container: NriContainer
 
 
-def write_call(call: Call, timeout_s: float) -> bytes:
+def write_call(call: PluginCall, timeout_s: float) -> bytes:
     """Write a ttrpc request."""
     return _written("Request", **call._asdict(), timeout_nano=int(timeout_s * 1e9))
 
 
-def read_call(body: bytes) -> Call:
+def read_call(body: bytes) -> PluginCall:
     """Read a ttrpc request; raises BadPeer."""
     request = _read("Request", body)
-    return Call(request.service, request.method, request.payload)
+    return PluginCall(request.service, request.method, request.payload)
 
 
 def write_result(payload: bytes) -> bytes:
@@ -197,7 +197,7 @@ def read_runtime(payload: bytes) -> Runtime:
     return Runtime(request.runtime_name, request.runtime_version, timeout_s)
 
 
-def write_subscription(events: Iterable[Event]) -> bytes:
+def write_subscription(events: Iterable[NriEvent]) -> bytes:
     """Write the answer to Configure; `events` must not be empty, which NRI takes for all."""
     return _written("ConfigureResponse", events=sum(1 << (event - 1) for event in set(events)))
 
@@ -214,7 +214,7 @@ def write_synchronized(updates: Iterable[ContainerUpdate], *, more: bool) -> byt
     return _written("SynchronizeResponse", update=map(_update, updates), more=more)
 
 
-def read_subject(payload: bytes) -> tuple[PodSandbox, Container]:
+def read_subject(payload: bytes) -> tuple[PodSandbox, NriContainer]:
     """Read the payload of any call about a container, or about a pod alone; raises BadPeer."""
     request = _read("ContainerRequest", payload)
     return _pod(request.pod), _container(request.container)
@@ -239,7 +239,7 @@ def write_updates(updates: Iterable[ContainerUpdate]) -> bytes:
 def read_state_change(payload: bytes) -> StateChange:
     """Read the payload of StateChange; raises BadPeer."""
     change = _read("StateChangeEvent", payload)
-    event = Event(change.event) if change.event in _EVENTS else None
+    event = NriEvent(change.event) if change.event in _EVENTS else None
     return StateChange(event, _pod(change.pod), _container(change.container))
 
 
@@ -265,13 +265,13 @@ def _pod(pod: Any) -> PodSandbox:
     )
 
 
-def _container(container: Any) -> Container:
+def _container(container: Any) -> NriContainer:
     state = container.state
-    return Container(
+    return NriContainer(
         id=ContainerId(container.id),
         sandbox=SandboxId(container.pod_sandbox_id),
         name=container.name,
-        state=ContainerState(state) if state in _STATES else ContainerState.UNKNOWN,
+        state=RunState(state) if state in _STATES else RunState.UNKNOWN,
         pid=container.pid,
         mounts=frozenset(mount.destination for mount in container.mounts),
         cgroup_path=container.linux.cgroups_path,

@@ -23,7 +23,7 @@ from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
 from kvplace.nri.connection import Connection, UnknownMethod
 from kvplace.nri.frames import BadPeer
 from kvplace.nri.messages import (
-    Call,
+    PluginCall,
     read_asked_cpuset,
     read_runtime,
     read_state_change,
@@ -36,11 +36,11 @@ from kvplace.nri.messages import (
     write_updates,
 )
 from kvplace.nri.values import (
-    Container,
     ContainerUpdate,
     Cpuset,
     Creation,
-    Event,
+    NriContainer,
+    NriEvent,
     PodSandbox,
     Runtime,
 )
@@ -57,14 +57,14 @@ _SHARE_OF_TIMEOUT = 0.75
 """What part of the runtime's request timeout a handler may use."""
 
 _EVENT_CALLS = {
-    "RunPodSandbox": Event.RUN_POD,
-    "StopPodSandbox": Event.STOP_POD,
-    "RemovePodSandbox": Event.REMOVE_POD,
-    "PostCreateContainer": Event.POST_CREATE,
-    "StartContainer": Event.START,
-    "PostStartContainer": Event.POST_START,
-    "PostUpdateContainer": Event.POST_UPDATE,
-    "RemoveContainer": Event.REMOVE,
+    "RunPodSandbox": NriEvent.RUN_POD,
+    "StopPodSandbox": NriEvent.STOP_POD,
+    "RemovePodSandbox": NriEvent.REMOVE_POD,
+    "PostCreateContainer": NriEvent.POST_CREATE,
+    "StartContainer": NriEvent.START,
+    "PostStartContainer": NriEvent.POST_START,
+    "PostUpdateContainer": NriEvent.POST_UPDATE,
+    "RemoveContainer": NriEvent.REMOVE,
 }
 """Calls of NRI 0.12 that need no answer; older runtimes send StateChange instead."""
 
@@ -88,29 +88,31 @@ class Handler(Protocol):
     """A plugin's handlers of the runtime's calls."""
 
     @property
-    def events(self) -> frozenset[Event]:
+    def events(self) -> frozenset[NriEvent]:
         """The events to be called for; not empty."""
         ...
 
     async def synchronize(
-        self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[Container]
+        self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[NriContainer]
     ) -> Sequence[ContainerUpdate]:
         """Learn what exists, once for each connection, before any event; return what must change."""
         ...
 
-    async def create(self, pod: PodSandbox, container: Container) -> Creation:
+    async def create(self, pod: PodSandbox, container: NriContainer) -> Creation:
         """Decide about a container before it is created."""
         ...
 
-    async def update(self, pod: PodSandbox, container: Container, asked: Cpuset) -> Sequence[ContainerUpdate]:
+    async def update(
+        self, pod: PodSandbox, container: NriContainer, asked: Cpuset
+    ) -> Sequence[ContainerUpdate]:
         """Decide about a change that the kubelet or a person asks for; `asked` holds without an answer."""
         ...
 
-    async def stop(self, pod: PodSandbox, container: Container) -> Sequence[ContainerUpdate]:
+    async def stop(self, pod: PodSandbox, container: NriContainer) -> Sequence[ContainerUpdate]:
         """Learn that a container ends, perhaps not for the first time; return what others get now."""
         ...
 
-    async def observe(self, event: Event, pod: PodSandbox, container: Container) -> None:
+    async def observe(self, event: NriEvent, pod: PodSandbox, container: NriContainer) -> None:
         """Learn of any other event; the container is empty where the event is about the pod."""
         ...
 
@@ -180,10 +182,10 @@ class _Calls:
         self._handler = handler
         self._runtime = Runtime("", "")
         self._pods: list[PodSandbox] = []
-        self._containers: list[Container] = []
+        self._containers: list[NriContainer] = []
         self._synchronized = synchronized
 
-    async def answer(self, call: Call) -> bytes:
+    async def answer(self, call: PluginCall) -> bytes:
         method, payload = call.method, call.payload
         match method:
             case "Configure":
@@ -231,7 +233,7 @@ class _Calls:
             self._synchronized.set_result(None)
         return write_synchronized(updates, more=False)
 
-    async def _observe(self, event: Event, pod: PodSandbox, container: Container) -> None:
+    async def _observe(self, event: NriEvent, pod: PodSandbox, container: NriContainer) -> None:
         await self._in_time(event.name, self._handler.observe(event, pod, container), None)
 
     async def _in_time(self, what: str, answer: Awaitable[_T], no_change: _T) -> _T:

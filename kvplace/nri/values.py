@@ -18,7 +18,7 @@ DEFAULT_REQUEST_TIMEOUT_S = 2.0
 """How long runtimes wait for a plugin unless configured otherwise."""
 
 
-class Event(IntEnum):
+class NriEvent(IntEnum):
     """Events that a plugin can subscribe to; the numbers are NRI's."""
 
     RUN_POD = 1
@@ -34,7 +34,7 @@ class Event(IntEnum):
     REMOVE = 11
 
 
-class ContainerState(IntEnum):
+class RunState(IntEnum):
     """The state of a container as the runtime sees it."""
 
     UNKNOWN = 0
@@ -70,13 +70,13 @@ class PodSandbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class NriContainer:
     """A container in the runtime; pause containers are not among them."""
 
     id: ContainerId
     sandbox: SandboxId
     name: str
-    state: ContainerState = ContainerState.UNKNOWN
+    state: RunState = RunState.UNKNOWN
     pid: int = 0
     """Its first process in the host's PID namespace; 0 before it has one."""
     mounts: frozenset[str] = frozenset()

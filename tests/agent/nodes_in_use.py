@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from kvplace.agent.node_plan import ClaimContainer, PodPlan
-from kvplace.agent.node_state import Container, NodeState, PodRevisions
+from kvplace.agent.node_state import NodeContainer, PodRevisions, ThisNode
 from kvplace.agent.own_node import OwnNode
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
@@ -68,10 +68,10 @@ def read_node(topology: Topology) -> OwnNode:
 
 def node_with(
     *placements: PodPlacement, topology: Topology = EIGHT, ledger: Ledger | None = None
-) -> NodeState:
+) -> ThisNode:
     """A node whose pods have these placements, and a ledger that agrees unless another one is given."""
     claims = tuple(claim_of(bound.pod_uid, bound.placement) for bound in placements)
-    return NodeState(
+    return ThisNode(
         NODE,
         topology,
         Ledger().after(LedgerChange(claims)) if ledger is None else ledger,
@@ -79,7 +79,7 @@ def node_with(
     )
 
 
-def confirmed(state: NodeState, uid: PodUid, revision: int) -> NodeState:
+def confirmed(state: ThisNode, uid: PodUid, revision: int) -> ThisNode:
     """The same node when the threads of a pod follow a revision."""
     return replace(state, pods={**state.pods, uid: replace(state.pods[uid], confirmed=revision)})
 
@@ -102,9 +102,9 @@ def placed_otherwise(plan: PodPlan, placement: Placement) -> PodPlan:
     return replace(plan, bound=replace(plan.bound, placement=placement))
 
 
-def container(uid: PodUid, name: str = COMPUTE, *, cpus: str = "", in_vm_pod: bool = True) -> Container:
+def container(uid: PodUid, name: str = COMPUTE, *, cpus: str = "", in_vm_pod: bool = True) -> NodeContainer:
     """A container of a pod, by default the one with QEMU; its id is `UID/name`."""
-    return Container(
+    return NodeContainer(
         ContainerId(f"{uid}/{name}"),
         name,
         uid,
@@ -166,14 +166,14 @@ def revisions(draw: st.DrawFn, newest: PodPlacement) -> PodRevisions:
 
 
 @st.composite
-def nodes_in_use(draw: st.DrawFn) -> tuple[NodeState, list[Container]]:
+def nodes_in_use(draw: st.DrawFn) -> tuple[ThisNode, list[NodeContainer]]:
     """Any state of a node, also ones that contradict themselves."""
     bound = {uid: draw(placements(uid)) for uid in UIDS}
     claims = {
         uid: claim_of(uid, draw(placements(uid)).placement) for uid in draw(st.sets(st.sampled_from(UIDS)))
     }
     owners = draw(st.dictionaries(_CPUS.map(CpuId), st.sampled_from(UIDS), max_size=8))
-    state = NodeState(
+    state = ThisNode(
         NODE,
         machine_of(draw(st.sets(_CPUS, min_size=1))),
         Ledger(owners, claims),
@@ -188,7 +188,7 @@ def nodes_in_use(draw: st.DrawFn) -> tuple[NodeState, list[Container]]:
         )
     )
     containers = [
-        Container(
+        NodeContainer(
             ContainerId(f"{uid}/{name}"),
             name,
             uid,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import NodeState
+from kvplace.agent.node_state import ThisNode
 from kvplace.agent.nri_source import NriSource
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.scalars import PodUid
@@ -18,7 +18,7 @@ ONE_VM = node_with(placed(VM, "2-3"))
 class Node:
     """A node with a runtime and an agent."""
 
-    def __init__(self, state: NodeState, *, sweep_s: float = 600.0) -> None:
+    def __init__(self, state: ThisNode, *, sweep_s: float = 600.0) -> None:
         self.objects = PlayedObjects(state)
         self.runtime = PlayedRuntime(state.topology.cpus)
         self.report = NodeReport()
@@ -33,7 +33,7 @@ class Node:
         self.source = NriSource(self.keeper, self.runtime, self.runtime.cgroups.root)
         self.runtime.connect(self.source)
 
-    def change(self, state: NodeState) -> None:
+    def change(self, state: ThisNode) -> None:
         """Let the agent see another state of its node and carry it out."""
         self.objects.become(state)
         self.carry_out()

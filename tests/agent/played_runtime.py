@@ -14,13 +14,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvplace.agent.node_state import NodeState
+from kvplace.agent.node_state import ThisNode
 from kvplace.agent.nri_source import NriSource
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 from kvplace.linux.cpuset_hierarchy import CpusetFile
-from kvplace.linux.kernel_files import Gone, Unreadable
+from kvplace.linux.kernel_files import Gone, KernelError
 from kvplace.nri import values as nri
 from kvplace.nri.courier import MAX_UPDATES
 from kvplace.nri.plugin import Handler
@@ -42,18 +42,18 @@ def now(coroutine: Coroutine[Any, Any, T]) -> T:
 class PlayedObjects:
     """The objects of a node as a test states."""
 
-    def __init__(self, state: NodeState, *, is_known: bool = True) -> None:
+    def __init__(self, state: ThisNode, *, is_known: bool = True) -> None:
         self._state = state
         self.is_known = is_known
         self._known = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
     @property
-    def state(self) -> NodeState:
+    def state(self) -> ThisNode:
         return replace(self._state, is_known=self.is_known)
 
     @state.setter
-    def state(self, state: NodeState) -> None:
+    def state(self, state: ThisNode) -> None:
         self._state = state
 
     def subscribe(self, listener: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class PlayedObjects:
         if not self.is_known:
             await self._known.wait()
 
-    def become(self, state: NodeState) -> None:
+    def become(self, state: ThisNode) -> None:
         """Be another state, which is known."""
         self.state, self.is_known = state, True
         self._known.set()
@@ -102,7 +102,7 @@ class MemoryCgroups:
         self.configured(folder)
         assert wanted
         if folder in self.refused:
-            raise Unreadable(f"{folder} cannot be set")
+            raise KernelError(f"{folder} cannot be set")
         if file is CpusetFile.CPUS:
             self.writes.append((folder.name, wanted))
             self.cpus[folder] = wanted
@@ -135,12 +135,12 @@ class PlayedContainer:
     def path(self) -> str:
         return f"/{self.id}"
 
-    def value(self) -> nri.Container:
+    def value(self) -> nri.NriContainer:
         """As the runtime asks it to plugins."""
         starts = self.phase in (Phase.STARTING, Phase.RUNNING)
-        state = nri.ContainerState.RUNNING if starts else nri.ContainerState.CREATED
+        state = nri.RunState.RUNNING if starts else nri.RunState.CREATED
         pid = 100 if starts else 0
-        return nri.Container(
+        return nri.NriContainer(
             self.id, self.pod.id, self.name, state, pid, cgroup_path=self.path, cpuset=self.spec
         )
 
@@ -166,11 +166,11 @@ class PlayedRuntime:
         await asyncio.Event().wait()
 
     async def deliver(
-        self, choose: Callable[[Sequence[nri.Container]], Sequence[nri.ContainerUpdate]], /
+        self, choose: Callable[[Sequence[nri.NriContainer]], Sequence[nri.ContainerUpdate]], /
     ) -> None:
         updates = choose([found.value() for found in self.containers.values()])
         if self.couriers_fail:
-            raise Unreadable("the courier did not arrive")
+            raise KernelError("the courier did not arrive")
         self._apply(updates)
         self.delivered.set()
 
@@ -235,9 +235,9 @@ class PlayedRuntime:
             self.read_spec(container)
         if container.phase is Phase.READ:
             self.make_task(container)
-        self._observe(nri.Event.START, container)
+        self._observe(nri.NriEvent.START, container)
         container.first_cpus = self.cpus_of(container)
-        self._observe(nri.Event.POST_START, container)
+        self._observe(nri.NriEvent.POST_START, container)
         container.phase = Phase.RUNNING
 
     def update(self, container: PlayedContainer, asked: nri.Cpuset) -> None:
@@ -248,14 +248,14 @@ class PlayedRuntime:
         own = [update.cpuset for update in updates if update.container == container.id]
         self._apply([nri.ContainerUpdate(container.id, _after(asked, own[0] if own else nri.NO_CPUSET))])
         self._apply([update for update in updates if update.container != container.id])
-        self._observe(nri.Event.POST_UPDATE, container)
+        self._observe(nri.NriEvent.POST_UPDATE, container)
 
     def stop(self, container: PlayedContainer) -> None:
         del self.containers[container.id]
         self.cgroups.cpus.pop(self._folder(container), None)
         if self.plugin is not None:
             self._apply(now(self.plugin.stop(container.pod, container.value())))
-        self._observe(nri.Event.REMOVE, container)
+        self._observe(nri.NriEvent.REMOVE, container)
 
     def remove_pod(self, pod: nri.PodSandbox) -> None:
         """Remove a pod without a report that its containers stopped."""
@@ -265,8 +265,8 @@ class PlayedRuntime:
                 del self.containers[container.id]
                 self.cgroups.cpus.pop(self._folder(container), None)
         if self.plugin is not None:
-            nobody = nri.Container(ContainerId(""), nri.SandboxId(""), "")
-            now(self.plugin.observe(nri.Event.REMOVE_POD, pod, nobody))
+            nobody = nri.NriContainer(ContainerId(""), nri.SandboxId(""), "")
+            now(self.plugin.observe(nri.NriEvent.REMOVE_POD, pod, nobody))
 
     def cpus_of(self, container: PlayedContainer) -> CpuMask:
         """The CPUs of its cgroup."""
@@ -276,7 +276,7 @@ class PlayedRuntime:
         """Write its cgroup as another client."""
         self.cgroups.cpus[self._folder(container)] = cpus
 
-    def _observe(self, event: nri.Event, container: PlayedContainer) -> None:
+    def _observe(self, event: nri.NriEvent, container: PlayedContainer) -> None:
         if self.plugin is not None:
             now(self.plugin.observe(event, container.pod, container.value()))
 

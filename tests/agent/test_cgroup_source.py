@@ -31,10 +31,10 @@ from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NumaId
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitApply, InitDone
 from kvplace.linux import container_watch
-from kvplace.linux.container_watch import Changes, ContainerWatch
+from kvplace.linux.container_watch import ContainerChanges, ContainerWatch
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy
 from kvplace.linux.inotify import Inotify
-from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable
+from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted
 from tests.agent.nodes_in_use import NODE, machine_of, placed
 
 VM, PLAIN, LATER = pod_uid(1), pod_uid(2), pod_uid(3)
@@ -277,7 +277,7 @@ async def test_a_set_that_the_kernel_refuses_is_not_the_work_of_another_program(
         def refuses(self: CpusetHierarchy, path: Path, wanted: CpuMask, *file: CpusetFile) -> None:
             if wanted == parse_cpu_list("0"):
                 refused.append(path)
-                raise Unreadable("Device or resource busy")
+                raise KernelError("Device or resource busy")
             real(self, path, wanted, *file)
 
         monkeypatch.setattr(CpusetHierarchy, "set", refuses)
@@ -328,7 +328,7 @@ async def test_a_sweep_finds_what_no_event_was_about(
     node.read_objects(VM_POD, PLAIN_POD)
     async with node.enforced():
         await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
-        monkeypatch.setattr(ContainerWatch, "read", lambda _: Changes())
+        monkeypatch.setattr(ContainerWatch, "read", lambda _: ContainerChanges())
         pods.hierarchy.set(folder, parse_cpu_list("0-1"))
         await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import NodeState
+from kvplace.agent.node_state import ThisNode
 from kvplace.agent.nri_source import NriSource
 from kvplace.agent.repair_history import MOST_REPAIRS
 from kvplace.core.cpuset import mask_of
@@ -131,7 +131,7 @@ class AnyOrder(RuleBasedStateMachine):
             for container in self._running():
                 assert container.spec.cpus in (NO_CPUS, self.runtime.cpus_of(container))
 
-    def _state(self) -> NodeState:
+    def _state(self) -> ThisNode:
         return node_with(*(CLAIMS[uid] for uid in sorted(self.bound)))
 
     def _changed(self) -> None:

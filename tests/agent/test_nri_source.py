@@ -19,8 +19,8 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import CpuMask, NumaId
 from kvplace.linux.cpuset_hierarchy import CpusetFile
 from kvplace.linux.inotify import Inotify
-from kvplace.linux.kernel_files import NotPermitted, Unreadable
-from kvplace.nri.values import ContainerState, Cpuset, Event
+from kvplace.linux.kernel_files import KernelError, NotPermitted
+from kvplace.nri.values import Cpuset, NriEvent, RunState
 from kvplace.service.process import in_background
 from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, machine_of, node_with, placed
 from tests.agent.nri_node import EMPTY, ONE_VM, Node
@@ -271,7 +271,7 @@ class TestChangesOfTheNode:
         node = Node(EMPTY)
         other = node.started(PLAIN, "app")
         node.runtime.couriers_fail = True
-        with pytest.raises(Unreadable):
+        with pytest.raises(KernelError):
             node.change(ONE_VM)
         assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "")
         node.runtime.couriers_fail = False
@@ -299,16 +299,16 @@ class TestChangesOfTheNode:
     def test_a_container_that_is_removed_without_having_stopped_is_forgotten(self) -> None:
         node = Node(ONE_VM)
         compute, other = node.started(VM, "compute"), node.started(VM, "other")
-        now(node.source.observe(Event.REMOVE, compute.pod, compute.value()))
+        now(node.source.observe(NriEvent.REMOVE, compute.pod, compute.value()))
         assert [found.id for found in node.keeper.containers()] == [other.id]
 
     def test_a_container_that_had_ended_before_its_start_was_reported_stays_forgotten(self) -> None:
         """No client states a second time that it has stopped, and the CPUs of its pod would stay in use."""
         node = Node(ONE_VM)
         compute = node.started(VM, "compute")
-        ended = replace(compute.value(), state=ContainerState.STOPPED)
+        ended = replace(compute.value(), state=RunState.STOPPED)
         now(node.source.stop(compute.pod, ended))
-        now(node.source.observe(Event.POST_START, compute.pod, ended))
+        now(node.source.observe(NriEvent.POST_START, compute.pod, ended))
         assert list(node.keeper.containers()) == []
 
     def test_containers_of_a_removed_pod_are_forgotten(self) -> None:
@@ -390,7 +390,7 @@ class TestRestarts:
         other = node.started(PLAIN, "app")
         node.change(EMPTY)
         node.runtime.couriers_fail = True
-        with pytest.raises(Unreadable):
+        with pytest.raises(KernelError):
             node.change(ONE_VM)
         compute = node.started(VM, "compute")
         other.spec = _cpuset("0-7")  # the answer to the creation did not arrive either

@@ -16,7 +16,7 @@ from kvplace.agent.verification import (
     MemoryDifference,
     MissingThread,
     OfflineDifference,
-    Thread,
+    QemuThread,
     ThreadDifference,
 )
 from kvplace.core.cpuset import parse_cpu_list
@@ -26,7 +26,7 @@ from kvplace.kube.conditions import Condition
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import classify
 
-VCPU = Thread(Tid(7), classify("CPU 1/KVM"), parse_cpu_list("0-3"))
+VCPU = QemuThread(Tid(7), classify("CPU 1/KVM"), parse_cpu_list("0-3"))
 MOVED = ThreadDifference(VCPU, parse_cpu_list("2"))
 GOOD = Verdict(3, Measurement((replace(VCPU, cpus=parse_cpu_list("2")),)))
 
@@ -39,15 +39,15 @@ def test_a_pod_in_order_is_pinned_and_the_message_begins_with_the_revision() -> 
 
 def test_vcpus_io_threads_and_emulator_threads_on_other_cpus_are_named_apart() -> None:
     threads = (
-        Thread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2")),
-        Thread(Tid(8), classify("CPU 1/KVM"), parse_cpu_list("3")),
-        Thread(Tid(9), classify("qemu-system-x86"), parse_cpu_list("0")),
-        Thread(Tid(10), classify("vhost-7"), parse_cpu_list("0-1")),
+        QemuThread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2")),
+        QemuThread(Tid(8), classify("CPU 1/KVM"), parse_cpu_list("3")),
+        QemuThread(Tid(9), classify("qemu-system-x86"), parse_cpu_list("0")),
+        QemuThread(Tid(10), classify("vhost-7"), parse_cpu_list("0-1")),
     )
     verdict = replace(GOOD, measured=Measurement(threads))
     said = "vCPUs run on CPU 2-3, emulator threads run on CPU 0-1 as placed"
     assert verdict.condition.message == f"revision 3: {said}"
-    io_thread = Thread(Tid(11), classify("IO iothread1"), parse_cpu_list("5"))
+    io_thread = QemuThread(Tid(11), classify("IO iothread1"), parse_cpu_list("5"))
     more = replace(GOOD, measured=Measurement((*threads, io_thread)))
     assert (
         "2-3, I/O threads run on CPU 5, emulator threads run on CPU 0-1 as placed" in more.condition.message

@@ -17,12 +17,12 @@ from kvplace.agent import pinning_guard
 from kvplace.agent.memory_moves import MemoryMoves
 from kvplace.agent.node_plan import NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import Container
+from kvplace.agent.node_state import NodeContainer
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_guard import MEMORY_AGAIN_S, PinningGuard
-from kvplace.agent.pinning_sweep import Finding
+from kvplace.agent.pinning_sweep import PodFinding
 from kvplace.agent.planner import plan_node
-from kvplace.agent.verification import Measurement, Thread, ThreadDifference
+from kvplace.agent.verification import Measurement, QemuThread, ThreadDifference
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.placement import PodPlacement
@@ -35,7 +35,7 @@ from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import classify
 from tests.agent.nodes_in_use import NODE, VM, container, machine_of, placed, read_node
 
-FOUND = Finding(Measurement((Thread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2")),)), pid=7)
+FOUND = PodFinding(Measurement((QemuThread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2")),)), pid=7)
 """A VM whose threads are where they should be."""
 
 
@@ -47,7 +47,7 @@ class Sweep:
     def __init__(self, *_: object, **_others: object) -> None:
         pass
 
-    def look(self, plans: Iterable[PodPlan]) -> dict[PodUid, Finding]:
+    def look(self, plans: Iterable[PodPlan]) -> dict[PodUid, PodFinding]:
         return {plan.uid: self.found for plan in plans}
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Planned:
         self._own = own
         self.known = [replace(container(VM, cpus="2"), folder=Path("/cgroups/compute"))]
 
-    def containers(self) -> Iterable[Container]:
+    def containers(self) -> Iterable[NodeContainer]:
         return self.known
 
     @property

@@ -13,7 +13,7 @@ import pytest
 from harness.played_qemu import PlayedQemus, played_qemus
 from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
 from kvplace.agent.node_plan import ClaimContainer, PodPlan
-from kvplace.agent.pinning_sweep import READ_ANEW_S, Finding, PinningSweep
+from kvplace.agent.pinning_sweep import READ_ANEW_S, PinningSweep, PodFinding
 from kvplace.agent.verification import CpusetDifference, OfflineDifference, ThreadDifference
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
@@ -93,11 +93,11 @@ def enter(cgroup: Path, pid: int) -> None:
     (cgroup / "cgroup.procs").write_text(str(pid))
 
 
-def look(sweep: PinningSweep, target: PodPlan) -> Finding:
+def look(sweep: PinningSweep, target: PodPlan) -> PodFinding:
     return sweep.look([target])[UID]
 
 
-def thread(finding: Finding, name: str) -> Tid:
+def thread(finding: PodFinding, name: str) -> Tid:
     (tid,) = [one.tid for one in finding.measured.threads if one.name.name == name]
     return tid
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.node_plan import ClaimContainer
-from kvplace.agent.node_state import Container, PodRevisions
+from kvplace.agent.node_state import NodeContainer, PodRevisions
 from kvplace.agent.pinning_sweep import PinningSweep
 from kvplace.agent.planner import plan_node
 from kvplace.core.cpuset import parse_cpu_list
@@ -23,7 +23,7 @@ CGROUPS = Path("/cgroups")
 CPUS = parse_cpu_list("2-3")
 
 
-def container(name: str, uid: PodUid = VM, *, cpus: str = "") -> Container:
+def container(name: str, uid: PodUid = VM, *, cpus: str = "") -> NodeContainer:
     """A container with a cgroup."""
     made = any_container(uid, name, cpus=cpus, in_vm_pod=uid != PLAIN)
     return replace(made, folder=CGROUPS / f"{uid}-{name}")
@@ -115,7 +115,7 @@ def test_every_container_of_a_plain_pod_is_checked_although_only_their_cgroups_a
     """Cgroups have no names of containers; that of the pause container must not hide the others."""
     ids = ["a" * 64, "b" * 64]
     pause, app = (
-        Container(ContainerId(id_), "", PLAIN, "vms", "pod", in_vm_pod=False, folder=tmp_path / id_)
+        NodeContainer(ContainerId(id_), "", PLAIN, "vms", "pod", in_vm_pod=False, folder=tmp_path / id_)
         for id_ in ids
     )
     for one, cpus in (pause, "2-3"), (app, "0-7"):

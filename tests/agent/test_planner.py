@@ -9,7 +9,7 @@ from hypothesis import given
 
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.node_plan import NodePlan
-from kvplace.agent.node_state import Container, NodeState, PodRevisions
+from kvplace.agent.node_state import NodeContainer, PodRevisions, ThisNode
 from kvplace.agent.planner import placements_in, plan_node
 from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
@@ -196,7 +196,7 @@ class TestTheLastJudge:
     """A claim that contradicts what really runs is not given its CPUs."""
 
     @staticmethod
-    def judged(state: NodeState, *containers: Container) -> dict[PodUid, tuple[PinnedReason, str]]:
+    def judged(state: ThisNode, *containers: NodeContainer) -> dict[PodUid, tuple[PinnedReason, str]]:
         refused = plan_node(state, containers).refused
         return {uid: (refusal.reason, refusal.message) for uid, refusal in refused.items()}
 
@@ -291,7 +291,7 @@ class TestTheLastJudge:
         }
 
 
-def _claims_in(state: NodeState, containers: list[Container], answer: NodePlan) -> dict[PodUid, CpuMask]:
+def _claims_in(state: ThisNode, containers: list[NodeContainer], answer: NodePlan) -> dict[PodUid, CpuMask]:
     """What the accepted claims of an answer own."""
     owned = {}
     for pod, revisions in placements_in(state, containers).items():
@@ -303,7 +303,7 @@ def _claims_in(state: NodeState, containers: list[Container], answer: NodePlan) 
 
 @given(nodes_in_use())
 def test_no_set_is_ever_empty_or_names_a_cpu_that_is_not_online(
-    case: tuple[NodeState, list[Container]],
+    case: tuple[ThisNode, list[NodeContainer]],
 ) -> None:
     state, containers = case
     answer = plan_node(state, containers)
@@ -315,7 +315,7 @@ def test_no_set_is_ever_empty_or_names_a_cpu_that_is_not_online(
 
 @given(nodes_in_use())
 def test_a_cpu_that_an_accepted_claim_owns_is_only_in_the_sets_of_the_containers_that_run_it(
-    case: tuple[NodeState, list[Container]],
+    case: tuple[ThisNode, list[NodeContainer]],
 ) -> None:
     state, containers = case
     answer = plan_node(state, containers)
@@ -332,14 +332,14 @@ def test_a_cpu_that_an_accepted_claim_owns_is_only_in_the_sets_of_the_containers
 
 @given(nodes_in_use())
 def test_equal_states_give_equal_answers_in_whatever_order_containers_are_listed(
-    case: tuple[NodeState, list[Container]],
+    case: tuple[ThisNode, list[NodeContainer]],
 ) -> None:
     state, containers = case
     assert plan_node(state, containers) == plan_node(state, reversed(containers))
 
 
 @given(nodes_in_use())
-def test_answers_that_are_carried_out_soon_stay_the_same(case: tuple[NodeState, list[Container]]) -> None:
+def test_answers_that_are_carried_out_soon_stay_the_same(case: tuple[ThisNode, list[NodeContainer]]) -> None:
     state, containers = case
     answers = [plan_node(state, containers)]
     for _ in range(4):

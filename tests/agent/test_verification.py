@@ -16,7 +16,7 @@ from kvplace.agent.verification import (
     MemoryDifference,
     MissingThread,
     OfflineDifference,
-    Thread,
+    QemuThread,
     ThreadDifference,
     differences,
 )
@@ -53,11 +53,11 @@ NAMES = {
 }
 
 
-def thread(name: str, cpus: str, tid: int = 100) -> Thread:
-    return Thread(Tid(tid), classify(name), parse_cpu_list(cpus))
+def thread(name: str, cpus: str, tid: int = 100) -> QemuThread:
+    return QemuThread(Tid(tid), classify(name), parse_cpu_list(cpus))
 
 
-def threads(**changed: str) -> tuple[Thread, ...]:
+def threads(**changed: str) -> tuple[QemuThread, ...]:
     return tuple(thread(name, cpus, 100 + at) for at, (name, cpus) in enumerate((NAMES | changed).items()))
 
 
@@ -183,7 +183,7 @@ def test_exactly_the_threads_that_were_moved_away_are_reported(
     for at, name in enumerate(names):
         should = wanted.cpus_of(classify(name), numbers)
         cpus = wrong.get(at, CpuMask(should & online) or online)
-        measured.append(Thread(Tid(at), classify(name), cpus))
+        measured.append(QemuThread(Tid(at), classify(name), cpus))
         if should and cpus not in (should, should & online):
             expected.add(at)
     found = differences(wanted, Measurement(tuple(measured)))

@@ -16,7 +16,7 @@ from kvplace.agent.libvirt_pins import LibvirtPins
 from kvplace.agent.memory_moves import MemoryMoves
 from kvplace.agent.node_plan import NodePlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import Container
+from kvplace.agent.node_state import NodeContainer
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_guard import PinningGuard
 from kvplace.agent.planner import plan_node
@@ -95,14 +95,14 @@ class SessionContainers:
 
     session: LibvirtSession
     own: OwnNode
-    known: tuple[Container, ...] = (
-        Container(ContainerId("c1"), "compute", UID, POD.namespace, POD.name, in_vm_pod=True),
+    known: tuple[NodeContainer, ...] = (
+        NodeContainer(ContainerId("c1"), "compute", UID, POD.namespace, POD.name, in_vm_pod=True),
     )
     sets_cpusets: bool = True
     kept: NodePlan | None = None
     """A plan that is kept although the state has changed."""
 
-    def containers(self) -> Iterable[Container]:
+    def containers(self) -> Iterable[NodeContainer]:
         group = self.session.group
         return tuple(
             replace(container, cpus=CpuMask(group.effective()), folder=group.path) for container in self.known

@@ -12,7 +12,7 @@ import pytest
 from kvplace.core.cpuset import mask_of
 from kvplace.linux import proc
 from kvplace.linux.cgroup import effective_cpus
-from kvplace.linux.kernel_files import Gone, Unreadable, read_cpu_list, read_text
+from kvplace.linux.kernel_files import Gone, KernelError, read_cpu_list, read_text
 
 
 @pytest.fixture
@@ -129,12 +129,12 @@ def test_status_lists_are_those_of_the_task(process: Path) -> None:
 )
 def test_contents_that_make_no_sense_name_the_file(process: Path, content: str, sentence: str) -> None:
     write(process / "status", content)
-    with pytest.raises(Unreadable, match=sentence):
+    with pytest.raises(KernelError, match=sentence):
         proc.allowed_cpus(process)
 
 
 def test_what_cannot_be_read_for_another_reason_is_neither_gone_nor_forbidden(process: Path) -> None:
-    with pytest.raises(Unreadable, match="cannot be read: Is a directory"):
+    with pytest.raises(KernelError, match="cannot be read: Is a directory"):
         read_text(process)
 
 

@@ -17,8 +17,8 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.linux import container_watch
 from kvplace.linux.container_cgroups import ContainerCgroup
-from kvplace.linux.container_watch import Changes, ContainerWatch
-from kvplace.linux.inotify import Change, Inotify, Report
+from kvplace.linux.container_watch import ContainerChanges, ContainerWatch
+from kvplace.linux.inotify import FileChange, FileReport, Inotify
 from kvplace.linux.kernel_files import Gone
 
 UID, ID = pod_uid(1), container_id(1)
@@ -32,7 +32,7 @@ def watch(pods: PodCgroups) -> Iterator[ContainerWatch]:
     made.close()
 
 
-def changes(watch: ContainerWatch) -> Changes:
+def changes(watch: ContainerWatch) -> ContainerChanges:
     """Wait for the next changes."""
     assert select.select([watch], [], [], 5)[0], "the kernel reported nothing"
     return watch.read()
@@ -41,7 +41,7 @@ def changes(watch: ContainerWatch) -> Changes:
 def test_containers_that_were_there_before_are_known(pods: PodCgroups, watch: ContainerWatch) -> None:
     folder = pods.container(pod_uid(9), container_id(9))
     assert watch.containers == {container_id(9): ContainerCgroup(container_id(9), pod_uid(9), folder)}
-    assert watch.read() == Changes()
+    assert watch.read() == ContainerChanges()
 
 
 @pytest.mark.parametrize("qos", ["burstable", "besteffort", GUARANTEED])
@@ -80,7 +80,7 @@ def test_a_cgroup_that_is_made_again_at_once_is_a_new_one(pods: PodCgroups, watc
     folder = pods.container(pod_uid(9), container_id(9))
     pods.remove(folder)
     pods.make(folder)
-    assert changes(watch) == Changes(appeared=frozenset({container_id(9)}))
+    assert changes(watch) == ContainerChanges(appeared=frozenset({container_id(9)}))
     writer = pods.process(folder, "sh", "-c", f"echo 1 > {folder}/cpuset.cpus; echo written; exec sleep 600")
     assert writer.stdout is not None
     writer.stdout.readline()
@@ -100,7 +100,7 @@ def test_other_files_are_not_reported(pods: PodCgroups, watch: ContainerWatch) -
     folder = pods.container(UID, ID)
     watch.read()
     pods.process(folder)
-    assert watch.read() == Changes()
+    assert watch.read() == ContainerChanges()
 
 
 def test_a_write_to_a_parent_concerns_everything_below(pods: PodCgroups, watch: ContainerWatch) -> None:
@@ -139,7 +139,7 @@ def test_what_has_ended_while_reports_were_lost_is_not_watched_either(
     assert watches(watch) == before + 2
     pods.remove(pods.pod(UID))
     with monkeypatch.context() as lost:
-        lost.setattr(Inotify, "read", lambda _: [Report(Path(), "", Change.OVERFLOW)])
+        lost.setattr(Inotify, "read", lambda _: [FileReport(Path(), "", FileChange.OVERFLOW)])
         watch.read()
     assert watches(watch) == before
 
@@ -149,15 +149,15 @@ def test_lost_reports_are_made_up_for(
 ) -> None:
     pods.container(UID, ID)
     pods.remove(pods.pod(pod_uid(9)))
-    monkeypatch.setattr(Inotify, "read", lambda _: [Report(Path(), "", Change.OVERFLOW)])
+    monkeypatch.setattr(Inotify, "read", lambda _: [FileReport(Path(), "", FileChange.OVERFLOW)])
     found = watch.read()
-    assert found == Changes(frozenset({ID}), frozenset({container_id(9)}), everything=True)
+    assert found == ContainerChanges(frozenset({ID}), frozenset({container_id(9)}), everything=True)
 
 
 def test_a_folder_that_does_not_exist_cannot_be_watched(tmp_path: Path) -> None:
     inotify = Inotify()
     with pytest.raises(Gone):
-        inotify.watch(tmp_path / "gone", Change.CREATED)
+        inotify.watch(tmp_path / "gone", FileChange.CREATED)
     inotify.close()
 
 
@@ -175,7 +175,7 @@ def test_the_limit_of_watches_is_an_error_that_names_the_setting(
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Limited())
     inotify = Inotify()
     with pytest.raises(Misconfigured, match=r"fs\.inotify\.max_user_watches"):
-        inotify.watch(tmp_path, Change.CREATED)
+        inotify.watch(tmp_path, FileChange.CREATED)
     inotify.close()
 
 
@@ -197,7 +197,7 @@ def test_containers_are_found_by_checking_where_the_limit_of_queues_is_reached(
         assert set(watch.containers) == {ID}
         folder.rmdir()
         watch.look_everywhere()
-        assert (dict(watch.containers), watch.read()) == ({}, Changes())
+        assert (dict(watch.containers), watch.read()) == ({}, ContainerChanges())
 
 
 def test_a_container_that_cannot_be_watched_is_known_and_the_reason_goes_with_it(
@@ -207,7 +207,7 @@ def test_a_container_that_cannot_be_watched_is_known_and_the_reason_goes_with_it
     folder.mkdir(parents=True)
     watch_folder = Inotify.watch
 
-    def limited(self: Inotify, path: Path, changes: Change) -> None:
+    def limited(self: Inotify, path: Path, changes: FileChange) -> None:
         if path == folder:
             raise Misconfigured(f"{path} cannot be watched: raise fs.inotify.max_user_watches")
         watch_folder(self, path, changes)

@@ -12,7 +12,7 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy, find_cpuset_hierarchy
-from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable, read_cpu_list
+from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_cpu_list
 
 ONE, BOTH = parse_cpu_list("1"), parse_cpu_list("0-1")
 ZERO = parse_cpu_list("0")
@@ -96,7 +96,7 @@ def test_an_empty_set_is_never_written(pods: PodCgroups, container: Path) -> Non
 
 def test_a_cpu_that_does_not_exist_is_refused_and_nothing_changes(pods: PodCgroups, container: Path) -> None:
     pods.hierarchy.set(container, ONE)
-    with pytest.raises(Unreadable, match=r"cpuset\.cpus cannot be set to"):
+    with pytest.raises(KernelError, match=r"cpuset\.cpus cannot be set to"):
         pods.hierarchy.set(container, parse_cpu_list("1,1000"))
     assert pods.hierarchy.effective(container) == ONE
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvplace.core.scalars import NumaId
-from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable
+from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted
 from kvplace.linux.memory_migration import migrate_memory
 
 NODE = NumaId(0)
@@ -38,7 +38,7 @@ def test_a_process_that_has_ended_is_gone(ended: int) -> None:
 
 def test_a_node_that_the_machine_does_not_have_is_an_error_that_names_it() -> None:
     assert not Path("/sys/devices/system/node/node63").exists()
-    with pytest.raises((Unreadable, NotPermitted), match="NUMA node 63"):
+    with pytest.raises((KernelError, NotPermitted), match="NUMA node 63"):
         migrate_memory(os.getpid(), [NODE], [NumaId(63)])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvplace.core.scalars import Bytes, NumaId
-from kvplace.linux.kernel_files import Unreadable
+from kvplace.linux.kernel_files import KernelError
 from kvplace.linux.memory_use import NodeUse, memory_use
 
 NODE = "devices/system/node/node{}"
@@ -48,7 +48,7 @@ def test_a_machine_that_shows_no_numa_nodes_reports_nothing(tmp_path: Path) -> N
 @pytest.mark.parametrize("meminfo", ["", "Node 0 MemTotal: 5 kB\n", "junk"])
 def test_a_file_without_its_numbers_is_named(tmp_path: Path, meminfo: str) -> None:
     write(tmp_path, 0, meminfo)
-    with pytest.raises(Unreadable, match=r"node0/meminfo does not contain MemTotal and MemFree"):
+    with pytest.raises(KernelError, match=r"node0/meminfo does not contain MemTotal and MemFree"):
         memory_use(tmp_path)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvplace.core.scalars import NumaId
 from kvplace.linux.cgroup import UNIFIED, folders_of
-from kvplace.linux.kernel_files import Gone, Unreadable, read_cpu_list
+from kvplace.linux.kernel_files import Gone, KernelError, read_cpu_list
 from kvplace.linux.numa_memory import MOST_NUMA_MAPS, READ_WITHIN_S, memory_of_cgroup, memory_of_process
 
 MIB = 1 << 20
@@ -94,12 +94,12 @@ def test_the_cgroup_of_this_process_has_memory_on_nodes_that_exist() -> None:
 def test_a_memory_map_that_is_larger_than_any_qemus_is_not_read_to_its_end(tmp_path: Path) -> None:
     line = "7f00 default anon=1 N0=1 kernelpagesize_kB=4\n"
     (tmp_path / "numa_maps").write_text(line * (MOST_NUMA_MAPS // len(line) + 2000))
-    with pytest.raises(Unreadable, match=rf"numa_maps is larger than {MOST_NUMA_MAPS} bytes"):
+    with pytest.raises(KernelError, match=rf"numa_maps is larger than {MOST_NUMA_MAPS} bytes"):
         memory_of_process(tmp_path)
 
 
 def test_a_memory_map_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "numa_maps").write_text("7f00 default anon=1 N0=1 kernelpagesize_kB=4\n" * 10_000)
     moments = iter((0.0, 1.0, READ_WITHIN_S + 1.0))
-    with pytest.raises(Unreadable, match=r"numa_maps takes too long to be read: 131072 bytes until now"):
+    with pytest.raises(KernelError, match=r"numa_maps takes too long to be read: 131072 bytes until now"):
         memory_of_process(tmp_path, lambda: next(moments))

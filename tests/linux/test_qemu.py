@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvplace.linux.affinity import Tid
-from kvplace.linux.kernel_files import Gone, Unreadable
+from kvplace.linux.kernel_files import Gone, KernelError
 from kvplace.linux.qemu import QemuProcess, ThreadRole, classify, find_qemu
 
 MOST = 1000
@@ -173,7 +173,7 @@ def test_a_process_with_too_many_threads_is_not_listed_and_its_threads_are_not_r
         (tmp_path / "100" / "task" / str(tid) / "comm").unlink()  # reading one fails
     with (
         QemuProcess.open(100, tmp_path) as qemu,
-        pytest.raises(Unreadable, match="process 100 has 100 threads, more than the 99 that are checked"),
+        pytest.raises(KernelError, match="process 100 has 100 threads, more than the 99 that are checked"),
     ):
         qemu.threads(99)
 
@@ -182,5 +182,5 @@ def test_processes_named_like_qemu_share_one_limit_of_threads(tmp_path: Path) ->
     for pid in (100, 200, 300):
         write_process(tmp_path, pid, {pid + tid: "qemu-kvm" for tid in range(40)})
     assert find_qemu((100, 200, 300), tmp_path, most_threads=120) is None
-    with pytest.raises(Unreadable, match="process 300 has 40 threads, more than the 20 that are checked"):
+    with pytest.raises(KernelError, match="process 300 has 40 threads, more than the 20 that are checked"):
         find_qemu((100, 200, 300), tmp_path, most_threads=100)

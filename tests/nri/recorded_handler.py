@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvplace.core.errors import KvplaceError
-from kvplace.nri.values import Container, ContainerUpdate, Cpuset, Creation, Event, PodSandbox, Runtime
+from kvplace.nri.values import ContainerUpdate, Cpuset, Creation, NriContainer, NriEvent, PodSandbox, Runtime
 
 
 @dataclass
 class RecordedHandler:
-    events: frozenset[Event] = frozenset({Event.CREATE, Event.START, Event.STOP})
+    events: frozenset[NriEvent] = frozenset({NriEvent.CREATE, NriEvent.START, NriEvent.STOP})
     updates: Sequence[ContainerUpdate] = ()
     creation: Creation = field(default_factory=Creation)
     fails_with: Exception | None = None
@@ -22,7 +22,7 @@ class RecordedHandler:
     steps: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     """The begin and the end of each call, as they happen."""
     pods: Sequence[PodSandbox] = ()
-    containers: Sequence[Container] = ()
+    containers: Sequence[NriContainer] = ()
     gone: asyncio.Queue[KvplaceError] = field(default_factory=asyncio.Queue)
 
     async def _note(self, *call: object) -> None:
@@ -35,25 +35,27 @@ class RecordedHandler:
         self.steps.put_nowait(f"{call[0]} ends")
 
     async def synchronize(
-        self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[Container]
+        self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[NriContainer]
     ) -> Sequence[ContainerUpdate]:
         self.pods, self.containers = pods, containers
         await self._note("synchronize", runtime)
         return self.updates
 
-    async def create(self, pod: PodSandbox, container: Container) -> Creation:
+    async def create(self, pod: PodSandbox, container: NriContainer) -> Creation:
         await self._note("create", pod, container)
         return self.creation
 
-    async def update(self, pod: PodSandbox, container: Container, asked: Cpuset) -> Sequence[ContainerUpdate]:
+    async def update(
+        self, pod: PodSandbox, container: NriContainer, asked: Cpuset
+    ) -> Sequence[ContainerUpdate]:
         await self._note("update", pod, container, asked)
         return self.updates
 
-    async def stop(self, pod: PodSandbox, container: Container) -> Sequence[ContainerUpdate]:
+    async def stop(self, pod: PodSandbox, container: NriContainer) -> Sequence[ContainerUpdate]:
         await self._note("stop", pod, container)
         return self.updates
 
-    async def observe(self, event: Event, pod: PodSandbox, container: Container) -> None:
+    async def observe(self, event: NriEvent, pod: PodSandbox, container: NriContainer) -> None:
         await self._note("observe", event, pod, container)
 
     async def reached(self, step: str) -> None:

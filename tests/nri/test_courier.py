@@ -12,7 +12,7 @@ from kvplace.core.errors import Unavailable
 from kvplace.nri import courier as courier_module
 from kvplace.nri.courier import MAX_UPDATES, deliver
 from kvplace.nri.plugin import PluginName
-from kvplace.nri.values import Container, ContainerUpdate, Cpuset
+from kvplace.nri.values import ContainerUpdate, Cpuset, NriContainer
 from tests.nri import wire
 from tests.nri.fake_runtime import SUBJECT, FakeRuntime, PluginEnd, container, updates_in
 
@@ -20,7 +20,7 @@ NAME = PluginName("kvplace-courier", "99")
 UNIMPLEMENTED = {1: wire.message({1: 12, 2: "no such method"})}
 
 
-def _update_all(containers: Sequence[Container]) -> list[ContainerUpdate]:
+def _update_all(containers: Sequence[NriContainer]) -> list[ContainerUpdate]:
     return [ContainerUpdate(found.id, Cpuset(mask_of([3]))) for found in containers]
 
 
@@ -31,7 +31,7 @@ async def _hung_up(end: PluginEnd) -> None:
 async def test_it_carries_what_is_chosen_from_the_containers_that_exist_and_hangs_up(
     runtime: FakeRuntime,
 ) -> None:
-    def choose(containers: Sequence[Container]) -> list[ContainerUpdate]:
+    def choose(containers: Sequence[NriContainer]) -> list[ContainerUpdate]:
         return [
             ContainerUpdate(found.id, Cpuset(mask_of([3])))
             for found in containers

@@ -16,13 +16,13 @@ from kvplace.core.scalars import ContainerId, CpuMask, PodUid
 from kvplace.nri import plugin as plugin_module
 from kvplace.nri.plugin import PluginName, run_plugin
 from kvplace.nri.values import (
-    Container,
-    ContainerState,
     ContainerUpdate,
     Cpuset,
     Creation,
-    Event,
+    NriContainer,
+    NriEvent,
     PodSandbox,
+    RunState,
     Runtime,
     SandboxId,
 )
@@ -34,17 +34,17 @@ from tests.nri.recorded_handler import RecordedHandler
 
 SHARED = Cpuset(mask_of([0, 1, 2, 7]))
 POD = PodSandbox(SandboxId("sandbox-u"), "p", "default", PodUid("u"), {"app": "x"})
-CONTAINER = Container(
+CONTAINER = NriContainer(
     id=ContainerId("id-c"),
     sandbox=SandboxId("sandbox-u"),
     name="c",
-    state=ContainerState.RUNNING,
+    state=RunState.RUNNING,
     pid=42,
     mounts=frozenset({"/mnt/0", "/mnt/1", "/mnt/2"}),
     cgroup_path="/kubepods/c",
     cpuset=Cpuset(mask_of([0, 1, 2, 3]), CpuMask(0b10)),
 )
-NO_CONTAINER = Container(ContainerId(""), SandboxId(""), "")
+NO_CONTAINER = NriContainer(ContainerId(""), SandboxId(""), "")
 
 
 @pytest.mark.usefixtures("plugin")
@@ -118,18 +118,18 @@ class TestCalls:
     @pytest.mark.parametrize(
         ("method", "number", "event"),
         [
-            ("RunPodSandbox", 1, Event.RUN_POD),
-            ("StopPodSandbox", 2, Event.STOP_POD),
-            ("RemovePodSandbox", 3, Event.REMOVE_POD),
-            ("PostCreateContainer", 5, Event.POST_CREATE),
-            ("StartContainer", 6, Event.START),
-            ("PostStartContainer", 7, Event.POST_START),
-            ("PostUpdateContainer", 9, Event.POST_UPDATE),
-            ("RemoveContainer", 11, Event.REMOVE),
+            ("RunPodSandbox", 1, NriEvent.RUN_POD),
+            ("StopPodSandbox", 2, NriEvent.STOP_POD),
+            ("RemovePodSandbox", 3, NriEvent.REMOVE_POD),
+            ("PostCreateContainer", 5, NriEvent.POST_CREATE),
+            ("StartContainer", 6, NriEvent.START),
+            ("PostStartContainer", 7, NriEvent.POST_START),
+            ("PostUpdateContainer", 9, NriEvent.POST_UPDATE),
+            ("RemoveContainer", 11, NriEvent.REMOVE),
         ],
     )
     async def test_an_event_is_the_same_as_a_call_of_its_own_and_as_a_state_change(
-        self, runtime: FakeRuntime, handler: RecordedHandler, method: str, number: int, event: Event
+        self, runtime: FakeRuntime, handler: RecordedHandler, method: str, number: int, event: NriEvent
     ) -> None:
         end, _ = await runtime.ready_plugin()
         assert await end.call(method, SUBJECT) == b""
@@ -142,7 +142,7 @@ class TestCalls:
     ) -> None:
         end, _ = await runtime.ready_plugin()
         await end.call("RemovePodSandbox", wire.message({1: pod("u")}))
-        assert handler.calls[-1] == ("observe", Event.REMOVE_POD, POD, NO_CONTAINER)
+        assert handler.calls[-1] == ("observe", NriEvent.REMOVE_POD, POD, NO_CONTAINER)
 
     async def test_a_state_change_of_an_event_to_come_is_answered_and_ignored(
         self, runtime: FakeRuntime, handler: RecordedHandler
