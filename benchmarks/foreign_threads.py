@@ -34,8 +34,8 @@ from benchmarks._tables import table
 from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
 from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.cpuset_keeper import CpusetKeeper
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.own_node import OwnNode
 from kvplace.core.cpuset import format_cpu_list, lowest, mask_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
@@ -62,7 +62,7 @@ def enforce(hierarchy: CpusetHierarchy, owned: CpuMask, commands: Connection) ->
 async def _enforce(hierarchy: CpusetHierarchy, owned: CpuMask, commands: Connection) -> None:
     logging.disable()  # drift is what is wanted here
     topology = discover(FolderTree(Path("/"))).topology
-    own, report = OwnNode(NODE, topology), NodeReport()
+    own, report = NodeObjects(NODE, topology), NodeReport()
     for store in own.stores:
         store.apply(Init())
         store.apply(InitDone())

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kvplace.agent.conditions import TopologyReason
 from kvplace.agent.cpuset_keeper import CpusetKeeper
-from kvplace.agent.node_state import NodeContainer
-from kvplace.agent.own_node import OwnNode
+from kvplace.agent.node_objects import NodeObjects
+from kvplace.agent.this_node import NodeContainer
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import PodUid
 from kvplace.kube.objects import COMPUTE
@@ -26,7 +26,7 @@ from kvplace.linux.container_watch import ContainerWatch
 class CgroupSource:
     """Follows the tree below a root."""
 
-    def __init__(self, keeper: CpusetKeeper, own: OwnNode, root: Path) -> None:
+    def __init__(self, keeper: CpusetKeeper, own: NodeObjects, root: Path) -> None:
         self._keeper = keeper
         self._own = own
         self._root = root

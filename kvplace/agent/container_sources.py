@@ -8,8 +8,8 @@ from pathlib import Path
 from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.conditions import TopologyCondition, TopologyReason
 from kvplace.agent.cpuset_keeper import ContainerSource, CpusetKeeper
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.own_node import OwnNode
 from kvplace.agent.settings import AgentSettings
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured
@@ -20,7 +20,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def keeper_of(
-    settings: AgentSettings, own: OwnNode, report: NodeReport
+    settings: AgentSettings, own: NodeObjects, report: NodeReport
 ) -> tuple[CpusetKeeper, ContainerSource]:
     """Make the keeper with the source that the operator asked for, else with what the node offers.
 

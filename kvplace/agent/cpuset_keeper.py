@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent import metrics
+from kvplace.agent.back_off import PERIOD_S, RepairHistory
 from kvplace.agent.conditions import TopologyCondition, TopologyReason
 from kvplace.agent.node_plan import NodePlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import NodeContainer, ThisNode
 from kvplace.agent.planner import SHOWN_OF_ID, plan_node, setting_of_new
-from kvplace.agent.repair_history import PERIOD_S, RepairHistory
+from kvplace.agent.this_node import NodeContainer, ThisNode
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured, Unavailable
@@ -69,8 +69,8 @@ class ContainerSource(Protocol):
         ...
 
 
-class NodeObjects(Protocol):
-    """The API server's view of this node: `kvplace.agent.own_node.OwnNode`."""
+class NodeView(Protocol):
+    """The API server's view of this node: `kvplace.agent.node_objects.NodeObjects`."""
 
     @property
     def state(self) -> ThisNode: ...
@@ -127,7 +127,7 @@ class CpusetKeeper:
 
     def __init__(
         self,
-        own: NodeObjects,
+        own: NodeView,
         report: NodeReport,
         cgroups: CgroupCpusets,
         *,

@@ -16,14 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from kvplace.agent.kubelet_settings import KubeletCpus
 from kvplace.agent.settings import AgentSettings
-from kvplace.agent.this_machine import ThisMachine, read_this_machine
+from kvplace.agent.this_machine import KubeletCpus, ThisMachine, read_this_machine
 from kvplace.core.errors import BadTopology, Misconfigured
-from kvplace.linux.inotify import FileChange, Inotify
+from kvplace.linux.kernel_events import FileChange, Inotify, Uevents
 from kvplace.linux.kernel_files import Gone
 from kvplace.linux.sysfs import total_memory
-from kvplace.linux.uevents import Uevents
 
 log = logging.getLogger(__name__)
 

@@ -6,14 +6,13 @@ import asyncio
 import logging
 from pathlib import Path
 
-from kvplace.agent.own_node import OwnNode
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import KvplaceError
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory
 from kvplace.core.scalars import Bytes, NumaId
-from kvplace.linux.memory_migration import migrate_memory
-from kvplace.linux.numa_memory import memory_of_process
+from kvplace.linux.numa_memory import memory_of_process, migrate_memory
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ MAY_STAY = Bytes(256 * 1024 * 1024)
 class MemoryMoves:
     """The moves of this node; none for a relocation that an agent before this one has carried out."""
 
-    def __init__(self, own: OwnNode, proc: Path = Path("/proc")) -> None:
+    def __init__(self, own: NodeObjects, proc: Path = Path("/proc")) -> None:
         """`proc` is where the host's processes are."""
         self._own = own
         self._proc = proc

@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.own_node import OwnNode
 from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Claim
 from kvplace.core.memory_in_use import NOTHING_IN_USE, Used, in_use
 from kvplace.core.scalars import NO_BYTES, Bytes, NumaId, PodUid
 from kvplace.linux.cgroup import UNIFIED, folders_of, processes_of
 from kvplace.linux.kernel_files import Gone
-from kvplace.linux.memory_use import NodeUse, memory_use
-from kvplace.linux.numa_memory import huge_pages_of_cgroup, plain_memory_of_cgroup
+from kvplace.linux.numa_memory import NodeUse, huge_pages_of_cgroup, memory_use, plain_memory_of_cgroup
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,9 @@ MEASURE_EVERY_S = 10.0
 class MemoryWatch:
     """Reports what others use, again and again."""
 
-    def __init__(self, own: OwnNode, plan: Callable[[], NodePlan], report: NodeReport, *, host: Path) -> None:
+    def __init__(
+        self, own: NodeObjects, plan: Callable[[], NodePlan], report: NodeReport, *, host: Path
+    ) -> None:
         """`plan` returns the plan of the moment, `host` is the root of the host's proc and sys."""
         self._own = own
         self._plan = plan

@@ -27,17 +27,17 @@ from typing import Protocol
 from kvplace.agent import metrics
 from kvplace.agent.conditions import TopologyReason
 from kvplace.agent.cpuset_keeper import CpusetKeeper
-from kvplace.agent.node_state import NodeContainer
+from kvplace.agent.this_node import NodeContainer
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.scalars import NO_CPUS, ContainerId
 from kvplace.kube.objects import COMPUTE
+from kvplace.linux.container_cgroups import cgroup_folder
 from kvplace.linux.cpuset_hierarchy import CpusetFile
-from kvplace.linux.inotify import FileChange, Inotify
+from kvplace.linux.kernel_events import FileChange, Inotify
 from kvplace.linux.kernel_files import Gone
-from kvplace.linux.oci_cgroup import cgroup_folder
 from kvplace.nri import values as nri
 from kvplace.nri.courier import MAX_UPDATES
 from kvplace.nri.plugin import Handler

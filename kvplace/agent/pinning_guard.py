@@ -23,16 +23,15 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent import metrics
+from kvplace.agent.back_off import AGAIN_S, Deliveries
 from kvplace.agent.conditions import PinnedReason
-from kvplace.agent.deliveries import AGAIN_S, Deliveries
 from kvplace.agent.libvirt_pins import LibvirtFailed, LibvirtPins
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import NodeContainer
-from kvplace.agent.own_node import OwnNode
-from kvplace.agent.pinned_report import Verdict, differences_in_words
 from kvplace.agent.pinning_sweep import PinningSweep, PodFinding
-from kvplace.agent.verification import CpusetDifference
+from kvplace.agent.this_node import NodeContainer
+from kvplace.agent.verification import CpusetDifference, Verdict, differences_in_words
 from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, PodUid
@@ -112,7 +111,7 @@ class PinningGuard:
 
     def __init__(
         self,
-        own: OwnNode,
+        own: NodeObjects,
         node: PlannedNode,
         memory: MemoryMover,
         report: NodeReport,

@@ -19,8 +19,8 @@ from kvplace.agent.container_sources import keeper_of
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.memory_moves import MemoryMoves
 from kvplace.agent.memory_watch import MemoryWatch
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_guard import PinningClient, PinningGuard
 from kvplace.agent.publisher import Publisher, PublisherClient
 from kvplace.agent.settings import AgentSettings
@@ -51,7 +51,7 @@ class RunningAgent:
     """Values for tests and for the caller."""
 
     health_address: Address
-    own: OwnNode
+    own: NodeObjects
     report: NodeReport
 
 
@@ -80,7 +80,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_WORKER_THREADS, "kernel"))
     readiness = Readiness(_NOT_READ)
     machine = MachineWatch(settings)
-    own = OwnNode(settings.node, machine.machine.topology)
+    own = NodeObjects(settings.node, machine.machine.topology)
     report = NodeReport()
 
     def machine_changed() -> None:
@@ -127,7 +127,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
             await events.finish()
 
 
-async def _become_ready(own: OwnNode, readiness: Readiness) -> None:
+async def _become_ready(own: NodeObjects, readiness: Readiness) -> None:
     await own.wait_until_known()
     gc.freeze()  # what was imported and read stays: full collections need not walk it again
     readiness.obstacle = ""

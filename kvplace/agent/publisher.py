@@ -15,9 +15,7 @@ from typing import Any, Protocol
 
 from kvplace.agent import metrics
 from kvplace.agent.machine_watch import MachineWatch
-from kvplace.agent.node_report import NodeReport
-from kvplace.agent.own_node import OwnNode
-from kvplace.agent.published import (
+from kvplace.agent.node_documents import (
     Description,
     WrittenBy,
     cpu_map_text,
@@ -27,6 +25,8 @@ from kvplace.agent.published import (
     ready,
     resource_topology_document,
 )
+from kvplace.agent.node_objects import NodeObjects
+from kvplace.agent.node_report import NodeReport
 from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.enforcement import Enforcement
@@ -116,7 +116,7 @@ class Publisher:
     def __init__(
         self,
         cluster: PublisherClient,
-        own: OwnNode,
+        own: NodeObjects,
         machine: MachineWatch,
         report: NodeReport,
         *,

@@ -21,7 +21,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId
 from kvplace.hook.pod_environment import PodEnvironment
-from kvplace.linux import cgroup, proc
+from kvplace.linux import affinity, cgroup
 from kvplace.linux.kernel_files import read_cpu_list
 
 _T = TypeVar("_T")
@@ -116,12 +116,12 @@ def allowed_cpus(env: PodEnvironment) -> CpuMask | None:
     """Read the effective cpuset of our cgroup, else of this process; None when neither is known."""
     process = Path(env.proc, "self")
     in_cgroup = _known(cgroup.effective_cpus, process, Path(env.sys, cgroup.MOUNT_POINT))
-    return in_cgroup or _known(proc.allowed_cpus, process)
+    return in_cgroup or _known(affinity.allowed_cpus, process)
 
 
 def allowed_memory_nodes(env: PodEnvironment) -> int | None:
     """Read the NUMA nodes that this container may take memory from; None when they are not known."""
-    return _known(proc.allowed_memory_nodes, Path(env.proc, "self"))
+    return _known(affinity.allowed_memory_nodes, Path(env.proc, "self"))
 
 
 def node_of_cpus(env: PodEnvironment) -> dict[CpuId, NumaId]:

@@ -1,18 +1,19 @@
-"""The CPUs that a thread may run on, read from and given to the scheduler with one system call each.
+"""CPUs and memory nodes that a thread may use, by system calls and as /proc states them.
 
-Reading costs less than 1 µs; /proc/PID/status, which states the same, costs 40 times as much. CPUs that are
-offline are left out, as the scheduler leaves them out.
+A system call that reads the CPUs costs less than 1 µs; /proc/PID/status, which states the same, costs 40
+times as much. CPUs that are offline are left out, as the scheduler leaves them out.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from typing import NewType
 
 from kvplace.core.cpuset import bits_of, format_cpu_list, mask_of
 from kvplace.core.scalars import CpuMask
-from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted
+from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_text, to_cpu_list
 
 Tid = NewType("Tid", int)
 """The id of a thread; that of a process's first thread is the process id."""
@@ -52,3 +53,25 @@ def _explained(error: OSError, what: str) -> Exception:
             return NotPermitted(f"{what}: {error.strerror}; the agent needs CAP_SYS_NICE")
         case _:
             return KernelError(f"{what}: {error.strerror}")
+
+
+def allowed_cpus(task: Path) -> CpuMask:
+    """Read the CPUs that a task may run on; `task` is its folder in /proc.
+
+    Raises Gone, NotPermitted or KernelError.
+    """
+    return _status_list(task, "Cpus_allowed_list")
+
+
+def allowed_memory_nodes(task: Path) -> int:
+    """Read the NUMA nodes, as a mask of ids, that a task may take memory from; raises as `allowed_cpus`."""
+    return _status_list(task, "Mems_allowed_list")
+
+
+def _status_list(task: Path, key: str) -> CpuMask:
+    path = task / "status"
+    for line in read_text(path).splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return to_cpu_list(value, path)
+    raise KernelError(f"{path} does not contain {key}")

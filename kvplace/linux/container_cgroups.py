@@ -1,4 +1,4 @@
-"""The cgroups of containers as kubelets and container runtimes lay them out.
+"""The cgroups of containers as kubelets and container runtimes lay them out, and as an OCI spec names them.
 
 Below `kubepods` (cgroupfs driver) or `kubepods.slice` (systemd driver), which a kubelet with `--cgroup-root`
 puts into another cgroup, there is one for each pod (in one of its QoS class unless it is Guaranteed) and in
@@ -8,6 +8,9 @@ that one for each container, the pause container included:
     kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<UID with _>.slice/cri-containerd-<id>.scope
 
 The UID of a static pod is the hash of its manifest (32 hexadecimal digits), not that of its mirror pod.
+
+An OCI spec names the cgroup of its container. Asking /proc of the first process instead would need that
+process to live, and the host's cgroup namespace.
 """
 
 from __future__ import annotations
@@ -79,3 +82,28 @@ def folder_names(folder: Path) -> list[str]:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
+
+
+_SLICE = ".slice"
+
+
+def cgroup_folder(hierarchy: Path, cgroups_path: str) -> Path | None:
+    """Return the folder of `linux.cgroupsPath` in a mounted hierarchy; None for one that runtimes do not use.
+
+    It is a path, or with the systemd driver `slice:prefix:name`, which stands for the scope `prefix-name` in
+    that slice. The slice `a-b.slice` is inside `a.slice` (systemd.slice(5)).
+    """
+    slice_, colon, scope = cgroups_path.partition(":")
+    if not colon:
+        parts = cgroups_path.split("/")
+    else:
+        prefix, _, name = scope.partition(":")
+        parts = [*_slices(slice_), f"{prefix}-{name}.scope" if prefix else f"{name}.scope"]
+    parts = [part for part in parts if part]
+    return None if not parts or ".." in parts else hierarchy.joinpath(*parts)
+
+
+def _slices(name: str) -> list[str]:
+    """List a slice with those that it is in, outermost first; `-.slice` is the root."""
+    words = name.removesuffix(_SLICE).split("-")
+    return ["-".join(words[:count]) + _SLICE for count in range(1, len(words) + 1) if all(words)]

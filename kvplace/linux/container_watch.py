@@ -26,7 +26,7 @@ from kvplace.linux.container_cgroups import (
     pod_uid_of,
 )
 from kvplace.linux.cpuset_hierarchy import CpusetFile
-from kvplace.linux.inotify import FileChange, FileReport, Inotify
+from kvplace.linux.kernel_events import FileChange, FileReport, Inotify
 from kvplace.linux.kernel_files import Gone
 
 _ENTRIES = FileChange.CREATED | FileChange.REMOVED

@@ -1,25 +1,36 @@
-"""The NUMA nodes of memory, of a cgroup (cheap, everything in it) or of one process (exact, dear)."""
+"""Memory by NUMA node: how much a node, a cgroup (cheap) or a process (exact, dear) uses, and its migration.
+
+A migration is migrate_pages(2): the kernel copies the pages that exist. Where new ones are taken from is
+decided by the process's own memory policy and by its cpuset. The call walks all page tables and may take
+seconds for a large VM.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
+import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.quantity import parse_bytes
 from kvplace.core.scalars import Bytes, NumaId
 from kvplace.linux.cgroup import UNIFIED
-from kvplace.linux.kernel_files import Gone, read_text
+from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_text
 
 BASE_PAGE = 4096
 READ_WITHIN_S = 30.0
 """For the memory of one process."""
 MOST_NUMA_MAPS = 4 * 1024 * 1024
 """Bytes of the memory map of one process: tens of thousands of mappings, and QEMU has some hundred."""
-_NODE = re.compile(r"\bN(\d+)=(\d+)")
+_AMOUNT = re.compile(r"\bN(\d+)=(\d+)")
 _PAGE_KIB = re.compile(r"\bkernelpagesize_kB=(\d+)")
 _MEMORY_FILES = (" file=/memfd:", " file=/dev/shm/", " file=/dev/zero")
 """Shared memory that QEMU asks for by name, in a folder or by MAP_SHARED alone."""
@@ -107,7 +118,103 @@ def _guest_mappings(text: str) -> Iterator[str]:
 
 
 def _add(total: dict[NumaId, Bytes], line: str, size: int) -> None:
-    for node, count in _NODE.findall(line):
+    for node, count in _AMOUNT.findall(line):
         if int(count):
             number = NumaId(int(node))
             total[number] = total.get(number, Bytes(0)) + Bytes(int(count) * size)
+
+
+_NODE_FOLDER = re.compile(r"node(\d{1,5})")
+_PAGES = re.compile(r"hugepages-(\d{1,12})kB")
+_LINE = re.compile(r"^(?:Node \d+ )?(\w+(?:\(\w+\))?):\s*(\d+)(?: kB)?$", re.MULTILINE)
+_GIVEN_BACK = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
+"""What is free, and what the kernel frees on demand: the page cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """One NUMA node."""
+
+    memory: Bytes
+    """All of it outside huge pages."""
+    used: Bytes
+    """Of that, what is not free and would not be freed at once."""
+    pages: Mapping[Bytes, tuple[int, int]]
+    """Huge pages by size: all, and those that hold something."""
+
+
+def memory_use(sys: Path) -> dict[NumaId, NodeUse]:
+    """Read every NUMA node below a folder like /sys; none where the kernel shows none.
+
+    Takes some ten small files for each node. Raises NotPermitted or KernelError.
+    """
+    found: dict[NumaId, NodeUse] = {}
+    for folder in sorted((sys / "devices/system/node").glob("node[0-9]*")):
+        if match := _NODE_FOLDER.fullmatch(folder.name):
+            with suppress(Gone):  # taken offline
+                found[NumaId(int(match[1]))] = _node(folder)
+    return found
+
+
+def _node(folder: Path) -> NodeUse:
+    kib = {name: int(value) for name, value in _LINE.findall(read_text(folder / "meminfo"))}
+    if "MemTotal" not in kib or "MemFree" not in kib:
+        raise KernelError(f"{folder / 'meminfo'} does not contain MemTotal and MemFree")
+    pages: dict[Bytes, tuple[int, int]] = {}
+    for path in (folder / "hugepages").glob("hugepages-*kB"):
+        if (match := _PAGES.fullmatch(path.name)) and (count := _count(path / "nr_hugepages")):
+            pages[Bytes(int(match[1]) * 1024)] = (count, max(0, count - _count(path / "free_hugepages")))
+    in_pages = sum(size * total for size, (total, _) in pages.items())
+    memory = max(0, kib["MemTotal"] * 1024 - in_pages)
+    given_back = sum(kib.get(name, 0) for name in _GIVEN_BACK) * 1024
+    return NodeUse(Bytes(memory), Bytes(max(0, memory - given_back)), pages)
+
+
+def _count(path: Path) -> int:
+    text = read_text(path).strip()
+    if not text.isdigit():
+        raise KernelError(f"{path} contains {text[:40]!r}; it must be a number")
+    return int(text)
+
+
+_MIGRATE_PAGES = {"x86_64": 256, "aarch64": 238, "s390x": 287, "ppc64le": 258, "riscv64": 238}
+"""The number of the system call, by architecture: the C library has no function for it."""
+_WORD = 8 * ctypes.sizeof(ctypes.c_ulong)
+
+
+def migrate_memory(pid: int, sources: Iterable[NumaId], targets: Iterable[NumaId]) -> int:
+    """Move the pages of a process from some NUMA nodes to others; returns how many stayed.
+
+    The n-th source goes to the n-th target, in ascending order; further sources begin with the first target
+    again. The targets must be in the process's cpuset. Blocks until it is done. Raises Gone, NotPermitted, or
+    KernelError where the kernel cannot do it at all.
+    """
+    old, new = mask_of(sources), mask_of(targets)
+    if not old or not new:
+        return 0
+    words = max(old, new).bit_length() // _WORD + 1
+    number = _MIGRATE_PAGES.get(platform.machine())
+    if number is None:
+        raise KernelError(f"memory cannot be moved on {platform.machine()}: its system call is not known")
+    libc = ctypes.CDLL(None, use_errno=True)
+    # The kernel reads one bit less than it is given.
+    stayed = int(
+        libc.syscall(number, pid, ctypes.c_ulong(words * _WORD + 1), _words(old, words), _words(new, words))
+    )
+    if stayed >= 0:
+        return stayed
+    what = f"memory of process {pid} cannot be moved to NUMA node {format_cpu_list(new)}"
+    code = ctypes.get_errno()
+    match code:
+        case errno.ESRCH:
+            raise Gone(f"{what}: there is no such process")
+        case errno.EPERM | errno.EACCES:
+            raise NotPermitted(
+                f"{what}: {os.strerror(code)}; the agent needs CAP_SYS_NICE and CAP_SYS_PTRACE"
+            )
+        case _:
+            raise KernelError(f"{what}: {os.strerror(code)}")
+
+
+def _words(mask: int, count: int) -> ctypes.Array[ctypes.c_ulong]:
+    return (ctypes.c_ulong * count)(*(mask >> _WORD * word & (1 << _WORD) - 1 for word in range(count)))

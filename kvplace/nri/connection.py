@@ -1,20 +1,123 @@
-"""One connection to an NRI runtime, over which both ends call each other.
+"""One connection to an NRI runtime, over which both ends call each other; its frames and messages as bytes.
 
 Calls from the runtime are answered one after the other, in their order: the runtime waits for each of them
 anyway, and what a plugin knows is then never older than the call. So whoever answers must not wait for a call
 to the runtime.
+
+One unix stream carries two connections (github.com/containerd/nri, pkg/net/multiplex): on the one the
+runtime calls the plugin, on the other the plugin calls the runtime. A frame has a header of 8 bytes, the
+connection and the length of the payload. The payloads of a connection make up a stream of ttrpc messages
+(github.com/containerd/ttrpc, PROTOCOL.md), each with a header of 10 bytes. All numbers are big endian.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from struct import Struct
+from typing import Any, NamedTuple
 
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
-from kvplace.nri.frames import BadPeer, Channel, FrameReader, Message, MessageType, write_message
-from kvplace.nri.messages import PluginCall, read_call, read_result, write_call, write_failure, write_result
+from kvplace.nri.messages import (
+    BadPeer,
+    PluginCall,
+    read_call,
+    read_result,
+    write_call,
+    write_failure,
+    write_result,
+)
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""Longest body of a message, in both directions."""
+MAX_SENT_PAYLOAD_BYTES = 4096
+"""A runtime that gets a longer frame stops answering: it reads into a buffer of this size."""
+
+_FRAME = Struct(">II")
+_MESSAGE = Struct(">IIBB")
+_MAX_PAYLOAD_BYTES = MAX_MESSAGE_BYTES + _MESSAGE.size
+
+
+class Channel(IntEnum):
+    """The connections inside an NRI connection."""
+
+    PLUGIN = 1
+    """The runtime asks, the plugin answers."""
+    RUNTIME = 2
+    """The plugin asks, the runtime answers."""
+
+
+class MessageType(IntEnum):
+    """The types of ttrpc messages in unary calls."""
+
+    REQUEST = 1
+    RESPONSE = 2
+
+
+_UNARY = frozenset(kind.value for kind in MessageType)
+
+
+class Message(NamedTuple):
+    """One ttrpc message."""
+
+    channel: Channel
+    stream: int
+    """Ties a response to its request; each channel counts its own."""
+    type: MessageType
+    body: bytes
+
+
+def write_message(message: Message) -> bytes:
+    """Write a message as frames, none of them too long for the runtime; raises ValueError above the limit."""
+    if len(message.body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(message.body)} bytes is longer than {MAX_MESSAGE_BYTES}")
+    whole = memoryview(_MESSAGE.pack(len(message.body), message.stream, message.type, 0) + message.body)
+    written = bytearray()
+    for start in range(0, len(whole), MAX_SENT_PAYLOAD_BYTES):
+        payload = whole[start : start + MAX_SENT_PAYLOAD_BYTES]
+        written += _FRAME.pack(message.channel, len(payload))
+        written += payload
+    return bytes(written)
+
+
+class FrameReader:
+    """Turns received bytes into messages; keeps at most one unfinished message of each channel."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._streams: dict[int, bytearray] = {channel.value: bytearray() for channel in Channel}
+
+    def receive(self, data: bytes) -> Iterator[Message]:
+        """Yield the messages that are complete now; raises BadPeer for bytes that are not NRI."""
+        self._received += data
+        while len(self._received) >= _FRAME.size:
+            number, length = _FRAME.unpack_from(self._received)
+            if length > _MAX_PAYLOAD_BYTES:
+                raise BadPeer(f"the NRI runtime sent a frame of {length} bytes, more than any message has")
+            if len(self._received) < _FRAME.size + length:
+                return
+            payload = self._received[_FRAME.size : _FRAME.size + length]
+            del self._received[: _FRAME.size + length]
+            if number in self._streams:  # NRI's own multiplexer ignores other connections, too
+                yield from self._messages(Channel(number), payload)
+
+    def _messages(self, channel: Channel, payload: bytearray) -> Iterator[Message]:
+        stream = self._streams[channel]
+        stream += payload
+        while len(stream) >= _MESSAGE.size:
+            length, number, kind, _ = _MESSAGE.unpack_from(stream)
+            if length > MAX_MESSAGE_BYTES:
+                raise BadPeer(f"the NRI runtime sent a message of {length} bytes, above the limit")
+            if kind not in _UNARY:
+                raise BadPeer(f"the NRI runtime sent a message of type {kind}; NRI uses unary calls only")
+            if len(stream) < _MESSAGE.size + length:
+                return
+            body = bytes(stream[_MESSAGE.size : _MESSAGE.size + length])
+            del stream[: _MESSAGE.size + length]
+            yield Message(channel, number, MessageType(kind), body)
+
 
 SOCKET = Path("/var/run/nri/nri.sock")
 """Where containerd and CRI-O listen unless configured otherwise."""

@@ -17,7 +17,6 @@ from google.protobuf.message import DecodeError
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import Unavailable
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
-from kvplace.nri.frames import BadPeer
 from kvplace.nri.values import (
     DEFAULT_REQUEST_TIMEOUT_S,
     NO_CPUSET,
@@ -54,7 +53,7 @@ _SCHEMA: Mapping[str, tuple[tuple[int, str, str], ...]] = {
     "ConfigureResponse": ((2, "events", "int32"),),
     "SynchronizeRequest": (
         (1, "pods", "PodSandbox*"),
-        (2, "containers", "NriContainer*"),
+        (2, "containers", "Container*"),
         (3, "more", "bool"),
     ),
     "SynchronizeResponse": ((1, "update", "ContainerUpdate*"), (2, "more", "bool")),
@@ -128,6 +127,10 @@ class PluginCall(NamedTuple):
     service: str
     method: str
     payload: bytes
+
+
+class BadPeer(Unavailable):
+    """The other end does not speak NRI; the connection cannot be used any more."""
 
 
 class CallFailed(Unavailable):

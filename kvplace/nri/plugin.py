@@ -21,8 +21,8 @@ from typing import NoReturn, Protocol, TypeVar
 
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
 from kvplace.nri.connection import Connection, UnknownMethod
-from kvplace.nri.frames import BadPeer
 from kvplace.nri.messages import (
+    BadPeer,
     PluginCall,
     read_asked_cpuset,
     read_runtime,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import ClaimContainer, PodPlan
-from kvplace.agent.node_state import NodeContainer, PodRevisions, ThisNode
-from kvplace.agent.own_node import OwnNode
+from kvplace.agent.this_node import NodeContainer, PodRevisions, ThisNode
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement
@@ -57,9 +57,9 @@ def numa_placed(uid: PodUid, topology: Topology, *nodes: NumaId) -> PodPlacement
     return PodPlacement(uid, NODE, "", OnFailure.WAIT, placement)
 
 
-def read_node(topology: Topology) -> OwnNode:
+def read_node(topology: Topology) -> NodeObjects:
     """The objects of a node, read from an API server that has none."""
-    own = OwnNode(NODE, topology)
+    own = NodeObjects(NODE, topology)
     for store in own.stores:
         store.apply(Init())
         store.apply(InitDone())

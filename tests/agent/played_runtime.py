@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvplace.agent.node_state import ThisNode
 from kvplace.agent.nri_source import NriSource
+from kvplace.agent.this_node import ThisNode
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplace.agent.machine_watch import MachineWatch
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.own_node import OwnNode
 from kvplace.agent.publisher import Publisher
 from kvplace.core.enforcement import Enforcement
 from kvplace.kube.conditions import Condition
@@ -28,7 +28,7 @@ class Agent:
     """The parts around a publisher."""
 
     cluster: FaultyCluster
-    own: OwnNode
+    own: NodeObjects
     machine: MachineWatch
     report: NodeReport
 
@@ -70,7 +70,7 @@ class Agent:
 async def publishing(host: Host, cluster: FaultyCluster, *, complete: bool = True) -> AsyncIterator[Agent]:
     """Publish what is reported; unless `complete`, nothing is known of containers and pods yet."""
     machine = MachineWatch(host.settings())
-    own = OwnNode(NODE, machine.machine.topology)
+    own = NodeObjects(NODE, machine.machine.topology)
     report = NodeReport()
     if complete:
         report.enforce(Enforcement.NONE)

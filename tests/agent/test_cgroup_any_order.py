@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from harness.pod_cgroups import Driver, PodCgroups, container_id, pod_cgroups, pod_uid
 from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.cpuset_keeper import CpusetKeeper
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.own_node import OwnNode
 from kvplace.agent.planner import plan_node
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Misconfigured
@@ -53,7 +53,7 @@ class Node:
     """A node, its agent's enforcement, and what may happen to both."""
 
     pods: PodCgroups
-    own: OwnNode = field(default_factory=lambda: OwnNode(NODE, machine_of([0, 1])))
+    own: NodeObjects = field(default_factory=lambda: NodeObjects(NODE, machine_of([0, 1])))
     ledger: Ledger = field(default_factory=Ledger)
     version: int = 0
 

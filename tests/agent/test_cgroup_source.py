@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from harness.pod_cgroups import PodCgroups, allowed, container_id, pod_uid
-from kvplace.agent import cpuset_keeper, repair_history
+from kvplace.agent import back_off, cpuset_keeper
+from kvplace.agent.back_off import MOST_REPAIRS
 from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.conditions import TopologyCondition
 from kvplace.agent.cpuset_keeper import CpusetKeeper
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.own_node import OwnNode
-from kvplace.agent.repair_history import MOST_REPAIRS
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured
@@ -33,7 +33,7 @@ from kvplace.kube.watches import Apply, Delete, Init, InitApply, InitDone
 from kvplace.linux import container_watch
 from kvplace.linux.container_watch import ContainerChanges, ContainerWatch
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy
-from kvplace.linux.inotify import Inotify
+from kvplace.linux.kernel_events import Inotify
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted
 from tests.agent.nodes_in_use import NODE, machine_of, placed
 
@@ -57,7 +57,7 @@ class Node:
 
     def __init__(self, pods: PodCgroups, *, sweep_s: float = 600.0, starting_s: float = 0.0) -> None:
         self.pods = pods
-        self.own = OwnNode(NODE, machine_of([0, 1]))
+        self.own = NodeObjects(NODE, machine_of([0, 1]))
         self.report = NodeReport()
         self._version = 0
         self.keep(pods.own, sweep_s=sweep_s, starting_s=starting_s)
@@ -315,7 +315,7 @@ async def test_a_repair_that_was_given_up_is_tried_again_later(
             await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
             pods.hierarchy.set(folder, parse_cpu_list("0-1"))
         await becomes(lambda: bool(node.problem()), True)
-        monkeypatch.setattr(repair_history, "PERIOD_S", 0.0)
+        monkeypatch.setattr(back_off, "PERIOD_S", 0.0)
         await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
         await becomes(node.problem, "")
 

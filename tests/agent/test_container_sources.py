@@ -11,10 +11,10 @@ from prometheus_client import REGISTRY
 from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.conditions import TopologyCondition
 from kvplace.agent.container_sources import keeper_of
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodePlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.nri_source import NriSource
-from kvplace.agent.own_node import OwnNode
 from kvplace.core.enforcement import Enforcement
 from kvplace.service.process import in_background
 from tests.agent.hosts import NODE, Host
@@ -23,7 +23,7 @@ from tests.nodes.machines import EIGHT
 
 async def test_without_nri_cgroups_are_written(host: Host) -> None:
     host.write("sys/fs/cgroup/cgroup.controllers", "cpuset cpu")
-    assert isinstance(keeper_of(host.settings(), OwnNode(NODE, EIGHT), NodeReport())[1], CgroupSource)
+    assert isinstance(keeper_of(host.settings(), NodeObjects(NODE, EIGHT), NodeReport())[1], CgroupSource)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ async def test_with_nri_the_runtime_sets_them_unless_the_operator_asks_for_somet
     host.write("sys/fs/cgroup/cgroup.controllers", "cpuset cpu")
     host.write("var/run/nri/nri.sock", "")
     settings = replace(host.settings(), enforcement=asked)
-    assert isinstance(keeper_of(settings, OwnNode(NODE, EIGHT), NodeReport())[1], found)
+    assert isinstance(keeper_of(settings, NodeObjects(NODE, EIGHT), NodeReport())[1], found)
 
 
 async def test_a_host_without_cpusets_is_reported_and_the_agent_goes_on(host: Host) -> None:
     report = NodeReport()
-    keeper, source = keeper_of(host.settings(), OwnNode(NODE, EIGHT), report)
+    keeper, source = keeper_of(host.settings(), NodeObjects(NODE, EIGHT), report)
     condition = report.conditions[TopologyCondition.CPUSETS_ENFORCED]
     assert (condition.status, condition.reason) == (False, "NoCpusets")
     assert condition.message.startswith("no cgroup hierarchy with the cpuset controller is mounted below")

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from kvplace.agent.deliveries import Deliveries
+from kvplace.agent.back_off import Deliveries
 from kvplace.core.errors import Refused, Unavailable
 from kvplace.core.scalars import PodUid
 

@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvplace.agent.back_off import MOST_REPAIRS
 from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import ThisNode
 from kvplace.agent.nri_source import NriSource
-from kvplace.agent.repair_history import MOST_REPAIRS
+from kvplace.agent.this_node import ThisNode
 from kvplace.core.cpuset import mask_of
 from kvplace.core.scalars import NO_CPUS, ContainerId, PodUid
 from kvplace.nri.values import Cpuset

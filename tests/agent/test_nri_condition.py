@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from kvplace.agent import cpuset_keeper
+from kvplace.agent.back_off import MOST_REPAIRS
 from kvplace.agent.conditions import TopologyCondition
-from kvplace.agent.repair_history import MOST_REPAIRS
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Unavailable
 from kvplace.service.process import in_background

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from kvplace.agent import cpuset_keeper, nri_source, repair_history
+from kvplace.agent import back_off, cpuset_keeper, nri_source
+from kvplace.agent.back_off import MOST_REPAIRS
 from kvplace.agent.conditions import PinnedReason, TopologyCondition
-from kvplace.agent.repair_history import MOST_REPAIRS
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import CpuMask, NumaId
 from kvplace.linux.cpuset_hierarchy import CpusetFile
-from kvplace.linux.inotify import Inotify
+from kvplace.linux.kernel_events import Inotify
 from kvplace.linux.kernel_files import KernelError, NotPermitted
 from kvplace.nri.values import Cpuset, NriEvent, RunState
 from kvplace.service.process import in_background
@@ -237,7 +237,7 @@ class TestUpdates:
         async with asyncio.timeout(10), in_background(node.keeper.run(node.source)):
             await asyncio.sleep(0.1)
             assert not written.is_set()
-            monkeypatch.setattr(repair_history, "PERIOD_S", 0.0)
+            monkeypatch.setattr(back_off, "PERIOD_S", 0.0)
             await written.wait()
         assert node.cgroup(compute) == "2-3"
 

@@ -8,7 +8,6 @@ import pytest
 
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.node_plan import ClaimRefusal
-from kvplace.agent.pinned_report import Verdict
 from kvplace.agent.verification import (
     CpusetDifference,
     Difference,
@@ -18,6 +17,7 @@ from kvplace.agent.verification import (
     OfflineDifference,
     QemuThread,
     ThreadDifference,
+    Verdict,
 )
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.marks import PINNED

@@ -15,13 +15,13 @@ from prometheus_client import REGISTRY
 
 from kvplace.agent import pinning_guard
 from kvplace.agent.memory_moves import MemoryMoves
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import NodeContainer
-from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_guard import MEMORY_AGAIN_S, PinningGuard
 from kvplace.agent.pinning_sweep import PodFinding
 from kvplace.agent.planner import plan_node
+from kvplace.agent.this_node import NodeContainer
 from kvplace.agent.verification import Measurement, QemuThread, ThreadDifference
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
@@ -66,7 +66,7 @@ def not_pinned() -> dict[str, str]:
 class Planned:
     """Plans as the keeper of cpusets would."""
 
-    def __init__(self, own: OwnNode) -> None:
+    def __init__(self, own: NodeObjects) -> None:
         self._own = own
         self.known = [replace(container(VM, cpus="2"), folder=Path("/cgroups/compute"))]
 
@@ -84,7 +84,7 @@ class Planned:
 class StuckMemory(MemoryMoves):
     """Memory that cannot be moved."""
 
-    def __init__(self, own: OwnNode) -> None:
+    def __init__(self, own: NodeObjects) -> None:
         super().__init__(own)
         self.tried: list[int] = []
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.node_plan import ClaimContainer
-from kvplace.agent.node_state import NodeContainer, PodRevisions
 from kvplace.agent.pinning_sweep import PinningSweep
 from kvplace.agent.planner import plan_node
+from kvplace.agent.this_node import NodeContainer, PodRevisions
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import ContainerId, PodUid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.agent.repair_history import MOST_REPAIRS, PERIOD_S, RepairHistory
+from kvplace.agent.back_off import MOST_REPAIRS, PERIOD_S, RepairHistory
 
 
 def test_a_few_repairs_are_made_at_once() -> None:

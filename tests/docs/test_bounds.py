@@ -81,7 +81,7 @@ CODE: dict[tuple[str, str], list[str]] = {
     (SERVE, "HTTP/2 calls"): ["scheduler.http2:MAX_STREAMS", "scheduler.http2:MAX_IDLE_FRAMES"],
     (SERVE, "connections of a listener"): ["service.connections:ConnectionLimits.connections"],
     (AGENT, "pods and containers"): ["nri.plugin:MAX_SYNCHRONIZED"],
-    (AGENT, "repairs of one VM"): ["agent.repair_history:MOST_REPAIRS"],
+    (AGENT, "repairs of one VM"): ["agent.back_off:MOST_REPAIRS"],
     (AGENT, "cpuset that the kernel"): ["agent.cpuset_keeper:SET_AGAIN_S"],
     (AGENT, "threads that do not follow"): ["agent.pinning_guard:REVISION_WITHIN_S"],
     (AGENT, "threads of one QEMU"): [

@@ -14,12 +14,12 @@ from harness.libvirt_session.daemon import LibvirtSession, RunningDomain
 from harness.libvirt_session.threads import ThreadAffinity
 from kvplace.agent.libvirt_pins import LibvirtPins
 from kvplace.agent.memory_moves import MemoryMoves
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodePlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.node_state import NodeContainer
-from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_guard import PinningGuard
 from kvplace.agent.planner import plan_node
+from kvplace.agent.this_node import NodeContainer
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.marks import PINNED
@@ -94,7 +94,7 @@ class SessionContainers:
     """Sets the cpuset of the session as the decision states, each time that it is asked."""
 
     session: LibvirtSession
-    own: OwnNode
+    own: NodeObjects
     known: tuple[NodeContainer, ...] = (
         NodeContainer(ContainerId("c1"), "compute", UID, POD.namespace, POD.name, in_vm_pod=True),
     )
@@ -137,7 +137,7 @@ class GuardedVm:
     """The VM, its guard, and what the guard has reported."""
 
     domain: RunningDomain
-    own: OwnNode
+    own: NodeObjects
     containers: SessionContainers
     report: NodeReport
     written: WrittenObjects
@@ -218,7 +218,7 @@ async def guarded(
     session: LibvirtSession, domain: RunningDomain, placement: PodPlacement | None
 ) -> AsyncIterator[GuardedVm]:
     """Puts a guard over a running VM; it does nothing until it is asked to check, or runs."""
-    own = OwnNode(NODE, MACHINE)
+    own = NodeObjects(NODE, MACHINE)
     containers = SessionContainers(session, own)
     report, written, clock = NodeReport(), WrittenObjects(), Clock()
     events = EventRecorder(written)

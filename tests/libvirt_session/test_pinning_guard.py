@@ -13,8 +13,8 @@ import pytest
 
 from harness.libvirt_session.daemon import LibvirtSession, NoLibvirtHere, RunningDomain, session_daemon
 from harness.libvirt_session.documents import minimal_domain
+from kvplace.agent.back_off import MOST_REPAIRS, PERIOD_S
 from kvplace.agent.libvirt_pins import LibvirtPins
-from kvplace.agent.repair_history import MOST_REPAIRS, PERIOD_S
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.placement import Placement, PodPlacement

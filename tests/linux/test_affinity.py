@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvplace.core.cpuset import bits_of, mask_of
-from kvplace.linux import proc
+from kvplace.linux import affinity
 from kvplace.linux.affinity import OutsideCpuset, Tid, affinity_of, set_affinity
 from kvplace.linux.kernel_files import Gone
 
@@ -32,7 +32,7 @@ def test_what_is_set_is_read_back_and_is_what_proc_states(sleeper: Tid) -> None:
     for cpu in bits_of(MINE):
         set_affinity(sleeper, mask_of([cpu]))
         assert affinity_of(sleeper) == mask_of([cpu])
-        assert proc.allowed_cpus(Path(f"/proc/{sleeper}")) == mask_of([cpu])
+        assert affinity.allowed_cpus(Path(f"/proc/{sleeper}")) == mask_of([cpu])
 
 
 def test_one_thread_is_set_and_the_others_stay() -> None:

@@ -18,7 +18,7 @@ from kvplace.core.errors import Misconfigured
 from kvplace.linux import container_watch
 from kvplace.linux.container_cgroups import ContainerCgroup
 from kvplace.linux.container_watch import ContainerChanges, ContainerWatch
-from kvplace.linux.inotify import FileChange, FileReport, Inotify
+from kvplace.linux.kernel_events import FileChange, FileReport, Inotify
 from kvplace.linux.kernel_files import Gone
 
 UID, ID = pod_uid(1), container_id(1)

@@ -11,7 +11,7 @@ import pytest
 
 from kvplace.core.scalars import NumaId
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted
-from kvplace.linux.memory_migration import migrate_memory
+from kvplace.linux.numa_memory import migrate_memory
 
 NODE = NumaId(0)
 
@@ -44,7 +44,7 @@ def test_a_node_that_the_machine_does_not_have_is_an_error_that_names_it() -> No
 
 _AS_NOBODY = """
 import os
-from kvplace.linux.memory_migration import migrate_memory
+from kvplace.linux.numa_memory import migrate_memory
 os.setuid(65534)
 try:
     migrate_memory(1, [0], [0])

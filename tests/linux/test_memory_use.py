@@ -8,7 +8,7 @@ import pytest
 
 from kvplace.core.scalars import Bytes, NumaId
 from kvplace.linux.kernel_files import KernelError
-from kvplace.linux.memory_use import NodeUse, memory_use
+from kvplace.linux.numa_memory import NodeUse, memory_use
 
 NODE = "devices/system/node/node{}"
 

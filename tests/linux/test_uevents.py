@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.linux.uevents import Uevents
+from kvplace.linux.kernel_events import Uevents
 
 CPU = Path("/sys/devices/system/cpu/cpu0/uevent")
 

@@ -9,8 +9,8 @@ import pytest
 
 from harness.control_plane.cluster import ControlPlane
 from kvplace.agent.machine_watch import MachineWatch
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.own_node import OwnNode
 from kvplace.agent.publisher import Publisher
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import NodeName
@@ -31,7 +31,7 @@ async def test_an_agent_with_its_own_rights_publishes_everything(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     machine = MachineWatch(Host(tmp_path / "host").settings())
-    own, report = OwnNode(NodeName(agent.node), machine.machine.topology), NodeReport()
+    own, report = NodeObjects(NodeName(agent.node), machine.machine.topology), NodeReport()
     credentials = CredentialOptions(kubeconfig=str(cluster.kubeconfig), token=agent.token)
     client = ApiCluster(await open_session(credentials), component="agent")
     publisher = Publisher(client, own, machine, report)

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.nri.frames import (
+from kvplace.nri.connection import (
     MAX_MESSAGE_BYTES,
-    BadPeer,
     Channel,
     FrameReader,
     Message,
     MessageType,
     write_message,
 )
+from kvplace.nri.messages import BadPeer
 from tests.nri import wire
 
 messages = st.builds(

@@ -12,8 +12,8 @@ from harness.real_node.runtime import Container, ContainerRuntime, Pod
 from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.conditions import TopologyCondition
 from kvplace.agent.cpuset_keeper import CpusetKeeper
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.own_node import OwnNode
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.scalars import PodUid
 from kvplace.kube.records import LedgerRecord
@@ -29,7 +29,7 @@ CONTAINERS = 10
 @contextlib.asynccontextmanager
 async def enforced(runtime: ContainerRuntime) -> AsyncIterator[tuple[CpusetKeeper, NodeReport]]:
     """Run the enforcement in the sandbox's cgroups; a VM owns CPU 1, the pool is CPU 0."""
-    own, report = OwnNode(NODE, machine_of([0, 1])), NodeReport()
+    own, report = NodeObjects(NODE, machine_of([0, 1])), NodeReport()
     ledger = Ledger().after(LedgerChange((claim_of(VM, placed(VM, "1").placement),)))
     for store in own.stores:
         store.apply(Init())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvplace.agent.node_state import PodRevisions
-from kvplace.agent.own_node import OwnNode
+from kvplace.agent.node_objects import NodeObjects
+from kvplace.agent.this_node import PodRevisions
 from kvplace.core.cpuset import mask_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement
@@ -25,7 +25,7 @@ POD = PodRecord("vms", "virt-launcher-a", UID, node=NODE, phase="Running", place
 
 
 def test_a_pod_counts_from_its_placement_until_it_has_ended() -> None:
-    own = OwnNode(NODE, EIGHT)
+    own = NodeObjects(NODE, EIGHT)
     own.pods.apply(Apply(POD))
     assert own.state.pods == {UID: PodRevisions(PLACEMENT)}
     own.pods.apply(Apply(replace(POD, phase="Failed")))
@@ -35,7 +35,7 @@ def test_a_pod_counts_from_its_placement_until_it_has_ended() -> None:
 
 
 def test_a_pod_that_was_deleted_by_force_counts_as_long_as_its_containers_are_here() -> None:
-    own = OwnNode(NODE, EIGHT)
+    own = NodeObjects(NODE, EIGHT)
     calls = []
     own.subscribe(lambda: calls.append(own.state.pods))
     own.pods.apply(Apply(POD))
@@ -52,7 +52,7 @@ def test_a_pod_that_was_deleted_by_force_counts_as_long_as_its_containers_are_he
 
 
 def test_a_placement_of_another_pod_or_node_or_that_cannot_be_read_does_not_count() -> None:
-    own = OwnNode(NODE, EIGHT)
+    own = NodeObjects(NODE, EIGHT)
     for text in (
         replace(PLACEMENT, pod_uid=PodUid("other")).to_json(),
         replace(PLACEMENT, node=NodeName("other")).to_json(),
@@ -64,7 +64,7 @@ def test_a_placement_of_another_pod_or_node_or_that_cannot_be_read_does_not_coun
 
 
 def test_listeners_are_called_for_what_changes_the_state_and_for_nothing_else() -> None:
-    own = OwnNode(NODE, EIGHT)
+    own = NodeObjects(NODE, EIGHT)
     calls = []
     own.subscribe(lambda: calls.append(own.state))
     own.pods.apply(Apply(POD))
@@ -82,7 +82,7 @@ def test_listeners_are_called_for_what_changes_the_state_and_for_nothing_else() 
 
 
 def test_what_was_seen_of_a_pod_counts_until_it_has_ended() -> None:
-    own = OwnNode(NODE, EIGHT)
+    own = NodeObjects(NODE, EIGHT)
     calls = []
     own.pods.apply(Apply(POD))
     own.subscribe(lambda: calls.append(own.state.pods[UID].confirmed))

@@ -1,4 +1,4 @@
-"""The objects that the agent publishes about its node, as a function of its state; pure.
+"""The documents that the agent publishes about its node, as a function of its state; pure.
 
 A description that a person has written stays in effect, and the conditions report it: the agent then only
 reports where it contradicts the machine.
@@ -6,13 +6,15 @@ reports where it contradicts the machine.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from xxhash import xxh64_hexdigest, xxh64_intdigest
+
 from kvplace.agent.conditions import TopologyCondition, TopologyReason
-from kvplace.agent.pod_fingerprint import pod_fingerprint
 from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpu_map import read_node_cpu_map, write_cpu_map
 from kvplace.core.cpu_usage import CpuUsage, usage_of
@@ -178,3 +180,16 @@ def _kubelet_state(machine: ThisMachine) -> Condition:
         TopologyReason.NO_STATIC_POLICY,
         "the kubelet gives no CPUs to containers",
     )
+
+
+_PREFIX = "pfp0v001"
+
+
+def pod_fingerprint(pods: Iterable[tuple[str, str]]) -> str:
+    """Compute the fingerprint of pods, given as (namespace, name) in any order."""
+    hashes = sorted(_pod_hash(namespace, name) for namespace, name in pods)
+    return _PREFIX + xxh64_hexdigest(struct.pack(f"<{len(hashes)}Q", *hashes))
+
+
+def _pod_hash(namespace: str, name: str) -> int:
+    return xxh64_intdigest(name.encode(), xxh64_intdigest(namespace.encode()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplace.agent.repair import domain_pins
+from kvplace.agent.pinning_sweep import domain_pins
 from kvplace.agent.verification import Measurement, QemuThread
 from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.placement import Placement

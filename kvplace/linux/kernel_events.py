@@ -1,11 +1,14 @@
-"""Changes in folders as the kernel reports them (inotify(7)), so that nothing has to poll.
+"""Events of the kernel, so that nothing has to poll: changes in folders, and of devices.
 
-Only writes, creations and removals by processes are reported. A file of the kernel with content that changes
-by itself, as cpusets do when a CPU goes offline, is not. A cgroup that was removed stays watched, and counts
-towards the user's limit of watches, until `forget`.
+Folders (inotify(7)): only writes, creations and removals by processes are reported. A file of the kernel with
+content that changes by itself, as cpusets do when a CPU goes offline, is not. A cgroup that was removed stays
+watched, and counts towards the user's limit of watches, until `forget`. These are three calls of libc. The
+packages for it start a process to find libc and follow trees in ways that miss folders; neither is needed
+here.
 
-These are three calls of libc. The packages for it start a process to find libc and follow trees in ways that
-miss folders; neither is needed here.
+Devices: a CPU that goes offline, memory that is plugged in. The kernel broadcasts these to every network
+namespace of the initial user namespace, so a pod of its own network receives them, too
+(Documentation/core-api/kobject.rst, lib/kobject_uevent.c).
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
@@ -115,3 +120,51 @@ class Inotify:
     def close(self) -> None:
         """Stop watching."""
         os.close(self._descriptor)
+
+
+NETLINK_KOBJECT_UEVENT = 15
+_FROM_KERNEL = 1
+"""The multicast group of the kernel; udev repeats events in another one."""
+_LONGEST = 8192
+"""The kernel's own limit is 2048 bytes of variables and a path."""
+
+
+class Uevents:
+    """A socket that receives the kernel's events; `fileno` is for an event loop."""
+
+    def __init__(self) -> None:
+        """Open it; raises OSError where that is not allowed."""
+        self._socket = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, NETLINK_KOBJECT_UEVENT
+        )
+        try:
+            self._socket.bind((0, _FROM_KERNEL))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def subsystems(self) -> Iterator[str]:
+        """Give the subsystem of each event that has arrived; empty for events that were lost."""
+        while True:
+            try:
+                message, (sender, _) = self._socket.recvfrom(_LONGEST)
+            except BlockingIOError:
+                return
+            except OSError:  # ENOBUFS: there were more than the buffer holds
+                yield ""
+                continue
+            if sender == 0:  # other processes have a port of their own
+                yield _subsystem(message)
+
+
+def _subsystem(message: bytes) -> str:
+    for variable in message.split(b"\0"):
+        if variable.startswith(b"SUBSYSTEM="):
+            return variable[len(b"SUBSYSTEM=") :].decode(errors="replace")
+    return ""

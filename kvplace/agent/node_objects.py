@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kvplace.agent.node_state import ThisNode
 from kvplace.agent.revisions import Revisions
+from kvplace.agent.this_node import ThisNode
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import PodPlacement
@@ -23,7 +23,7 @@ from kvplace.kube.watches import LEDGERS, NAME_FIELD, NODE_FIELD, NODES, PODS, T
 log = logging.getLogger(__name__)
 
 
-class OwnNode:
+class NodeObjects:
     """The stores of one agent, and the state of its node that follows from them."""
 
     def __init__(self, node: NodeName, topology: Topology) -> None:

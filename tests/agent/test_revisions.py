@@ -10,7 +10,7 @@ import pytest
 
 from kvplace.agent import memory_moves
 from kvplace.agent.memory_moves import MemoryMoves
-from kvplace.agent.own_node import OwnNode
+from kvplace.agent.node_objects import NodeObjects
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.relocation import claim_while_relocating, way_back
@@ -46,7 +46,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 def restarted_agent(proc: Path, ledger: Ledger) -> MemoryMoves:
-    own = OwnNode(NODE, machine_of(range(4)))
+    own = NodeObjects(NODE, machine_of(range(4)))
     own.ledgers.apply(Apply(LedgerRecord(NODE, ledger, "1")))
     return MemoryMoves(own, proc)
 
@@ -74,7 +74,7 @@ def test_a_way_back_that_the_threads_do_not_follow_narrows_the_cpusets_all_the_s
     """A VM that sets its threads anew again and again must not keep the CPUs that it was to get."""
     back = replace(BEFORE, revision=3)
     moving = claim_while_relocating(claim_of(VM, BEFORE.placement), Relocation(AFTER, BEFORE))
-    own = OwnNode(NODE, machine_of(range(4)))
+    own = NodeObjects(NODE, machine_of(range(4)))
     own.ledgers.apply(
         Apply(LedgerRecord(NODE, Ledger().after(LedgerChange((way_back(moving, AFTER),))), "1"))
     )
@@ -85,7 +85,7 @@ def test_a_way_back_that_the_threads_do_not_follow_narrows_the_cpusets_all_the_s
 
 
 def test_a_revision_that_was_given_up_leaves_the_one_before_in_effect_until_there_is_a_newer_one() -> None:
-    own = OwnNode(NODE, machine_of(range(4)))
+    own = NodeObjects(NODE, machine_of(range(4)))
 
     def write(revision: PodPlacement) -> None:
         own.pods.apply(Apply(PodRecord("default", "vm", VM, NODE, "Running", placement=revision.to_json())))
