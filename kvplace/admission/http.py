@@ -171,7 +171,7 @@ def _count(kind: str, decision: str, started: float) -> None:
 
 
 async def _answer(review: AdmissionRequest, decide: _Decide) -> tuple[bool, bytes]:
-    """Return whether the request is allowed, and the answer that reports it."""
+    """Return whether the request is allowed, and the answer."""
     try:
         admitted = await decide(review)
         return True, allow(review.uid, admitted.patch, admitted.warnings)

@@ -61,7 +61,7 @@ class _Review(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def read_review(body: bytes) -> AdmissionRequest:
-    """Decode the request of a body; raises BadBody that states what is wrong."""
+    """Decode the request of a body; raises BadBody, which names the fault."""
     try:
         return msgspec.json.decode(body, type=_Review).request
     except RecursionError:

@@ -125,7 +125,7 @@ def _page_size(domain: Domain, at: str) -> Bytes | None:
 
 
 def _io_threads(domain: Domain, at: str) -> int:
-    """Count QEMU's I/O threads: dedicated ones, and those that the other disks share by the policy."""
+    """Count QEMU's I/O threads: dedicated ones, and the ones that other disks share by the policy."""
     policy = domain.io_threads_policy
     disks = (domain.devices.disks if domain.devices else None) or []
     dedicated = sum(1 for disk in disks if disk.dedicated_io_thread)

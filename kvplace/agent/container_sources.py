@@ -24,7 +24,7 @@ def keeper_of(
 ) -> tuple[CpusetKeeper, ContainerSource]:
     """Make the keeper with the source that the operator asked for, else with what the node offers.
 
-    A host without cpusets gets a source that never reports a container, and the report states it: the rest of
+    A host without cpusets gets a source that never reports a container, with a condition: the rest of
     the agent is of use there, too.
     """
     mounted = settings.on_host(_CGROUPS)

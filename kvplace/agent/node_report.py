@@ -77,7 +77,7 @@ class NodeReport:
             self._notify()
 
     def drop_condition(self, kind: str) -> None:
-        """Remove a condition that no longer states anything."""
+        """Remove a condition that has no meaning any more."""
         if self._conditions.pop(kind, None) is not None:
             self._notify()
 

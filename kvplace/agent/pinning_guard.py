@@ -1,4 +1,4 @@
-"""Keeps every thread of every claim where its placement states, and states whether it is.
+"""Keeps every thread of every claim on the CPUs of its placement, and reports whether it is there.
 
 One check a second reads what the kernel has, sets what differs and reads again (`pinning_sweep`, in a thread
 of its own). What may take its time is done here: libvirt is asked to keep the pins, memory is moved,
@@ -95,7 +95,7 @@ class _Progress:
     seen: tuple[object, ...] = ()
     """All else that decided what was reported last."""
     verdict: Verdict | None = None
-    """What its condition states; None before the first statement, and while QEMU does not run."""
+    """Its condition; None before the first measurement, and while QEMU does not run."""
     waits_for: int = 0
     """The revision that its threads do not follow yet."""
     since: float = 0.0

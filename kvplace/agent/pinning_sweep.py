@@ -220,7 +220,7 @@ def set_threads(qemu: QemuProcess, found: Iterable[Difference]) -> None:
 def domain_pins(pod: PodPlan, measured: Measurement) -> DomainPins:
     """State what libvirt should keep of a domain; CPUs that are offline are left out.
 
-    I/O threads are those that were found. vCPUs are those of the placement and all that can be plugged in.
+    I/O threads are the ones that were found. vCPUs are all of the placement, and all that can be plugged in.
     """
     placed = range(len(pod.placement.vcpus))
     vcpus = {vcpu: _cpus_of(pod, ThreadName(ThreadRole.VCPU, vcpu), measured) for vcpu in placed}

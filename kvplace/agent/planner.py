@@ -154,7 +154,7 @@ def _read_placement(text: str) -> PodPlacement | None:
 
 
 def _claims(state: ThisNode, containers: Iterable[NodeContainer]) -> dict[PodUid, PodPlan]:
-    """List the pods with a placement: those that have their CPUs, those in the ledger, others; by UID."""
+    """List the pods with a placement, by UID: first pods with their CPUs, then pods in the ledger."""
     members: dict[PodUid, list[NodeContainer]] = {}
     for container in containers:
         members.setdefault(container.pod_uid, []).append(container)

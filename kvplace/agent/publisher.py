@@ -1,7 +1,7 @@
 """Publishes what the agent knows: NodeTopology, its status, the node's cpu-map and the NodeResourceTopology.
 
 Every check compares what should be there with what is there and writes only what differs. The first change is
-written at once, those that follow are gathered for a second.
+written at once; later changes are gathered for a second.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PublisherClient(Protocol):
     ) -> ResourceTopologyRecord:
         """Create or replace a NodeResourceTopology.
 
-        Raises Conflict when it is not as `before` states, Refused when the cluster has no such kind.
+        Raises Conflict when it differs from `before`, Refused when the cluster has no such kind.
         """
         ...
 

@@ -70,7 +70,7 @@ def read_this_machine(settings: AgentSettings, before: KubeletSettings | None = 
 def _reserved(
     topology: Topology, ours: CpuMask | None, kubelets: CpuMask, notes: list[str]
 ) -> tuple[CpuMask, ReservedBy]:
-    """Choose the reserved CPUs; those that are not online do not count."""
+    """Choose the reserved CPUs; offline CPUs do not count."""
     for asked, by in ((ours or NO_CPUS, ReservedBy.AGENT), (kubelets, ReservedBy.KUBELET)):
         if absent := asked & ~topology.cpus:
             notes.append(f"{by.value} names CPU {format_cpu_list(absent)}, which is not online")

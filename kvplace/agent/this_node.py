@@ -77,7 +77,7 @@ class ThisNode:
 
     node: NodeName
     topology: Topology
-    """The machine as it is now: its CPUs are those that are online."""
+    """The machine as it is now, with its online CPUs."""
     ledger: Ledger = field(default_factory=Ledger)
     pods: Mapping[PodUid, PodRevisions] = field(default_factory=lambda: MappingProxyType({}))
     """Each pod of the node that has a placement and has not ended."""

@@ -146,7 +146,7 @@ def placed(placement: Placement) -> str:
 
 
 def neighbour_rows(seat: Seat, *, wide: bool) -> Iterator[Sequence[str]]:
-    """Give a row for each neighbour; those that share a socket and nothing less only where `wide`."""
+    """Give a row for each neighbour; with `wide` also for VMs that share only the socket."""
     from kvplace.core.neighbours import Nearness
 
     shown = [one for one in seat.neighbours if wide or one.nearness is not Nearness.SOCKET]

@@ -3,7 +3,7 @@
 `asyncio.run` cancels in the signal handler itself, between any two instructions of the program. Where that is
 within a library's callback, the connection breaks under the clean-up that the cancellation is to run.
 
-A signal cancels the command, or does what `on_interrupt` states while its block runs. A second one ends the
+A signal cancels the command, or calls `on_interrupt` while its block runs. A second one ends the
 program at once. Whoever ignores a signal, as a shell does for what it starts in the background, goes on to.
 """
 

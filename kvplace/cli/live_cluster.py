@@ -1,4 +1,4 @@
-"""Opens the cluster that a user's flags name, and states in one sentence what is in the way.
+"""Opens the cluster that a user's flags name; an error is one sentence.
 
 A missing right is named together with the role that gives it, and a cluster without kvplace, or with another
 version of its objects, is distinguished from one that does not answer.

@@ -41,7 +41,7 @@ def names_a_node(machine: str) -> bool:
 
 
 def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
-    """Read one node and draw it; raises KvplaceError that states why there is nothing to draw."""
+    """Read one node and draw it; raises KvplaceError with the reason why there is nothing to draw."""
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
     from kvplace.core.near_words import did_you_mean
     from kvplace.core.scalars import NodeName

@@ -44,7 +44,7 @@ def machine_argument(complete: _Completer = complete_machine) -> Callable[[_Func
 
 
 def chosen_machine(name: str | None, *, reserved: str | None = None, state: str | None = None) -> Machine:
-    """Find a machine, and replace its reserved CPUs and those that the kubelet's `state` file holds."""
+    """Find a machine, and replace its reserved CPUs and the CPUs of the kubelet's `state` file."""
     from kvplace.documents.reading import read_text, source_name
     from kvplace.machines.machine import find_machine
 

@@ -131,7 +131,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _sentence(error: click.UsageError) -> str:
-    """Write what click states as our other messages are: one sentence without a capital and a full stop."""
+    """Write click's messages like our own: one sentence without a capital and a full stop."""
     if isinstance(error, click.MissingParameter) and error.param is not None:
         what = error.param.get_error_hint(error.ctx).replace("'", "")
         extra = error.param.type.get_missing_message(error.param, error.ctx)

@@ -68,7 +68,7 @@ class Answer:
     document: Json
     sentence: str
     decision: Decision | None = None
-    """What the sentence states about a request; None for a release and for an invalid line."""
+    """The request in the words of the sentence; None for a release and for an invalid line."""
 
 
 class PlaceSession:
@@ -118,7 +118,7 @@ class PlaceSession:
     def answer(self, line: str | bytes, number: int = 1, watch: Watch = unwatched) -> Answer:
         """Answer one line of JSON. A line without an id goes by its number, counted from 1.
 
-        `watch` may end the search for moves; the best ones found until then are the answer, which reports it.
+        `watch` may end the search for moves; the answer then has the best moves found so far, and is marked.
         """
         name = ""
         try:
@@ -137,7 +137,7 @@ class PlaceSession:
     def _place(self, document: Json, name: str, number: int, watch: Watch) -> Answer:
         uid = name or f"request-{number}"
         if self._keep:
-            name = uid  # what is kept can be moved and released, so the answer states the id
+            name = uid  # a kept VM can be moved and released by its id
         request = request_of(document, also=("id", "free"))
         return self.place(
             uid, request, self._cpus(document["free"]) if "free" in document else None, name, watch

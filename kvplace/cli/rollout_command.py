@@ -129,7 +129,7 @@ def resume(
 ) -> int:
     """Make the VMs of a rollout that are missing, and wait until all of them are there.
 
-    Templates and counts are those that it was created with. VMs that exist are left as they are.
+    Templates and counts are the same as at its creation. VMs that exist stay as they are.
     """
     from kvplace.cli.live_cluster import run_with_cluster
 

@@ -28,7 +28,7 @@ class RolloutFlags:
 
 
 def read_given(files: Sequence[str], flags: RolloutFlags, namespace: str | None, default: str) -> Rollout:
-    """Read the rollout; `namespace` is what -n states, `default` counts where nothing states another one.
+    """Read the rollout; `namespace` is the value of -n, `default` counts if flag and document have none.
 
     Raises BadBody or UsageError.
     """

@@ -1,6 +1,6 @@
 """Asks before a rollout, and shows its run: bars on a terminal, else a line a second, both on stderr.
 
-Ctrl-C stops the run cleanly: what was sent is answered, and its report states how far it came.
+Ctrl-C stops the run cleanly: every call gets its answer, and the report shows the progress.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class Controller:
             group.create_task(self._scheduling_retry.run())
 
     async def _work(self) -> None:
-        """Reconcile the nodes that are due, each beside those that wait for the API server."""
+        """Reconcile the nodes that are due, while others wait for the API server."""
         async with asyncio.TaskGroup() as group:
             while True:
                 group.create_task(self._reconcile_or_retry(await self._queue.take()))

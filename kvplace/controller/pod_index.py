@@ -43,7 +43,7 @@ class PodIndex:
         return min(self.on_node(NO_NODE), key=lambda pod: (pod.created, pod.uid), default=None)
 
     def on_node(self, node: NodeName) -> list[PodRecord]:
-        """Return the pods that are bound to a node; of `NO_NODE` those that wait."""
+        """Return the pods that are bound to a node; for `NO_NODE` the waiting ones."""
         found = (self._pods.get(uid) for uid in self._by_node.get(node, ()))
         return [pod for pod in found if pod is not None]
 

@@ -70,7 +70,7 @@ class ReconcilerClient(Protocol):
         ...
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
-        """Delete a ledger that is still as `before` states; raises Conflict if it is not, or has owners."""
+        """Delete a ledger that still equals `before`; raises Conflict if it does not, or has owners."""
         ...
 
 
@@ -127,14 +127,14 @@ class Reconciler:
         """Bring a node's ledger in step with its pods; raises then what a write for one pod raises.
 
         1. Release or keep each claim, and give released CPUs to their reservations.
-        2. Restore the claims that bound pods lack, and those that state something else than their placements.
+        2. Restore claims of bound pods that are missing, or that differ from their placements.
         3. Report CPUs of running VMs that another client has, too.
         4. Delete the empty ledger of a node that is gone.
         """
         record = self._ledgers.current(node)
         if record is not None and record.problem:
             log.error("the ledger cannot be read: %s", record.problem, extra={"node": node})
-            return  # until a person fixes it, or the next round reports it again
+            return  # until a person fixes it; the next round logs it again
         claims: Mapping[PodUid, Claim] = record.ledger.claims if record is not None else {}
         self._ages.look(node, (claim for claim in claims.values() if not self._is_bound(node, claim)))
         lacking = [pod for pod in self._index.on_node(node) if pod.uid not in claims]
@@ -438,7 +438,7 @@ class Reconciler:
             self._overlaps.pop(claim.uid, None)
 
     def _taken_by_kubelet(self, node: NodeName, claim: Claim) -> str:
-        """State which owned CPUs the kubelet's static policy, which reads no ledger, has given away, too."""
+        """Name the owned CPUs that the kubelet's static policy has given away, too; it reads no ledger."""
         described = self._topologies.get(node)
         taken = claim.owned & described.kubelet_cpus if described is not None else NO_CPUS
         if not taken:

@@ -36,7 +36,7 @@ class Cannot:
     """Its owner asks for what a running pod cannot get."""
 
     why: str
-    """One sentence that states what to do instead."""
+    """One sentence with the action to take instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class Relocator:
         freed: Callable[[NodeName], None],
         look_again: Callable[[NodeName, float], None],
     ) -> None:
-        """`vmis` are those that were edited; `freed` is called with a node where cores were released.
+        """`vmis` are the edited ones; `freed` is called with a node where cores were released.
 
         `look_again` has a node worked on after some seconds.
         """
@@ -261,7 +261,7 @@ class Relocator:
         if isinstance(machine, Unusable) or isinstance(
             _place_again(machine, self._cache.ledger(node), pod, request), Refusal
         ):
-            return True  # what follows states why not
+            return True  # the next step gives the reason if not
         paid = f"{pod.resources.get('cpu', 0)}m CPU, and needs {request.least_millicores}m"
         if not pod.vmi:
             await self._cannot(pod, f"the pod requests {paid}: raise what its containers request")

@@ -55,7 +55,7 @@ class SchedulingRetry:
         pause_s: float,
         now: Callable[[], datetime],
     ) -> None:
-        """`any_waits` states whether a pod has no node; `pause_s` is the least time between annotations."""
+        """`any_waits` returns whether a pod has no node; `pause_s` is the least time between annotations."""
         self._cluster = cluster
         self._nodes = cache.nodes
         self._any_waits = any_waits

@@ -1,4 +1,4 @@
-"""How a node keeps other containers off owned CPUs; its agent reports it in the NodeTopology."""
+"""How a node keeps other containers off owned CPUs, as its agent reports in the NodeTopology."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ LabelTerms = tuple[LabelTerm, ...]
 
 
 def read_label_terms(text: str) -> LabelTerms:
-    """Read a selector; raises BadBody that states where it cannot be read."""
+    """Read a selector; raises BadBody, which names the place of the fault."""
     terms: list[LabelTerm] = []
     position = 0
     while position < len(text.rstrip()):

@@ -49,7 +49,7 @@ class Reserved:
     """CPUs that are kept for a waiting pod while VMs move or are evicted for it."""
 
     owned: CpuMask
-    """CPUs that the pod is to own; its claim owns those that are free already."""
+    """CPUs that the pod is to own; its claim already owns the free ones."""
     until: str
     """When it ends at the latest, unless renewed, RFC 3339. For people: each replica measures the time."""
 

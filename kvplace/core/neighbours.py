@@ -1,7 +1,7 @@
 """Which other VMs a VM shares hardware with, and how closely: what makes one VM feel another.
 
 Two VMs on one core compete for its execution units, in one L3 cache for its space, on one NUMA node for
-memory bandwidth. The smallest thing that two have in common states it all.
+memory bandwidth. The smallest domain that two have in common includes the others.
 """
 
 from __future__ import annotations

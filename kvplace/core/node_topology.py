@@ -30,7 +30,7 @@ _LONGEST_NAME = 253
 def node_topology(name: str, topology: Topology, kubelet_cpus: CpuMask = NO_CPUS) -> dict[str, Any]:
     """Write a machine as a NodeTopology, under the name or the closest valid name of a node.
 
-    `kubelet_cpus` are those that the kubelet's own static policy holds; they are the object's status.
+    `kubelet_cpus` are the CPUs of the kubelet's static policy; they are in the object's status.
     """
     document: dict[str, Any] = {
         "apiVersion": API_VERSION,

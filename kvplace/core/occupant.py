@@ -27,7 +27,7 @@ class Occupant:
 
 
 def occupant_of_claim(name: str, claim: Claim, topology: Topology | None) -> Occupant:
-    """Make a VM from its claim alone: it holds what the claim states and stays there."""
+    """Make a VM from its claim alone: it holds the resources of the claim and stays there."""
     cpus = CpuMask(claim.cpus | claim.still_in_use)
     held = Placement(
         claim.policy,

@@ -57,7 +57,7 @@ class Scope(Enum):
 NARROW_FIRST = (
     Scope.ONE_L3, Scope.ONE_NUMA, Scope.ONE_SOCKET, Scope.SPREAD_NUMA, Scope.SPREAD_SOCKETS, Scope.ANY,
 )  # fmt: skip
-"""Scopes, those that leave the least choice first."""
+"""Scopes, the one that leaves the least choice first."""
 
 
 def scope_hint(value: object) -> str:

@@ -65,7 +65,7 @@ def grown(ledger: Ledger) -> Iterator[Claim]:
 
 
 def _is_contested(ledger: Ledger, claim: Claim) -> bool:
-    """Whether a claim states to own a CPU that another pod owns."""
+    """Whether a claim lists an owned CPU that another pod owns."""
     return any(ledger.owners.get(cpu, claim.uid) != claim.uid for cpu in cpus_of(claim.owned))
 
 

@@ -39,7 +39,7 @@ class Installation:
     admission_answer: str = ""
     """The API server's answer to a trial pod that our webhook must refuse; `ADMITTED` if it was accepted."""
     rights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The rights that an identity lacks, `verb resource`, by identity; only those that were asked for."""
+    """The rights that an identity lacks, `verb resource`, by identity."""
     own_denials: tuple[str, ...] = ()
     """Resources of an installation that the caller may not create."""
     cleared: frozenset[str] = frozenset()

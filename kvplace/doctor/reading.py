@@ -156,7 +156,7 @@ class _Reading:
         self.denied: dict[str, str] = {}
 
     async def parts(self) -> Mapping[str, tuple[str, ...]]:
-        """Read the objects of the installation and those that they name; return the rights that lack."""
+        """Read the installation's objects and the objects that they name; return the missing rights."""
         await together(*(self.read_list(name, *how) for name, how in _LISTS.items()), self.read_crds())
         rights, _ = await together(self.guarded(REVIEWS, self.missing_rights(), {}), self.read_named())
         return rights

@@ -1,6 +1,6 @@
 """The cluster document, and the scenario document, which adds VMs that come to the cluster and go.
 
-A cluster document states the nodes of a cluster and the VMs that run there already.
+A cluster document lists the nodes of a cluster and the VMs that run there already.
 
     nodes:
     - name: worker            # worker-01 to worker-50
@@ -13,7 +13,7 @@ A cluster document states the nodes of a cluster and the VMs that run there alre
         request: {vcpus: 8, cpuSet: one-numa}
         cpus: 2-5,34-37       # left out: where kvplace would put it
 
-A scenario document also states how nodes are chosen.
+A scenario document also has the strategies.
 
     nodes: [...]             # as in a cluster document
     mix:                     # drawn by share; or `vms`, one by one

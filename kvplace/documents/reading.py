@@ -108,7 +108,7 @@ def read_value(text: str, what: str) -> object:
 
 
 def _check_characters(value: object, text: str, what: str) -> None:
-    """Raise BadBody for half of a character, which YAML does not have, and which no encoding can send."""
+    """Raise BadBody for half of a character: YAML does not have it, and no encoding can send it."""
     if not _ESCAPED_HALF.search(text):
         return
     if half := _HALF.search(json.dumps(value, ensure_ascii=False)):

@@ -179,7 +179,7 @@ class RequestedVms(DocumentModel):
 
     @property
     def demands(self) -> Json:
-        """The demand on its node, as in the spec of a pod; empty where it states nothing."""
+        """The demand on its node, as in the spec of a pod; empty without one."""
         return self.model_dump(include=set(_DEMANDS), by_alias=True, exclude_none=True)
 
     @model_validator(mode="wrap")

@@ -46,7 +46,7 @@ class Document:
 
 
 def parse(xml: bytes) -> Document:
-    """Parse one `<domain>`; raises BadDomainXml with one sentence that states what is wrong."""
+    """Parse one `<domain>`; raises BadDomainXml, which names the fault in one sentence."""
     if len(xml) > MAX_DOMAIN_BYTES:
         raise BadDomainXml(f"the domain XML is {len(xml)} bytes long, above the limit of {MAX_DOMAIN_BYTES}")
     text = xml.removeprefix(_BYTE_ORDER_MARK).strip()

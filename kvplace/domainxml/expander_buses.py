@@ -8,7 +8,7 @@ given. So our buses have an alias, and once they exist only their numbers and ce
 the domain has expander buses of another author, nothing is added.
 
 The numbers of buses descend from 256, and each bus leaves room for its ports: a guest does not find a device
-behind a bus that has none, and neither libvirt nor QEMU reports it.
+behind a bus that has none, and neither libvirt nor QEMU reports this.
 """
 
 from __future__ import annotations

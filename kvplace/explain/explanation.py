@@ -1,6 +1,6 @@
 """The explanation of one VM: its request, its stage, and why it is where it is, or nowhere.
 
-For a VM that fits nowhere it states the reasons by node, and what would make it fit: pure, over a view of all
+For a VM that fits nowhere it has reasons by node, and the changes that make it fit: pure, over a view of all
 nodes. Each node is asked with the function that Filter asks with. The first thing that keeps a VM from a node
 counts: kube-scheduler's own filters come before kvplace.
 """

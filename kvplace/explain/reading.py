@@ -207,7 +207,7 @@ class _Explaining:
     def of_pods(
         self, vms: tuple[VmView, ...], raw: Mapping[str, Document], vmi: Document | None
     ) -> Explanation:
-        """Explain a VM by its pods; its instance states whether its guest runs, as in `get vms`."""
+        """Explain a VM by its pods; its instance shows whether its guest runs, as in `get vms`."""
         if vmi is not None:
             phase = (vmi.get("status") or {}).get("phase") or ""
             known = VmStatus(self._target.namespace, self._target.name, status=phase, is_instance=True)
@@ -316,7 +316,7 @@ class _Explaining:
 
 
 def _vms_of(view: ClusterView, target: ExplainedObject) -> tuple[VmView, ...]:
-    """Find the pods in question, without those that have ended."""
+    """Find the pods in question that have not ended."""
     over = (VmState.ENDED, VmState.FAILED)
     return tuple(
         vm

@@ -161,7 +161,7 @@ def _drops_buses(vmi: bytes) -> str:
 def _rewritten(
     xml: bytes, bound: PodPlacement, env: PodEnvironment, about: Mapping[str, str], no_buses: str
 ) -> bytes:
-    """Check the devices of a domain and rewrite it; `no_buses` states why it gets no expander buses."""
+    """Check the devices of a domain and rewrite it; `no_buses`: why it gets no expander buses."""
     from kvplace.domainxml import devices_of, rewrite
 
     def report(level: str, sentence: str) -> None:

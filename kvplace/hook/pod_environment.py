@@ -30,7 +30,7 @@ class PodEnvironment:
     """Whether the kubelet ends this container with the pod, so that it must not end when KubeVirt reports
     Shutdown: the kubelet would start it again."""
     socket_name: str = ""
-    """Name of our socket where a Plugin of KubeVirt states it; empty for the one of a hook sidecar."""
+    """Name of our socket if a Plugin of KubeVirt sets it; empty for the name of a hook sidecar."""
     proc: str = "/proc"
     sys: str = "/sys"
 

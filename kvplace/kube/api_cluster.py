@@ -206,7 +206,7 @@ class ApiCluster:
             raise Refused(str(error)) from error
 
     async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
-        """Nominate a node for a pod that is still as `pod` states; raises Conflict if it has changed.
+        """Nominate a node for a pod that still equals `pod`; raises Conflict if it has changed.
 
         The resource version also keeps a nomination by another client.
         """
@@ -297,7 +297,7 @@ class ApiCluster:
         return written
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
-        """Delete a ledger that is still as `before` states; one that is gone already is not an error.
+        """Delete a ledger that still equals `before`; one that is gone already is not an error.
 
         Raises Conflict when it has changed, is another one, or still has owners.
         """

@@ -1,4 +1,4 @@
-"""Conditions: what a component states about an object in its status, for people and for `kubectl wait`."""
+"""Conditions: reports of a component in an object's status, for people and for `kubectl wait`."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def create_call(node: NodeName) -> Call:
 
 
 def write_call(before: LedgerRecord, change: LedgerChange, after: Ledger) -> Call:
-    """Change a ledger that is still as `before` states; `after` is the result of the change."""
+    """Change a ledger that still equals `before`; `after` is the result of the change."""
     metadata = {"resourceVersion": before.resource_version, "managedFields": _UNTRACKED}
     body: dict[str, object]
     if before.is_whole:

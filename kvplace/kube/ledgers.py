@@ -48,7 +48,7 @@ class LedgerClient(Protocol):
         ...
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
-        """Change a ledger that is still as `before` states; returns what is stored then.
+        """Change a ledger that still equals `before`; returns the stored result.
 
         Raises Conflict when it has changed or is gone, OwnershipConflict when a CPU would change hands.
         """

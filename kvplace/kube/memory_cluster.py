@@ -4,7 +4,7 @@ The demo and the tests run on it, so it refuses what an API server refuses: a wr
 version, a second binding, a CPU that changes hands. One contract suite runs against both. It answers at once,
 but every call first lets other tasks run, so that races show up here, too.
 
-Below the calls of a client are those that play users, kubelet and agent.
+Below the calls of a client are calls that play users, kubelet and agent.
 """
 
 from __future__ import annotations

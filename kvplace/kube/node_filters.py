@@ -135,7 +135,7 @@ class NodeObject(_ApiObject, frozen=True):
 
     @property
     def is_ready(self) -> bool:
-        """Whether its kubelet reports it; a node without the condition has not begun."""
+        """Whether its kubelet reports Ready; a node without the condition has not begun."""
         return any(one.type == _READY and one.status == "True" for one in self.status.conditions or ())
 
 

@@ -71,7 +71,7 @@ class ObjectLog(Generic[R]):
         return self._objects[key].labels
 
     def put(self, key: Hashable, record: R, labels: Mapping[str, str] | None = None) -> None:
-        """Add or replace a record; without `labels` it keeps those that it has."""
+        """Add or replace a record; without `labels` it keeps its labels."""
         before = self._objects.get(key)
         if labels is None:
             labels = before.labels if before is not None else {}

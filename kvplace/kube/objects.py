@@ -351,7 +351,7 @@ def _condition(found: PodConditionObject) -> Condition:
 
 
 def _was_tried(condition: PodConditionObject) -> bool:
-    """Whether a condition states that kube-scheduler has checked a pod; a closed gate is not an attempt."""
+    """Whether a condition shows that kube-scheduler has checked a pod; a closed gate is not an attempt."""
     return condition.type == "PodScheduled" and condition.reason != "SchedulingGated"
 
 

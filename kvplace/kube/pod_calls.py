@@ -1,6 +1,6 @@
 """The calls that change pods, as values; `ApiCluster` makes them.
 
-Every one states which pod it means by its UID: a pod that was created again under the same name is another
+Every one names its pod by the UID: a pod that was created again under the same name is another
 one.
 """
 

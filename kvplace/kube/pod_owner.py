@@ -34,7 +34,7 @@ class OwnerReference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class _StatedVm(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The VM in a request, `namespace/name`; None where the request states nothing about that."""
+    """The VM in a request, `namespace/name`; None if the request names none."""
 
     vmi: str | None = None
 

@@ -47,7 +47,7 @@ class PodRecord:
     compute_container: ContainerId = NO_CONTAINER
     """The id of that container; empty until the kubelet has reported that it was created."""
     conditions: tuple[Condition, ...] = ()
-    """What kvplace states in its status: the conditions with a type that begins with `kvplace.io/`."""
+    """kvplace's conditions in its status: types that begin with `kvplace.io/`."""
     asking: Mapping[str, str] = field(default_factory=dict)
     """The annotations of a plain pod that opted in; a VM asks on its VMI."""
     resource_version: str = ""
@@ -214,4 +214,4 @@ class LedgerRecord:
     uid: str = ""
     problem: str = ""
     is_whole: bool = True
-    """Whether `ledger` states all that is stored, so that writing it as a whole loses nothing of others."""
+    """Whether `ledger` has all stored fields, so that writing it as a whole loses nothing of others."""

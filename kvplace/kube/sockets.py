@@ -19,7 +19,7 @@ _LAST_ROUNDS = 100
 
 
 class Sockets:
-    """Opens sockets, as aiohttp's `socket_factory`, and closes those that are left."""
+    """Opens sockets, as aiohttp's `socket_factory`, and closes the remaining ones."""
 
     def __init__(self) -> None:
         self._opened: WeakSet[socket.socket] = WeakSet()

@@ -1,6 +1,6 @@
 """`python -m kvplace.libvirt.pinning_process`: sets the pins of one running VM, and is killed when it hangs.
 
-It uses the libvirt in the VM's pod, so that `virsh vcpupin` states what is true. One request on stdin, one
+It uses the libvirt in the VM's pod, so that `virsh vcpupin` prints the real pins. One request on stdin, one
 answer on stdout, and an end:
 
     {"pid": 4711, "socket": "run/libvirt/virtqemud-sock",

@@ -61,7 +61,7 @@ class Tree(Protocol):
 def open_tree(path: Path) -> Tree:
     """Open a folder or a tar archive that holds `sys/`, at its top or in one folder below.
 
-    Raises BadTopology that names the file and states what it should contain.
+    Raises BadTopology, which names the file and its proper content.
     """
     try:
         if path.is_dir():

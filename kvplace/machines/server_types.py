@@ -7,7 +7,7 @@ Tests compare them with the output of `lscpu` and `numactl` on real servers. Wha
   ("round robin") numbers the cores of the sockets alternately: all even CPUs are on socket 0.
 * L3: on EPYC one per core complex: four cores on Zen 2, up to eight on Zen 3 and 4, where smaller
   models have fewer cores per complex, not fewer complexes (9354: eight of four cores, 256 MB). On Xeon
-  one per socket, and sub-NUMA clustering does not change what sysfs states (the kernel's resctrl code
+  one per socket, and sub-NUMA clustering does not change sysfs (the kernel's resctrl code
   finds out about it by an L3 with more CPUs than a NUMA node).
 * Ampere's system level cache is in no firmware table: Linux knows no L3 there, so the NUMA node stands
   in for it.

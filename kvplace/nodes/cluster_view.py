@@ -61,7 +61,7 @@ class NodeView:
 
     @property
     def problem(self) -> str:
-        """One clause that states why nothing can be placed there; empty where something can."""
+        """The reason, in one clause, why nothing can be placed there; empty if something can."""
         return self.snapshot.problem if isinstance(self.snapshot, Unusable) else ""
 
     @property

@@ -40,7 +40,7 @@ class NodeMachine:
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether the node gives out fewer CPUs than its topology states are allocatable."""
+        """Whether the node gives out fewer CPUs than are allocatable in its topology."""
         return self.allocatable != self.topology.allocatable
 
     def free(self, ledger: Ledger, holds: Iterable[Claim] = ()) -> Free:
@@ -69,7 +69,7 @@ class Unusable:
     """Nothing can be placed on a node."""
 
     problem: str
-    """One clause that states why, without the node's name."""
+    """The reason in one clause, without the node's name."""
 
 
 NOT_DESCRIBED = Unusable("neither a NodeTopology object nor a cpu-map annotation describes the node")

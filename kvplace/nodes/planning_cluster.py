@@ -105,7 +105,7 @@ async def read_planning_cluster(cluster: ListClient, reader: FormReader) -> Plan
 def planning_cluster(
     view: ClusterView, nodes: Iterable[NodeObject], pods: Iterable[WaitingPod] = ()
 ) -> PlanningCluster:
-    """Combine what kvplace and kube-scheduler know; `pods` states what VMs that wait demand of a node."""
+    """Combine what kvplace and kube-scheduler know; `pods` has the demands of waiting VMs on a node."""
     objects = {NodeName(node.metadata.name): node for node in nodes}
     unusable = {
         name: Refusal(Reason.NO_TOPOLOGY, node.problem, {}, never=True)

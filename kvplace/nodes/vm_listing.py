@@ -1,4 +1,4 @@
-"""The VMs that opted in as a list for people: their pods, and those that have no pod.
+"""The VMs that opted in, as a list for people: their pods, and VMs without a pod.
 
 A pod reports where a VM is and whether it is pinned. KubeVirt's own objects state how far KubeVirt is with
 it, and name the VMs that are stopped, or cannot start, and so have no pod. Who may not read them sees the
@@ -34,7 +34,7 @@ class VmListing:
     notes: tuple[str, ...] = ()
     """What is left out, and why."""
     is_first: bool = True
-    """Of a watch: whether these are all VMs, or those that have changed."""
+    """Of a watch: whether these are all VMs, or only the changed ones."""
 
 
 def listed_vms(
@@ -43,7 +43,7 @@ def listed_vms(
     selector: Selector,
     ledgers: Iterable[LedgerRecord] = (),
 ) -> tuple[VmView, ...]:
-    """Combine pods with what KubeVirt reports, and with what the ledgers reserve for those that wait.
+    """Combine pods with KubeVirt's objects, and with the ledgers' reservations for waiting pods.
 
     A VM with ended pods only is there without a pod, too. The selector is that of the pods; of a VM
     without a pod it concerns the labels that its pod would have.

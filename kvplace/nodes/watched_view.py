@@ -37,7 +37,7 @@ class _Changed(Generic[K]):
         self._any.set()
 
     async def take(self, gather_s: float = 0.0) -> tuple[K, ...]:
-        """Wait for a change, then so long for those that follow it, and take them all."""
+        """Wait for a change, then so long for further ones, and take them all."""
         await self._any.wait()
         if gather_s:
             await asyncio.sleep(gather_s)

@@ -94,7 +94,7 @@ def unplanned(vms: Iterable[WantedVm], *, by_choice: bool) -> Forecast:
 
 
 def _doubts(vms: Iterable[WantedVm]) -> tuple[str, ...]:
-    """Name the annotations of templates that ask for nothing, and those that were likely meant."""
+    """Name the annotations of templates without effect, and the keys that they are likely typos of."""
     return tuple(
         dict.fromkeys(
             f"annotation {key} of the template of {vm.name} has no effect: did you mean {meant}?"

@@ -32,11 +32,11 @@ class Agent(Enum):
     NONE = "none"
     """None describes the node."""
     SILENT = "silent"
-    """One has described the node, and states nothing about the VMs asked about."""
+    """One has described the node, and reports nothing about the VMs in question."""
     GONE = "gone"
     """One has reported something about them, and has no pod on the node that is ready."""
     SPEAKS = "speaks"
-    """It states something about one of them; or nothing may be read of it."""
+    """It reports something about one of them, or may not be read."""
 
 
 class Measuring:

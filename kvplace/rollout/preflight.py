@@ -145,7 +145,7 @@ def _parts(spec: _VmiSpec) -> Iterator[str]:
 
 
 def _read(content: object, kind: type[_T]) -> _T:
-    """Read what concerns this module; where the shape is wrong the API server reports it."""
+    """Read the fields that this module needs; the API server refuses wrong shapes."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError:

@@ -216,7 +216,7 @@ class RolloutRun:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, store: Store[Any, Any]) -> None:
-        """Follow one kind; what states that a watch works or not also wakes the run."""
+        """Follow one kind; a watch that begins or ceases to work also wakes the run."""
         has_watched = False
         async for event in self._cluster.watch(store.kind, store.selector):
             had_synced = store.has_synced

@@ -190,7 +190,7 @@ class TrackedVm:
     sent_at: float | None = None
     """When this run sent it; None when another run did, or none yet."""
     is_stored: bool = False
-    """Whether the API server has answered that it is stored; the watch reports it a moment later."""
+    """Whether the API server has stored it; the watch delivers it a moment later."""
     refusal: str = ""
     """Why it could not be made."""
     obstacle: str = ""

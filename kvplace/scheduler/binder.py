@@ -276,7 +276,7 @@ class Binder:
         return pod is not None and not (pod.node or pod.deleting or claimed) and bound_to == node
 
     def _place(self, args: BindingArgs, request: Request, machine: NodeMachine, ledger: Ledger) -> Placement:
-        """Choose the cores of a pod: those reserved for it or held, else any but those that others hold."""
+        """Choose the cores of a pod: reserved or held for it, else any that no other pod holds."""
         reserved = ledger.claims.get(args.uid)
         if reserved is not None:
             placement = placement_of_claim(machine.topology, request, reserved)

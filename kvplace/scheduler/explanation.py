@@ -1,4 +1,4 @@
-"""The sentence that states why a node was chosen, for pods with `kvplace.io/explain: true`.
+"""The sentence with the reason for a node, for pods with `kvplace.io/explain: true`.
 
 It compares the chosen node with the next best node only. The ranking finds that one with one or a few
 placements more, so an explained pod is planned like any other. `kvplace explain` gives the reasons of all

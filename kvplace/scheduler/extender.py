@@ -176,7 +176,7 @@ class Extender:
         1. Read what the pod asks for.
         2. A pod that has a claim from an earlier attempt, or along with another pod's, goes to its node.
         3. A planned pod goes to the node of its plan.
-        4. Otherwise choose the best node, hold there what it would give, and plan those that wait beside it.
+        4. Otherwise choose the best node, hold the cores there, and plan the pods that wait beside it.
         5. If no node can hold the pod, state why.
         """
         if not self._cache.has_synced:

@@ -114,7 +114,7 @@ class JointPlan:
         return node
 
     async def place(self, pod: PodRecord, asking: AskingPod, names: Collection[NodeName]) -> NodeName | None:
-        """Hold cores for a pod and for those that wait beside it; return where the pod itself goes.
+        """Hold cores for a pod and for the pods that wait beside it; return the node of the pod itself.
 
         1. Those of higher priority come before it, as they do with kube-scheduler.
         2. The pod itself; where it fits nowhere, it takes the cores of pods that are only planned.
@@ -227,7 +227,7 @@ class JointPlan:
         """Return what a pod asks for, if it can be planned."""
         try:
             return self._pending.request_of(pod)
-        except BadAnnotation:  # its own filter call states what is wrong
+        except BadAnnotation:  # its own filter call names the fault
             return None
 
     async def _take_over(

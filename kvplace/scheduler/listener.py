@@ -22,7 +22,7 @@ _LIMITS = ConnectionLimits()
 
 
 class ExtenderListener:
-    """Chooses who serves a new connection, and ends those that there are."""
+    """Chooses the protocol of a new connection, and ends open ones."""
 
     def __init__(
         self,

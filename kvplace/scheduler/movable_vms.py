@@ -148,7 +148,7 @@ def _runs(pod: PodRecord) -> bool:
 
 
 def _is_settled(placed: PodPlacement, pod: PodRecord, claim: Claim, machine: NodeMachine) -> bool:
-    """Whether its claim holds just what its placement states, on the machine that is there now."""
+    """Whether its claim equals its placement, on the machine that is there now."""
     placement = placed.placement
     return (
         (placed.pod_uid, placed.node) == (pod.uid, pod.node)

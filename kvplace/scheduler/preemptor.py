@@ -51,7 +51,7 @@ from kvplace.scheduler.pending_pods import PendingPods
 log = logging.getLogger(__name__)
 
 MOST_NODES = 500
-"""Nodes that one call checks: first those that kube-scheduler has sent."""
+"""Nodes that one call checks: first the nodes in kube-scheduler's call."""
 MOST_SECONDS = 4.0
 """How long one call searches; kube-scheduler schedules nothing meanwhile, and gives up after httpTimeout."""
 MOST_EQUALS = 16
@@ -272,7 +272,7 @@ class Preemptor:
         request: Request,
         budgets: Sequence[DisruptionBudget],
     ) -> Iterator[Question]:
-        """Ask with victims of our own choice, where possible, and with those that kube-scheduler needs."""
+        """Ask with our own victims, where possible, and with the victims that kube-scheduler needs."""
         machine = self._cache.machine(node)
         if isinstance(machine, Unusable) or isinstance(self._cache.snapshot(node), Unusable):
             return
@@ -325,7 +325,7 @@ class Preemptor:
         )
 
     async def _wait(self, uid: PodUid, nodes: Iterable[NodeName]) -> None:
-        """Note that a pod waits for those that end anyway on any of the nodes: from now on, or still."""
+        """Note that a pod waits for VMs that end anyway on any of the nodes: from now on, or still."""
         leaving: set[PodUid] = set()
         turns = Turns()
         for node in nodes:

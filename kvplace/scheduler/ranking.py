@@ -92,7 +92,7 @@ class Ranking:
         return len(self._order) + len(self._answers) + len(self._examined)
 
     def count(self, states: NodeStates, budget: StepBudget) -> None:
-        """Enter the states that are new, and forget those that are gone when they are many."""
+        """Enter new states, and forget unused ones when they are many."""
         kept = self._order, self._answers, self._examined, self._shortages
         if max([len(one) for one in kept]) > 2 * len(states) + _SPARE:
             self._order = [entry for entry in self._order if entry[-1].nodes]

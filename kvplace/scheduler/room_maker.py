@@ -81,7 +81,7 @@ class MakeRoom(Enum):
 
 
 class _Stopped(Exception):
-    """No room is made for a VM any more; states why in one clause."""
+    """No room is made for a VM any more; the message is the reason in one clause."""
 
 
 @dataclass(eq=False)
@@ -203,7 +203,7 @@ class RoomMaker:
             self._events.record(room_not_made(owner_reference(making.pod), why))
 
     async def _find(self, making: _Making) -> RoomOnNode | None:
-        """Search for moves on the nodes with most free CPUs, those that have VMs that may move.
+        """Search for moves on the nodes with movable VMs, those with most free CPUs first.
 
         None where there are none, or room is being made for another VM on that node.
         """

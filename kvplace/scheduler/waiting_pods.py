@@ -38,7 +38,7 @@ class WaitingPods:
         pods.subscribe(self._pod_seen)
 
     def of_shape(self, shape: bytes) -> Iterator[PodRecord]:
-        """Return the waiting pods of a shape: those of higher priority first, then those that came first."""
+        """Return the waiting pods of a shape: the highest priority first, then the oldest."""
         by_priority = self._by_shape.get(shape, {})
         for priority in sorted(by_priority, reverse=True):
             yield from by_priority[priority].values()

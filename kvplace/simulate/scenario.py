@@ -130,7 +130,7 @@ class RandomLoad:
         self._refused = True
 
     def __iter__(self) -> Iterator[Event]:
-        """Yield arrivals, and departures of those that were not refused."""
+        """Yield arrivals, and the departures of VMs that were placed."""
         for vm in self._vms():
             while self._refused or self._is_loaded:
                 self._refused = False

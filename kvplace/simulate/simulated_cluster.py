@@ -108,7 +108,7 @@ class SimulatedCluster:
 
 
 def _uid(vm: Vm) -> str:
-    """Keep VMs of the load apart from those that the document lists as running."""
+    """Keep VMs of the load apart from the running VMs of the document."""
     return f"load/{vm.id}"
 
 

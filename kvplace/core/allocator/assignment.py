@@ -23,7 +23,7 @@ class ChosenCores:
     nodes: tuple[NumaIndex, ...]
     """Those of its cores."""
     every_node: tuple[NumaIndex, ...]
-    """These, and those that give it memory alone."""
+    """These, and the NUMA nodes that give it memory alone."""
     taken: tuple[CoreShare, ...]
 
 

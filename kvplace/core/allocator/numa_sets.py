@@ -53,7 +53,7 @@ class NumaSet:
 def best_numa_sets(supply: Supply) -> list[NumaSet]:
     """Find all NUMA sets that can serve the VM and rank first, in the machine's order; none if none can.
 
-    When the effort is spent it is those that rank first so far, or none.
+    When the effort is spent, it is the first in rank so far, or none.
     """
     best = _best_in(supply, supply.layout.domains[supply.request.options.scope.within])
     return best.numa_sets if best is not None else []

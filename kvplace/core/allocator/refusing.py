@@ -24,7 +24,7 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> R
     """Explain why no part of the machine serves a request.
 
     CPUs come before huge pages, huge pages before memory, and an even spread comes last. The numbers are
-    those of the place where least is missing. `fits` states whether the machine could serve another request.
+    those of the place where least is missing. `fits` returns whether the machine could serve another request.
     """
     request = supply.request
     scope = request.options.scope

@@ -113,7 +113,7 @@ class Serving:
     ) -> CoreChoice | None:
         """Serve a share of the need from one group.
 
-        `as_one` states that it does not matter here how many L3 groups that takes.
+        With `as_one` the number of L3 groups does not matter.
         """
         key = (tuple([segment.cpus for segment in segments]), need, as_one)
         if key not in self._shares:

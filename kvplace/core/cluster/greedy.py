@@ -20,7 +20,7 @@ Chooser: TypeAlias = Callable[[Draft, Shape], Choice | None]
 
 
 def assign_all(draft: Draft, order: Iterable[int], shapes: Sequence[Shape], choose: Chooser) -> None:
-    """Assign VMs that have no node, in an order; those that fit nowhere stay without one."""
+    """Assign VMs that have no node, in an order; VMs that fit nowhere stay without one."""
     for vm in order:
         draft.step()
         choice = choose(draft, shapes[vm]) if vm not in draft.node_of else None

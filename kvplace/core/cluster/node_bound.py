@@ -5,7 +5,7 @@ the next bound cannot win: the choice is the same as if every node had been plac
 coarse one costs a few operations, and it is made for every node; the fine one checks NUMA nodes and L3
 groups, and is made for nodes that come to the front.
 
-None in place of a bound states that the VM does not fit, for certain.
+None in place of a bound means that the VM certainly does not fit.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ _REASONS = {
     Strategy.SPREAD: (*_LOCALITY, _CONTENTION, _EVEN, _PAGES, _L3, _EMPTIER, _FRAGMENTATION),
     Strategy.BALANCE: (*_LOCALITY, _CONTENTION, _EVEN, _EVEN, _PAGES, _L3, _FRAGMENTATION),
 }
-"""What each part of a standing states about the better node."""
+"""Why each part of a standing makes a node better."""
 
 
 def standing(

@@ -33,7 +33,7 @@ def unwatched(_steps: int) -> bool:
 
 
 class Budget:
-    """The steps that a search may take, and those that it has taken."""
+    """The steps of a search: allowed and taken."""
 
     def __init__(self, limit: int, watch: Watch = unwatched) -> None:
         self.limit = limit

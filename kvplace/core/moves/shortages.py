@@ -136,7 +136,7 @@ class ResourceCounts:
         )
 
     def _free_without(self, gone: frozenset[str]) -> tuple[CpuMask, CpuMask]:
-        """The CPUs that an exclusive VM may take, and those that a sharing one may, when these are gone."""
+        """The CPUs that an exclusive VM may take, and that a sharing VM may take, when these are gone."""
         known = self._frees.get(gone)
         if known is None:
             pool = self._pool
