@@ -111,7 +111,7 @@ async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
         case Missing() if error.resource in OUR_RESOURCES:
             return await _not_installed(error, session) or error
         case Missing() if error.resource in _KUBEVIRT:
-            return Misconfigured(
+            return Absent(
                 f"{session.server} serves no {error.resource}: install KubeVirt, or choose another cluster"
             )
         case Missing():
@@ -137,12 +137,12 @@ def missing_right(error: Denied) -> str:
     return f"you may not {error.verb} {error.resource} ({error.said}); {fix}"
 
 
-async def _not_installed(error: Missing, session: Session) -> Misconfigured | None:
+async def _not_installed(error: Missing, session: Session) -> Absent | None:
     """State why the cluster does not serve one of our kinds."""
     try:
         body = await session.request(Call("get", GROUP, f"/apis/{GROUP}"))
     except Missing:
-        return Misconfigured(
+        return Absent(
             f"{session.server} has no kvplace: its objects are not installed; "
             "install it with kubectl apply --server-side -k FOLDER"
         )
@@ -150,11 +150,11 @@ async def _not_installed(error: Missing, session: Session) -> Misconfigured | No
         return None
     versions = [found.version for found in _GROUP.decode(body).versions]
     if VERSION not in versions:
-        return Misconfigured(
+        return Absent(
             f"{session.server} serves {GROUP} in {', '.join(versions)}, and kvplace {__version__} reads "
             f"{VERSION}: use the kvplace of the cluster's version"
         )
-    return Misconfigured(f"{session.server} does not serve {error.resource}: {_APPLY}")
+    return Absent(f"{session.server} does not serve {error.resource}: {_APPLY}")
 
 
 class _Version(msgspec.Struct):

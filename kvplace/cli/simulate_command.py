@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "--scenario",
     type=InputFile(),
     metavar="FILE",
-    help="The scenario, - for stdin (see `kvplace schema scenario`); default: the example.",
+    help="The scenario, - for stdin (see `kvplace schema scenario`).",
 )
 @example_option("scenario")
 @output_option(Answer.REPORT)
@@ -38,10 +38,15 @@ def command(scenario: str | None, output: Output) -> int:
     Equal scenarios give equal reports, except for times. Refused VMs are part of the answer: the exit code
     is 0. Ctrl-C ends early, with the report of what was run, and exit code 130.
     """
-    from kvplace.simulate.scenario import example_scenario, load_scenario
+    from kvplace.simulate.scenario import load_scenario
     from kvplace.simulate.simulation import report_document, simulate
 
-    chosen = example_scenario() if scenario is None else load_scenario(Path(scenario))
+    if scenario is None:
+        raise click.UsageError(
+            "name a scenario with --scenario FILE; `kvplace simulate --example` prints one as a start, and "
+            "`kvplace demo` needs none"
+        )
+    chosen = load_scenario(Path(scenario))
     seeds = chosen.seeds if chosen.mix is not None else (None,)
     runs = [(strategy, seed) for strategy in chosen.strategies for seed in seeds]
     outcomes: list[Outcome] = []

@@ -56,9 +56,9 @@ def stated_vms(manifests: Sequence[tuple[str, Json]]) -> tuple[StatedVm, ...]:
         for note in notes:
             say(f"{named}: {note}")
         if vm is None:
-            if not notes:
-                fix = f"add {CPU_SET} to its {_KINDS[kind]}.annotations{_typo_in(content)}"
-                say(f"{named} requests no cores: {fix}")
+            typo = _typo_in(content)
+            if typo or not notes:
+                say(f"{named} requests no cores: add {CPU_SET} to its {_KINDS[kind]}.annotations{typo}")
             continue
         for note in devices_elsewhere(content):
             say(f"{named}: {note}")

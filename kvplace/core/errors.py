@@ -39,7 +39,7 @@ class Unavailable(KvplaceError):
 
 
 class Absent(KvplaceError):
-    """There is no object of the given name."""
+    """There is no object of the given name, or the cluster does not serve its kind."""
 
 
 class Misconfigured(KvplaceError):

@@ -63,7 +63,7 @@ MOST_NODES = 10_000
 _MOST_RUNNING = 4096
 
 SCENARIO_EXAMPLE = """\
-# What `kvplace simulate` runs by default. To change it and run it:
+# A scenario for `kvplace simulate`. To change it and run it:
 #   kvplace simulate --example > mine.yaml; kvplace simulate --scenario mine.yaml
 
 # The cluster: machines that come with kvplace (`kvplace topology --help`), or of your own:

@@ -18,9 +18,9 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
 from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.request import Request
-from kvplace.documents.cluster import MOST_REQUESTS, SCENARIO_EXAMPLE, ScenarioDocument, VmEntry
+from kvplace.documents.cluster import MOST_REQUESTS, ScenarioDocument, VmEntry
 from kvplace.documents.model import numbered, read_model
-from kvplace.documents.reading import load_document, read_document, source_name
+from kvplace.documents.reading import load_document, source_name
 from kvplace.machines.cluster import nodes_of
 
 
@@ -225,12 +225,6 @@ def scenario_of(document: ScenarioDocument, folder: Path) -> Scenario:
         seeds=tuple(dict.fromkeys(document.seeds)),
         moves=document.moves,
     )
-
-
-def example_scenario() -> Scenario:
-    """Read the scenario that comes with kvplace."""
-    what = "the example scenario"
-    return scenario_of(read_model(ScenarioDocument, read_document(SCENARIO_EXAMPLE, what), what), Path())
 
 
 def _vms(entries: tuple[VmEntry, ...]) -> tuple[Vm, ...]:

@@ -14,7 +14,15 @@ from click.testing import CliRunner
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.live_cluster import open_cluster
-from kvplace.core.errors import Absent, Forbidden, KvplaceError, Misconfigured, Unavailable
+from kvplace.core.errors import (
+    Absent,
+    ExitCode,
+    Forbidden,
+    KvplaceError,
+    Misconfigured,
+    Unavailable,
+    exit_code_of,
+)
 from kvplace.core.label_terms import read_label_terms
 from kvplace.kube import list_watch
 from kvplace.kube.api_rollouts import ApiRollouts
@@ -83,7 +91,7 @@ async def test_ages_are_those_of_the_cluster_whatever_our_own_clock_states(
 
 async def test_a_cluster_without_kubevirt_is_called_so(stub: ApiStub, flags: ClusterFlags) -> None:
     stub.script = [status(404, "404 page not found")]
-    with pytest.raises(Misconfigured, match="serves no virtualmachines: install KubeVirt, or choose another"):
+    with pytest.raises(Absent, match="serves no virtualmachines: install KubeVirt, or choose another"):
         async with open_cluster(flags) as cluster:
             await ApiRollouts(cluster.session).read_all(VMS)
 
@@ -136,9 +144,10 @@ async def test_a_cluster_without_kvplace_or_with_another_version_of_it(
     stub: ApiStub, flags: ClusterFlags, group: object, said: str
 ) -> None:
     stub.script = [status(404, "the server could not find the requested resource"), group]  # type: ignore[list-item]
-    with pytest.raises(Misconfigured, match=said):
+    with pytest.raises(Absent, match=said) as error:
         async with open_cluster(flags) as cluster:
             await cluster.api.read_all(LEDGERS)
+    assert exit_code_of(error.value) == ExitCode.FAILED
 
 
 async def test_a_server_that_is_down_is_named(tmp_path: Path) -> None:

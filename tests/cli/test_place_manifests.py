@@ -103,6 +103,11 @@ def test_a_vm_that_requests_no_cores_is_reported_with_the_annotation_to_add(
     [
         ({}, {"cpu-sett": "any"}, "add cpu-set to its spec.template.metadata.annotations; its annotation"),
         ({}, {"cpu-sett": "any"}, "annotation 'cpu-sett' is likely a typo of 'cpu-set'"),
+        (
+            {},
+            {"cpu-sett": "any", "kvplace.io/smt": "require"},
+            "annotation 'cpu-sett' is likely a typo of 'cpu-set'",
+        ),
         ({}, {"cpu-sets": "any"}, "annotation cpu-sets has no effect: did you mean cpu-set?"),
         ({}, {"kvplace.io/smt": "require"}, "annotation kvplace.io/smt has no effect alone: add cpu-set"),
         ({"cpu-set": "any"}, {}, "has no effect here: move it to spec.template.metadata.annotations"),

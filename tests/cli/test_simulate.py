@@ -62,3 +62,12 @@ def test_the_scenario_may_be_stdin(kvplace: Caller) -> None:
     called = kvplace("simulate", "--scenario", "-", stdin="")
     assert (called.code, called.out) == (2, "")
     assert called.err.startswith("kvplace: <stdin> contains nothing")
+
+
+def test_without_a_scenario_nothing_long_begins_and_the_first_step_is_named(kvplace: Caller) -> None:
+    called = kvplace("simulate")
+    assert (called.code, called.out) == (2, "")
+    assert called.err == (
+        "kvplace: name a scenario with --scenario FILE; `kvplace simulate --example` prints one as a start, "
+        "and `kvplace demo` needs none (see `kvplace simulate --help`)\n"
+    )

@@ -18,6 +18,7 @@ from kvplace.core.request import Request
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, NumaId
 from kvplace.documents.cluster import SCENARIO_EXAMPLE, ScenarioDocument
 from kvplace.documents.model import read_model
+from kvplace.documents.reading import read_document
 from kvplace.machines.server_types import read_machine
 from kvplace.simulate.scenario import (
     Arrival,
@@ -27,7 +28,6 @@ from kvplace.simulate.scenario import (
     RandomLoad,
     Scenario,
     Vm,
-    example_scenario,
     scenario_of,
     trace,
 )
@@ -60,7 +60,8 @@ def listed(*vms: dict[str, Any], nodes: Any = NODES, **more: Any) -> Scenario:
 
 
 def test_the_example_is_a_valid_scenario_and_states_how_to_change_it() -> None:
-    found = example_scenario()
+    document = read_document(SCENARIO_EXAMPLE, "the example")
+    found = scenario_of(read_model(ScenarioDocument, document, ""), Path())
     assert len(found.nodes) == 50
     assert set(found.strategies) == set(Strategy)
     assert "kvplace simulate --scenario" in SCENARIO_EXAMPLE
