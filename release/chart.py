@@ -38,6 +38,7 @@ _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (
         lambda entry: entry["metadata"]["name"] == "kvplace-extender-from-anywhere",
         "not .Values.scheduler.enabled",
     ),
+    (lambda entry: entry["kind"] == "Plugin", 'eq .Values.serve.sidecar "plugin"'),
     (lambda entry: entry["metadata"]["name"] == "kvplace-certificates", _OWN),
     (lambda entry: entry["apiVersion"] == _CERT_MANAGER, f"not ({_OWN})"),
     (
@@ -90,7 +91,7 @@ def _all_objects(render: Render, manifests: Path) -> Iterator[Json]:
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": ["../default"],
-        "components": ["../main-scheduler", "../monitoring"],
+        "components": ["../main-scheduler", "../monitoring", "../plugin"],
     }
     folder = manifests / "everything-else"
     folder.mkdir(exist_ok=True)
@@ -151,6 +152,7 @@ def _put_values(entry: Json, put: _Placeholders) -> None:
             "MODE": put.text(".Values.serve.mode"),
             "NOMINATE_FROM_NODES": put.text("int .Values.serve.nominateFromNodes"),
             "MAKE_ROOM": put.text(_MAKE_ROOM),
+            "SIDECAR": put.text(".Values.serve.sidecar"),
             "SIDECAR_IMAGE": put.text(".Values.images.hook"),
             "SCHEDULER_NAME": put.text(_SCHEDULER_NAME),
             "LOG_LEVEL": put.text(".Values.serve.logLevel"),

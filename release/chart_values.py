@@ -60,6 +60,11 @@ VALUES: Group = {
             {"enum": ["off", False, "on-request", "automatic"]},
             "whether VMs make room for others",
         ),
+        "sidecar": Value(
+            "annotation",
+            {"enum": ["annotation", "plugin"]},
+            "how KubeVirt calls the hook; plugin: through a Plugin of KubeVirt 1.9",
+        ),
         "schedulerName": Value(
             None, {"type": ["string", "null"]}, "of VMs that name none; null: kvplace's own or the main one"
         ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,12 @@ _NO_CPU = {"op": "replace", "path": "/spec/template/spec/containers/0/resources/
 _FIXED_ADDRESSES = {"kvplace": 101, "kvplace-extender": 102}
 
 
-def install_kvplace(plane: ControlPlane, services: IPv4Network, *, replicas: int = 2) -> None:
+def install_kvplace(
+    plane: ControlPlane, services: IPv4Network, *, replicas: int = 2, components: Sequence[str] = ()
+) -> None:
     """Apply everything and wait until all of it is ready.
 
-    The nodes must have the images.
+    The nodes must have the images. `components` are folders of `manifests/`.
     """
     folder = plane.folder / "manifests"
     shutil.copytree(MANIFESTS, folder)
@@ -52,7 +55,7 @@ def install_kvplace(plane: ControlPlane, services: IPv4Network, *, replicas: int
         "kind": "Kustomization",
         "resources": ["../default"],
         "images": [{"name": scheduler, "newTag": tag}],
-        "components": [f"../../{COMPONENT}"],
+        "components": [*(f"../{name}" for name in components), f"../../{COMPONENT}"],
     }
     (overlay / "kustomization.yaml").write_text(json.dumps(content))
     rendered = plane.kubectl("kustomize", str(overlay))

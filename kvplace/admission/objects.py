@@ -290,6 +290,19 @@ def read_bytes(value: Quantity, where: str) -> Bytes:
     return count
 
 
+def is_guaranteed(spec: PodSpec, what: str) -> bool:
+    """Whether Kubernetes would put the pod into QoS class Guaranteed."""
+    for container in [*spec.containers, *(spec.init_containers or [])]:
+        for key, resource in (("cpu", "CPU"), ("memory", "memory")):
+            limit = container.limited.get(key)
+            if limit is None:
+                return False
+            where = f"{what}: container {container.name}: {resource}"
+            if read_quantity(container.requested.get(key, limit), where) != read_quantity(limit, where):
+                return False
+    return True
+
+
 def whole_pages(memory: Bytes, size: Bytes, where: str) -> int:
     """Count the pages of an amount of memory; raises Misconfigured for more than a request can hold."""
     count = -(-memory // size)

@@ -34,7 +34,15 @@ from kvplace.admission.edits import EditedObject, Operation, drop_managed_fields
 from kvplace.admission.objects import Pod, Vmi, title, typed
 from kvplace.admission.pod_resources import request_cpus, request_marker
 from kvplace.admission.review import AdmissionSettings, Admitted
-from kvplace.admission.sidecar import COMMAND, add_sidecar_fields, compute_of, sidecars_of
+from kvplace.admission.sidecar import (
+    COMMAND,
+    PLUGIN_SOCKETS,
+    add_sidecar_fields,
+    compute_of,
+    has_plugin_label,
+    needs_container,
+    sidecars_of,
+)
 from kvplace.admission.size import PodSize, VmSize, read_size, size_of_pod, size_of_vm
 from kvplace.admission.vmi import conflict_with_kubevirt
 from kvplace.core.annotations import (
@@ -132,9 +140,9 @@ def admit_new_pod(
     if options is None:
         # The author of a virt-launcher pod is KubeVirt, which has no use for warnings.
         alone = () if _is_launcher(pod) else without_effect(annotations)
-        return _without(raw, pod, what, FORGEABLE, alone)
+        return _without(new, what, settings, FORGEABLE, alone)
     if options.policy is Policy.NONE:
-        return _admit_unpinned(raw, pod, options, lambda: _vm_of(pod, namespace, stated, vmi, what), what)
+        return _admit_unpinned(new, lambda: _vm_of(pod, namespace, stated, vmi, what), what, settings)
     check_agreement(options, annotations)
     if not pod.spec.containers:
         raise Misconfigured(f"{what} asks for CPUs but has no container; add one")
@@ -144,14 +152,14 @@ def admit_new_pod(
         if options.on_failure is OnFailure.WAIT:
             raise Misconfigured(obstacle)
         warning = f"the pod runs unpinned, because {ON_FAILURE} is float: {obstacle}"
-        return _without(raw, pod, what, _NOT_KEPT, (warning,))
+        return _without(new, what, settings, _NOT_KEPT, (warning,))
     size = _size(pod, vm, what)
     patch: list[Operation] = []
     after = edited(raw, patch)
     asked = _request(pod, options, size, vm, what)
     _write(after, asked)
     spec = after.object("spec")
-    _complete_sidecars(pod, after, what)
+    _complete_sidecars(pod, after, what, settings)
     warnings = [
         *_set_scheduler(spec, pod, settings),
         *request_cpus(after, asked.request, size, what),
@@ -167,24 +175,26 @@ def admit_new_pod(
 
 
 def _admit_unpinned(
-    raw: Mapping[str, Any], pod: Pod, options: PinningOptions, vm: Callable[[], _Vm | None], what: str
+    new: NewPod, vm: Callable[[], _Vm | None], what: str, settings: AdmissionSettings
 ) -> Admitted:
     """Store the request of a pod with policy `none`, so that it can get cores while it runs; nothing else.
 
     A pod of unknown size stays as it is: it only cannot change its policy while it runs.
     Neither can one that names its node, which no scheduler has let it have.
     """
+    pod, options = new.pod, new.options
+    assert options is not None
     if pod.spec.node_name:
-        return _without(raw, pod, what, FORGEABLE)
+        return _without(new, what, settings, FORGEABLE)
     try:
         found = vm()
         asked = _request(pod, options, _size(pod, found, what), found, what)
     except KvplaceError:
-        return _without(raw, pod, what, FORGEABLE)
+        return _without(new, what, settings, FORGEABLE)
     patch: list[Operation] = []
-    after = edited(raw, patch)
+    after = edited(new.raw, patch)
     _write(after, asked, (*FORGEABLE, VM_SIZE))
-    _complete_sidecars(pod, after, what)
+    _complete_sidecars(pod, after, what, settings)
     return Admitted(after.values, patch=patch)
 
 
@@ -292,12 +302,18 @@ def _obstacle(pod: Pod, options: PinningOptions, vm: _Vm | None, what: str) -> s
         conflict = conflict_with_kubevirt(annotations, options, vm.described.spec, _spec_of(vm.described))
         if conflict is not None:
             return conflict
-    if not sidecars_of(pod) and "kubevirt.io/migrationJobUID" not in (pod.metadata.labels or {}):
+    is_target = "kubevirt.io/migrationJobUID" in (pod.metadata.labels or {})
+    if sidecars_of(pod) or needs_container(pod) or is_target:
+        return None
+    if has_plugin_label(pod):
         return (
-            f"{what} has no container with the command kvplace-hook, because its VMI is older than kvplace "
-            f"or than its annotations; restart the VM, or annotate it with {ON_FAILURE}: float"
+            f"{what} has no volume {PLUGIN_SOCKETS}, because KubeVirt's feature gate Plugins is off; switch "
+            f"it on, or serve with --sidecar=annotation, and restart the VM"
         )
-    return None
+    return (
+        f"{what} has no container with the command kvplace-hook, because its VMI is older than kvplace "
+        f"or than its annotations; restart the VM, or annotate it with {ON_FAILURE}: float"
+    )
 
 
 def _request(
@@ -315,23 +331,27 @@ def _request(
 
 
 def _without(
-    raw: Mapping[str, Any], pod: Pod, what: str, keys: tuple[str, ...], warnings: tuple[str, ...] = ()
+    new: NewPod,
+    what: str,
+    settings: AdmissionSettings,
+    keys: tuple[str, ...],
+    warnings: tuple[str, ...] = (),
 ) -> Admitted:
     """Admit a pod that is not placed: without these annotations, and otherwise as it is."""
-    patch: list[Operation] = []
-    after = edited(raw, patch)
+    pod, patch = new.pod, list[Operation]()
+    after = edited(new.raw, patch)
     if any(key in (pod.metadata.annotations or {}) for key in keys):
         stored = after.object("metadata").object("annotations")
         for key in keys:
             stored.drop(key)
-    _complete_sidecars(pod, after, what)
+    _complete_sidecars(pod, after, what, settings)
     return Admitted(after.values, warnings, patch)
 
 
-def _complete_sidecars(pod: Pod, after: EditedObject, what: str) -> None:
+def _complete_sidecars(pod: Pod, after: EditedObject, what: str, settings: AdmissionSettings) -> None:
     """Complete the hooks in the pod of a VM, also of one that is not placed any more."""
-    if _is_launcher(pod) and sidecars_of(pod):
-        add_sidecar_fields(pod, after.object("spec"), what)
+    if _is_launcher(pod) and (sidecars_of(pod) or needs_container(pod)):
+        add_sidecar_fields(pod, after.object("spec"), what, settings.sidecar_image)
 
 
 def _write(after: EditedObject, request: PodRequest, removed: tuple[str, ...] = _NOT_KEPT) -> None:

@@ -14,7 +14,16 @@ from fractions import Fraction
 from math import ceil
 
 from kvplace.admission.edits import EditedObject
-from kvplace.admission.objects import Container, Pod, PodSpec, Quantity, Resources, read_quantity, typed
+from kvplace.admission.objects import (
+    Container,
+    Pod,
+    PodSpec,
+    Quantity,
+    Resources,
+    is_guaranteed,
+    read_quantity,
+    typed,
+)
 from kvplace.admission.sidecar import compute_of
 from kvplace.admission.size import PodSize, VmSize
 from kvplace.core.errors import Misconfigured
@@ -88,7 +97,7 @@ def _request_rest(
     resources = edited.object("resources")
     limit = compute.limited.get("cpu")
     is_limited = limit is not None and _cpus(limit, compute, what) < least
-    if _is_guaranteed(spec, what):
+    if is_guaranteed(spec, what):
         if is_limited:
             resources.object("requests").put("cpu", _written(least))
     else:
@@ -121,19 +130,6 @@ def _running(spec: PodSpec) -> list[Container]:
 def _together(containers: Iterable[Container], what: str) -> Fraction:
     # kube-scheduler rounds each up to whole millicores.
     return sum((_rounded(_requested(each, what)) for each in containers), start=Fraction(0))
-
-
-def _is_guaranteed(spec: PodSpec, what: str) -> bool:
-    """Whether Kubernetes would put the pod into QoS class Guaranteed."""
-    for container in [*spec.containers, *(spec.init_containers or [])]:
-        for key, resource in (("cpu", "CPU"), ("memory", "memory")):
-            limit = container.limited.get(key)
-            if limit is None:
-                return False
-            where = f"{what}: container {container.name}: {resource}"
-            if read_quantity(container.requested.get(key, limit), where) != read_quantity(limit, where):
-                return False
-    return True
 
 
 def _requested(container: Container, what: str) -> Fraction:

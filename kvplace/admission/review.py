@@ -15,6 +15,7 @@ import msgspec
 
 from kvplace.admission.edits import Operation
 from kvplace.core.errors import BadBody
+from kvplace.core.marks import FrontEnd
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 """More than etcd stores of an object (1.5 MiB). An update shows the object twice; VMIs have some 10 KiB."""
@@ -131,5 +132,7 @@ class AdmissionSettings:
     """Scheduler of pods that do not name one."""
     kubevirt_controller: str = "system:serviceaccount:kubevirt:kubevirt-controller"
     """The user as which virt-controller creates the pods of VMs."""
+    front_end: FrontEnd = FrontEnd.ANNOTATION
+    """How KubeVirt comes to call the hooks of new VMIs."""
     other_schedulers: tuple[str, ...] = ()
     """Further schedulers that call our extender; pods may name them."""

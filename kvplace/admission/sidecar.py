@@ -1,14 +1,19 @@
-"""The hook sidecar: its entry on the VMI, and the fields of its container that KubeVirt does not set.
+"""The hook sidecar: its mark on the VMI, and its container in the pod.
 
-KubeVirt creates the container from the entry in the annotation `hooks.kubevirt.io/hookSidecars`, which
-cannot ask for volumes, probes or resources. Pod admission adds those: the results on the pod as files, a
-folder that is libvirt's folder for hooks in the container of QEMU (see `hook/arrivals.py`), the
-node's name, and a probe that holds the VM until its placement is there and in effect.
+There are two front ends. With `annotation` KubeVirt creates the container from the entry in the annotation
+`hooks.kubevirt.io/hookSidecars`, which cannot ask for volumes, probes or resources. Pod admission adds those:
+the results on the pod as files, a folder that is libvirt's folder for hooks in the container of QEMU (see
+`hook/arrivals.py`), the node's name, and a probe that holds the VM until its placement is there and in
+effect.
 
 KubeVirt puts the container beside that of QEMU, where it keeps the pod running until KubeVirt asks it to
 end; a killed virt-launcher sends it nothing. So pod admission makes a restartable init container of
 it. The kubelet ends such a container when the others have ended, for whatever reason, and starts those only
 after its startup probe has passed.
+
+With `plugin` the VMI gets a label. Where the pod has it and KubeVirt's volume for sockets of Plugins, pod
+admission adds the same container itself, and a Plugin calls it. A VMI never has both: KubeVirt would wait for
+a socket that nothing opens.
 """
 
 from __future__ import annotations
@@ -21,10 +26,11 @@ from typing import Any
 import msgspec
 
 from kvplace.admission.edits import EditedObject
-from kvplace.admission.objects import Container, Pod, Volume
+from kvplace.admission.objects import Container, Pod, Volume, is_guaranteed
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadAnnotation, Misconfigured
+from kvplace.core.marks import FRONT_END_LABEL, PLUGIN_SOCKET, FrontEnd
 from kvplace.core.placement import PLACEMENT
 from kvplace.kube.objects import COMPUTE
 
@@ -38,6 +44,9 @@ LIBVIRT_HOOKS_FOLDER = "/var/run/kvplace-libvirt-hooks"
 """Where our container sees the volume `LIBVIRT_HOOKS`."""
 LIBVIRTS_FOLDER = "/etc/libvirt/hooks/qemu.d"
 """Where libvirt searches for programs, beside KubeVirt's own in the folder above."""
+PLUGIN_SOCKETS = "kubevirt-plugin-sockets"
+"""Volume that KubeVirt adds to every virt-launcher pod while its feature gate Plugins is on."""
+_PLUGIN_FOLDER, _, _PLUGIN_SOCKET = PLUGIN_SOCKET.rpartition("/")
 NODE_NAME = "NODE_NAME"
 STAYS = "KVPLACE_STAYS_AFTER_SHUTDOWN"
 """Variable of a hook that the kubelet ends, so that it need not end itself."""
@@ -63,6 +72,8 @@ _STARTUP_PROBE: dict[str, Any] = {
 """There is no readiness probe: after its start the container is Ready, and a late probe on a busy node must
 not remove a running VM from its services."""
 _RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "200m", "memory": "64Mi"}}
+_QEMU = 107
+"""User and group of virt-launcher and its sidecars."""
 _SECURITY = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
 
 
@@ -101,8 +112,21 @@ def sidecars_of(pod: Pod) -> list[Container]:
     return [each for each in (*pod.spec.containers, *(pod.spec.init_containers or ())) if _is_hook(each)]
 
 
-def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str) -> None:
+def has_plugin_label(pod: Pod) -> bool:
+    """Whether a Plugin of KubeVirt calls the hook of this pod."""
+    return (pod.metadata.labels or {}).get(FRONT_END_LABEL) == FrontEnd.PLUGIN
+
+
+def needs_container(pod: Pod) -> bool:
+    """Whether pod admission adds the hook's container: a Plugin calls it, and it is not there yet."""
+    volumes = {volume.name for volume in pod.spec.volumes or ()}
+    return has_plugin_label(pod) and PLUGIN_SOCKETS in volumes and not sidecars_of(pod)
+
+
+def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str, image: str) -> None:
     """Make hook sidecars restartable init containers with volumes, a probe and resources; idempotent.
+
+    A pod that needs the container for a Plugin gets one of `image`.
 
     One that is an init container stays at its place among them, so that webhooks that run after each other
     do not move it in turn. Another goes to the end: what earlier init containers request does not add to what
@@ -131,6 +155,12 @@ def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str) -> None:
             moved = EditedObject.apart(spec.list("containers").remove(index))
             _complete_container(moved)
             spec.list("initContainers").append(moved.values)
+    if needs_container(pod):
+        added = EditedObject.apart(_plugin_container(image))
+        if is_guaranteed(pod.spec, what):  # it stays in its QoS class
+            added.put("resources", {"requests": _RESOURCES["limits"], "limits": _RESOURCES["limits"]})
+        _complete_container(added)
+        spec.list("initContainers").append(added.values)
     _show_to_libvirt(spec.list("containers").object(compute_of(others)))
 
 
@@ -138,6 +168,28 @@ def compute_of(containers: Sequence[Container]) -> int:
     """Return the position of the container with libvirt and QEMU, the first one where none has its name."""
     names = [container.name for container in containers]
     return names.index(COMPUTE) if COMPUTE in names else 0
+
+
+def _plugin_container(image: str) -> dict[str, Any]:
+    return {
+        "name": "kvplace-hook",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": COMMAND,
+        "args": ["serve"],
+        "env": [
+            {"name": "KVPLACE_HOOK_FOLDER", "value": _PLUGIN_FOLDER},
+            {"name": "KVPLACE_SOCKET_NAME", "value": _PLUGIN_SOCKET},
+        ],
+        # A policy of KubeVirt demands the subPath.
+        "volumeMounts": [{"name": PLUGIN_SOCKETS, "mountPath": _PLUGIN_FOLDER, "subPath": "kvplace"}],
+        "securityContext": {
+            "runAsUser": _QEMU,
+            "runAsGroup": _QEMU,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
 
 
 def _is_hook(container: Container) -> bool:

@@ -36,7 +36,7 @@ from kvplace.core.annotations import (
 )
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.core.marks import ASKS_LABEL, EDITED_LABEL
+from kvplace.core.marks import ASKS_LABEL, EDITED_LABEL, FRONT_END_LABEL, FrontEnd
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy, Request
 
@@ -72,13 +72,29 @@ def admit_vmi(
     # KubeVirt copies every annotation to the pods of this VM and to its migration targets.
     for key in RESULTS:
         stored.drop(key)
+    front_end: FrontEnd | None = None
     if warnings is not None:
-        entries = with_hook_sidecar(annotations.get(HOOK_SIDECARS), settings.sidecar_image)
-        if entries is not None:
-            stored.put(HOOK_SIDECARS, entries)
+        front_end = _mark_front_end(stored, annotations, settings)
+    labels = after.object("metadata").object("labels")
+    if front_end is FrontEnd.PLUGIN:
+        labels.put(FRONT_END_LABEL, FrontEnd.PLUGIN.value)
+    else:
+        labels.drop(FRONT_END_LABEL)
     state_size(after, vmi.spec, what)
     drop_managed_fields(after.object("metadata"))
     return Admitted(after.values, warnings or (), patch)
+
+
+def _mark_front_end(
+    stored: EditedObject, annotations: Mapping[str, str], settings: AdmissionSettings
+) -> FrontEnd:
+    """Add the entry of the hook sidecar where it is the front end; one that is there already stays."""
+    entries = with_hook_sidecar(annotations.get(HOOK_SIDECARS), settings.sidecar_image)
+    if entries is None:
+        return FrontEnd.ANNOTATION
+    if settings.front_end is FrontEnd.ANNOTATION:
+        stored.put(HOOK_SIDECARS, entries)
+    return settings.front_end
 
 
 def state_size(vmi: EditedObject, spec: VmiSpec, what: str) -> None:

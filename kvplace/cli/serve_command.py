@@ -70,6 +70,14 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     "--sidecar-image", required=True, metavar="IMAGE", help="Image of the hook sidecar of every VM."
 )
 @click.option(
+    "--sidecar",
+    type=Words(["annotation", "plugin"]),
+    default="annotation",
+    show_default=True,
+    help="How KubeVirt calls the hook of new VMs: as a sidecar that an annotation of the VMI names, or "
+    "through a Plugin.",
+)
+@click.option(
     "--scheduler-name",
     default="kvplace-scheduler",
     show_default=True,
@@ -137,6 +145,7 @@ def command(
     admission_client_ca: Path | None,
     admission_client_names: tuple[str, ...],
     sidecar_image: str,
+    sidecar: str,
     scheduler_name: str,
     other_schedulers: tuple[str, ...],
     kubevirt_controller: str,
@@ -155,6 +164,7 @@ def command(
     """
     from kvplace.admission.review import AdmissionSettings
     from kvplace.core.cluster.node_choice import Strategy
+    from kvplace.core.marks import FrontEnd
     from kvplace.scheduler.extender import ExtenderSettings, Mode
     from kvplace.scheduler.room_maker import MakeRoom
     from kvplace.serve.process import run
@@ -168,6 +178,7 @@ def command(
             admission_client_names=admission_client_names,
             admission=AdmissionSettings(
                 sidecar_image=sidecar_image,
+                front_end=FrontEnd(sidecar),
                 scheduler_name=scheduler_name,
                 other_schedulers=other_schedulers,
                 kubevirt_controller=kubevirt_controller,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 PLACED_LABEL = "kvplace.io/placed"
 """Label, value `true`, of every pod that pod admission wrote a request on; watches select by it."""
 ASKS_LABEL = "kvplace.io/asks"
 """Label, value `true`, of a VMI created with options: admission sees every change of them and of its size."""
+FRONT_END_LABEL = "kvplace.io/front-end"
+"""Label, value `plugin`, of a VMI and its pods: a Plugin of KubeVirt calls the hook, not the annotation."""
+PLUGIN_SOCKET = "/var/run/kubevirt-plugin/kvplace/hook.sock"
+"""Socket of the hook that our Plugin calls (manifests/plugin), in a virt-launcher pod."""
 EDITED_LABEL = "kvplace.io/edited"
 """Label, value `true`, of a VMI with a request that was edited while it ran; watches select by it."""
 PINNED = "kvplace.io/Pinned"
@@ -18,3 +24,10 @@ RELEASED_AT = "kvplace.io/released-at"
 """Node annotation; its change makes kube-scheduler try waiting pods again."""
 ROLLOUT_LABEL = "kvplace.io/rollout"
 """Label of every VM, VMI and pod of a rollout, and of the ConfigMap with its document: the rollout's name."""
+
+
+class FrontEnd(StrEnum):
+    """How KubeVirt comes to call the hook of a VM."""
+
+    ANNOTATION = "annotation"
+    PLUGIN = "plugin"

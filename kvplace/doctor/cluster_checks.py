@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from kvplace.core.marks import PLUGIN_SOCKET, FrontEnd
 from kvplace.core.node_topology import VERSION
 from kvplace.doctor.admission_checks import POLICIES, WEBHOOKS
 from kvplace.doctor.installation import (
@@ -20,6 +21,7 @@ from kvplace.doctor.installation import (
     at,
     condition,
     items_at,
+    setting_of_serve,
     some,
     title,
     warning,
@@ -33,7 +35,12 @@ OLDEST_KUBERNETES = (1, 31)
 """The first release with what our policies and CRDs need."""
 _APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
 
-_GATE = "Sidecar"
+_FRONT_ENDS = {FrontEnd.ANNOTATION: "Sidecar", FrontEnd.PLUGIN: "Plugins"}
+"""The feature gate that each front end needs."""
+PLUGINS_CRD = "plugins.plugin.kubevirt.io"
+PLUGIN = "kvplace"
+_COMPONENT = 'see "KubeVirt Plugins" in Install kvplace: add the component plugin, and apply your folder'
+_ANNOTATION = "until then, remove the component plugin from your folder, and apply it"
 _GATES = "/spec/configuration/developerConfiguration/featureGates"
 OLDEST_KUBEVIRT = (1, 6)
 """The oldest supported release."""
@@ -108,17 +115,17 @@ def check_kubevirt(found: Installation) -> Iterator[Finding]:
             "there is no KubeVirt object: only plain pods can request cores",
             "install KubeVirt, unless no VM is to run here",
         )
+    front_end = _front_end(found)
+    gate = _FRONT_ENDS[front_end]
     for one in there:
         about = title(one, "KubeVirt")
-        developer = at(one, "spec", "configuration", "developerConfiguration") or {}
-        gates = developer.get("featureGates") or ()
-        is_disabled = _GATE in (developer.get("disabledFeatureGates") or ())
-        if _GATE not in gates or is_disabled:
-            yield wrong(
-                about,
-                f"the feature gate {_GATE} is off: KubeVirt refuses VMs that opted in",
-                _switch_on(one, has_gates=bool(gates), is_disabled=is_disabled),
+        if not _has_gate(one, gate):
+            effect = (
+                "KubeVirt refuses VMs that opted in"
+                if front_end is FrontEnd.ANNOTATION
+                else "KubeVirt calls no Plugin, and admission refuses the pods of VMs that opted in"
             )
+            yield wrong(about, f"the feature gate {gate} is off: {effect}", _switch_on(one, gate))
         version = at(one, "status", "observedKubeVirtVersion") or ""
         match = re.match(r"v(\d+)\.(\d+)", version)
         if match is not None and (int(match[1]), int(match[2])) < OLDEST_KUBEVIRT:
@@ -129,16 +136,81 @@ def check_kubevirt(found: Installation) -> Iterator[Finding]:
             yield wrong(about, f"it is not available: {available.get('message')}", "see virt-operator's log")
 
 
-def _switch_on(kubevirt: Document, *, has_gates: bool, is_disabled: bool) -> str:
-    """Name the command that switches the feature gate on."""
+def check_plugins(found: Installation) -> Iterator[Finding]:
+    """Check KubeVirt's Plugins: the form of their CRD, kvplace's own one where it is used, and others."""
+    is_ours = _front_end(found) is FrontEnd.PLUGIN
+    if is_ours:
+        yield from _own_plugin(found)
+    if any(_has_gate(one, _FRONT_ENDS[FrontEnd.PLUGIN]) for one in found.of("kubevirts")):
+        others = [one["metadata"]["name"] for one in found.of("plugins") if one["metadata"]["name"] != PLUGIN]
+        if others:
+            yield warning(
+                f"Plugins {some(others)}" if len(others) > 1 else f"Plugin {others[0]}",
+                "with it, KubeVirt converts the domain of every VM, and it may change the pins and NUMA "
+                "nodes that the hook has written",
+                "check that it leaves the elements cputune and numatune of VMs that opted in",
+            )
+
+
+def _own_plugin(found: Installation) -> Iterator[Finding]:
+    crd = found.named("customresourcedefinitions", PLUGINS_CRD)
+    if crd is None:
+        yield wrong(
+            f"CustomResourceDefinition {PLUGINS_CRD}",
+            "KubeVirt has no Plugins, and the setting SIDECAR is plugin: no hook is called",
+            f"upgrade KubeVirt to v1.9; {_ANNOTATION}",
+        )
+        return
+    hooks = {
+        hook
+        for version in items_at(crd, "spec", "versions")
+        for hook in at(version, "schema", "openAPIV3Schema", "properties", "spec", "properties") or {}
+    }
+    if "launcherHooks" in hooks and "domainHooks" not in hooks:
+        yield wrong(
+            f"CustomResourceDefinition {PLUGINS_CRD}",
+            "it has launcherHooks, and the Plugin of this release of kvplace has domainHooks",
+            f"use a newer release of kvplace; {_ANNOTATION}",
+        )
+        return
+    plugin = found.named("plugins", PLUGIN)
+    sockets = {
+        at(hook, "sidecar", "socketPath")
+        for hook in (items_at(plugin, "spec", "domainHooks") if plugin else ())
+    }
+    if PLUGIN_SOCKET not in sockets:
+        state = "it does not call the hook" if plugin else "it is missing"
+        yield wrong(f"Plugin {PLUGIN}", f"{state}: VMs that opted in run unpinned", _COMPONENT)
+    elif plugin is not None and at(plugin, "spec", "condition"):
+        yield wrong(
+            f"Plugin {PLUGIN}",
+            "it has a spec.condition, which some releases of KubeVirt cannot read: then no VM starts",
+            "remove spec.condition; the condition of the hook suffices",
+        )
+
+
+def _front_end(found: Installation) -> FrontEnd:
+    is_plugin = setting_of_serve(found, "SIDECAR") == FrontEnd.PLUGIN
+    return FrontEnd.PLUGIN if is_plugin else FrontEnd.ANNOTATION
+
+
+def _has_gate(kubevirt: Document, gate: str) -> bool:
+    developer = at(kubevirt, "spec", "configuration", "developerConfiguration") or {}
+    disabled = developer.get("disabledFeatureGates") or ()
+    return gate in (developer.get("featureGates") or ()) and gate not in disabled
+
+
+def _switch_on(kubevirt: Document, gate: str) -> str:
+    """Name the command that switches a feature gate on."""
     metadata = kubevirt["metadata"]
+    developer = at(kubevirt, "spec", "configuration", "developerConfiguration") or {}
     target = f"kubectl -n {metadata.get('namespace')} {{}} kubevirt {metadata['name']}"
-    if is_disabled:
-        return f"remove {_GATE} from disabledFeatureGates: `{target.format('edit')}`"
-    if has_gates:
-        added = [{"op": "add", "path": f"{_GATES}/-", "value": _GATE}]
+    if gate in (developer.get("disabledFeatureGates") or ()):
+        return f"remove {gate} from disabledFeatureGates: `{target.format('edit')}`"
+    if developer.get("featureGates"):
+        added = [{"op": "add", "path": f"{_GATES}/-", "value": gate}]
         return f"`{target.format('patch')} --type=json -p '{json.dumps(added)}'`"
-    patch = {"spec": {"configuration": {"developerConfiguration": {"featureGates": [_GATE]}}}}
+    patch = {"spec": {"configuration": {"developerConfiguration": {"featureGates": [gate]}}}}
     return f"`{target.format('patch')} --type=merge -p '{json.dumps(patch)}'`"
 
 

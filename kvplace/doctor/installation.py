@@ -145,3 +145,19 @@ def some(names: Iterable[str], most: int = 3) -> str:
     ordered = sorted(names)
     more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
     return ", ".join(ordered[:most]) + more
+
+
+def setting_of_serve(found: Installation, name: str) -> str:
+    """Read a setting of `serve` from the ConfigMap that its Deployment names."""
+    used = {
+        at(source, "configMapRef", "name")
+        for one in found.component("deployments", SERVE)
+        for container in items_at(one, "spec", "template", "spec", "containers")
+        for source in items_at(container, "envFrom")
+    }
+    values = [
+        str(at(one, "data", name))
+        for one in found.of("configmaps")
+        if one["metadata"]["name"] in used and at(one, "data", name)
+    ]
+    return values[0] if values else ""

@@ -19,6 +19,7 @@ from kvplace.doctor.installation import (
     condition,
     items_at,
     labels_of,
+    setting_of_serve,
     some,
     title,
     warning,
@@ -45,7 +46,7 @@ def check_serve(found: Installation) -> Iterator[Finding]:
 
 def check_scheduler(found: Installation) -> Iterator[Finding]:
     """Check that a scheduler runs under the name that pods get, and that it asks our extender, rightly."""
-    named = _setting(found, "SCHEDULER_NAME") or "kvplace-scheduler"
+    named = setting_of_serve(found, "SCHEDULER_NAME") or "kvplace-scheduler"
     if not found.component("deployments", SCHEDULER):
         if named != _DEFAULT_SCHEDULER:
             yield wrong(
@@ -116,7 +117,7 @@ def releases_of(found: Installation) -> dict[str, str]:
     images = {
         SERVE: _image(found.component("deployments", SERVE)),
         AGENT: _image(found.component("daemonsets", AGENT)),
-        "hook": _setting(found, "SIDECAR_IMAGE"),
+        "hook": setting_of_serve(found, "SIDECAR_IMAGE"),
     }
     return {name: release_of(image) for name, image in images.items() if image}
 
@@ -235,22 +236,6 @@ def _configuration(document: Document) -> Mapping[str, Any] | None:
         if isinstance(read, Mapping) and read.get("kind") == "KubeSchedulerConfiguration":
             return read
     return None
-
-
-def _setting(found: Installation, name: str) -> str:
-    """Read a setting of `serve` from the ConfigMap that its Deployment names."""
-    used = {
-        at(source, "configMapRef", "name")
-        for one in found.component("deployments", SERVE)
-        for container in items_at(one, "spec", "template", "spec", "containers")
-        for source in items_at(container, "envFrom")
-    }
-    values = [
-        str(at(one, "data", name))
-        for one in found.of("configmaps")
-        if one["metadata"]["name"] in used and at(one, "data", name)
-    ]
-    return values[0] if values else ""
 
 
 def _image(documents: tuple[Document, ...]) -> str:

@@ -12,7 +12,7 @@ from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.marks import ASKS_LABEL, PLACED_LABEL
 from kvplace.doctor.admission_checks import secrets_of
 from kvplace.doctor.claim_checks import VMIS, suspects
-from kvplace.doctor.cluster_checks import INSTALLED_RESOURCES, KINDS, RIGHTS, Right
+from kvplace.doctor.cluster_checks import INSTALLED_RESOURCES, KINDS, PLUGINS_CRD, RIGHTS, Right
 from kvplace.doctor.examination import REVIEWS, TRIAL, VIEW
 from kvplace.doctor.installation import (
     ADMITTED,
@@ -49,6 +49,7 @@ _LISTS: Mapping[str, tuple[ApiKind, str, str]] = {
     "configmaps": (ApiKind("configmaps"), _PART, ""),
     "certificates": (ApiKind("certificates", "cert-manager.io"), _PART, ""),
     "kubevirts": (ApiKind("kubevirts", "kubevirt.io"), "", ""),
+    "plugins": (ApiKind("plugins", "plugin.kubevirt.io"), "", ""),
     VMIS: (ApiKind(VMIS, "kubevirt.io"), f"{ASKS_LABEL}=true", ""),
 }
 _CRDS = ApiKind("customresourcedefinitions", "apiextensions.k8s.io")
@@ -178,7 +179,7 @@ class _Reading:
         self.objects[name] = await self.guarded(name, reading, ())
 
     async def read_crds(self) -> None:
-        reading = self._read_all(_CRDS, [("", name) for name in KINDS])
+        reading = self._read_all(_CRDS, [("", name) for name in (*KINDS, PLUGINS_CRD)])
         self.objects["customresourcedefinitions"] = await self.guarded(_CRDS.resource, reading, ())
 
     async def read_named(self) -> None:

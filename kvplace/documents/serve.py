@@ -51,6 +51,8 @@ class ServeDocument(DocumentModel):
     """Names in that certificate; by default any."""
     sidecar_image: Text | None = None
     """Image of the hook sidecar of every VM."""
+    sidecar: Literal["annotation", "plugin"] | None = None
+    """How KubeVirt calls the hook of new VMs: by an annotation of the VMI, or through a Plugin."""
     scheduler_name: Text | None = None
     """Scheduler of VMs that name none."""
     other_schedulers: tuple[Text, ...] = ()

@@ -11,7 +11,7 @@ from kvplace.admission.edits import Operation, edited
 from kvplace.admission.objects import Pod, typed
 from kvplace.admission.sidecar import COMMAND, FOLDER, VOLUME, add_sidecar_fields
 from kvplace.core.errors import Misconfigured
-from tests.admission.makers import ASKS, apply_patch, container, vmi_of
+from tests.admission.makers import ASKS, SETTINGS, apply_patch, container, vmi_of
 from tests.admission.pod_admission import admit, launcher, refusal
 
 Json = dict[str, Any]
@@ -40,7 +40,7 @@ def completed_pod(sidecar: Json, volumes: list[Json] | None = None, **compute: A
     }
     before, patch = copy.deepcopy(pod), list[Operation]()
     after = edited(pod, patch)
-    add_sidecar_fields(typed(pod, Pod), after.object("spec"), "pod launcher")
+    add_sidecar_fields(typed(pod, Pod), after.object("spec"), "pod launcher", SETTINGS.sidecar_image)
     assert pod == before
     assert apply_patch(pod, patch) == after.values
     spec: Json = after.get("spec")

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from harness.certificates import Authority
+from kvplace.core.marks import PLUGIN_SOCKET
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.doctor.admission_checks import (
     LEFT_ALONE,
@@ -23,7 +24,15 @@ from kvplace.doctor.admission_checks import (
     check_secrets,
     check_webhooks,
 )
-from kvplace.doctor.cluster_checks import KINDS, check_kinds, check_kubevirt, check_parts, check_version
+from kvplace.doctor.cluster_checks import (
+    KINDS,
+    PLUGINS_CRD,
+    check_kinds,
+    check_kubevirt,
+    check_parts,
+    check_plugins,
+    check_version,
+)
 from kvplace.doctor.examination import CHECKS, VIEW, examine
 from kvplace.doctor.installation import Level
 from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions, check_reserved
@@ -326,6 +335,59 @@ def test_kubevirt_must_allow_sidecars() -> None:
     old = kubevirt("Sidecar", version="v1.5.2")
     assert "older than v1.6" in problems(check_kubevirt, objects={"kubevirts": (old,)})[0]
     assert "only plain pods" in problems(check_kubevirt)[0]
+
+
+def plugin(name: str = "kvplace", socket: str = PLUGIN_SOCKET, **spec: Any) -> dict[str, Any]:
+    return named(name, spec={"domainHooks": [{"sidecar": {"socketPath": socket}}], **spec})
+
+
+def plugins_crd(hooks: str = "domainHooks") -> dict[str, Any]:
+    schema: dict[str, Any] = {"properties": {"spec": {"properties": {hooks: {}, "nodeHooks": {}}}}}
+    versions = [{"name": "v1alpha1", "schema": {"openAPIV3Schema": schema}}]
+    return named(PLUGINS_CRD, spec={"versions": versions})
+
+
+def with_plugins(*plugins: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """What is read where the setting SIDECAR is plugin."""
+    pods = {"spec": {"containers": [{"envFrom": [{"configMapRef": {"name": "settings"}}]}]}}
+    return {
+        "deployments": (named("kvplace-serve", component="serve", spec={"template": pods}),),
+        "configmaps": (named("settings", data={"SIDECAR": "plugin"}),),
+        "customresourcedefinitions": (plugins_crd(),),
+        "kubevirts": (kubevirt("Plugins"),),
+        "plugins": plugins,
+        **others,
+    }
+
+
+def test_with_plugins_kubevirt_needs_their_gate_and_not_that_of_sidecars() -> None:
+    assert problems(check_kubevirt, objects=with_plugins(plugin())) == []
+    off = with_plugins(plugin(), kubevirts=(kubevirt("Sidecar"),))
+    assert "feature gate Plugins is off" in problems(check_kubevirt, objects=off)[0]
+
+
+def test_the_plugin_of_kvplace_must_call_its_hook_and_have_no_condition_for_all_vms() -> None:
+    assert problems(check_plugins, objects=with_plugins(plugin())) == []
+    assert problems(check_plugins, objects={"kubevirts": (kubevirt("Sidecar"),)}) == []
+    assert "it is missing" in problems(check_plugins, objects=with_plugins())[0]
+    elsewhere = with_plugins(plugin(socket="/var/run/kubevirt-plugin/other.sock"))
+    assert "it does not call the hook" in problems(check_plugins, objects=elsewhere)[0]
+    for_all = with_plugins(plugin(condition="true"))
+    assert "it has a spec.condition" in problems(check_plugins, objects=for_all)[0]
+
+
+def test_the_form_of_kubevirts_plugins_is_checked() -> None:
+    none = with_plugins(customresourcedefinitions=())
+    assert "KubeVirt has no Plugins" in problems(check_plugins, objects=none)[0]
+    newer = with_plugins(plugin(), customresourcedefinitions=(plugins_crd("launcherHooks"),))
+    assert "it has launcherHooks" in problems(check_plugins, objects=newer)[0]
+
+
+def test_plugins_of_others_are_named_where_kubevirt_calls_them() -> None:
+    theirs = {"plugins": (plugin("theirs"),)}
+    (found,) = problems(check_plugins, objects=theirs | {"kubevirts": (kubevirt("Sidecar", "Plugins"),)})
+    assert "it may change the pins and NUMA nodes" in found
+    assert problems(check_plugins, objects=theirs | {"kubevirts": (kubevirt("Sidecar"),)}) == []
 
 
 def test_nodes_need_a_description_an_agent_and_its_enforcement() -> None:

@@ -46,7 +46,7 @@ DEMANDS: dict[str, Any] = {
 REQUESTS: dict[str, Any] = {"requests": [{"id": "vm", "count": 2} | DEMANDS | REQUEST]}
 SERVE: dict[str, Any] = {
     "kubeconfig": "/k", "tlsCert": "/c", "tlsKey": "/y", "clientCa": "/a", "sidecarImage": "hook:1",
-    "clientNames": ["one"], "admissionClientCa": "/b", "admissionClientNames": ["two"],
+    "sidecar": "plugin", "clientNames": ["one"], "admissionClientCa": "/b", "admissionClientNames": ["two"],
     "schedulerName": "one", "otherSchedulers": ["two", "three"], "kubevirtController": "four",
     "strategy": "spread", "mode": "advise", "nominateFromNodes": 1000, "makeRoom": "automatic",
     "extenderAddress": "[::]:1", "admissionAddress": "0.0.0.0:2", "healthAddress": "0.0.0.0:3",

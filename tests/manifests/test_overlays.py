@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from harness.control_plane.cluster import ControlPlane, KubectlFailed
+from harness.control_plane.kubevirt_parts import installation
 from kvplace.certificates.keeper import CA_SECRET, CLIENT_SECRET, SERVER_SECRET, Keeper, Names
 from kvplace.core.errors import Forbidden
 from kvplace.kube.credentials import CredentialOptions
@@ -28,6 +29,7 @@ from tests.manifests.objects import NAMESPACE, Json
 OWN = "kvplace-certificates"
 """The namespace of the CA and of what keeps it."""
 PROMETHEUS_KINDS = ("podmonitors", "prometheusrules")
+PLUGINS = "plugins.plugin.kubevirt.io"
 WEBHOOKS = (
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/vms.kvplace.io",
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/kvplace",
@@ -45,6 +47,7 @@ COMPONENTS = {
         "ConfigMap kvplace-dashboard",
     },
     "api-server-anywhere": set(),
+    "plugin": {"Plugin kvplace"},
     "namespace-limits": {"ValidatingAdmissionPolicy namespace-limits.kvplace.io"},
 }
 """What the objects of an installation differ in, the most important of it."""
@@ -80,14 +83,22 @@ def named(objects: list[Json]) -> dict[str, Json]:
 
 @pytest.fixture(scope="module")
 def installed(
-    kubernetes_programs: Path, manifests: Path, prometheus_operator_crds: Path
+    kubernetes_programs: Path, kubevirt_programs: Path, manifests: Path, prometheus_operator_crds: Path
 ) -> Iterator[ControlPlane]:
-    """Apply the default folder to a control plane of this module's own, which serves Prometheus' kinds."""
+    """Apply the default folder to a control plane of this module's own.
+
+    It serves Prometheus' kinds and KubeVirt's Plugins.
+    """
     assert kubernetes_programs.is_dir()
     with ControlPlane(service_account_admission=True) as plane:
         for kind in PROMETHEUS_KINDS:
             file = prometheus_operator_crds / f"monitoring.coreos.com_{kind}.yaml"
             plane.kubectl("apply", "--server-side", "-f", str(file))
+        (plugins,) = [
+            crd for crd in installation(kubevirt_programs)["crds"] if crd["metadata"]["name"] == PLUGINS
+        ]
+        plane.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(plugins))
+        plane.wait_for_crds(PLUGINS)
         plane.wait_for_crds(*(f"{kind}.monitoring.coreos.com" for kind in PROMETHEUS_KINDS))
         plane.kubectl("apply", *STRICTLY, "-k", str(manifests / "default"))
         yield plane
