@@ -2,7 +2,7 @@
 
     python -m benchmarks [NAME ...]
 
-A benchmark is a module here without an underscore. Its docstring states how it measures, and its output is
+A benchmark is a module here without an underscore. Its docstring describes the measurement, and its output is
 its result. Both are kept in `benchmarks/results/NAME.md`, with the machine, the date and the load. A printed
 line that shows a plot is left out there: docs/benchmarks.md has the plots, with a question and its answer for
 each benchmark. Naming some benchmarks runs only those.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 _ATTACH_S = 0.5
-"""perf states nothing when it has begun to count."""
+"""perf prints nothing when it has begun to count."""
 
 
 class Instructions:

@@ -140,7 +140,7 @@ class BlindNode:
         return with_numa_mask(self.topology, self.free, cpus)
 
     def take(self, request: Request, cpus: int) -> bool:
-        """Give a VM its CPUs, and memory beside them first; states whether some of it is elsewhere."""
+        """Give a VM its CPUs, and memory beside them first; returns whether some of it is elsewhere."""
         self.free &= ~cpus
         self.used = self.after(request)
         beside = self.topology.nodes_of(CpuMask(cpus))

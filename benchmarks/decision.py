@@ -54,7 +54,7 @@ ASKED = {
     "8 CPUs with 500 huge pages": Request(8, memory=Bytes(500 * GIB), huge_pages={GIB: 500}),
 }
 OTHER = Request(1, PinningOptions(scope=Scope.ANY))
-"""Asked before, so that the states of the nodes are known."""
+"""An earlier request, so that the states of the nodes are known."""
 
 
 @dataclass

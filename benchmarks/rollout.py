@@ -71,7 +71,7 @@ class Round:
     status: float | None = None
     delete: float | None = None
     report: dict[str, Any] | None = None
-    """What the command states, where a rollout made the VMs."""
+    """The report of the command, if a rollout made the VMs."""
 
 
 @contextlib.contextmanager

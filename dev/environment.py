@@ -56,7 +56,7 @@ class Environment:
             self.stamp.write_text(json.dumps(done | wanted, indent=1), encoding="utf-8")
 
     def wanted(self, sections: Iterable[Section], constraints: Constraints) -> dict[str, str]:
-        """Gives what the stamp states when these sections and kvplace itself are installed."""
+        """Gives the content of the stamp when these sections and kvplace itself are installed."""
         pins = {str(section): constraints.fingerprint(section) for section in sections}
         return {**pins, _ITSELF: self._fingerprint_of_kvplace()}
 

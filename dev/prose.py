@@ -246,7 +246,7 @@ def _files(paths: Iterable[str]) -> Iterator[str]:
 
 
 def main(paths: list[str]) -> int:
-    """Print the findings in the files of the project, or in those that are named."""
+    """Print the findings in the files of the project, or in the named ones."""
     found = [one for name in _files(paths) for one in findings(name, (PROJECT / name).read_text())]
     for one in found:
         print(one)

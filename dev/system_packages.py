@@ -89,7 +89,7 @@ def needed_by(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def ensure(packages: dict[str, str]) -> None:
-    """Installs what is missing, or states why it cannot."""
+    """Installs missing packages, or reports why it cannot."""
     missing = [name for name in packages if not _installed(name)]
     if not missing:
         return

@@ -17,7 +17,7 @@ GROUPS = {
     **dict.fromkeys(NODE_MODULES, NODE),
     **dict.fromkeys((HELM, ALERTS, PUBLISHING), CONTROL_PLANE),
 }
-"""The group of each module, those that tests need first."""
+"""The group of each module; modules of the tests come first."""
 
 
 def main(names: Sequence[str]) -> int:

@@ -53,7 +53,7 @@ def built_once(
                     build(folder)
                     folder.rename(place)
                 _drop_unused(name, place, unused_days)
-    # The modification time states when a result was last wanted.
+    # The modification time is the time of the last use.
     os.utime(place)
     return place
 

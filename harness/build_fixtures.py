@@ -115,6 +115,6 @@ _is_built = functools.cache(is_built)
 
 @functools.cache
 def _prepare(module: GoModule) -> None:
-    # Where this fails the fixture runs into the same error, and pytest reports it with the tests it stops.
+    # If this fails, the fixture gets the same error, and pytest reports it with the stopped tests.
     with suppress(BuildFailed):
         built(module, say_to_stderr)

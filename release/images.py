@@ -37,7 +37,7 @@ class ReleasedImage:
 
     @property
     def size(self) -> int:
-        """Bytes of the archive, which are those that a node pulls."""
+        """Bytes of the archive: as many as a node pulls."""
         return self.archive.stat().st_size
 
 

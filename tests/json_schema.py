@@ -76,7 +76,7 @@ def _object(
             yield f"{path}.{key} is missing"
     for key, entry in value.items():
         if (path, key) == ("", "metadata"):
-            continue  # known to every API server, whatever the schema states
+            continue  # known to every API server, also without a schema
         if key in properties:
             yield from violations(entry, properties[key], f"{path}.{key}", whole)
         elif isinstance(others, dict):

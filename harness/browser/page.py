@@ -167,7 +167,7 @@ class Page:
     ) -> None:
         """Set the reader's colour scheme, the size of his window, and how he sees colours.
 
-        Deficiencies are those that Chromium simulates, such as `deuteranopia`.
+        Deficiencies have Chromium's names, such as `deuteranopia`.
         """
         await self.call("Emulation.setEmulatedVisionDeficiency", type=deficiency)
         features = [{"name": "prefers-color-scheme", "value": scheme}]

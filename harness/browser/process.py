@@ -24,7 +24,7 @@ class NoBrowser(Exception):
 
 
 def chromium() -> str:
-    """Find the program; raises NoBrowser that states how to get it."""
+    """Find the program; raises NoBrowser, which names the package."""
     for name in PROGRAMS:
         if found := shutil.which(name):
             return found

@@ -80,7 +80,7 @@ class Scheduler:
         self.process.wait_until(lambda: self._plane._is_ready(self.url), "readyz")
 
     def metrics(self) -> str:
-        """Return what its /metrics states, in Prometheus' text form."""
+        """Return its /metrics, in Prometheus' text form."""
         return self._plane.fetch_text(self.url, "/metrics")
 
     def stop(self) -> None:

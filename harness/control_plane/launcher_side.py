@@ -23,7 +23,7 @@ class LauncherSideFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HostCell:
-    """One NUMA node of the host as libvirt reports it to KubeVirt."""
+    """One NUMA node of the host, in the form of libvirt for KubeVirt."""
 
     id: int
     cores: Sequence[Sequence[int]]

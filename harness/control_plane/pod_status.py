@@ -14,7 +14,7 @@ RUN_CONTAINER_ERROR = "RunContainerError"
 
 
 def container_statuses(pod: Json) -> list[Json]:
-    """List what a pod's status states of each container, init containers first."""
+    """List the status of each container of a pod, init containers first."""
     status = pod.get("status", {})
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 

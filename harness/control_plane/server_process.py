@@ -60,7 +60,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def wait_until(self, is_ready: Callable[[], bool], what: str) -> None:
-        """Wait until `is_ready` reports it; raises `ServerDied` when the server ends or takes longer than 90
+        """Wait until `is_ready` is true; raises `ServerDied` when the server ends or takes longer than 90
         s.
         """
         deadline = time.monotonic() + PATIENCE_S

@@ -73,7 +73,7 @@ def initramfs(busybox: Path, modules: Path) -> bytes:
 
 
 def in_loading_order(folder: Path) -> dict[str, bytes]:
-    """Read the wanted modules of a kernel and those that they depend on, each after what it depends on."""
+    """Read the wanted modules of a kernel and their dependencies, each after what it depends on."""
     available = {_key(path.name.partition(".ko")[0]): path for path in folder.rglob("*.ko*")}
     ordered: dict[str, bytes] = {}
 

@@ -35,7 +35,7 @@ _TARGET, _PACKAGES = "$(REPO_URI) $(RELEASE)", "Created-By: Packages"
 
 
 class NoMachineHere(Exception):
-    """Machines cannot be emulated here; the message states what is missing."""
+    """Machines cannot be emulated here; the message names what is missing."""
 
 
 class FetchFailed(Exception):

@@ -98,7 +98,7 @@ class Rule:
     times: int = 1
 
     def matches(self, verb: str, resource: str) -> bool:
-        """Return whether a call or an event is one of those that this rule counts."""
+        """Return whether this rule counts a call or an event."""
         right_verb = self.verb == verb or (self.verb == "*" and verb != EVENT)
         return right_verb and self.resource in ("*", resource)
 

@@ -56,7 +56,7 @@ def lines_not_printed(newcomer: Newcomer, checkout: Path, followed: Iterable[Ste
 
 
 def _output(newcomer: Newcomer, checkout: Path, commands: str, printed: Mapping[str, str]) -> str:
-    """Collect what commands printed, or run those that have not been run."""
+    """Collect the output of commands; run commands that have not been run."""
     output = ""
     while commands:
         block = next((text for text in printed if commands.startswith(text)), None)

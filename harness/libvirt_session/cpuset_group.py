@@ -12,7 +12,7 @@ NAME = "kvplace-tests"
 
 
 class NoCpusetGroup(Exception):
-    """This machine gives no cpuset control group; the message states what stands in the way."""
+    """This machine gives no cpuset control group; the message names the obstacle."""
 
 
 @dataclass(frozen=True, slots=True)

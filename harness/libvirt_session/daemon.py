@@ -40,7 +40,7 @@ _START_SECONDS = 60
 
 
 class NoLibvirtHere(Exception):
-    """Real domains cannot be run on this machine; the message states why."""
+    """Real domains cannot be run on this machine; the message has the reason."""
 
 
 class DaemonDied(Exception):

@@ -25,7 +25,7 @@ def installed_packages() -> str:
 def libraries_layer(name: str, packages: Iterable[str], present: Iterable[Path]) -> Layer:
     """Return a layer with the shared libraries of Debian packages and all that these are linked to.
 
-    Without those that are `present` in a layer below. Raises `NotInstalled` when a package is missing here.
+    Without packages that are `present` below. Raises `NotInstalled` when a package is missing here.
     """
     libraries = [path for package in packages for path in _shared_libraries(package)]
 

@@ -1,6 +1,6 @@
 """kvplace's own images, made from the same files as its Containerfiles state.
 
-The interpreter and its packages are those that run this process instead of a registry's base image.
+The interpreter and its packages are the ones of this process, not of a registry's base image.
 """
 
 from __future__ import annotations

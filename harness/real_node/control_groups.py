@@ -24,7 +24,7 @@ _JOIN_AND_EXECUTE = (
 
 
 class NoControlGroups(Exception):
-    """This machine's control groups cannot hold a sandbox; the message states why."""
+    """This machine's control groups cannot hold a sandbox; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class NodeGroups:
 
     @property
     def cpuset(self) -> Path:
-        """The group that states which CPUs the sandbox has."""
+        """The group with the CPUs of the sandbox."""
         return self.with_file("cpuset.cpus")
 
     def with_file(self, name: str) -> Path:

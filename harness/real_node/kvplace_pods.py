@@ -1,6 +1,6 @@
 """kvplace on real nodes as an operator installs it: pods of its manifests and images.
 
-`manifests/default` is applied with a folder that states what an operator's folder states, and with one
+`manifests/default` is applied with a folder like an operator's, and with one
 component of these nodes' own. Two things are due to them: Services have fixed addresses, which the
 scheduler's pods know without DNS, and kvplace's own pods request no CPU, because a node that is this machine
 has none to spare beside a VM.
@@ -33,7 +33,7 @@ COMPONENT = "for-these-nodes"
 _DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 _DAEMON_SETS = f"/apis/apps/v1/namespaces/{AGENT}/daemonsets"
 _NO_CPU = {"op": "replace", "path": "/spec/template/spec/containers/0/resources/requests/cpu", "value": "0"}
-# Far from those that the API server gives out itself.
+# Far from the addresses that the API server gives out itself.
 _FIXED_ADDRESSES = {"kvplace": 101, "kvplace-extender": 102}
 
 

@@ -28,7 +28,7 @@ ASKS = {"cpu-set": "one-numa"}
 
 
 def vmi(annotations: Mapping[str, str] | None = ASKS, name: str = "db", **domain: Any) -> Json:
-    """Make a VMI of 4 vCPUs and 4Gi unless `domain` states otherwise."""
+    """Make a VMI of 4 vCPUs and 4Gi, or as in `domain`."""
     return {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",

@@ -192,7 +192,7 @@ VMI = "/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/{}"
 
 @pytest.fixture
 def stated(control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt) -> Iterator[str]:
-    """Create a VMI that asks, which states its size; answers its path."""
+    """Create a VMI with a request and a stated size; returns its path."""
     _, namespace = admission
     name = f"vmi-{secrets.token_hex(4)}"
     manifest = {"kind": "VirtualMachineInstance", "metadata": {"name": name, "annotations": ASKS}}

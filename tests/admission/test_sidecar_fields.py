@@ -1,4 +1,4 @@
-"""The fields of the hook sidecar's container that admission completes, beside those that others set."""
+"""The fields of the hook sidecar's container that admission completes, beside fields of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a VM, VMI or pod states is read before it is created, exactly as admission will store it."""
+"""The request of a VM, VMI or pod is read before it is created, exactly as admission will store it."""
 
 from __future__ import annotations
 

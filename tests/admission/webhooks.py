@@ -72,7 +72,7 @@ class Webhooks:
         return seen
 
     def answered_in_order(self, bodies: list[bytes]) -> list[int]:
-        """Send reviews of pods, of which the first needs a VMI; list positions in the order of the answers.
+        """Send reviews of pods; the first one needs a VMI. List positions in the order of the answers.
 
         The API server shows the VMI after the first answer.
         """

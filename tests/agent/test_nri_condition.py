@@ -1,4 +1,4 @@
-"""The condition CpusetsEnforced states what the cgroups are, and not what was decided."""
+"""The condition CpusetsEnforced reports the cgroups as they are, not as decided."""
 
 from __future__ import annotations
 

@@ -303,7 +303,7 @@ class TestChangesOfTheNode:
         assert [found.id for found in node.keeper.containers()] == [other.id]
 
     def test_a_container_that_had_ended_before_its_start_was_reported_stays_forgotten(self) -> None:
-        """No client states a second time that it has stopped, and the CPUs of its pod would stay in use."""
+        """No client reports a second time that it has stopped, and the CPUs of its pod would stay in use."""
         node = Node(ONE_VM)
         compute = node.started(VM, "compute")
         ended = replace(compute.value(), state=RunState.STOPPED)

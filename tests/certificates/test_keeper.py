@@ -92,7 +92,7 @@ def handshake(
 
 
 def is_valid(leaf: bytes, trusted: bytes, at: datetime) -> bool:
-    """Whether a certificate and one of those that signed it are valid at a time."""
+    """Whether a certificate and one of its signers are valid at a time."""
     found = x509.load_pem_x509_certificate(leaf)
 
     def signed(authority: x509.Certificate) -> bool:
@@ -265,7 +265,7 @@ async def test_a_damaged_secret_is_fixed(
 
 
 P256 = bytes.fromhex("06082a8648ce3d030107")
-"""The curve of our keys, as a certificate states it."""
+"""The curve of our keys, as certificates name it."""
 OF_EXTENSIONS = bytes.fromhex("0603551d")
 """How the name of each extension begins."""
 

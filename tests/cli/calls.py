@@ -37,7 +37,7 @@ class Caller:
     def __call__(self, *arguments: str, stdin: str | bytes = "") -> Called:
         content = stdin.encode() if isinstance(stdin, str) else stdin
         self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-        # What a command states must not depend on how busy the machine is.
+        # The output of a command must not depend on how busy the machine is.
         self._monkeypatch.setattr(progress, "QUIET_S", math.inf)
         with pytest.raises(SystemExit) as left:
             main(arguments)

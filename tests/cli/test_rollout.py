@@ -1,4 +1,4 @@
-"""What `kvplace rollout` states before it needs a cluster, and that bad files reach no cluster."""
+"""`kvplace rollout` before it needs a cluster: its output, and bad files, which reach no cluster."""
 
 from __future__ import annotations
 

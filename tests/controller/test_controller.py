@@ -235,7 +235,7 @@ async def test_a_lost_ledger_is_rebuilt_from_the_pods_that_are_bound(cluster: Fa
 async def test_a_claim_that_a_user_takes_away_from_a_running_pod_is_restored_at_once(
     cluster: FaultyCluster, goes: str
 ) -> None:
-    """Nothing else reports it: the pod does not change, and the next round is far away."""
+    """No other event reports this: the pod does not change, and the next round is far away."""
     async with replica(cluster, settings=ControllerSettings(round_s=3600.0)) as one:
         await one.bind(asking_pod(cluster, "vm"), "n1")
         await asyncio.sleep(60.0)

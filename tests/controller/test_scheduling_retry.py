@@ -103,7 +103,7 @@ async def test_a_machine_that_is_described_late_or_anew_wakes_the_waiting_pods(
             await one.until(lambda times=times: len(woken) >= times)
             assert woken == ["late"] * times
             assert (await one.filter(waiting, "late")).names == names
-            cluster.put_topology("late", EIGHT, kubelet_cpus=held)  # a report that states nothing new
+            cluster.put_topology("late", EIGHT, kubelet_cpus=held)  # a report without news
 
 
 async def test_a_node_that_is_known_later_than_its_description_wakes_the_waiting_pods(

@@ -56,7 +56,7 @@ changes = st.builds(
 
 
 def grown(steps: list[LedgerChange]) -> Ledger:
-    """The ledger that these changes lead to, without those that it refuses."""
+    """The ledger after these changes, without the refused ones."""
     ledger = Ledger()
     for step in steps:
         with contextlib.suppress(OwnershipConflict):

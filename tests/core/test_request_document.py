@@ -31,7 +31,7 @@ GIB = Bytes(1 << 30)
 
 
 def options() -> st.SearchStrategy[PinningOptions]:
-    """Any options, also those that no client can be given."""
+    """Any options, also impossible ones."""
     return st.builds(
         PinningOptions,
         *(

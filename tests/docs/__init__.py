@@ -1,1 +1,1 @@
-"""The documentation states what the code does."""
+"""The documentation agrees with the code."""

@@ -1,7 +1,7 @@
 """The examples of the pages: the fenced blocks, and which tests take them.
 
 A test takes the commands of a page from the page, by `block` or `blocks`, and keeps no copy of them. So each
-call of these two in a test states which examples that test runs; `takers` reads the calls from the sources.
+call of these two in a test names the examples that it runs; `takers` reads the calls from the sources.
 
 Not `sybil` or `pytest-examples`: they run a page's blocks one after the other in one place. Ours need unlike
 surroundings (a terminal, an API server, KubeVirt, a real node), which the folders of the tests have already.

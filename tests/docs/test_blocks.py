@@ -1,4 +1,4 @@
-"""Every example of the pages is run by a test, or states why not."""
+"""Every example of the pages is run by a test, or has a reason why not."""
 
 from __future__ import annotations
 

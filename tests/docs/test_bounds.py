@@ -111,7 +111,7 @@ CODE: dict[tuple[str, str], list[str]] = {
         "cli.placement_formats:_MAX_BYTES",
     ],
 }
-"""By the section and the beginning of the row: the constants that its second cell states, in their order."""
+"""By the section and the beginning of the row: the constants of its second cell, in their order."""
 
 
 def number(constant: str) -> str:

@@ -1,4 +1,4 @@
-"""What the page states becomes of a word in the domain, becomes of it."""
+"""Each value has the effect on the domain that the page shows."""
 
 from __future__ import annotations
 

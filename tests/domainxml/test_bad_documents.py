@@ -1,4 +1,4 @@
-"""What is not a domain we may rewrite is refused in one sentence that states what is wrong."""
+"""A document that is not a domain is refused, with one sentence that names the fault."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 ROOT = Path("/sys/fs/cgroup")
 _PAGES = re.compile(r"\bN(\d+)=(\d+)")
-# Touches its memory, reports it, and stays.
+# Touches its memory, prints a line, and stays.
 _HOLDER = """\
 import os, sys
 open(sys.argv[1], "w").write(str(os.getpid()))

@@ -61,7 +61,7 @@ def device_nodes() -> DeviceNodes:
 
 
 def _walk(element: ET.Element, nodes: str | None, found: dict[PciAddress, int | None]) -> None:
-    """Collect the PCI devices below an object with the NUMA nodes of the nearest object that states them."""
+    """Collect the PCI devices below an object with the NUMA nodes of the nearest object that has them."""
     nodes = element.get("nodeset", nodes)
     if element.get("type") == "PCIDev":
         mask = int(nodes or "0", 16)

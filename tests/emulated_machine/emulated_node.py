@@ -126,7 +126,7 @@ class Node:
         return await_truth(read, lambda found: "enforcement" in found.get("status", {}), self)
 
     def await_condition(self, guest: Guest, status: str, text: str) -> None:
-        """Wait until the pod's condition states something."""
+        """Wait until the pod has the condition."""
         await_truth(
             lambda: self.condition(guest.pod),
             lambda found: found.get("status") == status and text in found["message"],
@@ -249,7 +249,7 @@ class Node:
         return self.machine.call(inside.look_at_vm, guest.running.pid, guest.cgroup, MEGABYTES)
 
     def await_vm(self, guest: Guest, seconds: float = 120.0) -> tuple[inside.Seen, float]:
-        """Wait until a VM is where its placement states, and see that it is."""
+        """Wait until a VM is on the CPUs of its placement, and check this."""
         wanted = wanted_of(guest)
         seen, took = self.machine.call_within(
             seconds + 60, inside.await_vm, guest.running.pid, guest.cgroup, MEGABYTES, wanted, seconds

@@ -63,7 +63,7 @@ def start_agent(node: str, server: ApiServer, reserved: str) -> int:
 
 
 def kill_agent(pid: int, after_s: float, within_s: float) -> None:
-    """End the agent as a crash does, some time from now; raises TimeoutError that states what it waits for.
+    """End the agent as a crash does, some time from now; raises TimeoutError, which names the missing event.
 
     A write into `cpuset.mems` ends when the memory has moved, and no signal ends it earlier.
     """

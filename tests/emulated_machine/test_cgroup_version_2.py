@@ -22,7 +22,7 @@ FILES = (
 
 
 def run_tests(machine: EmulatedMachine, *files: str, within_s: float) -> int:
-    """Run tests of this project inside, none of which may be skipped; gives how many passed."""
+    """Run tests of this project inside; none may be skipped. Returns the number that passed."""
     machine.output_of("sh", "-c", "echo +cpuset > /sys/fs/cgroup/cgroup.subtree_control")
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
     finished = machine.run_within(within_s, sys.executable, "-m", "pytest", *options, *files, folder=PROJECT)

@@ -37,10 +37,10 @@ from kvplace.machines.server_types import read_machine
 
 NODE = "words"
 MACHINE = read_machine("2x-epyc-7763-nps4")
-"""8 NUMA nodes of 16 cores with 2 threads each, of which the host keeps one core; 48 huge pages of 1 GiB."""
+"""8 NUMA nodes of 16 cores with 2 threads each, one core reserved for the host; 48 huge pages of 1 GiB."""
 NARROW = "words-narrow"
 GIVEN_OUT = {"socket0": "1-2,129-130,17-18,145-146", "socket1": "65-68,193-196"}
-"""Another such machine, of which the operator gives out eight CPUs of each socket."""
+"""Another such machine; the operator gives out eight CPUs of each socket."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One VM, all the way: from a VirtualMachine that states `cpu-set: one-socket` to pinned XML, and back."""
+"""One VM, all the way: from a VirtualMachine with `cpu-set: one-socket` to pinned XML, and back."""
 
 from __future__ import annotations
 

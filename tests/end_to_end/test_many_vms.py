@@ -90,7 +90,7 @@ def test_a_vm_that_waits_for_cores_gets_them_when_another_one_ends(
     cluster: ControlPlane, virt: KubeVirt, kvplace: Installation, vm_namespace: str
 ) -> None:
     machine = two_socket_machine(cores_per_socket=2)
-    # kube-scheduler must see room enough, so that it is kvplace that states no.
+    # kube-scheduler must see room enough, so that the refusal is kvplace's.
     roomy = replace(node_shape("full", machine), reserved_cpus=0)
     with (
         nodes_in_background(cluster, [roomy]),

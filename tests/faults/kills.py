@@ -172,7 +172,7 @@ def _of_gone_nodes() -> list[OwnStory]:
 
 
 def _of_waking() -> list[OwnStory]:
-    """More pods than fit: those that wait are tried again because a node was annotated."""
+    """More pods than fit: the waiting ones are tried again because a node was annotated."""
 
     def story(moment: Moment) -> Callable[[Scene, Outcome], None]:
         def tell(on: Scene, outcome: Outcome) -> None:

@@ -83,7 +83,7 @@ class Observer:
         return sorted(self.bound_at[pod["metadata"]["uid"]] for pod in self.bound)[count - 1]
 
     def all_are_settled(self) -> bool:
-        """Whether each pod is bound or states why not."""
+        """Whether each pod is bound or has the reason why not."""
         return all(pod["spec"].get("nodeName") or waits_with_a_reason(pod) for pod in self.all)
 
     def kubelets_have_answered(self) -> bool:

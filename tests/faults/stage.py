@@ -256,7 +256,7 @@ def scene(
 ) -> Iterator[Scene]:
     """Put nodes of one scenario on the stage, and take them away with all pods at the end.
 
-    Without `kubelets` kube-scheduler sees more CPUs than kvplace gives out, so that kvplace states no.
+    Without `kubelets` kube-scheduler sees more CPUs than kvplace gives out, so that the refusal is kvplace's.
     """
     machine = machine or two_socket_machine()
     plane = stage.plane

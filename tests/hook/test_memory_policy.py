@@ -129,7 +129,7 @@ def test_a_profile_that_forbids_memory_policies_is_noticed(
     mode: NumaMemory, denied: tuple[int, ...], call: str
 ) -> None:
     outcome = tried(mode, "0", *denied)
-    if "has no" not in outcome:  # a kernel without NUMA reports it before any profile does
+    if "has no" not in outcome:  # a kernel without NUMA refuses before any profile does
         assert outcome == f"the pod's seccomp profile forbids {call}"
 
 

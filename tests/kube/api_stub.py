@@ -48,7 +48,7 @@ class ApiStub:
         return CredentialOptions(kubeconfig=str(path))
 
     def forever(self, *lines: bytes) -> Answer:
-        """Respond with a stream that states these lines and then nothing, until the client hangs up."""
+        """Respond with a stream of these lines and then nothing, until the client hangs up."""
 
         async def answered(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse()

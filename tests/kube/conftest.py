@@ -36,7 +36,7 @@ def ledger_server(control_plane: ControlPlane) -> ControlPlane:
 
 
 def wait_until_guarded(plane: ControlPlane) -> None:
-    """Return when both policies are in effect, of which the API server learns in its own time."""
+    """Return when both policies are in effect; the API server needs a moment for this."""
     name = "guarded"
     spec = {"owners": {"0": UID}, "claims": {UID: claim_json()}}
     plane.request("POST", LEDGERS_PATH, ledger_json(name, spec))

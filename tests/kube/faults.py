@@ -65,7 +65,7 @@ class _Fault:
 
 
 class FaultScript:
-    """The faults to come, each of which strikes once."""
+    """The faults to come; each strikes once."""
 
     def __init__(self) -> None:
         self._faults: list[_Fault] = []

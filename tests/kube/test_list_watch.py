@@ -114,7 +114,7 @@ async def test_between_changes_it_reports_whether_the_api_server_still_speaks() 
         *(Init(), InitDone(), opened, bookmark, Interrupted(failure)),
         *(opened, Apply("a")),
     ]
-    with pytest.raises(StopTest):  # the end of a watch is usual and states nothing
+    with pytest.raises(StopTest):  # the end of a watch is usual and means nothing
         await anext(events)
 
 

@@ -1,4 +1,4 @@
-"""Pods that kube-scheduler offers the same nodes have one shape; those that depend on more have none."""
+"""Pods that kube-scheduler offers the same nodes have one shape; pods that depend on more have none."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_the_pause_that_is_asked_for_comes_from_header_or_body() -> None:
     assert not by_body.untouched
 
 
-# What its clock states
+# The time of its clock
 
 
 def dated(date: str) -> Any:

@@ -1,4 +1,4 @@
-"""The words of others about an outage become a sentence that states which program does not answer."""
+"""Foreign messages about an outage become a sentence that names the program that does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches from versions of which the API server knows nothing, as after a restore of etcd."""
+"""Watches from versions that the API server does not know, as after a restore of etcd."""
 
 from __future__ import annotations
 

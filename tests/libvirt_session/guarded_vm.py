@@ -62,7 +62,7 @@ def placed(
 
 
 async def until(holds: Callable[[], bool]) -> float:
-    """Waits until something holds that nothing reports, and states how long it took."""
+    """Waits for a state that no event reports; returns the time that it took."""
     began = time.monotonic()
     async with asyncio.timeout(20):
         while not holds():  # noqa: ASYNC110
@@ -91,7 +91,7 @@ class WrittenObjects:
 
 @dataclass
 class SessionContainers:
-    """Sets the cpuset of the session as the decision states, each time that it is asked."""
+    """Sets the decided cpuset of the session at each call."""
 
     session: LibvirtSession
     own: NodeObjects

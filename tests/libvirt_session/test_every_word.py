@@ -92,7 +92,7 @@ CASES = [
     Case("topology.crane.io/cpu-policy=numa", "ab", "ab"),
     Case("qos.gocrane.io/cpu-manager=share topology.crane.io/topology-awareness=true", "a b", "ab"),
 ]
-# As the kernel reports it of the guest's memory in /proc/PID/numa_maps.
+# As in the kernel's /proc/PID/numa_maps of the guest's memory.
 MEMORY = {"preferred": "prefer:0", "strict": "bind:0", "interleave": "interleave:0", "off": "default"}
 
 

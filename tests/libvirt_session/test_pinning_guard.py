@@ -1,4 +1,4 @@
-"""The agent keeps the threads of a real VM where its placement states, whatever moves them."""
+"""The agent keeps the threads of a real VM on the CPUs of its placement, whatever moves them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def in_place() -> dict[str, int]:
 
 
 async def until_in_place(vm: GuardedVm) -> float:
-    """Waits until every thread is in its place, and states how long it took."""
+    """Waits until every thread is in its place; returns the time that it took."""
     return await until(lambda: vm.cpus() == in_place())
 
 

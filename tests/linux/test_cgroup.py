@@ -1,4 +1,4 @@
-"""The cpuset of a process's cgroup, and what its status states, in every layout of the files."""
+"""The cpuset of a process's cgroup and of its status file, in every layout of the files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Wait for an admission policy that has just been applied.
 
-The API server takes policies into use some moments after it has stored them, and reports it nowhere.
+The API server takes policies into use some moments after it has stored them, and does not report this.
 """
 
 from __future__ import annotations

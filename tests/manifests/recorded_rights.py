@@ -78,7 +78,7 @@ def port_methods() -> set[str]:
 
 
 def methods_in_use(process: str) -> set[str]:
-    """List those that the components of `kvplace serve` or `kvplace agent` call."""
+    """List the calls of the components of `kvplace serve` or `kvplace agent`."""
     sources = [path for pattern in SOURCES[process] for path in KVPLACE.glob(pattern) if path.suffix == ".py"]
     text = "\n".join(path.read_text() for path in sources if not path.name.endswith("_cluster.py"))
     return {name for name in port_methods() if re.search(rf"\w\.{name}\(", text)}

@@ -25,7 +25,7 @@ VIEW = {
 
 
 def granted(cluster: ControlPlane, namespace: str, token: str) -> set[Right]:
-    """List what the API server itself states that the holder of a token may do in a namespace."""
+    """List what the holder of a token may do in a namespace, by the API server's own answer."""
     answer = cluster.request(
         "POST",
         "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ReadImage:
-    """What an archive states about its one image, every digest and size checked."""
+    """The description of the one image of an archive, every digest and size checked."""
 
     reference: str
     digest: str

@@ -35,7 +35,7 @@ IMAGES = {
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """An image, what its archive states, its Containerfile, and its files."""
+    """An image: the description in its archive, its Containerfile, and its files."""
 
     name: str
     image: Image

@@ -1,6 +1,6 @@
 """Runs stories by seed: `python -m tests.protocol SEED...` or `--count N [--first SEED] [--jobs N]`.
 
-Prints the seeds of those that break a promise on stderr, with the command that replays them, and what
+Prints the seeds of runs that break a promise on stderr, with the command that replays them, and what
 happened as one line of JSON. `--steps` shows each step that had an effect. A long run states every minute how
 far it is; with `--record` it can be ended at any time, and the same command goes on where it was.
 """
@@ -64,7 +64,7 @@ def _in_parallel(parts: list[Part], jobs: int) -> Iterator[tuple[Part, Told]]:
 
 
 def _tell_many(first: int, count: int, jobs: int, record: Record | None, kind: Kind) -> Told:
-    """Run consecutive stories in several processes, except for those that are on record."""
+    """Run consecutive stories in several processes, except recorded ones."""
     starts = range(first, first + count, _CHUNK)
     parts = [Part(start, min(_CHUNK, first + count - start), kind) for start in starts]
     known = record.told if record is not None else {}

@@ -63,7 +63,7 @@ class Scheduler:
         diary: Diary,
         evictions: Evictions | None,
     ) -> None:
-        """`evictions`: those that it has a part in; None for one that evicts none."""
+        """`evictions`: its own evictions; None if it evicts no pod."""
         self._cluster = cluster
         self._evictions = evictions
         self._servers = servers

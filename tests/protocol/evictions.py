@@ -1,7 +1,7 @@
 """Preemption as kube-scheduler does it, and what is promised about victims.
 
 kube-scheduler counts CPUs. Where a pod would fit by number without pods of lower priority it asks for
-victims, evicts those that are answered, and nominates the node. A victim is created again at once, under
+victims, evicts the ones in the answer, and nominates the node. A victim is created again at once, under
 another name, and competes for what it has left.
 """
 
@@ -25,7 +25,7 @@ from tests.protocol.diary import Diary
 from tests.protocol.promises import RETRIED_S, BrokenPromise, Promises
 
 KEPT = "kept"
-"""A label of pods; in some stories none of those that have it may be evicted."""
+"""A label of pods; in some stories no pod with it may be evicted."""
 _AGAIN = "-again"
 _COUNTED = ("Pending", "Running")
 

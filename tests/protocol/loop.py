@@ -71,7 +71,7 @@ class _Task(asyncio.Task[Any]):
 
 
 class SeededLoop(asyncio.BaseEventLoop):
-    """Sleepers wake at once, in the order of their times; those that are ready together, in any order."""
+    """Sleepers wake at once, in the order of their times, and in any order at equal times."""
 
     _ready: Any  # of BaseEventLoop: the steps that are due
     _stopping: bool

@@ -122,7 +122,7 @@ class SimulatedNode:
         self._changed()
 
     def register(self, pods: Iterable[PodUid]) -> None:
-        """Register with the API server, again if need be; `pods` are those that it knows.
+        """Register with the API server, again if need be; `pods` are the pods that it knows.
 
         A kubelet registers when it starts only, so one whose Node was deleted has been started again. What
         no other client can know of, containers of pods that are gone, has been ended by then.

@@ -133,7 +133,7 @@ def test_a_vm_that_owns_cpus_waits_for_the_agent_and_starts_when_it_is_there(vms
     assert not is_ready(held)
     # Nothing of the VM runs until the sidecar is ready.
     assert not container_runs(held, "compute")
-    # The probe of the sidecar states what it waits for.
+    # The probe of the sidecar names the missing condition.
     assert "CPU" in what_the_probe_says(vms, pod)
     assert json.loads(held["metadata"]["annotations"]["kvplace.io/placement"])["enforced"] is True
 

@@ -22,7 +22,7 @@ POLICIES = {
     "database": Policy.EXCLUSIVE,
     "game-server": Policy.EXCLUSIVE,
 }
-"""Those of which more than their size fits here, besides web-server, with the policy that they ask for."""
+"""Templates besides web-server that fit here with more than their size, with their policies."""
 NOT_HERE = {
     "arm64-server": "an arm64 node",
     "in-memory-database": "huge pages, and a seccomp profile that allows to bind memory",

@@ -68,7 +68,7 @@ class Vms:
         return Vm(self, name, uid)
 
     def busy_pod(self, name: str, node: str) -> ContainerInKernel:
-        """Run a container that first states which CPUs it has and then uses all it gets."""
+        """Run a container that first prints its CPUs and then uses all it gets."""
         script = "grep Cpus_allowed_list /proc/self/status; while :; do :; done"
         container = {"name": "busy", "image": "busybox:1", "command": ["sh", "-c", script]}
         spec = {
@@ -180,7 +180,7 @@ def end_of_migration(vms: Vms, vm: Vm, where: str) -> str:
 
 
 def ledger(cluster: RealCluster, node: str) -> Json:
-    """Read what a node's ledger states; empty when it has none yet."""
+    """Read a node's ledger; empty when it has none yet."""
     try:
         stored = cluster.plane.request("GET", f"{LEDGERS}/{node}")
     except RequestRefused as refused:

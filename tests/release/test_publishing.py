@@ -1,4 +1,4 @@
-"""What the page states about publishing: images in a registry, and the plugin as krew installs it."""
+"""Publishing as the page describes it: images in a registry, and the plugin as krew installs it."""
 
 from __future__ import annotations
 

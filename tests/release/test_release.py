@@ -89,7 +89,7 @@ def test_the_software_list_names_what_is_in_the_image(released: Path, name: str)
 
 @pytest.fixture(scope="session")
 def plugin(released: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the plugin as krew does: files laid out as its manifest states, and a link to the program."""
+    """Install the plugin as krew does: the files of its manifest, and a link to the program."""
     manifest = yaml.safe_load((released / "kvplace.krew.yaml").read_text())
     assert (manifest["kind"], manifest["spec"]["version"]) == ("Plugin", f"v{__version__}")
     (platform,) = manifest["spec"]["platforms"]

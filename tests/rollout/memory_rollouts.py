@@ -156,7 +156,7 @@ class MemoryRollouts:
         self._change_pod(name, unpinned=why)
 
     def end(self, name: str, *, told: bool = True) -> None:
-        """Let the guest of a VM shut down by itself; the agent reports it, or has no time to."""
+        """Let the guest of a VM shut down by itself; the agent may or may not report it."""
         pod = self._pods.get(name)
         assert pod is not None, name
         if told and pod.pinned_since is not None:

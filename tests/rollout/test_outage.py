@@ -1,4 +1,4 @@
-"""A rollout survives what passes, gives up what does not, and states what it waits for meanwhile."""
+"""A rollout survives passing faults, gives up at lasting ones, and names the program that it waits for."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ async def halved(one: Replica, agent: NodeAgent, vcpus: int = 4, **of_left: Any)
 
 
 def moved(agent: NodeAgent) -> list[PodRecord]:
-    """The VMs of which a later revision is written and not in effect."""
+    """The VMs with a later revision that is written and not in effect."""
     pods = [pod for pod in agent.cluster._pods.records.values() if pod.uid in agent.in_force]
     return [pod for pod in pods if agent.stored(pod) != agent.in_force[pod.uid]]
 

@@ -1,4 +1,4 @@
-"""Filter answers with the one best node and holds its cores, or states per node what is missing."""
+"""Filter answers with the one best node and holds its cores, or gives the shortfall of each node."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.scheduler.counting import Counting
 
 
 async def placed(sizes: list[int], *, together: bool, first_priority: int = 0) -> list[str]:
-    """Ask about pods of these sizes one after the other and bind those that fit; returns their names."""
+    """Ask about pods of these sizes one after the other and bind the ones that fit; returns their names."""
     cluster = Counting()
     for number in range(4):
         cluster.create_node(f"node-{number}", topology=(EIGHT, TWO)[number % 2])

@@ -307,7 +307,7 @@ async def test_a_pod_does_not_wait_when_enough_others_wait_already(cluster: Coun
 
 
 async def test_the_last_pods_of_a_rollout_wait_for_no_pod(cluster: Counting) -> None:
-    """Neither the one that is planned with the rest, nor the last of those that are nominated."""
+    """Neither the pod that is planned with the rest, nor the last nominated pod."""
     loop = asyncio.get_running_loop()
     pods = several(cluster, TOGETHER + 2, 1)
     for number in range(TOGETHER // 8):

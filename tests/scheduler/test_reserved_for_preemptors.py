@@ -44,7 +44,7 @@ async def running(one: Replica, name: str, vcpus: int, **asked: object) -> PodRe
 
 
 async def victims(one: Replica, pod: PodRecord, sent: list[PodRecord]) -> list[str]:
-    """Ask as kube-scheduler does; returns the names of those that have to go."""
+    """Ask as kube-scheduler does; returns the names of the victims."""
     found = {N1: SentVictims(tuple(victim.uid for victim in sent), 0)}
     answer = await one.extender.preempt(PreemptionArgs(pod, pod.resources, False, False, found))
     names = {uid: record.name for uid, record in one.cache.pods.records.items()}

@@ -41,7 +41,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def cluster() -> FaultyCluster:
-    """Nodes of which each has another number of CPUs to give."""
+    """Nodes that all have different numbers of free CPUs."""
     made = FaultyCluster()
     for number in range(7):
         made.create_node(f"n{number}", cpu_map=f'{{"socket0": ["0-{number}"]}}', topology=EIGHT)

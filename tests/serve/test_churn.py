@@ -12,7 +12,7 @@ from tests.virtual_time import JumpingLoop
 BOUNDED = ("._pending._records", "._written", "._rankings", "._states._states")
 """Caches of a fixed size: pods that were deleted before Filter, messages of the last minutes, states.
 
-The states of nodes as they were last checked: one or fewer for each node.
+The last known states of nodes: at most one for each node.
 """
 
 

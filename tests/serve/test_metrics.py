@@ -1,4 +1,4 @@
-"""What `/metrics` of `serve` states about the cluster, as of the moment of the scrape."""
+"""`/metrics` of `serve` describes the cluster at the moment of the scrape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of `serve` together: what Filter holds no longer is tried again by those that were refused."""
+"""The parts of `serve` together: after the end of a hold, refused pods are tried again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When certificates end, as an independent reader of X.509 states, too."""
+"""The end of certificates, compared with an independent reader of X.509."""
 
 from __future__ import annotations
 

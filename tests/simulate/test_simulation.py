@@ -138,7 +138,7 @@ GENOA = [{"name": "genoa", "machine": "2x-epyc-9354"}]  # two NUMA nodes of 60 C
 
 
 def fragmented(begin: float = 0, suffix: str = "") -> list[dict[str, Any]]:
-    """VMs of which the last one is refused unless one of 10 vCPUs and 8 GiB moves; all end within 100."""
+    """VMs that all end within 100; the last one is refused unless a VM of 10 vCPUs and 8 GiB moves."""
 
     def vm(name: str, vcpus: int, arrives: float, lifetime: float = 50) -> dict[str, Any]:
         request = {"vcpus": vcpus, "cpuSet": "one-numa", "memory": "8Gi"}

@@ -1,6 +1,6 @@
 """A cluster to check: servers of several kinds, VMs of several teams, and what goes wrong now and then.
 
-The allocator places its VMs, and everything that the sample states of a VM follows from where it was placed.
+The allocator places its VMs, and all facts about a VM follow from its placement.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class StagedCluster:
         self.vms: dict[str, Vm] = {}
         self._machines: dict[str, Topology] = {}
         self._with_agents: set[str] = set()
-        """Nodes of which the pods of agents are played, too."""
+        """Nodes with played pods of agents, too."""
         self._numbers = itertools.count(1)
 
     def machine(self, node: str) -> Topology:

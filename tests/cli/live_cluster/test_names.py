@@ -1,4 +1,4 @@
-"""A shell completes the names of nodes and VMs from the real API server, and states nothing without one."""
+"""A shell completes the names of nodes and VMs from the real API server, and prints nothing without one."""
 
 from __future__ import annotations
 

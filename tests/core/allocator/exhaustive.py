@@ -164,7 +164,7 @@ def units(request: Request) -> int:
 
 
 def domains(machine: Topology, scope: Scope) -> list[int]:
-    """The sets of CPUs of which one must hold the whole VM."""
+    """The sets of CPUs; one of them must hold the whole VM."""
     match scope:
         case Scope.ONE_SOCKET:
             return [package.cpus for package in sockets(machine)]
@@ -201,7 +201,7 @@ def core_parts(machine: Topology) -> tuple[int, ...]:
 
 
 def unlike_sets(machine: Topology, available: int, count: int, one_per_core: bool) -> Iterator[int]:
-    """Every set of so many CPUs; of those that differ by exchanging like CPUs or like cores, one."""
+    """Every set of so many CPUs; sets that differ only in like CPUs or like cores count as one."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for part in core_parts(machine):
         if here := part & available:

@@ -1,4 +1,4 @@
-"""Machines, free sets and requests from one number, with the weight on those that are hard to place.
+"""Machines, free sets and requests from one number, mostly ones that are hard to place.
 
 Hypothesis shrinks well but likes small and simple values; here most machines have many nodes that are
 partly taken, and most requests are about as large as what is left.
@@ -143,7 +143,7 @@ def random_machine(chance: Random, most_cpus: int) -> Topology:
 
 
 def dealt(chance: Random, pieces: Sequence[int], count: int) -> list[int]:
-    """Deal sets of CPUs out to so many larger ones, each of which gets at least one."""
+    """Deal sets of CPUs out to so many larger ones; each gets at least one."""
     order = chance.sample(pieces, len(pieces))
     sets = order[:count]
     for piece in order[count:]:

@@ -42,7 +42,7 @@ def machine(
 
 
 def slit(*rows: Sequence[int]) -> list[dict[int, int]]:
-    """A distance table as `numactl -H` prints it; 0 where the machine states nothing."""
+    """A distance table as `numactl -H` prints it; 0 where the machine reports none."""
     return [{other: far for other, far in enumerate(row) if far} for row in rows]
 
 

@@ -178,7 +178,7 @@ def together(one: Mapping[int, tuple[int, int]], other: Mapping[int, tuple[int, 
 
 
 def cheapest(tables: list[Table], need: int) -> tuple[int, int] | None:
-    """The least cost of a need out of several NUMA nodes, each of which must give something; None if none."""
+    """The least cost of a need out of several NUMA nodes that must all give something; None if none."""
     total: Table = {0: (0, 0)}
     for table in tables:
         total = together(total, {take: cost for take, cost in table.items() if take}, need)

@@ -1,4 +1,4 @@
-"""Whether a VM fits at all: what counting states is compared with every set of CPUs there is."""
+"""Whether a VM fits at all: the answer by counting is compared with every set of CPUs there is."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def test_koordinator_sibling_leak_the_siblings_of_whole_cores_go_to_no_other_cli
 
 
 def test_crane_sparse_node_ids_are_ids_and_not_places_in_a_list() -> None:
-    """Crane drops sparse ids and reads distances by place: nodes 0, 8, 252, of which 0 and 252 are near."""
+    """Crane drops sparse ids and reads distances by place: of the nodes 0, 8 and 252, 0 and 252 are near."""
     nodes = {0: "0-3", 8: "4-7", 252: "8-11"}
     far = {(0, 8): 40, (0, 252): 11, (8, 252): 40}
     sparse = make_topology(

@@ -1,4 +1,4 @@
-"""What VMs that share CPUs do to each other, and leave to those that own theirs."""
+"""VMs that share CPUs: their effect on each other, and the CPUs that they leave to exclusive VMs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def key_of_valid(machine: Topology, free: Free, request: Request, placement: Pla
 
 
 def check_cpus(machine: Topology, free: Free, request: Request, placement: Placement) -> None:
-    """The VM has as many CPUs as it asked for, of those that are free for it, and owns what it must."""
+    """The VM has as many CPUs as requested, all of them free for it, and owns the required ones."""
     cpus, owned, vcpus = placement.cpus, placement.owned, mask_of(placement.vcpus)
     assert placement.policy is request.options.policy
     assert placement.numa_memory is (request.options.numa_memory if free.memory else NumaMemory.OFF)

@@ -37,7 +37,7 @@ ANY_REQUEST = requests(
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A nearly full, fragmented cluster, and VMs for it of which not all fit."""
+    """A nearly full, fragmented cluster, and more VMs than fit on it."""
 
     nodes: list[ClusterNode]
     vms: list[VmRequest]

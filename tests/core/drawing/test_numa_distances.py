@@ -1,4 +1,4 @@
-"""What a map states of the distances between NUMA nodes: all that the machine reports, in few words."""
+"""A map describes the distances between NUMA nodes: all that the machine reports, in few words."""
 
 from __future__ import annotations
 
