@@ -10,7 +10,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, ResponseReceived, StreamEnded, TrailersReceived
 
-from kvplace.hook.protobuf import bytes_field, read_bytes_fields
+from kvplace.core.protobuf import bytes_field, read_bytes_fields
 
 
 class CriClient:

@@ -30,7 +30,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, StreamEnded
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.hook.protobuf import bytes_field
+from kvplace.core.protobuf import bytes_field
 
 PROJECT = Path(__file__).resolve().parent.parent
 PERIOD_US, QUOTA_US = 100_000, 20_000

@@ -20,6 +20,8 @@ class TopologyCondition(StrEnum):
     KUBELET_STATE = "KubeletState"
     CPUSETS_ENFORCED = "CpusetsEnforced"
     """Whether every container has the cpuset that was decided for it."""
+    DEVICES_KNOWN = "DevicesKnown"
+    """Not part of the sum: VMs without devices need nothing of it."""
 
 
 class TopologyReason(StrEnum):
@@ -46,6 +48,9 @@ class TopologyReason(StrEnum):
     CGROUPS_NOT_SET = "CgroupsNotSet"
     CHANGES_NOT_REPORTED = "ChangesNotReported"
     NO_CPUSETS = "NoCpusets"
+
+    DEVICES_REPORTED = "DevicesReported"
+    DEVICES_UNKNOWN = "DevicesUnknown"
 
 
 class PinnedReason(StrEnum):

@@ -19,6 +19,7 @@ from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpu_map import read_node_cpu_map, write_cpu_map
 from kvplace.core.cpu_usage import CpuUsage, usage_of
 from kvplace.core.cpuset import cpus_of, format_cpu_list, union
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free import free_of
@@ -66,11 +67,21 @@ def cpu_map_text(machine: ThisMachine, description: Description) -> str | None:
 
 
 def resource_topology_document(
-    machine: ThisMachine, description: Description, ledger: Ledger, running: Iterable[tuple[str, str]]
+    machine: ThisMachine,
+    description: Description,
+    ledger: Ledger,
+    running: Iterable[tuple[str, str]],
+    devices: DeviceReport | None = None,
 ) -> Mapping[str, Any]:
     """Write the NodeResourceTopology; `running` are the node's running pods as (namespace, name)."""
     free = free_of(description.topology, ledger, only=_given_out(machine, description))
-    return resource_topology(description.topology, free, pod_fingerprint(running), machine.kubelet.topology)
+    return resource_topology(
+        description.topology,
+        free,
+        pod_fingerprint(running),
+        machine.kubelet.topology,
+        () if devices is None else devices.devices.counts,
+    )
 
 
 def cpu_usage(
@@ -96,6 +107,26 @@ def own_conditions(
 ) -> tuple[Condition, ...]:
     """State where the description comes from and what the kubelet holds."""
     return (_described(machine, description, cpu_map_by, resources_by), _kubelet_state(machine))
+
+
+def devices_known(devices: DeviceReport | None, why_not: str) -> Condition:
+    """State whether the devices are known; `ready` does not need them."""
+    if devices is None:
+        return Condition(
+            TopologyCondition.DEVICES_KNOWN,
+            False,
+            TopologyReason.DEVICES_UNKNOWN,
+            f"no devices are known here: {why_not or 'the kubelet has not been asked yet'}",
+        )
+    resources = sorted({one.resource for one in devices.devices.counts})
+    return Condition(
+        TopologyCondition.DEVICES_KNOWN,
+        True,
+        TopologyReason.DEVICES_REPORTED,
+        f"the kubelet reports devices of {', '.join(resources[:20])}"
+        if resources
+        else "the node has no devices",
+    )
 
 
 def ready(conditions: Iterable[Condition], enforcement: Enforcement, machine: ThisMachine) -> Condition:

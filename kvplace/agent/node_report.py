@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from kvplace.agent.metrics import ENFORCES
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.scalars import PodUid
@@ -27,6 +28,8 @@ class NodeReport:
         self._enforcement: Enforcement | None = None
         self._is_complete = False
         self._in_use: MemoryInUse | None = None
+        self._devices: DeviceReport | None = None
+        self._devices_unknown: str | None = None
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -90,6 +93,22 @@ class NodeReport:
         """Set the memory that something else than VMs with claims uses."""
         if self._in_use != in_use:
             self._in_use = in_use
+            self._notify()
+
+    @property
+    def devices(self) -> DeviceReport | None:
+        """The devices of the node; None while they are unknown."""
+        return self._devices
+
+    @property
+    def devices_unknown(self) -> str | None:
+        """Why the devices are unknown, empty where they are known; None until they have been read for."""
+        return self._devices_unknown
+
+    def use_devices(self, devices: DeviceReport | None, unknown: str = "") -> None:
+        """Set the devices of the node, or why they are unknown."""
+        if (self._devices, self._devices_unknown) != (devices, unknown):
+            self._devices, self._devices_unknown = devices, unknown
             self._notify()
 
     def enforce(self, how: Enforcement) -> None:

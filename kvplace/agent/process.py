@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent.container_sources import keeper_of
+from kvplace.agent.devices import DeviceWatch
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.memory_moves import MemoryMoves
 from kvplace.agent.memory_watch import MemoryWatch
@@ -115,6 +116,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
             keeper.run(source),
             guard.run(),
             MemoryWatch(own, lambda: keeper.plan, report, host=settings.host).run(),
+            DeviceWatch(settings, own, machine, report).run(),
             Publisher(cluster, own, machine, report).run(),
             _become_ready(own, readiness),
             watch_loop(),

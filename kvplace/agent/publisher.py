@@ -21,6 +21,7 @@ from kvplace.agent.node_documents import (
     cpu_map_text,
     cpu_usage,
     describe,
+    devices_known,
     own_conditions,
     ready,
     resource_topology_document,
@@ -29,6 +30,7 @@ from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, KvplaceError, Refused
 from kvplace.core.memory_in_use import NOTHING_IN_USE
@@ -207,7 +209,11 @@ class Publisher:
         metrics.FAILED_CONDITIONS.update(
             {(one.type, one.reason): 1 for one in conditions if one.status is not True}
         )
-        conditions = (ready(conditions, enforcement, machine), *conditions)
+        conditions = (
+            ready(conditions, enforcement, machine),
+            *conditions,
+            devices_known(self._devices(stored), self._report.devices_unknown or ""),
+        )
         before = None if stored is None else self._written.status
         status = TopologyStatus(
             observed_generation=generation,
@@ -221,6 +227,7 @@ class Publisher:
                 node.cpu_map if cpu_map_by is WrittenBy.PERSON else "",
             ),
             in_use=self._report.in_use or (NOTHING_IN_USE if stored is None else stored.in_use),
+            devices=self._devices(stored),
             pods=tuple(sorted(pods, key=lambda pod: pod.uid)),
             conditions=conditions,
             changed=transition_times(before, conditions, self._now()),
@@ -231,6 +238,12 @@ class Publisher:
             self._written.version = await self._cluster.write_topology_status(node.name, status, version)
             metrics.WRITES.labels("status").inc()
             self._written.status = status
+
+    def _devices(self, stored: TopologyRecord | None) -> DeviceReport | None:
+        """Return the devices; what the agent before has published until they have been read for."""
+        if self._report.devices_unknown is None:
+            return None if stored is None else stored.devices
+        return self._report.devices
 
     def _waits_for_more(self, status: TopologyStatus, before: TopologyStatus | None) -> bool:
         """Whether nothing but the usage has changed, and not long ago: it then goes with the next write."""
@@ -302,7 +315,9 @@ class Publisher:
         running = (
             (pod.namespace, pod.name) for pod in self._own.pods.records.values() if pod.phase == "Running"
         )
-        document = resource_topology_document(machine, description, self._own.ledger, running)
+        document = resource_topology_document(
+            machine, description, self._own.ledger, running, self._report.devices
+        )
         if known.record is not None and document == known.document:
             return
         try:

@@ -6,11 +6,11 @@ own, whatever its QoS class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kvplace.core.free import Free
-from kvplace.core.node_devices import TopologyPolicy
+from kvplace.core.node_devices import DeviceCount, TopologyPolicy
 from kvplace.core.quantity import format_bytes
 from kvplace.core.scalars import NumaId
 from kvplace.core.topology import NumaNode, Topology
@@ -24,7 +24,11 @@ _UNKNOWN_COST = 255
 
 
 def resource_topology(
-    topology: Topology, free: Free, fingerprint: str, policy: TopologyPolicy
+    topology: Topology,
+    free: Free,
+    fingerprint: str,
+    policy: TopologyPolicy,
+    devices: Iterable[DeviceCount] = (),
 ) -> dict[str, Any]:
     """Write the object without its name; `fingerprint` is that of the running pods."""
     return {
@@ -38,11 +42,14 @@ def resource_topology(
             {"name": "nodeTopologyPodsFingerprint", "value": fingerprint},
             {"name": "nodeTopologyPodsFingerprintMethod", "value": "all"},
         ],
-        "zones": [_zone(topology, node, free) for node in topology.numa_nodes],
+        "zones": [
+            _zone(topology, node, free, [one for one in devices if one.node == node.id])
+            for node in topology.numa_nodes
+        ],
     }
 
 
-def _zone(topology: Topology, node: NumaNode, free: Free) -> dict[str, Any]:
+def _zone(topology: Topology, node: NumaNode, free: Free, devices: Iterable[DeviceCount]) -> dict[str, Any]:
     return {
         "name": _name(node.id),
         "type": "Node",
@@ -50,7 +57,10 @@ def _zone(topology: Topology, node: NumaNode, free: Free) -> dict[str, Any]:
             {"name": _name(other.id), "value": node.distances.get(other.id, _UNKNOWN_COST)}
             for other in topology.numa_nodes
         ],
-        "resources": [*_resources(topology, node, free)],
+        "resources": [
+            *_resources(topology, node, free),
+            *(_resource(one.resource, str(one.total), str(one.total), str(one.free)) for one in devices),
+        ],
     }
 
 

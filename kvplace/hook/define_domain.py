@@ -16,6 +16,7 @@ from functools import partial
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError, Misconfigured
 from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.protobuf import MAX_MESSAGE_BYTES
 from kvplace.core.quantity import counted
 from kvplace.core.request import OnFailure
 from kvplace.hook.bounds import allowed_memory_nodes, check_cpus, node_of_cpus, unprotected
@@ -24,7 +25,6 @@ from kvplace.hook.logs import log
 from kvplace.hook.memory_policy import Trial, settle_memory, try_to_bind
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
 from kvplace.hook.pod_environment import PodEnvironment
-from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
 
 _FIELD_BYTES = 16
 """What a message adds to the document."""

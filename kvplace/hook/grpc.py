@@ -24,7 +24,7 @@ from h2.exceptions import ProtocolError, StreamClosedError, StreamIDTooLowError
 from h2.settings import SettingCodes, Settings
 
 from kvplace.core.errors import GrpcStatus
-from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
+from kvplace.core.protobuf import MAX_MESSAGE_BYTES
 
 MAX_STREAMS = 8
 _PREFIX_BYTES = 5

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvplace.core.errors import GrpcStatus
-from kvplace.hook.protobuf import BadMessage, bytes_field, bytes_fields, read_bytes_fields
+from kvplace.core.protobuf import BadMessage, bytes_field, bytes_fields, read_bytes_fields
 
 NAME = "kvplace"
 VERSIONS = ("v1alpha1", "v1alpha2", "v1alpha3")

@@ -94,7 +94,7 @@ CODE: dict[tuple[str, str], list[str]] = {
     ],
     (AGENT, "status writes"): ["kube.topology_status:MAX_PODS"],
     (AGENT, "pod that is gone"): ["controller.reconciler:SILENCE_S"],
-    (OTHERS, "domain XML"): ["hook.protobuf:MAX_MESSAGE_BYTES"],
+    (OTHERS, "domain XML"): ["core.protobuf:MAX_MESSAGE_BYTES"],
     (OTHERS, "hook: clients"): [
         "hook.server:MAX_CLIENTS",
         "hook.server:MAX_CHILDREN",

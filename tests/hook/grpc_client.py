@@ -21,7 +21,7 @@ from h2.events import (
 )
 from h2.settings import SettingCodes, Settings
 
-from kvplace.hook.protobuf import bytes_field, read_bytes_fields
+from kvplace.core.protobuf import bytes_field, read_bytes_fields
 from tests.hook.machine import DOMAIN, VMI
 
 CALLBACKS = "/kubevirt.hooks.v1alpha3.Callbacks/"

@@ -13,12 +13,12 @@ import pytest
 from kvplace.core.errors import Corrupt
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement
+from kvplace.core.protobuf import MAX_MESSAGE_BYTES
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
 from kvplace.domainxml import rewrite, unpin
 from kvplace.hook.define_domain import define_arrival
 from kvplace.hook.pod_environment import PodEnvironment
-from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
 from tests.hook.conftest import HookProcess
 from tests.hook.grpc_client import CALLBACKS, SocketCaller
 from tests.hook.machine import ON_THIS_MACHINE, PodFolder, broken

@@ -24,8 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.errors import GrpcStatus
+from kvplace.core.protobuf import MAX_MESSAGE_BYTES
 from kvplace.hook.grpc import MAX_STREAMS, Call, Cancelled, GrpcConnection
-from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
 from tests.hook.grpc_client import HEADERS, INFO, Answer, Caller, framed
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

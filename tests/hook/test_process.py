@@ -15,10 +15,10 @@ import pytest
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.errors import GrpcStatus, Misconfigured
+from kvplace.core.protobuf import bytes_field, read_bytes_fields
 from kvplace.core.request import OnFailure, Policy
 from kvplace.domainxml import rewrite
 from kvplace.hook.pod_environment import PodEnvironment
-from kvplace.hook.protobuf import bytes_field, read_bytes_fields
 from kvplace.hook.readiness import wait_until_ready
 from kvplace.hook.server import MAX_CLIENTS
 from tests.hook.conftest import HookProcess

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplace.core.errors import GrpcStatus
-from kvplace.hook.protobuf import bytes_field
+from kvplace.core.protobuf import bytes_field
 from kvplace.hook.services import CallRefused, DefineDomain, Reply, answer
 from tests.hook.conftest import HookProcess
 from tests.hook.grpc_client import DEFINE, SocketCaller, define, domain_of

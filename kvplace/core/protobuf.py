@@ -1,11 +1,11 @@
-"""The part of protocol buffers that hook messages need: bytes, strings and nested messages.
+"""The part of protocol buffers that KubeVirt's hooks and the kubelet's podresources need.
 
 Unknown fields are skipped, and of a repeated field the last one counts, as the format specifies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Longest message in either direction; by default grpc-go's client accepts no longer answer."""
@@ -31,7 +31,11 @@ def bytes_fields(number: int, values: Iterable[bytes | str]) -> bytes:
 
 def read_bytes_fields(message: bytes) -> dict[int, bytes]:
     """Read the length-delimited fields of a message by number; raises BadMessage."""
-    fields: dict[int, bytes] = {}
+    return {number: value for number, value in fields_of(message) if isinstance(value, bytes)}
+
+
+def fields_of(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Yield every length-delimited field and every number of a message in their order; raises BadMessage."""
     position = 0
     while position < len(message):
         key, position = _read_varint(message, position)
@@ -39,7 +43,8 @@ def read_bytes_fields(message: bytes) -> dict[int, bytes]:
         if number == 0:
             raise BadMessage("the message has a field with number 0")
         if kind == _VARINT:
-            _, position = _read_varint(message, position)
+            value, position = _read_varint(message, position)
+            yield number, value
             continue
         if kind == _BYTES:
             length, position = _read_varint(message, position)
@@ -50,9 +55,8 @@ def read_bytes_fields(message: bytes) -> dict[int, bytes]:
         if length > len(message) - position:
             raise BadMessage(f"field {number} of the message is cut off")
         if kind == _BYTES:
-            fields[number] = message[position : position + length]
+            yield number, message[position : position + length]
         position += length
-    return fields
 
 
 def _varint(value: int) -> bytes:

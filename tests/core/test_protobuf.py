@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.hook.protobuf import BadMessage, bytes_field, bytes_fields, read_bytes_fields
+from kvplace.core.protobuf import BadMessage, bytes_field, bytes_fields, fields_of, read_bytes_fields
 
 numbers = st.integers(1, (1 << 29) - 1)
 
@@ -34,6 +34,11 @@ def test_bytes_are_laid_out_as_the_format_states() -> None:
 def test_of_a_repeated_field_the_last_counts_and_unknown_kinds_are_skipped() -> None:
     message = b"\x0a\x01a" + b"\x10\x96\x01" + b"\x1d1234" + b"\x2112345678" + b"\x0a\x01b"
     assert read_bytes_fields(message) == {1: b"b"}
+
+
+def test_all_fields_are_read_in_their_order_numbers_too() -> None:
+    message = b"\x0a\x01a" + b"\x10\x96\x01" + b"\x1d1234" + b"\x0a\x01b"
+    assert list(fields_of(message)) == [(1, b"a"), (2, 150), (1, b"b")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The kubelet's podresources socket: gRPC over a unix socket, in asyncio."""

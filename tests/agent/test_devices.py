@@ -1,0 +1,133 @@
+"""The agent's report about devices, from a played kubelet to the published objects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvplace.agent import devices as agent_devices
+from kvplace.agent.devices import DeviceWatch
+from kvplace.agent.node_report import NodeReport
+from kvplace.core.node_devices import DeviceCount, PodDevice, TopologyPolicy
+from kvplace.core.scalars import NumaId, PodUid, ResourceName
+from kvplace.kube.records import PodRecord
+from kvplace.service.process import in_background
+from tests.agent.hosts import CONFIG, NODE, Host
+from tests.agent.publishing_agent import Agent, publishing
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.kubelet.played_kubelet import PlayedKubelet
+
+VF = ResourceName("intel.com/vf")
+POD = PodRecord("vms", "launcher-a", PodUid("u1"), node=NODE, placement="{}")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    host = Host(tmp_path)
+    host.write(CONFIG, "topologyManagerPolicy: best-effort")
+    for folder in ("pod-resources", "device-plugins"):
+        (tmp_path / "var/lib/kubelet" / folder).mkdir()
+    return host
+
+
+@pytest.fixture
+def kubelet(host: Host) -> Iterator[PlayedKubelet]:
+    with PlayedKubelet(host.root / "var/lib/kubelet/pod-resources/kubelet.sock") as played:
+        played.devices = {VF: {"0000:c1:00.1": [1], "0000:c1:00.2": [1], "0000:01:00.1": [0]}}
+        yield played
+
+
+@pytest.fixture
+async def agent(host: Host) -> AsyncIterator[Agent]:
+    cluster = FaultyCluster()
+    cluster.create_node(NODE)
+    async with publishing(host, cluster) as agent:
+        watch = DeviceWatch(host.settings(), agent.own, agent.machine, agent.report)
+        async with in_background(watch.run()):
+            yield agent
+
+
+def why_unknown(agent: Agent) -> str | None:
+    return agent.report.devices_unknown
+
+
+def free(agent: Agent) -> list[int]:
+    devices = agent.status.devices
+    return [] if devices is None else [one.free for one in devices.devices.counts]
+
+
+async def test_devices_are_published_with_the_policy_and_as_resources_of_zones(
+    kubelet: PlayedKubelet, agent: Agent
+) -> None:
+    await agent.until(lambda: free(agent) == [1, 2])
+    published = agent.status.devices
+    assert published is not None
+    assert published.devices.counts == (
+        DeviceCount(VF, NumaId(0), 1, 1),
+        DeviceCount(VF, NumaId(1), 2, 2),
+    )
+    assert published.devices.policy == TopologyPolicy("best-effort", "container")
+    await agent.until(lambda: agent.zones()["node-1"].get(VF) == ("2", "2", "2"))
+    assert agent.condition("DevicesKnown").status
+    assert "intel.com/vf" in agent.condition("DevicesKnown").message
+
+
+async def test_a_device_that_a_pod_gets_is_published_at_once_and_leaves_the_fingerprint(
+    kubelet: PlayedKubelet, agent: Agent, host: Host
+) -> None:
+    await agent.until(lambda: free(agent) == [1, 2])
+    topology, generation = agent.topology.topology, agent.topology.generation
+    assert topology is not None
+    agent.own.pods._records[POD.uid] = POD  # as watched
+    kubelet.pods = {
+        ("vms", "launcher-a"): {VF: {"0000:c1:00.1": [1]}},
+        ("vms", "b"): {VF: {"0000:01:00.1": [0]}},
+    }
+    host.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", "{}")
+
+    await asyncio.wait_for(agent.until(lambda: free(agent) == [0, 1]), 5)
+
+    published = agent.status.devices
+    assert published is not None
+    assert published.pods == {PodUid("u1"): (PodDevice(VF, NumaId(1), "0000:c1:00.1"),)}
+    kubelet.devices = {}
+    host.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", "{ }")
+    await agent.until(lambda: agent.condition("DevicesKnown").message == "the node has no devices")
+    assert agent.topology.topology is not None
+    assert agent.topology.topology.fingerprint == topology.fingerprint
+    assert agent.topology.generation == generation
+
+
+async def test_a_node_without_podresources_has_unknown_devices_and_is_ready(agent: Agent) -> None:
+    await agent.until(lambda: agent.condition("DevicesKnown").reason == "DevicesUnknown")
+    assert "kubelet.sock does not answer" in agent.condition("DevicesKnown").message
+    assert agent.status.devices is None
+    assert "DevicesKnown" not in agent.condition("Ready").message
+
+
+async def test_what_the_kubelet_stated_last_counts_while_it_restarts_and_no_longer_than_a_minute(
+    kubelet: PlayedKubelet, agent: Agent, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.until(lambda: free(agent) == [1, 2])
+    kubelet.stop()
+    watch = DeviceWatch(host.settings(), agent.own, agent.machine, NodeReport())
+    watch._report = agent.report
+    watch._read_at = asyncio.get_running_loop().time()
+    await watch.read()
+    assert why_unknown(agent) == ""
+    monkeypatch.setattr(agent_devices, "_KEEP_S", -1.0)
+    await watch.read()
+    assert "kubelet.sock" in (why_unknown(agent) or "")
+    await agent.until(lambda: agent.condition("DevicesKnown").reason == "DevicesUnknown")
+
+
+async def test_equal_devices_are_not_written_again(kubelet: PlayedKubelet, agent: Agent, host: Host) -> None:
+    await agent.until(lambda: free(agent) == [1, 2])
+    version, calls = agent.topology.resource_version, kubelet.calls
+    host.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", "{}")
+    await agent.until(lambda: kubelet.calls > calls)
+    await asyncio.sleep(0.1)
+    assert agent.topology.resource_version == version
