@@ -107,12 +107,12 @@ class KubeVirt:
         Raises `TimeoutError` when there is none after 60 s.
         """
         pods = f"/api/v1/namespaces/{namespace}/pods?labelSelector=vm.kubevirt.io/name={vmi}"
-        return self._first(pods, lambda pod: bool(pod["metadata"]["uid"] != other_than))
+        return self.first(pods, lambda pod: bool(pod["metadata"]["uid"] != other_than))
 
     def vmi_in_phase(self, namespace: str, name: str, phase: str) -> Json:
         """Wait until a VMI is in a phase; raises `TimeoutError` when it is not after 60 s."""
         vmis = f"/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances"
-        return self._first(
+        return self.first(
             f"{vmis}?fieldSelector=metadata.name={name}",
             lambda vmi: bool(vmi.get("status", {}).get("phase") == phase),
         )
@@ -131,7 +131,8 @@ class KubeVirt:
 
         self.virt_controller.wait_until(is_gone, f"end of {kind} {namespace}/{name}")
 
-    def _first(self, path: str, is_wanted: Callable[[Json], bool]) -> Json:
+    def first(self, path: str, is_wanted: Callable[[Json], bool]) -> Json:
+        """Wait for an object of a list that is as wanted; raises `TimeoutError` when none is after 60 s."""
         connection = HTTPSConnection(
             self.plane.url.removeprefix("https://"), context=self.plane.tls, timeout=_PATIENCE_S
         )
