@@ -42,7 +42,12 @@ def test_each_annotation_is_answered_with_its_effect(kvplace: Caller) -> None:
         "kvplace.io/smt:": "5 whole cores",
         "kvplace.io/emulator-threads:": "QEMU's own threads on CPUs 2,66 of their own",
         "kvplace.io/numa-memory:": "16Gi on NUMA node 0",
+        "kvplace.io/guest-numa:": "1 NUMA cell",
     }
+    assert called.err == (
+        "kvplace: VirtualMachine network-function: 1 SR-IOV interface not counted as a device: its "
+        "NetworkAttachmentDefinition names the resource\n"
+    )
     assert json.loads(lines[-1].split(maxsplit=1)[1]) == {
         "socket0": ["4", "68", "5", "69", "6", "70", "7", "71"]
     }

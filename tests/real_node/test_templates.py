@@ -25,9 +25,11 @@ POLICIES = {
 """Templates besides web-server that fit here with more than their size, with their policies."""
 NOT_HERE = {
     "arm64-server": "an arm64 node",
+    "gpu-inference": "a GPU",
+    "gpu-training": "a GPU, and a DRA driver",
     "in-memory-database": "huge pages, and a seccomp profile that allows to bind memory",
     "latency-test": "a CPU besides the vCPU's for QEMU, and the packages that its guest installs",
-    "network-function": "huge pages, and a CPU besides the vCPU's for QEMU",
+    "network-function": "huge pages, a network card with SR-IOV, and a CPU besides the vCPU's for QEMU",
     "trading-engine": "a CPU besides the vCPU's for QEMU",
     "virtual-desktop": "nothing: it shares its CPUs, see below",
     "web-server": "nothing: test_pinned_vms.py starts it",
