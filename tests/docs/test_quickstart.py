@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from harness.install_page.page import Block
-from harness.install_page.quickstart import CONSOLE, commands_and_output, masked
-from tests.docs.blocks import blocks
+from harness.install_page.quickstart import CONSOLE, PAGE, commands_and_output, masked
+from harness.kvplace_cluster.machines import two_socket_machine
+from kvplace.core.cpu_usage import usage_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.topology_document import topology_document
+from tests.docs.blocks import block, blocks
+from tests.docs.reading import PROJECT
+from tests.docs.shell import Shell
 
 REPEATED = [one for one in blocks("docs/quickstart.md") if one.language != CONSOLE]
 
@@ -45,3 +54,35 @@ def test_what_machines_decide_is_not_compared(shown: str, printed: str) -> None:
 )
 def test_every_other_difference_counts(shown: str, printed: str) -> None:
     assert masked(shown) != masked(printed)
+
+
+def test_the_outputs_are_those_of_one_server(tmp_path: Path) -> None:
+    """Two sockets of 32 cores with two threads, one core reserved, before and after the page's VM."""
+    machine = two_socket_machine(32, memory_gib=256)
+    (tmp_path / "machine.json").write_text(json.dumps(topology_document(machine)))
+    template = PROJECT / "vm-templates" / "web-server.yaml"
+    (answer,) = Shell(tmp_path).run(f"kvplace place -f {template} --topology {tmp_path}/machine.json -o json")
+    placement = json.loads(answer)["placement"]
+
+    nodes = transcript("$ kubectl get nodetopologies")
+    usage = usage_of(machine, machine.allocatable, Ledger(), machine.allocatable)
+    assert [nodes[head] for head in ("CPUS", "OWNED", "SHARED", "FREE", "LARGEST-NUMA", "PODS")] == [
+        str(count) for count in usage.document().values()
+    ]
+    assert (
+        json.loads(block(PAGE, "$ kubectl apply -f vm-templates/web-server.yaml").splitlines()[-1])
+        == (placement["cpuMap"])
+    )
+    vms = transcript("$ .venv/bin/kvplace get vms")
+    assert [vms[head] for head in ("POLICY", "CPUS", "NUMA")] == [
+        placement["policy"],
+        placement["cpus"],
+        ",".join(map(str, placement["numaNodes"])),
+    ]
+
+
+def transcript(command: str) -> dict[str, str]:
+    """Read the table of one row that a command of the page prints."""
+    lines = block(PAGE, command).splitlines()
+    heads, cells = (line.split() for line in lines[lines.index(command) + 1 :][:2])
+    return dict(zip(heads, cells, strict=True))
