@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
+from kvplace.cli.listing import Column, rows_of
 from kvplace.cli.output import Output, console, document_text, table_lines
 from kvplace.cli.view_tables import NOTHING
 from kvplace.core.cpuset import union
@@ -17,7 +18,6 @@ from kvplace.nodes.cluster_view import ClusterView, NodeView
 from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_machine import Unusable
 
-HEADS = ("NODE", "VMS", "FREE", "LARGEST-NUMA", "CORES")
 KEY = "# nothing free   : partly free   . all free   | between sockets, blanks between NUMA nodes"
 _MOST_MARKS = 48
 _WIDTH = 100
@@ -28,7 +28,7 @@ _FREE, _PARTLY, _FULL = ".:#"
 def draw_cluster(view: ClusterView, form: str, file: TextIO) -> None:
     """Draw all nodes: in `table` a line for each, the other forms a core map for each."""
     if form == "table":
-        rows = [HEADS, *map(map_row, view.nodes.values())]
+        rows = rows_of(COLUMNS, view.nodes.values())
         file.write("\n".join(table_lines(rows)) + f"\n\n{KEY}\n")
         return
     drawings = [drawing for node in view.nodes.values() if (drawing := draw_node(node, ())) is not None]
@@ -42,19 +42,6 @@ def draw_cluster(view: ClusterView, form: str, file: TextIO) -> None:
     for drawing in drawings:
         print_map(console(file, _WIDTH), drawing)
         file.write("\n")
-
-
-def map_row(node: NodeView) -> tuple[str, ...]:
-    """Give the cells of a node; the last one has its cores, or why nothing can be placed there."""
-    if isinstance(node.snapshot, Unusable):
-        return (node.name, str(len(node.ledger.claims)), NOTHING, NOTHING, node.problem)
-    return (
-        node.name,
-        str(len(node.ledger.claims)),
-        str(node.free.bit_count()),
-        NOTHING if node.free_blocks is None else str(node.free_blocks.largest[Domain.NUMA].cpus),
-        strip(node.snapshot.machine.topology, node.free),
-    )
 
 
 def strip(topology: Topology, free: CpuMask) -> str:
@@ -83,3 +70,22 @@ def _mark(cpus: CpuMask, free: CpuMask) -> str:
     if not cpus & free:
         return _FULL
     return _FREE if cpus & free == cpus else _PARTLY
+
+
+def _cores(node: NodeView) -> str:
+    """Draw the cores of a node, or state why nothing can be placed there."""
+    if isinstance(node.snapshot, Unusable):
+        return node.problem
+    return strip(node.snapshot.machine.topology, node.free)
+
+
+COLUMNS: tuple[Column[NodeView], ...] = (
+    Column("NODE", lambda node: node.name),
+    Column("VMS", lambda node: str(len(node.ledger.claims))),
+    Column("FREE", lambda node: NOTHING if node.problem else str(node.free.bit_count())),
+    Column(
+        "LARGEST-NUMA",
+        lambda node: NOTHING if node.free_blocks is None else str(node.free_blocks.largest[Domain.NUMA].cpus),
+    ),
+    Column("CORES", _cores),
+)

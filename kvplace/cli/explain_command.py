@@ -178,9 +178,9 @@ def _print(found: Explanation, *, wide: bool) -> None:
         print_line()
         for line in seat_lines(seat):
             print_line(line)
-        if rows := list(neighbour_rows(seat, wide=wide)):
+        if rows := neighbour_rows(seat, wide=wide):
             print_line()
             print_table(rows)
-    if rows := list(event_rows(found)):
+    if rows := event_rows(found):
         print_line()
         print_table(rows)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kvplace.cli.listing import Column, rows_of
 from kvplace.cli.view_tables import measured
 from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.neighbours import Nearness, Neighbour
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.refusal import Reason
 from kvplace.core.request import DeviceNuma, EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
-from kvplace.explain.explanation import Explanation, Fitting, Seat
+from kvplace.explain.explanation import Event, Explanation, Fitting, Seat
 from kvplace.nodes.agreement import agreement_needed
 from kvplace.nodes.node_machine import NodeMachine
 
@@ -145,25 +147,30 @@ def placed(placement: Placement) -> str:
     return "; ".join(parts)
 
 
-def neighbour_rows(seat: Seat, *, wide: bool) -> Iterator[Sequence[str]]:
+_NEIGHBOUR_COLUMNS: tuple[Column[Neighbour], ...] = (
+    Column("NEIGHBOUR", lambda one: f"{one.claim.namespace}/{one.claim.vmi or one.claim.pod}"),
+    Column("POLICY", lambda one: one.claim.policy.value),
+    Column("SHARES", lambda one: one.nearness.value),
+    Column("ITS CPUS THERE", lambda one: format_cpu_list(one.shared)),
+)
+_EVENT_COLUMNS: tuple[Column[Event], ...] = (
+    Column("LAST SEEN", lambda one: one.when),
+    Column("COUNT", lambda one: str(one.count)),
+    Column("OBJECT", lambda one: one.about),
+    Column("REASON", lambda one: one.reason),
+    Column("MESSAGE", lambda one: one.note),
+)
+
+
+def neighbour_rows(seat: Seat, *, wide: bool) -> Sequence[Sequence[str]]:
     """Give a row for each neighbour; with `wide` also for VMs that share only the socket."""
-    from kvplace.core.neighbours import Nearness
-
     shown = [one for one in seat.neighbours if wide or one.nearness is not Nearness.SOCKET]
-    if shown:
-        yield ("NEIGHBOUR", "POLICY", "SHARES", "ITS CPUS THERE")
-    for one in shown:
-        claim = one.claim
-        name = f"{claim.namespace}/{claim.vmi or claim.pod}"
-        yield (name, claim.policy.value, one.nearness.value, format_cpu_list(one.shared))
+    return rows_of(_NEIGHBOUR_COLUMNS, shown) if shown else ()
 
 
-def event_rows(found: Explanation) -> Iterator[Sequence[str]]:
+def event_rows(found: Explanation) -> Sequence[Sequence[str]]:
     """Give a row for each event, the newest last."""
-    if found.events:
-        yield ("LAST SEEN", "COUNT", "OBJECT", "REASON", "MESSAGE")
-    for one in found.events:
-        yield (one.when, str(one.count), one.about, one.reason, one.note)
+    return rows_of(_EVENT_COLUMNS, found.events) if found.events else ()
 
 
 def _unclaimed(seat: Seat) -> str:

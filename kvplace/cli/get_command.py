@@ -148,23 +148,14 @@ _KEYS: dict[str, Callable[[VmView], str | int]] = {
 
 
 async def _get_vms(live: LiveCluster, wanted: _Wanted, output: Output, *, headers: bool, watch: bool) -> int:
-    from kvplace.cli.listing import Listing, Printed
-    from kvplace.cli.view_tables import VM_HEADS, WIDE_VM_HEADS, vm_reference, vm_row
+    from kvplace.cli.listing import Listing, Printed, chosen_columns
+    from kvplace.cli.view_tables import vm_columns, vm_reference
     from kvplace.nodes.view_documents import VM_KIND, vm_document
     from kvplace.nodes.vm_listing import read_listed_vms
 
-    wide, everywhere = output is Output.WIDE, live.flags.all_namespaces
-    listing = Listing(
-        Printed(
-            VM_KIND,
-            (*(("NAMESPACE",) if everywhere else ()), *(WIDE_VM_HEADS if wide else VM_HEADS)),
-            lambda vm: vm_row(vm, live.session.server_time, wide=wide, with_namespace=everywhere),
-            vm_document,
-            vm_reference,
-        ),
-        output,
-        headers=headers,
-    )
+    columns = vm_columns(lambda: live.session.server_time, with_namespace=live.flags.all_namespaces)
+    printed = Printed(VM_KIND, chosen_columns(columns, wide=output is Output.WIDE), vm_document, vm_reference)
+    listing = Listing(printed, output, headers=headers)
 
     if watch:
         await _watch_vms(live, listing, wanted)
@@ -199,24 +190,15 @@ async def _watch_vms(live: LiveCluster, listing: Listing[VmView], wanted: _Wante
 async def _get_nodes(
     live: LiveCluster, names: tuple[str, ...], output: Output, *, headers: bool, watch: bool
 ) -> int:
-    from kvplace.cli.listing import Listing, Printed
-    from kvplace.cli.view_tables import NODE_HEADS, WIDE_NODE_HEADS, node_row
+    from kvplace.cli.listing import Listing, Printed, chosen_columns
+    from kvplace.cli.view_tables import NODE_COLUMNS
     from kvplace.kube.watches import NODE_STATUSES, NODES, Selector
     from kvplace.nodes.cluster_reading import read_cluster, read_node
     from kvplace.nodes.view_documents import NODE_KIND, node_document
 
-    wide = output is Output.WIDE
-    listing = Listing(
-        Printed(
-            NODE_KIND,
-            WIDE_NODE_HEADS if wide else NODE_HEADS,
-            lambda node: node_row(node, wide=wide),
-            node_document,
-            lambda node: f"node/{node.name}",
-        ),
-        output,
-        headers=headers,
-    )
+    columns = chosen_columns(NODE_COLUMNS, wide=output is Output.WIDE)
+    printed = Printed(NODE_KIND, columns, node_document, lambda node: f"node/{node.name}")
+    listing = Listing(printed, output, headers=headers)
     selector = Selector(label_terms=live.flags.selector)
     if watch:
         await _watch_nodes(live, listing, names, selector)

@@ -1,4 +1,4 @@
-"""Prints objects as a table, as documents or by name: all at once, and again one by one as they change."""
+"""Columns of tables; and lists of objects, printed at once and again one by one as they change."""
 
 from __future__ import annotations
 
@@ -16,13 +16,34 @@ T = TypeVar("T")
 _GAP = "   "
 
 
+@dataclass(frozen=True, slots=True)
+class Column(Generic[T]):
+    """One column of a table: its head, and what it has of an object."""
+
+    head: str
+    cell: Callable[[T], str]
+    wide: bool = False
+    """Whether only `-o wide` shows it."""
+
+
+def chosen_columns(columns: Iterable[Column[T]], *, wide: bool) -> tuple[Column[T], ...]:
+    """Choose the columns of an answer, those of `wide` behind the others."""
+    chosen = [column for column in columns if wide or not column.wide]
+    return tuple(sorted(chosen, key=lambda column: column.wide))
+
+
+def rows_of(columns: Sequence[Column[T]], items: Iterable[T]) -> list[tuple[str, ...]]:
+    """Give the heads, and a row of cells for each object."""
+    heads = tuple(column.head for column in columns)
+    return [heads, *(tuple(column.cell(item) for column in columns) for item in items)]
+
+
 @dataclass(frozen=True)
 class Printed(Generic[T]):
     """How objects of one kind are printed."""
 
     kind: str
-    heads: Sequence[str]
-    row: Callable[[T], Sequence[str]]
+    columns: Sequence[Column[T]]
     document: Callable[[T], Json]
     name: Callable[[T], str]
     """As `kubectl` takes it: resource/name."""
@@ -35,7 +56,7 @@ class Listing(Generic[T]):
         self._printed = printed
         self._output = output
         self._headers = headers
-        self._widths = [0] * len(printed.heads)
+        self._widths = [0] * len(printed.columns)
 
     def print_all(self, items: Sequence[T], *, one: bool = False) -> None:
         """Print objects; `one` prints the document of the only one by itself, not as a list."""
@@ -63,12 +84,13 @@ class Listing(Generic[T]):
             for item in items:
                 click.echo(self._printed.name(item))
             return
-        rows = [[plain(cell) for cell in self._printed.row(item)] for item in items]
-        for row in (*([self._printed.heads] if headers else ()), *rows):
+        rows = [[plain(cell) for cell in row] for row in rows_of(self._printed.columns, items)]
+        rows = rows if headers else rows[1:]
+        for row in rows:
             self._widths = [
                 max(width, columns_of(cell)) for width, cell in zip(self._widths, row, strict=True)
             ]
-        for row in (*([self._printed.heads] if headers else ()), *rows):
+        for row in rows:
             cells = (padded(cell, width) for cell, width in zip(row, self._widths, strict=True))
             click.echo(_GAP.join(cells).rstrip())
 

@@ -10,6 +10,7 @@ import click
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.example import example_option
 from kvplace.cli.files import InputFile
+from kvplace.cli.listing import Column, chosen_columns, rows_of
 from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
 from kvplace.cli.progress import Progress
 from kvplace.cli.ranges import FloatRange
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from kvplace.core.cluster.planning import Plan, VmRequest
+    from kvplace.core.cluster.planning import Plan, PlannedVm, VmRequest
     from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.mip_bound import MipBound
     from kvplace.plan.plan_input import ClosedTo
@@ -186,10 +187,32 @@ def _live(flags: ClusterFlags) -> PlanningCluster:
 
 
 def _print(plan: Plan, bound: MipBound | None, need_movable: Sequence[str], *, wide: bool) -> None:
-    from kvplace.plan.plan_report import HEADS, WIDE_HEADS, rows, summary
+    from kvplace.plan.plan_report import summary
 
     if plan.planned:
-        print_table([WIDE_HEADS if wide else HEADS, *rows(plan, wide=wide)])
+        print_table(rows_of(chosen_columns(_columns(), wide=wide), plan.planned))
         print_line()
     for title, sentence in summary(plan, bound, need_movable):
         print_line(f"{title:<12}{sentence}")
+
+
+def _columns() -> tuple[Column[PlannedVm], ...]:
+    from kvplace.core.cpuset import format_cpu_list, mask_of
+    from kvplace.plan.plan_report import whole_mib
+
+    def numbers(ids: Sequence[int]) -> str:
+        return format_cpu_list(mask_of(ids))
+
+    def memory(vm: PlannedVm) -> str:
+        return ", ".join(f"{node}: {whole_mib(count)}" for node, count in vm.placement.memory.items()) or "-"
+
+    return (
+        Column("VM", lambda vm: vm.id),
+        Column("NODE", lambda vm: vm.node),
+        Column("CPUS", lambda vm: format_cpu_list(vm.placement.cpus | vm.placement.owned)),
+        Column("NUMA", lambda vm: numbers(vm.placement.numa_nodes)),
+        Column("SOCKETS", lambda vm: numbers(vm.placement.packages), wide=True),
+        Column("L3", lambda vm: numbers(vm.placement.l3_groups), wide=True),
+        Column("EMULATOR", lambda vm: format_cpu_list(vm.placement.emulator_cpus), wide=True),
+        Column("MEMORY", memory, wide=True),
+    )

@@ -10,13 +10,17 @@ import click
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_rollout
 from kvplace.cli.files import InputFile
+from kvplace.cli.listing import Column, rows_of
 from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
 from kvplace.cli.words import Commands, Words
 from kvplace.core.errors import BadBody, ExitCode
 from kvplace.core.vm_stage import VmStage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvplace.cli.live_cluster import LiveCluster
+    from kvplace.core.percentiles import Percentiles
     from kvplace.rollout.report import Report
     from kvplace.rollout.rollouts import Prepared, Rollouts
 
@@ -304,7 +308,7 @@ def _print_report(report: Report, output: Output, *, unfinished: bool = False) -
 def _print_table(report: Report, *, wide: bool) -> None:
     from kvplace.rollout.report import by_reason
 
-    print_table([("STAGE", "VMS", "P50", "P95", "MAX"), *_rows(report)])
+    print_table(rows_of(_stage_columns(report), report.counts.reached.items()))
     for title, vms in (("failed", report.failed), ("not there", report.unfinished)):
         for alike in by_reason(vms):
             more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
@@ -312,15 +316,23 @@ def _print_table(report: Report, *, wide: bool) -> None:
             print_line(f"{title}: {names}: {alike[0].reason}")
 
 
-def _rows(report: Report) -> list[tuple[str, str, str, str, str]]:
-    rows = []
-    for stage, vms in report.counts.reached.items():
-        times = report.seconds.get(stage)
-        cells = ("-", "-", "-")
-        if times is not None and vms:
-            cells = (f"{times.p50:.1f} s", f"{times.p95:.1f} s", f"{times.max:.1f} s")
-        rows.append((stage.value, f"{vms} of {report.counts.wanted}", *cells))
-    return rows
+def _stage_columns(report: Report) -> tuple[Column[tuple[VmStage, int]], ...]:
+    """Give the columns of stages with the number of VMs that have reached each."""
+
+    def seconds(cell: Callable[[Percentiles], float]) -> Callable[[tuple[VmStage, int]], str]:
+        def written(stage: tuple[VmStage, int]) -> str:
+            times = report.seconds.get(stage[0])
+            return f"{cell(times):.1f} s" if times is not None and stage[1] else "-"
+
+        return written
+
+    return (
+        Column("STAGE", lambda stage: stage[0].value),
+        Column("VMS", lambda stage: f"{stage[1]} of {report.counts.wanted}"),
+        Column("P50", seconds(lambda times: times.p50)),
+        Column("P95", seconds(lambda times: times.p95)),
+        Column("MAX", seconds(lambda times: times.max)),
+    )
 
 
 def _limits(

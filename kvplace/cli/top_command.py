@@ -49,7 +49,8 @@ def command(*, what: str, sort_by: str | None, limit: int | None, output: Output
 
 
 async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: Output) -> int:
-    from kvplace.cli.top_tables import NODE_HEADS, WIDE_NODE_HEADS, cluster_summary, node_row, top_document
+    from kvplace.cli.listing import chosen_columns, rows_of
+    from kvplace.cli.top_tables import NODE_COLUMNS, cluster_summary, top_document
     from kvplace.core.quantity import counted
     from kvplace.kube.watches import Selector
     from kvplace.nodes.cluster_reading import read_cluster
@@ -67,8 +68,7 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
     if not nodes:
         say("there is no node")
         return ExitCode.DONE
-    wide = output is Output.WIDE
-    print_table([WIDE_NODE_HEADS if wide else NODE_HEADS, *(node_row(node, wide=wide) for node in shown)])
+    print_table(rows_of(chosen_columns(NODE_COLUMNS, wide=output is Output.WIDE), shown))
     if len(shown) < len(nodes):
         say(f"{counted(len(nodes) - len(shown), 'more node')} not shown")
     print_line()
@@ -78,8 +78,9 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
 
 
 async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Output) -> int:
-    from kvplace.cli.top_tables import VM_HEADS, vm_row
-    from kvplace.cli.view_tables import vm_reference
+    from kvplace.cli.listing import rows_of
+    from kvplace.cli.top_tables import VM_COLUMNS
+    from kvplace.cli.view_tables import NAMESPACE, vm_reference
     from kvplace.core.quantity import counted
     from kvplace.nodes.view_documents import VM_KIND, list_document, vm_document
     from kvplace.nodes.vm_listing import read_listed_vms
@@ -100,9 +101,7 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
     if not vms:
         say(f"there is no VM that requests cores in {live.namespace or 'the cluster'}")
         return ExitCode.DONE
-    everywhere = live.flags.all_namespaces
-    heads = (*(("NAMESPACE",) if everywhere else ()), *VM_HEADS)
-    print_table([heads, *(vm_row(vm, with_namespace=everywhere) for vm in shown)])
+    print_table(rows_of((*((NAMESPACE,) if live.flags.all_namespaces else ()), *VM_COLUMNS), shown))
     if len(shown) < len(vms):
         say(f"{counted(len(vms) - len(shown), 'more VM')} not shown")
     return ExitCode.DONE

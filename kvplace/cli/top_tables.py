@@ -1,66 +1,72 @@
-"""Rows and sentences of `kvplace top`: what is used, what is free, and how scattered that is."""
+"""Columns and sentences of `kvplace top`: what is used, what is free, and how scattered that is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from kvplace.cli.view_tables import NOTHING, cpu_list, free_huge_pages, free_memory
-from kvplace.core.free_blocks import Domain
+from kvplace.cli.listing import Column
+from kvplace.cli.view_tables import NOTHING, cpu_list, free_huge_pages, free_memory, requested_memory
+from kvplace.core.free_blocks import Domain, FreeBlocks
 from kvplace.core.node_topology import API_VERSION
+from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.strict_json import Json
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
 from kvplace.nodes.view_documents import free_blocks_document
 
-NODE_HEADS = ("NODE", "VMS", "CPUS", "USED", "FREE", "SOCKET", "NUMA", "L3", "FRAGMENTED", "MEMORY-FREE")
-WIDE_NODE_HEADS = (*NODE_HEADS, "HUGEPAGES-FREE", "FREE-CPUS", "PROBLEM")
-VM_HEADS = ("NAME", "NODE", "CPUS", "OWNED", "MEMORY", "HUGEPAGES", "SOCKETS", "NUMA", "L3", "STATE")
 _UNITS = {Domain.SOCKET: "socket", Domain.NUMA: "NUMA node", Domain.L3: "L3 cache"}
 _WORDS = {Domain.SOCKET: "a socket", Domain.NUMA: "a NUMA node", Domain.L3: "an L3 cache"}
 
 
-def node_row(node: NodeView, *, wide: bool) -> tuple[str, ...]:
-    """Give the cells of a node; SOCKET, NUMA and L3 are the free CPUs of the largest block in one of them."""
-    free_blocks = node.free_blocks
-    if free_blocks is None:
-        cells = (node.name, str(len(node.ledger.claims)), *[NOTHING] * (len(NODE_HEADS) - 2))
-    else:
-        used = free_blocks.allocatable - free_blocks.free
-        cells = (
-            node.name,
-            str(len(node.ledger.claims)),
-            str(free_blocks.allocatable),
-            percent(used, free_blocks.allocatable),
-            str(free_blocks.free),
-            *(str(free_blocks.largest[domain].cpus) for domain in Domain),
-            f"{free_blocks.largest[Domain.NUMA].fragmentation:.0%}",
-            free_memory(node.snapshot),
-        )
-    if not wide:
-        return cells
-    return (*cells, free_huge_pages(node.snapshot), cpu_list(node.free), node.problem or NOTHING)
+def _of_blocks(cell: Callable[[FreeBlocks], str]) -> Callable[[NodeView], str]:
+    """Write a part of the free CPUs; `-` of a node that cannot hold VMs."""
+    return lambda node: NOTHING if node.free_blocks is None else cell(node.free_blocks)
 
 
-def vm_row(vm: VmView, *, with_namespace: bool) -> tuple[str, ...]:
-    """Give the cells of a VM; SOCKETS, NUMA and L3 state over how many of them it is spread."""
-    request = None if vm.request is None else vm.request.request
-    placed = None if vm.placement is None else vm.placement.placement
-    pages = request.huge_pages.items() if request else ()
-    return (
-        *((vm.namespace,) if with_namespace else ()),
-        vm.name,
-        vm.node or NOTHING,
-        str(placed.cpus.bit_count()) if placed else NOTHING,
-        str(placed.owned.bit_count()) if placed else NOTHING,
-        format_bytes(request.memory) if request and request.memory else NOTHING,
-        ",".join(f"{count}x{format_bytes(size)}" for size, count in pages) or NOTHING,
-        *(
-            (str(len(placed.packages)), str(len(placed.numa_nodes)), str(len(placed.l3_groups)))
-            if placed
-            else (NOTHING, NOTHING, NOTHING)
-        ),
-        vm.state.value,
-    )
+def _free_in(domain: Domain) -> Callable[[NodeView], str]:
+    """Write the free CPUs of the largest block in a domain."""
+    return _of_blocks(lambda blocks: str(blocks.largest[domain].cpus))
+
+
+NODE_COLUMNS: tuple[Column[NodeView], ...] = (
+    Column("NODE", lambda node: node.name),
+    Column("VMS", lambda node: str(len(node.ledger.claims))),
+    Column("CPUS", _of_blocks(lambda blocks: str(blocks.allocatable))),
+    Column("USED", _of_blocks(lambda blocks: percent(blocks.allocatable - blocks.free, blocks.allocatable))),
+    Column("FREE", _of_blocks(lambda blocks: str(blocks.free))),
+    Column("SOCKET", _free_in(Domain.SOCKET)),
+    Column("NUMA", _free_in(Domain.NUMA)),
+    Column("L3", _free_in(Domain.L3)),
+    Column("FRAGMENTED", _of_blocks(lambda blocks: f"{blocks.largest[Domain.NUMA].fragmentation:.0%}")),
+    Column("MEMORY-FREE", lambda node: free_memory(node.snapshot)),
+    Column("HUGEPAGES-FREE", lambda node: free_huge_pages(node.snapshot), wide=True),
+    Column("FREE-CPUS", lambda node: cpu_list(node.free), wide=True),
+    Column("PROBLEM", lambda node: node.problem or NOTHING, wide=True),
+)
+
+
+def _placed(cell: Callable[[Placement], str]) -> Callable[[VmView], str]:
+    return lambda vm: cell(vm.placement.placement) if vm.placement is not None else NOTHING
+
+
+def _pages(vm: VmView) -> str:
+    pages = () if vm.request is None else vm.request.request.huge_pages.items()
+    return ",".join(f"{count}x{format_bytes(size)}" for size, count in pages) or NOTHING
+
+
+VM_COLUMNS: tuple[Column[VmView], ...] = (
+    Column("NAME", lambda vm: vm.name),
+    Column("NODE", lambda vm: vm.node or NOTHING),
+    Column("CPUS", _placed(lambda placement: str(placement.cpus.bit_count()))),
+    Column("OWNED", _placed(lambda placement: str(placement.owned.bit_count()))),
+    Column("MEMORY", requested_memory),
+    Column("HUGEPAGES", _pages),
+    Column("SOCKETS", _placed(lambda placement: str(len(placement.packages)))),
+    Column("NUMA", _placed(lambda placement: str(len(placement.numa_nodes)))),
+    Column("L3", _placed(lambda placement: str(len(placement.l3_groups)))),
+    Column("STATE", lambda vm: vm.state.value),
+)
+"""SOCKETS, NUMA and L3 state over how many of them a VM is spread."""
 
 
 def cluster_summary(view: ClusterView) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvplace.cli.listing import Column, rows_of
 from kvplace.cli.machine import chosen_machine, cpu_manager_state_option, machine_argument
 from kvplace.cli.output import (
     Answer,
@@ -21,6 +22,7 @@ from kvplace.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from kvplace.core.scalars import CpuMask
     from kvplace.core.topology import NumaNode, Topology
     from kvplace.machines.machine import Machine
 
@@ -83,13 +85,13 @@ def _print_tables(machine: Machine, *, wide: bool) -> None:
     for line in _summary(machine):
         click.echo(line)
     click.echo()
-    print_table(list(_nodes(machine.topology, width and max(20, width - _BESIDE_CPUS))))
+    print_table(_nodes(machine.topology, width and max(20, width - _BESIDE_CPUS)))
     if any(other != node.id for node in machine.topology.numa_nodes for other in node.distances):
         click.echo()
         print_table(list(_distances(machine.topology)))
     if wide:
         click.echo()
-        print_table(list(_l3_groups(machine.topology, width and width // 3)))
+        print_table(_l3_groups(machine.topology, width and width // 3))
 
 
 def _summary(machine: Machine) -> Iterator[str]:
@@ -113,19 +115,21 @@ def _summary(machine: Machine) -> Iterator[str]:
             yield f"{what}: {format_cpu_list(cpus)}"
 
 
-def _nodes(topology: Topology, width: int | None) -> Iterator[Sequence[str]]:
-    yield ("NUMA", "SOCKET", "CPUS", "L3", "CORES", "THREADS/CORE", "MEMORY", "HUGE PAGES")
-    for node in topology.numa_nodes:
-        yield (
-            str(node.id),
-            _list(topology.packages_of(node.cpus)),
-            cpu_lines(node.cpus, width) or "-",
-            str(len(topology.l3_in(node.cpus))),
-            str(len(topology.cores_in(node.cpus))),
-            _list(sorted({core.bit_count() for core in topology.cores_in(node.cpus)})),
-            f"{node.memory / 2**30:.1f} GiB" if node.memory else "-",
-            _huge_pages(node),
-        )
+def _nodes(topology: Topology, width: int | None) -> Sequence[Sequence[str]]:
+    columns: tuple[Column[NumaNode], ...] = (
+        Column("NUMA", lambda node: str(node.id)),
+        Column("SOCKET", lambda node: _list(topology.packages_of(node.cpus))),
+        Column("CPUS", lambda node: cpu_lines(node.cpus, width) or "-"),
+        Column("L3", lambda node: str(len(topology.l3_in(node.cpus)))),
+        Column("CORES", lambda node: str(len(topology.cores_in(node.cpus)))),
+        Column(
+            "THREADS/CORE",
+            lambda node: _list(sorted({core.bit_count() for core in topology.cores_in(node.cpus)})),
+        ),
+        Column("MEMORY", lambda node: f"{node.memory / 2**30:.1f} GiB" if node.memory else "-"),
+        Column("HUGE PAGES", _huge_pages),
+    )
+    return rows_of(columns, topology.numa_nodes)
 
 
 def _huge_pages(node: NumaNode) -> str:
@@ -142,18 +146,20 @@ def _distances(topology: Topology) -> Iterator[Sequence[str]]:
         yield (f"from {node.id}", *(str(node.distances.get(other.id, "-")) for other in nodes))
 
 
-def _l3_groups(topology: Topology, width: int | None) -> Iterator[Sequence[str]]:
+def _l3_groups(topology: Topology, width: int | None) -> Sequence[Sequence[str]]:
     from kvplace.core.cpuset import format_cpu_list
 
-    yield ("L3", "SOCKET", "NUMA", "CPUS", "CORES (THREADS OF EACH)")
-    for index, cpus in enumerate(topology.l3_groups):
-        yield (
-            str(index),
-            _list(topology.packages_of(cpus)),
-            _list(topology.nodes_of(cpus)),
-            cpu_lines(cpus, width),
-            "  ".join(format_cpu_list(core) for core in topology.cores_in(cpus)),
-        )
+    columns: tuple[Column[tuple[int, CpuMask]], ...] = (
+        Column("L3", lambda group: str(group[0])),
+        Column("SOCKET", lambda group: _list(topology.packages_of(group[1]))),
+        Column("NUMA", lambda group: _list(topology.nodes_of(group[1]))),
+        Column("CPUS", lambda group: cpu_lines(group[1], width)),
+        Column(
+            "CORES (THREADS OF EACH)",
+            lambda group: "  ".join(format_cpu_list(core) for core in topology.cores_in(group[1])),
+        ),
+    )
+    return rows_of(columns, enumerate(topology.l3_groups))
 
 
 def _list(numbers: Iterable[int]) -> str:

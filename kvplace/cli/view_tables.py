@@ -1,98 +1,101 @@
-"""Nodes and VMs of a live cluster as rows of cells; the columns of `wide` follow those of `table`."""
+"""Nodes and VMs of a live cluster in columns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 
+from kvplace.cli.listing import Column
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free_blocks import Domain
+from kvplace.core.placement import Placement
 from kvplace.core.quantity import format_bytes
 from kvplace.core.scalars import CpuMask
 from kvplace.kube.conditions import Condition
 from kvplace.nodes.cluster_view import NodeView, VmView
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 
-NODE_HEADS = (
-    "NAME",
-    "STATUS",
-    "CPUS",
-    "RESERVED",
-    "OWNED",
-    "SHARED",
-    "FREE",
-    "LARGEST-NUMA",
-    "VMS",
-    "PROBLEM",
-)
-WIDE_NODE_HEADS = (
-    *NODE_HEADS,
-    "LARGEST-SOCKET",
-    "LARGEST-L3",
-    "MEMORY-FREE",
-    "HUGEPAGES-FREE",
-    "AGENT",
-    "FREE-CPUS",
-)
-VM_HEADS = ("NAME", "STATE", "PHASE", "NODE", "POLICY", "CPUS", "NUMA", "AGE")
-WIDE_VM_HEADS = (*VM_HEADS, "SCOPE", "SOCKET", "EMULATOR", "MEMORY", "REVISION", "POD", "RESERVED", "PINNED")
 NOTHING = "-"
 
 
-def node_row(node: NodeView, *, wide: bool) -> tuple[str, ...]:
-    """Give the cells of a node; what cannot be known of one that cannot be used is `-`."""
-    free_blocks = {} if node.free_blocks is None else node.free_blocks.largest
-    cells = (
-        node.name,
-        node.status or NOTHING,
-        *(
-            str(cpus.bit_count()) if node.cpus else NOTHING
-            for cpus in (node.cpus, node.reserved, node.owned, node.shared, node.free)
-        ),
-        str(free_blocks[Domain.NUMA].cpus) if free_blocks else NOTHING,
-        str(len(node.ledger.claims)),
-        node.problem or NOTHING,
-    )
-    if not wide:
-        return cells
+def _free_in(domain: Domain) -> Callable[[NodeView], str]:
+    def cell(node: NodeView) -> str:
+        return NOTHING if node.free_blocks is None else str(node.free_blocks.largest[domain].cpus)
+
+    return cell
+
+
+def _count(cpus_of: Callable[[NodeView], CpuMask]) -> Callable[[NodeView], str]:
+    """Count CPUs; `-` where the machine is not known."""
+    return lambda node: str(cpus_of(node).bit_count()) if node.cpus else NOTHING
+
+
+NODE_COLUMNS: tuple[Column[NodeView], ...] = (
+    Column("NAME", lambda node: node.name),
+    Column("STATUS", lambda node: node.status or NOTHING),
+    Column("CPUS", _count(lambda node: node.cpus)),
+    Column("RESERVED", _count(lambda node: node.reserved)),
+    Column("OWNED", _count(lambda node: node.owned)),
+    Column("SHARED", _count(lambda node: node.shared)),
+    Column("FREE", _count(lambda node: node.free)),
+    Column("LARGEST-NUMA", _free_in(Domain.NUMA)),
+    Column("VMS", lambda node: str(len(node.ledger.claims))),
+    Column("PROBLEM", lambda node: node.problem or NOTHING),
+    Column("LARGEST-SOCKET", _free_in(Domain.SOCKET), wide=True),
+    Column("LARGEST-L3", _free_in(Domain.L3), wide=True),
+    Column("MEMORY-FREE", lambda node: free_memory(node.snapshot), wide=True),
+    Column("HUGEPAGES-FREE", lambda node: free_huge_pages(node.snapshot), wide=True),
+    Column(
+        "AGENT",
+        lambda node: NOTHING if node.described is None else node.described.enforcement.value,
+        wide=True,
+    ),
+    Column("FREE-CPUS", lambda node: cpu_list(node.free), wide=True),
+)
+"""Those of `get nodes`; what cannot be known of a node that cannot be used is `-`."""
+
+
+NAMESPACE: Column[VmView] = Column("NAMESPACE", lambda vm: vm.namespace)
+
+
+def vm_columns(now: Callable[[], datetime], *, with_namespace: bool) -> tuple[Column[VmView], ...]:
+    """Give the columns of `get vms`; `now` is the time of the cluster."""
+
+    def placed(cell: Callable[[Placement], str]) -> Callable[[VmView], str]:
+        """Write a part of the placement; `-` for a VM without one."""
+        return lambda vm: cell(vm.placement.placement) if vm.placement is not None else NOTHING
+
     return (
-        *cells,
-        str(free_blocks[Domain.SOCKET].cpus) if free_blocks else NOTHING,
-        str(free_blocks[Domain.L3].cpus) if free_blocks else NOTHING,
-        free_memory(node.snapshot),
-        free_huge_pages(node.snapshot),
-        NOTHING if node.described is None else node.described.enforcement.value,
-        cpu_list(node.free),
+        *((NAMESPACE,) if with_namespace else ()),
+        Column("NAME", lambda vm: vm.name),
+        Column("STATE", lambda vm: vm.state.value),
+        Column("PHASE", lambda vm: vm.phase or NOTHING),
+        Column("NODE", lambda vm: vm.node or NOTHING),
+        Column("POLICY", _policy),
+        Column("CPUS", placed(lambda placement: cpu_list(placement.cpus))),
+        Column("NUMA", placed(lambda placement: _numbers(placement.numa_nodes))),
+        Column("AGE", lambda vm: age(vm.pod.created, now())),
+        Column("SCOPE", lambda vm: vm.options.scope.value if vm.options else NOTHING, wide=True),
+        Column("SOCKET", placed(lambda placement: _numbers(placement.packages)), wide=True),
+        Column("EMULATOR", placed(lambda placement: cpu_list(placement.emulator_cpus)), wide=True),
+        Column("MEMORY", requested_memory, wide=True),
+        Column("REVISION", lambda vm: str(vm.placement.revision) if vm.placement else NOTHING, wide=True),
+        Column("POD", lambda vm: vm.pod.name or NOTHING, wide=True),
+        Column("RESERVED", _reserved, wide=True),
+        Column("PINNED", lambda vm: measured(vm.pinned) if vm.pinned else NOTHING, wide=True),
     )
 
 
-def vm_row(vm: VmView, now: datetime, *, wide: bool, with_namespace: bool) -> tuple[str, ...]:
-    """Give the cells of a VM; one without a node has no CPUs yet."""
+def _policy(vm: VmView) -> str:
+    if vm.placement is not None:
+        return vm.placement.placement.policy.value
+    return vm.options.policy.value if vm.options else NOTHING
+
+
+def requested_memory(vm: VmView) -> str:
+    """Write the memory that a VM requests; `-` where that is not known."""
     request = None if vm.request is None else vm.request.request
-    placed = None if vm.placement is None else vm.placement.placement
-    cells = (
-        *((vm.namespace,) if with_namespace else ()),
-        vm.name,
-        vm.state.value,
-        vm.phase or NOTHING,
-        vm.node or NOTHING,
-        placed.policy.value if placed else vm.options.policy.value if vm.options else NOTHING,
-        cpu_list(placed.cpus) if placed else NOTHING,
-        _numbers(placed.numa_nodes) if placed else NOTHING,
-        age(vm.pod.created, now),
-    )
-    if not wide:
-        return cells
-    return (
-        *cells,
-        vm.options.scope.value if vm.options else NOTHING,
-        _numbers(placed.packages) if placed else NOTHING,
-        cpu_list(placed.emulator_cpus) if placed else NOTHING,
-        format_bytes(request.memory) if request and request.memory else NOTHING,
-        str(vm.placement.revision) if vm.placement else NOTHING,
-        vm.pod.name or NOTHING,
-        _reserved(vm),
-        measured(vm.pinned) if vm.pinned else NOTHING,
-    )
+    return format_bytes(request.memory) if request and request.memory else NOTHING
 
 
 def measured(condition: Condition) -> str:

@@ -9,7 +9,7 @@ from kvplace.core.answer_json import move_document, placement_document, refusal_
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
 from kvplace.core.cluster.planning import Plan, RefusedVm, Tally, VmRequest
-from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.request import Request
@@ -18,8 +18,6 @@ from kvplace.core.strict_json import Json
 from kvplace.nodes.agreement import agreement_needed
 from kvplace.plan.mip_bound import MipBound
 
-HEADS = ("VM", "NODE", "CPUS", "NUMA")
-WIDE_HEADS = (*HEADS, "SOCKETS", "L3", "EMULATOR", "MEMORY")
 INTERRUPTED = "the search was interrupted; a longer one may place more VMs"
 MOVE_SEARCH_STOPPED = "the search for moves stopped at its bound; more VMs might fit"
 
@@ -46,12 +44,6 @@ def refused_vms(plan: Plan) -> list[RefusedVms]:
     return sorted(found, key=lambda group: -len(group.ids))
 
 
-def rows(plan: Plan, *, wide: bool) -> list[tuple[str, ...]]:
-    """Give one row of cells per placed VM."""
-    columns = len(WIDE_HEADS if wide else HEADS)
-    return [(vm.id, vm.node, *_cells(vm.placement))[:columns] for vm in plan.planned]
-
-
 def summary(plan: Plan, bound: MipBound | None, need_movable: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Give titled sentences about the plan; `need_movable`: VMs that must opt in to its moves."""
     total = requested(plan)
@@ -64,7 +56,7 @@ def summary(plan: Plan, bound: MipBound | None, need_movable: Sequence[str] = ()
         lines.append(("upper bound", bound_sentence(plan, bound)))
     if plan.moves:
         moved = sum(one.move.bytes_moved for one in plan.moves)
-        memory = f", with {_rounded(moved)} of memory to another NUMA node" if moved else ""
+        memory = f", with {whole_mib(moved)} of memory to another NUMA node" if moved else ""
         lines.append(("moves", f"{counted(len(plan.moves), 'move')} of running VMs first{memory}"))
         lines += [
             ("", f"{one.node}: {one.move.id} from {_cpus(one.move.before)} to {_cpus(one.move.after)}")
@@ -164,28 +156,12 @@ def _refused_document(vms: RefusedVms) -> Json:
     return {"ids": list(vms.ids), "message": vms.reasons.summary, "reasons": reasons}
 
 
-def _cells(placement: Placement) -> Sequence[str]:
-    memory = ", ".join(f"{node}: {_rounded(count)}" for node, count in placement.memory.items())
-    return (
-        _cpus(placement),
-        _ids(placement.numa_nodes),
-        _ids(placement.packages),
-        _ids(placement.l3_groups),
-        format_cpu_list(placement.emulator_cpus),
-        memory or "-",
-    )
-
-
 def _cpus(placement: Placement) -> str:
     return format_cpu_list(placement.cpus | placement.owned)
 
 
-def _ids(ids: Sequence[int]) -> str:
-    return format_cpu_list(mask_of(ids))
-
-
-def _rounded(count: int) -> str:
-    """Bytes, rounded up to whole MiB."""
+def whole_mib(count: int) -> str:
+    """Write bytes, rounded up to whole MiB."""
     return format_bytes(-(-count // (1 << 20)) << 20)
 
 

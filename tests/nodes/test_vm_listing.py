@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from kvplace.cli.view_tables import WIDE_VM_HEADS, vm_row
+from kvplace.cli.view_tables import vm_columns
 from kvplace.core.label_terms import read_label_terms
 from kvplace.core.ledger import Ledger, Reserved
 from kvplace.core.marks import PINNED
@@ -83,9 +83,8 @@ def test_what_is_reserved_for_a_vm_that_waits_is_listed_with_what_others_still_u
     ledger = LedgerRecord(node, Ledger({CpuId(2): waiting.uid}, {waiting.uid: claimed}), "1")
     (vm,) = listed_vms([waiting], [], EVERYTHING, [ledger])
     assert (vm.state, vm.reserved_on) == (VmState.WAITING, node)
-    row = dict(
-        zip(WIDE_VM_HEADS, vm_row(vm, datetime.now(UTC), wide=True, with_namespace=False), strict=True)
-    )
+    columns = vm_columns(lambda: datetime.now(UTC), with_namespace=False)
+    row = {column.head: column.cell(vm) for column in columns}
     assert row["RESERVED"] == "worker: 2-3, 3 still used"
     assert vm_document(vm)["reserved"] == {
         "node": "worker", "owned": "2-3", "stillInUse": "3", "until": "2026-01-02T03:05:00Z"
