@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks._plots import NotInstalled
-from kvplace.simulate.scenario import Arrival, Event, Vm
+from kvplace.simulate.scenario import Arrival, Event, SimulatedVm
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ def fewest_split(events: Sequence[Event], node_cpus: Sequence[int], *, seconds: 
     return Foresight(round(found.objective_function_value), _rounded_up(found.mip_dual_bound))
 
 
-def _fullest(events: Sequence[Event]) -> list[list[Vm]]:
+def _fullest(events: Sequence[Event]) -> list[list[SimulatedVm]]:
     """The VMs that run just before each departure, and at the end: other moments have fewer VMs."""
-    running: dict[str, Vm] = {}
+    running: dict[str, SimulatedVm] = {}
     moments = []
     grown = False
     for event in events:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes
-from kvplace.simulate.scenario import ActiveVms, Arrival, Event, Vm
+from kvplace.simulate.scenario import ActiveVms, Arrival, Event, SimulatedVm
 
 GIB = Bytes(1 << 30)
 
@@ -41,12 +41,14 @@ SMALL_AND_LARGE = Sizes("small and large", (2,) * 12 + (4,) * 5 + (8, 32, 64))
 MIXES = (EVEN, SMALL_AND_LARGE)
 
 
-def vm_of(number: int, cpus: int, memory: int = 0, lifetime: float = 1.0) -> Vm:
+def vm_of(number: int, cpus: int, memory: int = 0, lifetime: float = 1.0) -> SimulatedVm:
     """Make a VM that may take its CPUs anywhere."""
-    return Vm(str(number), Request(cpus, PinningOptions(scope=Scope.ANY), memory=Bytes(memory)), lifetime)
+    return SimulatedVm(
+        str(number), Request(cpus, PinningOptions(scope=Scope.ANY), memory=Bytes(memory)), lifetime
+    )
 
 
-def vms(sizes: Sizes, seed: int) -> Iterator[Vm]:
+def vms(sizes: Sizes, seed: int) -> Iterator[SimulatedVm]:
     """Make VMs without end; equal seeds make equal ones."""
     chance = random.Random(f"{sizes.name} {sizes.cpus} {seed}")
     number = 0
@@ -85,7 +87,7 @@ class ConstantLoad:
         """CPUs of the VMs that run now."""
         return self._running.cpus
 
-    def refused(self, vm: Vm) -> None:
+    def refused(self, vm: SimulatedVm) -> None:
         """Report that the VM that arrived last was refused: no departure of it follows."""
         self._running.drop(vm)
 
@@ -99,7 +101,7 @@ class ConstantLoad:
             self._running.start(vm)
             yield Arrival(vm)
 
-    def _fits(self, vm: Vm) -> bool:
+    def _fits(self, vm: SimulatedVm) -> bool:
         used, cpus = self._running.cpus, vm.request.vcpus
         if not used:
             return True

@@ -20,7 +20,7 @@ from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
-from kvplace.simulate.scenario import Departure, Vm
+from kvplace.simulate.scenario import Departure, SimulatedVm
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class Machine(Protocol):
     def free(self) -> int:
         """The free CPUs."""
 
-    def take(self, vm: Vm) -> int | None:
+    def take(self, vm: SimulatedVm) -> int | None:
         """Give a VM its CPUs, after making room where that is its way."""
 
-    def leave(self, vm: Vm) -> None:
+    def leave(self, vm: SimulatedVm) -> None:
         """Take the CPUs of a VM back."""
 
 
@@ -77,7 +77,7 @@ class PeerMachine:
         self._choose = choose
         self._cpus: dict[str, int] = {}
 
-    def take(self, vm: Vm) -> int | None:
+    def take(self, vm: SimulatedVm) -> int | None:
         """Ask the allocator; a set with CPUs in use is handed on, but a correct one is kept in the books."""
         chosen = self._choose(self._topology, self.free, vm.request.vcpus)
         if chosen is None:
@@ -89,7 +89,7 @@ class PeerMachine:
         self.free &= ~kept
         return chosen
 
-    def leave(self, vm: Vm) -> None:
+    def leave(self, vm: SimulatedVm) -> None:
         """Take the CPUs of a VM back."""
         self.free |= self._cpus.pop(vm.id, 0)
 
@@ -110,7 +110,7 @@ class RoomMakingMachine:
         self._most_moves = most_moves
         self._running: dict[str, Occupant] = {}
 
-    def take(self, vm: Vm) -> int | None:
+    def take(self, vm: SimulatedVm) -> int | None:
         """Place the VM, with moves only when it would be forced without."""
         request = Request(vm.request.vcpus, PinningOptions(Scope.ANY))
         placement = place(self._topology, Free(CpuMask(self.free), CpuMask(self.free)), request)
@@ -129,7 +129,7 @@ class RoomMakingMachine:
         self._count()
         return placement.cpus
 
-    def leave(self, vm: Vm) -> None:
+    def leave(self, vm: SimulatedVm) -> None:
         """Take the CPUs of a VM back."""
         self._running.pop(vm.id, None)
         self._count()
@@ -177,7 +177,7 @@ def run(
     return Tally(**found)
 
 
-def outcome_of(topology: Topology, machine: Machine, vm: Vm) -> dict[str, int]:
+def outcome_of(topology: Topology, machine: Machine, vm: SimulatedVm) -> dict[str, int]:
     """Place one VM and state which columns of a tally count it."""
     before = machine.free
     count = vm.request.vcpus

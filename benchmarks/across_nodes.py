@@ -46,14 +46,14 @@ from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import machine_names, read_machine
-from kvplace.simulate.scenario import Arrival, Kind, Mix, RandomLoad, Vm
+from kvplace.simulate.scenario import Arrival, Mix, RandomLoad, SimulatedVm, VmKind
 from kvplace.simulate.simulated_cluster import ClusterState, SimulatedCluster, cluster_state, empty_amounts
 
 GIB = Bytes(1 << 30)
 SIZES = (50, 250, 1000)
 SEEDS = (1, 2, 3, 4, 5)
 MIX = tuple(
-    Kind(1.0, Request(cpus, PinningOptions(scope=Scope.ANY), memory=memory * GIB))
+    VmKind(1.0, Request(cpus, PinningOptions(scope=Scope.ANY), memory=memory * GIB))
     for cpus, memory in ((4, 4), (4, 16), (8, 16), (8, 32), (8, 64), (16, 32), (16, 64), (32, 128))
 )
 PER_CPU = sum(kind.request.memory for kind in MIX) / sum(kind.request.vcpus for kind in MIX)
@@ -84,7 +84,7 @@ def nodes_needed(topology: Topology, cpus: int) -> int:
     return needed
 
 
-def arriving(topologies: list[Topology], seed: int) -> list[Vm]:
+def arriving(topologies: list[Topology], seed: int) -> list[SimulatedVm]:
     """More VMs than fit, in the seed's order."""
     cpus = sum(topology.allocatable.bit_count() for topology in topologies)
     load = RandomLoad(Mix(MIX, requests=cpus // 8, load=None), seed, cpus=cpus, memory=0)

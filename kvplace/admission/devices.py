@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from kvplace.admission.objects import Container, Domain, read_quantity
+from kvplace.admission.objects import AdmittedContainer, VmiDomain, read_quantity
 from kvplace.core.device_resources import is_device, read_device_counts
 from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import ResourceName
 
 
-def devices_of_containers(containers: Iterable[Container], what: str) -> dict[ResourceName, int]:
+def devices_of_containers(containers: Iterable[AdmittedContainer], what: str) -> dict[ResourceName, int]:
     """Count the devices of containers; raises Misconfigured that begins with `what` for a strange number."""
     counts: Counter[str] = Counter()
     for container in containers:
@@ -30,7 +30,7 @@ def devices_of_containers(containers: Iterable[Container], what: str) -> dict[Re
     return _checked(counts, what)
 
 
-def devices_of_domain(domain: Domain, what: str) -> dict[ResourceName, int]:
+def devices_of_domain(domain: VmiDomain, what: str) -> dict[ResourceName, int]:
     """Count the devices that a VMI names; those of SR-IOV networks and ResourceClaims are not among them."""
     if domain.devices is None:
         return {}
@@ -38,19 +38,19 @@ def devices_of_domain(domain: Domain, what: str) -> dict[ResourceName, int]:
     return _checked(Counter(device.device_name for device in named if device.device_name), what)
 
 
-def has_devices(domain: Domain) -> bool:
+def has_devices(domain: VmiDomain) -> bool:
     """Whether a VMI gets any device of the host, however it is named."""
     devices = domain.devices
     return devices is not None and bool(devices.gpus or devices.host_devices or sriov_interfaces(domain))
 
 
-def sriov_interfaces(domain: Domain) -> int:
+def sriov_interfaces(domain: VmiDomain) -> int:
     """Count the interfaces with a device that only the NetworkAttachmentDefinition of their network names."""
     interfaces = (domain.devices.interfaces if domain.devices else None) or ()
     return sum(interface.sriov is not None for interface in interfaces)
 
 
-def claimed_devices(domain: Domain) -> int:
+def claimed_devices(domain: VmiDomain) -> int:
     """Count the GPUs and host devices that come from a ResourceClaim."""
     devices = domain.devices
     if devices is None:

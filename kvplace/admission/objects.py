@@ -25,11 +25,11 @@ Quantities: TypeAlias = dict[str, Quantity]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
-class _ApiObject(msgspec.Struct, frozen=True, rename="camel"):
+class _AdmittedObject(msgspec.Struct, frozen=True, rename="camel"):
     """Fields as Kubernetes spells them; `null` means the same as a missing field."""
 
 
-class Metadata(_ApiObject, frozen=True):
+class AdmittedMetadata(_AdmittedObject, frozen=True):
     """An object's `metadata`."""
 
     name: str | None = None
@@ -42,7 +42,7 @@ class Metadata(_ApiObject, frozen=True):
     deletion_timestamp: str | None = None
 
 
-class Resources(_ApiObject, frozen=True):
+class AdmittedResources(_AdmittedObject, frozen=True):
     """Requests and limits of a container or of a VMI's domain."""
 
     requests: Quantities | None = None
@@ -57,16 +57,16 @@ class Resources(_ApiObject, frozen=True):
         return self.limits or {}
 
 
-class Editable(_ApiObject, frozen=True):
+class Editable(_AdmittedObject, frozen=True):
     """An object that admission may edit, and decides nothing on."""
 
 
-class Container(_ApiObject, frozen=True):
+class AdmittedContainer(_AdmittedObject, frozen=True):
     """A container of a pod."""
 
     name: str
     command: list[str] | None = None
-    resources: Resources | None = None
+    resources: AdmittedResources | None = None
     env: list[Editable] | None = None
     volume_mounts: list[Editable] | None = None
     security_context: Editable | None = None
@@ -82,26 +82,26 @@ class Container(_ApiObject, frozen=True):
         return self.resources.limited if self.resources else {}
 
 
-class FieldRef(_ApiObject, frozen=True):
+class FieldRef(_AdmittedObject, frozen=True):
     """A field of the pod itself."""
 
     field_path: str = ""
 
 
-class DownwardItem(_ApiObject, frozen=True):
+class DownwardItem(_AdmittedObject, frozen=True):
     """One file of a downward API volume."""
 
     path: str = ""
     field_ref: FieldRef | None = None
 
 
-class DownwardVolume(_ApiObject, frozen=True):
+class DownwardVolume(_AdmittedObject, frozen=True):
     """A volume filled from the pod's own fields."""
 
     items: list[DownwardItem] | None = None
 
 
-class Volume(_ApiObject, frozen=True):
+class Volume(_AdmittedObject, frozen=True):
     """A volume of a pod."""
 
     name: str
@@ -109,34 +109,34 @@ class Volume(_ApiObject, frozen=True):
     empty_dir: dict[str, Any] | None = None
 
 
-class PodSpec(_ApiObject, frozen=True):
+class AdmittedPodSpec(_AdmittedObject, frozen=True):
     """A pod's `spec`."""
 
-    containers: list[Container]
-    init_containers: list[Container] | None = None
+    containers: list[AdmittedContainer]
+    init_containers: list[AdmittedContainer] | None = None
     ephemeral_containers: list[Editable] | None = None
     overhead: Quantities | None = None
-    resources: Resources | None = None
+    resources: AdmittedResources | None = None
     """Of the pod as a whole; what its containers request must fit into it."""
     volumes: list[Volume] | None = None
     scheduler_name: str | None = None
     node_name: str | None = None
 
 
-class Pod(_ApiObject, frozen=True):
+class Pod(_AdmittedObject, frozen=True):
     """A pod."""
 
-    spec: PodSpec
-    metadata: Metadata = Metadata()
+    spec: AdmittedPodSpec
+    metadata: AdmittedMetadata = AdmittedMetadata()
 
 
-class GuestNumaOfKubeVirt(_ApiObject, frozen=True):
+class GuestNumaOfKubeVirt(_AdmittedObject, frozen=True):
     """A VMI's `spec.domain.cpu.numa`."""
 
     guest_mapping_passthrough: dict[str, Any] | None = None
 
 
-class Cpu(_ApiObject, frozen=True):
+class Cpu(_AdmittedObject, frozen=True):
     """A VMI's `spec.domain.cpu`."""
 
     sockets: _Count | None = None
@@ -148,45 +148,45 @@ class Cpu(_ApiObject, frozen=True):
     isolate_emulator_thread: bool | None = None
 
 
-class HugePages(_ApiObject, frozen=True):
+class HugePages(_AdmittedObject, frozen=True):
     """A VMI's `spec.domain.memory.hugepages`."""
 
     page_size: str | None = None
 
 
-class Memory(_ApiObject, frozen=True):
+class Memory(_AdmittedObject, frozen=True):
     """A VMI's `spec.domain.memory`."""
 
     guest: Quantity | None = None
     hugepages: HugePages | None = None
 
 
-class IoThreads(_ApiObject, frozen=True):
+class IoThreads(_AdmittedObject, frozen=True):
     """A VMI's `spec.domain.ioThreads`."""
 
     supplemental_pool_thread_count: _Count | None = None
 
 
-class Disk(_ApiObject, frozen=True):
+class Disk(_AdmittedObject, frozen=True):
     """A disk of a VMI."""
 
     dedicated_io_thread: bool | None = msgspec.field(default=None, name="dedicatedIOThread")
 
 
-class HostDevice(_ApiObject, frozen=True):
+class HostDevice(_AdmittedObject, frozen=True):
     """A GPU or another device of the host that a VMI gets."""
 
     device_name: str | None = None
     """The resource of its device plugin; None where a ResourceClaim has it."""
 
 
-class Interface(_ApiObject, frozen=True):
+class Interface(_AdmittedObject, frozen=True):
     """A network interface of a VMI."""
 
     sriov: dict[str, Any] | None = None
 
 
-class Devices(_ApiObject, frozen=True):
+class Devices(_AdmittedObject, frozen=True):
     """A VMI's `spec.domain.devices`."""
 
     disks: list[Disk] | None = None
@@ -195,49 +195,49 @@ class Devices(_ApiObject, frozen=True):
     interfaces: list[Interface] | None = None
 
 
-class Domain(_ApiObject, frozen=True):
+class VmiDomain(_AdmittedObject, frozen=True):
     """A VMI's `spec.domain`."""
 
     cpu: Cpu | None = None
     memory: Memory | None = None
-    resources: Resources | None = None
+    resources: AdmittedResources | None = None
     devices: Devices | None = None
     io_threads_policy: str | None = None
     io_threads: IoThreads | None = None
 
 
-class VmiSpec(_ApiObject, frozen=True):
+class VmiSpec(_AdmittedObject, frozen=True):
     """A VMI's `spec`."""
 
-    domain: Domain = Domain()
+    domain: VmiDomain = VmiDomain()
     architecture: str | None = None
 
 
-class Vmi(_ApiObject, frozen=True):
+class Vmi(_AdmittedObject, frozen=True):
     """A VirtualMachineInstance."""
 
     spec: VmiSpec = VmiSpec()
-    metadata: Metadata = Metadata()
+    metadata: AdmittedMetadata = AdmittedMetadata()
 
 
-class VmiTemplate(_ApiObject, frozen=True):
+class VmiTemplate(_AdmittedObject, frozen=True):
     """A VM's `spec.template`; its metadata may be left out altogether."""
 
     spec: VmiSpec = VmiSpec()
-    metadata: Metadata | None = None
+    metadata: AdmittedMetadata | None = None
 
 
-class VmSpec(_ApiObject, frozen=True):
+class VmSpec(_AdmittedObject, frozen=True):
     """A VM's `spec`."""
 
     template: VmiTemplate = VmiTemplate()
 
 
-class Vm(_ApiObject, frozen=True):
+class Vm(_AdmittedObject, frozen=True):
     """A VirtualMachine."""
 
     spec: VmSpec = VmSpec()
-    metadata: Metadata = Metadata()
+    metadata: AdmittedMetadata = AdmittedMetadata()
 
 
 _Object = TypeVar("_Object", Pod, Vm, Vmi)
@@ -290,7 +290,7 @@ def read_bytes(value: Quantity, where: str) -> Bytes:
     return count
 
 
-def is_guaranteed(spec: PodSpec, what: str) -> bool:
+def is_guaranteed(spec: AdmittedPodSpec, what: str) -> bool:
     """Whether Kubernetes would put the pod into QoS class Guaranteed."""
     for container in [*spec.containers, *(spec.init_containers or [])]:
         for key, resource in (("cpu", "CPU"), ("memory", "memory")):
@@ -311,7 +311,7 @@ def whole_pages(memory: Bytes, size: Bytes, where: str) -> int:
     return count
 
 
-def title(kind: type[Pod | Vm | Vmi], metadata: Metadata, namespace: str) -> str:
+def title(kind: type[Pod | Vm | Vmi], metadata: AdmittedMetadata, namespace: str) -> str:
     """Name an object in a sentence, `Pod default/db-…` while the API server has not generated the name.
 
     It is not longer than a valid name makes it: the API server checks names only after the webhooks.

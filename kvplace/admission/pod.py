@@ -175,7 +175,7 @@ def admit_new_pod(
 
 
 def _admit_unpinned(
-    new: NewPod, vm: Callable[[], _Vm | None], what: str, settings: AdmissionSettings
+    new: NewPod, vm: Callable[[], _OwningVm | None], what: str, settings: AdmissionSettings
 ) -> Admitted:
     """Store the request of a pod with policy `none`, so that it can get cores while it runs; nothing else.
 
@@ -199,7 +199,7 @@ def _admit_unpinned(
 
 
 @dataclass(frozen=True, slots=True)
-class _Vm:
+class _OwningVm:
     """The VM of a pod."""
 
     name: str
@@ -210,16 +210,16 @@ class _Vm:
 
 def _vm_of(
     pod: Pod, namespace: str, stated: VmSize | None, vmi: Mapping[str, Any] | None, what: str
-) -> _Vm | None:
+) -> _OwningVm | None:
     """Return the VM of a pod, None for a plain pod; raises Conflict when its VMI is gone or another one."""
     if not _is_launcher(pod):
         return None
     owner = _owner(pod, what)
     name = f"{namespace}/{owner.name}"
-    return _Vm(name, stated or _controlling_vmi(owner, vmi, name, what))
+    return _OwningVm(name, stated or _controlling_vmi(owner, vmi, name, what))
 
 
-def _size(pod: Pod, vm: _Vm | None, what: str) -> VmSize | PodSize:
+def _size(pod: Pod, vm: _OwningVm | None, what: str) -> VmSize | PodSize:
     if vm is None:
         return size_of_pod(pod.spec.containers, what)
     if isinstance(vm.described, VmSize):
@@ -288,7 +288,7 @@ def _spec_of(vmi: Vmi) -> str:
     return f"{title(Vmi, vmi.metadata, '')}: spec"
 
 
-def _obstacle(pod: Pod, options: PinningOptions, vm: _Vm | None, what: str) -> str | None:
+def _obstacle(pod: Pod, options: PinningOptions, vm: _OwningVm | None, what: str) -> str | None:
     """State why a pod cannot be placed although its options are valid; None when it can."""
     if pod.spec.node_name:
         return (
@@ -317,7 +317,7 @@ def _obstacle(pod: Pod, options: PinningOptions, vm: _Vm | None, what: str) -> s
 
 
 def _request(
-    pod: Pod, options: PinningOptions, size: VmSize | PodSize, vm: _Vm | None, what: str
+    pod: Pod, options: PinningOptions, size: VmSize | PodSize, vm: _OwningVm | None, what: str
 ) -> PodRequest:
     containers = pod.spec.containers
     if isinstance(size, VmSize):

@@ -15,11 +15,11 @@ from math import ceil
 
 from kvplace.admission.edits import EditedObject
 from kvplace.admission.objects import (
-    Container,
+    AdmittedContainer,
+    AdmittedPodSpec,
+    AdmittedResources,
     Pod,
-    PodSpec,
     Quantity,
-    Resources,
     is_guaranteed,
     read_quantity,
     typed,
@@ -75,7 +75,7 @@ def _raise_request_of_all(after: EditedObject, what: str) -> None:
     The API server has set this request itself, from what the containers requested before.
     """
     spec = typed(after.values, Pod).spec
-    whole = spec.resources or Resources()
+    whole = spec.resources or AdmittedResources()
     place = f"{what}: spec.resources"
     together = _together(_running(spec), what)
     limit = whole.limited.get("cpu")
@@ -90,7 +90,7 @@ def _raise_request_of_all(after: EditedObject, what: str) -> None:
 
 
 def _request_rest(
-    edited: EditedObject, compute: Container, spec: PodSpec, request: Request, what: str
+    edited: EditedObject, compute: AdmittedContainer, spec: AdmittedPodSpec, request: Request, what: str
 ) -> list[str]:
     """Let compute request what the whole pod must, less what all other containers request."""
     least = Fraction(request.least_millicores, 1000)
@@ -115,7 +115,7 @@ def _request_rest(
     return [f"{place} is raised to {_written(least)}: the pod must request as much for its CPUs"]
 
 
-def _running(spec: PodSpec) -> list[Container]:
+def _running(spec: AdmittedPodSpec) -> list[AdmittedContainer]:
     """List the containers that run side by side.
 
     Ordinary init containers end before the others start: they count only where they request more than all
@@ -127,17 +127,17 @@ def _running(spec: PodSpec) -> list[Container]:
     ]
 
 
-def _together(containers: Iterable[Container], what: str) -> Fraction:
+def _together(containers: Iterable[AdmittedContainer], what: str) -> Fraction:
     # kube-scheduler rounds each up to whole millicores.
     return sum((_rounded(_requested(each, what)) for each in containers), start=Fraction(0))
 
 
-def _requested(container: Container, what: str) -> Fraction:
+def _requested(container: AdmittedContainer, what: str) -> Fraction:
     """Read a CPU request; where there is only a limit, the API server sets the request to it."""
     return _cpus(container.requested.get("cpu", container.limited.get("cpu", 0)), container, what)
 
 
-def _cpus(value: Quantity, container: Container, what: str) -> Fraction:
+def _cpus(value: Quantity, container: AdmittedContainer, what: str) -> Fraction:
     return read_quantity(value, f"{what}: container {container.name}: CPU")
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from kvplace.admission.edits import EditedObject
-from kvplace.admission.objects import Container, Pod, Volume, is_guaranteed
+from kvplace.admission.objects import AdmittedContainer, Pod, Volume, is_guaranteed
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadAnnotation, Misconfigured
@@ -107,7 +107,7 @@ def _entry(image: str) -> str:
     return json.dumps(entry, separators=(",", ":"))
 
 
-def sidecars_of(pod: Pod) -> list[Container]:
+def sidecars_of(pod: Pod) -> list[AdmittedContainer]:
     """List kvplace's hook sidecars among the containers of a pod, wherever they are."""
     return [each for each in (*pod.spec.containers, *(pod.spec.init_containers or ())) if _is_hook(each)]
 
@@ -164,7 +164,7 @@ def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str, image: str) -> N
     _show_to_libvirt(spec.list("containers").object(compute_of(others)))
 
 
-def compute_of(containers: Sequence[Container]) -> int:
+def compute_of(containers: Sequence[AdmittedContainer]) -> int:
     """Return the position of the container with libvirt and QEMU, the first one where none has its name."""
     names = [container.name for container in containers]
     return names.index(COMPUTE) if COMPUTE in names else 0
@@ -192,7 +192,7 @@ def _plugin_container(image: str) -> dict[str, Any]:
     }
 
 
-def _is_hook(container: Container) -> bool:
+def _is_hook(container: AdmittedContainer) -> bool:
     return container.command == COMMAND
 
 

@@ -18,7 +18,14 @@ from typing import Annotated
 
 import msgspec
 
-from kvplace.admission.objects import Container, Domain, Quantity, read_bytes, read_quantity, whole_pages
+from kvplace.admission.objects import (
+    AdmittedContainer,
+    Quantity,
+    VmiDomain,
+    read_bytes,
+    read_quantity,
+    whole_pages,
+)
 from kvplace.core.errors import Misconfigured
 from kvplace.core.fields import MAX_BYTES
 from kvplace.core.request import MAX_VCPUS
@@ -55,7 +62,7 @@ def read_size(text: str) -> VmSize | None:
         return None
 
 
-def size_of_vm(domain: Domain, what: str) -> VmSize:
+def size_of_vm(domain: VmiDomain, what: str) -> VmSize:
     """Read a VM's size; raises Misconfigured that begins with `what`, for example `VMI default/db: spec`."""
     at = f"{what}.domain"
     memory = _memory(domain, at)
@@ -68,7 +75,7 @@ def size_of_vm(domain: Domain, what: str) -> VmSize:
     return VmSize(vcpus, memory, _huge_pages(domain, memory, at), io_threads)
 
 
-def _vcpus(domain: Domain, at: str) -> int:
+def _vcpus(domain: VmiDomain, at: str) -> int:
     """Multiply the topology, where unset means 1; without one take the CPU limit, then the request."""
     cpu = domain.cpu
     if cpu is not None and (cpu.sockets or cpu.cores or cpu.threads):
@@ -77,7 +84,7 @@ def _vcpus(domain: Domain, at: str) -> int:
     return max(1, _cpus(domain, at, ("limits", "requests")) or 1)
 
 
-def _cpus(domain: Domain, at: str, order: tuple[str, str]) -> int | None:
+def _cpus(domain: VmiDomain, at: str, order: tuple[str, str]) -> int | None:
     """Read the CPUs from the first of requests and limits that has them, rounded up as Kubernetes does."""
     if domain.resources is None:
         return None
@@ -93,7 +100,7 @@ def _cpus(domain: Domain, at: str, order: tuple[str, str]) -> int | None:
     return None
 
 
-def _memory(domain: Domain, at: str) -> Bytes:
+def _memory(domain: VmiDomain, at: str) -> Bytes:
     """Read the guest's memory, else the request, else the limit, else one huge page."""
     if domain.memory is not None and domain.memory.guest is not None:
         return read_bytes(domain.memory.guest, f"{at}.memory.guest")
@@ -107,14 +114,14 @@ def _memory(domain: Domain, at: str) -> Bytes:
     return _page_size(domain, at) or NO_BYTES
 
 
-def _huge_pages(domain: Domain, memory: Bytes, at: str) -> dict[Bytes, int]:
+def _huge_pages(domain: VmiDomain, memory: Bytes, at: str) -> dict[Bytes, int]:
     size = _page_size(domain, at)
     if not size or not memory:
         return {}
     return {size: whole_pages(memory, size, f"{at}.memory.hugepages.pageSize")}
 
 
-def _page_size(domain: Domain, at: str) -> Bytes | None:
+def _page_size(domain: VmiDomain, at: str) -> Bytes | None:
     hugepages = domain.memory.hugepages if domain.memory is not None else None
     if hugepages is None or not hugepages.page_size:
         return None
@@ -124,7 +131,7 @@ def _page_size(domain: Domain, at: str) -> Bytes | None:
     return size
 
 
-def _io_threads(domain: Domain, at: str) -> int:
+def _io_threads(domain: VmiDomain, at: str) -> int:
     """Count QEMU's I/O threads: dedicated ones, and the ones that other disks share by the policy."""
     policy = domain.io_threads_policy
     disks = (domain.devices.disks if domain.devices else None) or []
@@ -164,7 +171,7 @@ class PodSize:
         return sum(self.cpus_of.values())
 
 
-def size_of_pod(containers: Sequence[Container], what: str) -> PodSize:
+def size_of_pod(containers: Sequence[AdmittedContainer], what: str) -> PodSize:
     """Read a plain pod's size; raises Misconfigured that begins with `what` for an unsuitable CPU limit."""
     cpus_of = {
         container.name: _whole_cpus(container, what) for container in containers if "cpu" in container.limited
@@ -201,7 +208,7 @@ def size_of_pod(containers: Sequence[Container], what: str) -> PodSize:
     )
 
 
-def _whole_cpus(container: Container, what: str) -> int:
+def _whole_cpus(container: AdmittedContainer, what: str) -> int:
     value = container.limited["cpu"]
     place = f"{what}: container {container.name}: CPU limit {value!r}"
     cpus = read_quantity(value, place)
@@ -213,5 +220,5 @@ def _whole_cpus(container: Container, what: str) -> int:
     return int(cpus)
 
 
-def _bytes(value: Quantity, what: str, container: Container, resource: str) -> Bytes:
+def _bytes(value: Quantity, what: str, container: AdmittedContainer, resource: str) -> Bytes:
     return read_bytes(value, f"{what}: container {container.name}: {resource}")

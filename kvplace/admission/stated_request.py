@@ -16,7 +16,7 @@ from kvplace.admission.devices import (
     devices_of_domain,
     sriov_interfaces,
 )
-from kvplace.admission.objects import Metadata, Pod, Vm, Vmi, VmiSpec, title, typed
+from kvplace.admission.objects import AdmittedMetadata, Pod, Vm, Vmi, VmiSpec, title, typed
 from kvplace.admission.size import size_of_pod, size_of_vm
 from kvplace.admission.vmi import check_vm
 from kvplace.core.annotations import read_options
@@ -85,7 +85,7 @@ def devices_elsewhere(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"{counted(count, 'device')} of a ResourceClaim not counted: the claim decides it at the bind"
 
 
-def _name(metadata: Metadata, namespace: str) -> str:
+def _name(metadata: AdmittedMetadata, namespace: str) -> str:
     return f"{namespace or metadata.namespace or 'default'}/{metadata.name or ''}"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from kvplace.admission.devices import has_devices
 from kvplace.admission.edits import EditedObject, Operation, drop_managed_fields, edited
-from kvplace.admission.objects import Cpu, Metadata, Quantity, Vm, Vmi, VmiSpec, title, typed
+from kvplace.admission.objects import AdmittedMetadata, Cpu, Quantity, Vm, Vmi, VmiSpec, title, typed
 from kvplace.admission.review import AdmissionSettings, Admitted
 from kvplace.admission.sidecar import HOOK_SIDECARS, with_hook_sidecar
 from kvplace.admission.size import size_of_vm, write_size
@@ -202,10 +202,10 @@ def review_vm(
     if vm.metadata.deletion_timestamp is not None:
         return Admitted(raw)
     warnings = _misplaced(vm.metadata)
-    if old is not None:
-        warnings = (*warnings, *_throttled_when_grown(vm, typed(old, Vm), namespace))
     try:
-        return Admitted(raw, (*warnings, *_check(vm, namespace, largest_node)))
+        checked = _check(vm, namespace, largest_node)
+        grown = () if old is None else _throttled_when_grown(vm, typed(old, Vm), namespace)
+        return Admitted(raw, (*warnings, *grown, *checked))
     except Misconfigured as error:
         if old is None or _refusal(old, namespace) != str(error):
             raise
@@ -259,7 +259,7 @@ def _refusal(raw: Mapping[str, Any], namespace: str) -> str | None:
     return None
 
 
-def _misplaced(metadata: Metadata) -> tuple[str, ...]:
+def _misplaced(metadata: AdmittedMetadata) -> tuple[str, ...]:
     """Warn about options on the VirtualMachine itself, which reach neither its VMIs nor its pods."""
     return tuple(
         f"annotation {key} has no effect here; move it to spec.template.metadata.annotations of the VM"

@@ -46,7 +46,7 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
     from kvplace.doctor.admission_checks import LEFT_ALONE
     from kvplace.doctor.examination import examine
-    from kvplace.doctor.installation import Installation, Level
+    from kvplace.doctor.installation import Installation, Severity
     from kvplace.doctor.reading import read_installation
     from kvplace.kube.object_reader import ObjectReader
     from kvplace.kube.object_writer import ObjectWriter
@@ -70,9 +70,9 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     else:
         for line in report_lines(found, wide=output is Output.WIDE):
             print_line(line)
-    if found.level is Level.WRONG:
+    if found.level is Severity.WRONG:
         return ExitCode.FAILED
-    unchecked = any(finding.level is Level.UNCHECKED for one in found.results for finding in one.findings)
+    unchecked = any(finding.level is Severity.UNCHECKED for one in found.results for finding in one.findings)
     return ExitCode.PARTLY_DONE if unchecked else ExitCode.DONE
 
 
@@ -82,14 +82,14 @@ def report_lines(found: Examination, *, wide: bool) -> Iterator[str]:
     Missing permissions come after the faults, each once for all checks that need it: a user without rights
     lacks nearly all of them, and they must not hide a fault.
     """
-    from kvplace.doctor.installation import Finding, Level
+    from kvplace.doctor.installation import Finding, Severity
 
     unread: dict[str, list[tuple[str, Finding]]] = {}
     for one in found.results:
         if one.level is None and wide:
             yield f"{one.check.name:<{_WIDTH}}ok"
         for finding in one.findings:
-            if finding.level is Level.UNCHECKED and not wide:
+            if finding.level is Severity.UNCHECKED and not wide:
                 unread.setdefault(finding.fix, []).append((one.check.name, finding))
                 continue
             yield f"{one.check.name:<{_WIDTH}}{finding.level.value}: {finding.about}: {finding.problem}"
@@ -97,7 +97,7 @@ def report_lines(found: Examination, *, wide: bool) -> Iterator[str]:
     for fix, findings in unread.items():
         for problem in dict.fromkeys(finding.problem for _, finding in findings):
             checks = dict.fromkeys(check for check, finding in findings if finding.problem == problem)
-            yield f"{Level.UNCHECKED.value:<{_WIDTH}}{problem}: {', '.join(checks)}"
+            yield f"{Severity.UNCHECKED.value:<{_WIDTH}}{problem}: {', '.join(checks)}"
         yield f"{'':<{_WIDTH}}fix: {fix}"
     well = [one.check.name for one in found.results if one.level is None]
     if well and not wide:
@@ -109,10 +109,10 @@ def _summary(found: Examination) -> str:
     from collections import Counter
 
     from kvplace.core.quantity import counted
-    from kvplace.doctor.installation import Level
+    from kvplace.doctor.installation import Severity
 
     counts = Counter(finding.level.value for one in found.results for finding in one.findings)
     return ", ".join(
-        counted(number, level) if level == Level.WARNING.value else f"{number} {level}"
+        counted(number, level) if level == Severity.WARNING.value else f"{number} {level}"
         for level, number in counts.items()
     )

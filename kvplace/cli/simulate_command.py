@@ -16,7 +16,7 @@ from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from kvplace.simulate.scenario import Scenario
-    from kvplace.simulate.simulation import Outcome
+    from kvplace.simulate.simulation import SimulationOutcome
 
 
 @click.command("simulate", short_help="Simulate a load of VMs on a cluster of your machines.")
@@ -49,7 +49,7 @@ def command(scenario: str | None, output: Output) -> int:
     chosen = load_scenario(Path(scenario))
     seeds = chosen.seeds if chosen.mix is not None else (None,)
     runs = [(strategy, seed) for strategy in chosen.strategies for seed in seeds]
-    outcomes: list[Outcome] = []
+    outcomes: list[SimulationOutcome] = []
     with Progress("simulating", len(runs) * chosen.arrivals, "VM") as progress:
         for number, (strategy, seed) in enumerate(runs):
             before, name = number * chosen.arrivals, strategy.value
@@ -72,7 +72,7 @@ def _show(progress: Progress, before: int, name: str, arrived: int) -> bool:
     return progress.show(before + arrived, name)
 
 
-def _print(scenario: Scenario, outcomes: list[Outcome]) -> None:
+def _print(scenario: Scenario, outcomes: list[SimulationOutcome]) -> None:
     from kvplace.core.quantity import counted
     from kvplace.simulate.simulation import summary
 

@@ -24,7 +24,7 @@ from kvplace.doctor.cluster_checks import (
     is_absent,
     is_too_old,
 )
-from kvplace.doctor.installation import Check, Finding, Installation, Level
+from kvplace.doctor.installation import Check, Finding, Installation, Severity
 from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions, check_reserved
 from kvplace.doctor.program_checks import check_images, check_scheduler, check_serve, check_versions
 
@@ -72,10 +72,10 @@ class Examined:
     findings: tuple[Finding, ...]
 
     @property
-    def level(self) -> Level | None:
+    def level(self) -> Severity | None:
         """The worst level of its findings; None without a finding."""
         levels = {one.level for one in self.findings}
-        return next((level for level in Level if level in levels), None)
+        return next((level for level in Severity if level in levels), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ class Examination:
     results: tuple[Examined, ...]
 
     @property
-    def level(self) -> Level | None:
+    def level(self) -> Severity | None:
         """The worst level of all findings; None without a finding."""
         levels = {one.level for one in self.results}
-        return next((level for level in Level if level in levels), None)
+        return next((level for level in Severity if level in levels), None)
 
     def document(self) -> Json:
         """Write it as JSON: a stable interface for programs."""
@@ -131,7 +131,7 @@ def _examined(check: Check, installation: Installation) -> Examined:
             check,
             tuple(
                 Finding(
-                    Level.UNCHECKED,
+                    Severity.UNCHECKED,
                     need,
                     why,
                     "ask a cluster administrator to run this: it needs more rights than kvplace's roles",

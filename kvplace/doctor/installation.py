@@ -91,7 +91,7 @@ def condition(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return next((one for one in items_at(document, "status", "conditions") if one.get("type") == kind), {})
 
 
-class Level(Enum):
+class Severity(Enum):
     """The severity of a finding."""
 
     WRONG = "wrong"
@@ -106,7 +106,7 @@ class Level(Enum):
 class Finding:
     """One fault."""
 
-    level: Level
+    level: Severity
     about: str
     """The object, `Kind name`."""
     problem: str
@@ -132,12 +132,12 @@ class Check:
 
 def wrong(about: str, problem: str, fix: str) -> Finding:
     """Make a finding about something that does not work."""
-    return Finding(Level.WRONG, about, problem, fix)
+    return Finding(Severity.WRONG, about, problem, fix)
 
 
 def warning(about: str, problem: str, fix: str) -> Finding:
     """Make a finding about something that needs attention."""
-    return Finding(Level.WARNING, about, problem, fix)
+    return Finding(Severity.WARNING, about, problem, fix)
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

@@ -30,12 +30,12 @@ _UNITS = {
 def read_capabilities(xml: bytes, *, what: str = "the capabilities") -> Discovery:
     """Read a machine; raises BadTopology with one sentence that begins with `what`."""
     try:
-        return _Reader(_parse(xml)).discover()
+        return _CapabilitiesReader(_parse(xml)).discover()
     except BadTopology as error:
         raise BadTopology(f"{what}: {error}") from None
 
 
-class _Reader:
+class _CapabilitiesReader:
     def __init__(self, root: etree._Element) -> None:
         self._root = root
         self._siblings: dict[CpuId, CpuMask] = {}

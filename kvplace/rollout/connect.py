@@ -71,13 +71,13 @@ async def has_agent_pod(session: Session, node: NodeName) -> bool | None:
     return any(pod.is_ready for pod in pods)
 
 
-class _Condition(msgspec.Struct, frozen=True):
+class _AgentCondition(msgspec.Struct, frozen=True):
     type: str = ""
     status: str = ""
 
 
 class _PodStatus(msgspec.Struct, frozen=True):
-    conditions: tuple[_Condition, ...] | None = None
+    conditions: tuple[_AgentCondition, ...] | None = None
 
 
 class _AgentPod(msgspec.Struct, frozen=True):

@@ -43,12 +43,12 @@ class _Part(msgspec.Struct, frozen=True, rename="camel"):
     """Fields as KubeVirt spells them; `null` means the same as a missing field."""
 
 
-class _Metadata(_Part, frozen=True):
+class _TemplateMetadata(_Part, frozen=True):
     name: str | None = None
 
 
 class _DataVolumeTemplate(_Part, frozen=True):
-    metadata: _Metadata | None = None
+    metadata: _TemplateMetadata | None = None
 
 
 class _DataVolume(_Part, frozen=True):
@@ -86,13 +86,13 @@ class _Firmware(_Part, frozen=True):
     serial: str | None = None
 
 
-class _Domain(_Part, frozen=True):
+class _TemplateDomain(_Part, frozen=True):
     devices: _Devices | None = None
     firmware: _Firmware | None = None
 
 
 class _VmiSpec(_Part, frozen=True):
-    domain: _Domain | None = None
+    domain: _TemplateDomain | None = None
     volumes: list[_Volume] | None = None
 
 
@@ -100,14 +100,16 @@ class _VmiTemplate(_Part, frozen=True):
     spec: _VmiSpec | None = None
 
 
-class _VmSpec(_Part, frozen=True):
+class _TemplateVmSpec(_Part, frozen=True):
     template: _VmiTemplate | None = None
     data_volume_templates: list[_DataVolumeTemplate] | None = None
 
 
 def data_volumes(content: Mapping[str, Any]) -> tuple[str, ...]:
     """Name the DataVolumes that KubeVirt makes for the first VM, and that the others would take from it."""
-    spec = _read(content["spec"], _VmSpec) if content["kind"] == "VirtualMachine" else _VmSpec()
+    spec = (
+        _read(content["spec"], _TemplateVmSpec) if content["kind"] == "VirtualMachine" else _TemplateVmSpec()
+    )
     found = (one.metadata.name if one.metadata else None for one in spec.data_volume_templates or ())
     return tuple(name for name in found if name)
 
@@ -116,7 +118,7 @@ def common_parts(content: Mapping[str, Any]) -> tuple[str, ...]:
     """Name what else the VMs would have in common, in words for people."""
     spec: _VmiSpec | None
     if content["kind"] == "VirtualMachine":
-        template = _read(content["spec"], _VmSpec).template
+        template = _read(content["spec"], _TemplateVmSpec).template
         spec = template.spec if template else None
     else:
         spec = _read(content["spec"], _VmiSpec)
@@ -124,7 +126,7 @@ def common_parts(content: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _parts(spec: _VmiSpec) -> Iterator[str]:
-    domain = spec.domain or _Domain()
+    domain = spec.domain or _TemplateDomain()
     devices, firmware = domain.devices or _Devices(), domain.firmware or _Firmware()
     read_only = {disk.name for disk in devices.disks or () if disk.cdrom is not None}
     for volume in spec.volumes or ():

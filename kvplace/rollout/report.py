@@ -12,7 +12,7 @@ from kvplace.core.percentiles import Percentiles
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
-from kvplace.rollout.tracker import Status, TrackedVm
+from kvplace.rollout.tracker import MakingState, TrackedVm
 
 _SHOWN_NODES = 3
 
@@ -122,8 +122,8 @@ def count(vms: Iterable[TrackedVm], left_out: int = 0) -> Counts:
     stages = [vm.stage for vm in found]
     return Counts(
         len(found) + left_out,
-        sum(vm.status is Status.THERE for vm in found),
-        sum(vm.status is Status.FAILED for vm in found) + left_out,
+        sum(vm.status is MakingState.THERE for vm in found),
+        sum(vm.status is MakingState.FAILED for vm in found) + left_out,
         {stage: sum(known is not None and known.includes(stage) for known in stages) for stage in VmStage},
     )
 

@@ -26,7 +26,7 @@ from kvplace.rollout.cluster_calls import AgentReader, RolloutCluster
 from kvplace.rollout.measuring import Measuring
 from kvplace.rollout.report import Counts, Report, count, report_of
 from kvplace.rollout.templates import Rollout, WantedVm
-from kvplace.rollout.tracker import Status, Tracker, due, wave_ends
+from kvplace.rollout.tracker import MakingState, Tracker, due, wave_ends
 
 _AT_ONCE = 16
 """Applications that the API server has to answer at the same time."""
@@ -82,7 +82,7 @@ class RolloutRun:
     @property
     def waits_for(self) -> str:
         """State what the VMs under way wait for, in one clause; empty where none is under way."""
-        waiting = [vm for vm in self._tracked if vm.status is Status.UNDER_WAY]
+        waiting = [vm for vm in self._tracked if vm.status is MakingState.UNDER_WAY]
         stages = Counter(vm.stage for vm in waiting)
         parts = [
             f"{counted(number, 'VM')} {'not answered for' if stage is None else stage.value}"
@@ -141,15 +141,17 @@ class RolloutRun:
     def _is_settled(self) -> bool:
         return all(vm.status.is_settled for vm in self._tracked)
 
-    def _is_complete(self, statuses: Sequence[Status]) -> bool:
+    def _is_complete(self, statuses: Sequence[MakingState]) -> bool:
         if self._stopped or all(status.is_settled for status in statuses):
             return True
         limit = self._rollout.document.max_failures
         return (
-            limit is not None and statuses.count(Status.FAILED) >= limit and Status.UNDER_WAY not in statuses
+            limit is not None
+            and statuses.count(MakingState.FAILED) >= limit
+            and MakingState.UNDER_WAY not in statuses
         )
 
-    def _make_more(self, statuses: Sequence[Status]) -> None:
+    def _make_more(self, statuses: Sequence[MakingState]) -> None:
         document = self._rollout.document
         for number in list(due(statuses, self._ends, document.max_in_flight, document.max_failures)):
             vm = self._order[number]

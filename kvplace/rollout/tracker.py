@@ -25,7 +25,7 @@ _OVER = ("Succeeded", "Failed")
 _DELETED = "it was deleted while the rollout ran"
 
 
-class Status(Enum):
+class MakingState(Enum):
     """The part of a VM's state that waves need."""
 
     TO_MAKE = "to make"
@@ -36,7 +36,7 @@ class Status(Enum):
     @property
     def is_settled(self) -> bool:
         """Whether nothing more is awaited."""
-        return self in (Status.THERE, Status.FAILED)
+        return self in (MakingState.THERE, MakingState.FAILED)
 
 
 def wave_ends(sizes: Sequence[int | str], total: int) -> tuple[int, ...]:
@@ -52,24 +52,24 @@ def wave_ends(sizes: Sequence[int | str], total: int) -> tuple[int, ...]:
 
 
 def due(
-    statuses: Sequence[Status], ends: Sequence[int], max_in_flight: int, max_failures: int | None = None
+    statuses: Sequence[MakingState], ends: Sequence[int], max_in_flight: int, max_failures: int | None = None
 ) -> Iterator[int]:
     """Yield the numbers of the VMs that are made now, in order.
 
     A wave begins when every VM before it is there or has failed.
     """
-    if max_failures is not None and statuses.count(Status.FAILED) >= max_failures:
+    if max_failures is not None and statuses.count(MakingState.FAILED) >= max_failures:
         return
-    room = max_in_flight - statuses.count(Status.UNDER_WAY)
+    room = max_in_flight - statuses.count(MakingState.UNDER_WAY)
     for number, status in enumerate(statuses[: _open_until(statuses, ends)]):
         if room <= 0:
             return
-        if status is Status.TO_MAKE:
+        if status is MakingState.TO_MAKE:
             room -= 1
             yield number
 
 
-def _open_until(statuses: Sequence[Status], ends: Sequence[int]) -> int:
+def _open_until(statuses: Sequence[MakingState], ends: Sequence[int]) -> int:
     for end in ends:
         if not all(status.is_settled for status in statuses[:end]):
             return end
@@ -244,12 +244,16 @@ class TrackedVm:
         return stage is not None and stage.includes(self.goal)
 
     @property
-    def status(self) -> Status:
+    def status(self) -> MakingState:
         if self.failure:
-            return Status.FAILED
+            return MakingState.FAILED
         if self.is_there:
-            return Status.THERE
-        return Status.TO_MAKE if self.observed.stage is None and self.sent_at is None else Status.UNDER_WAY
+            return MakingState.THERE
+        return (
+            MakingState.TO_MAKE
+            if self.observed.stage is None and self.sent_at is None
+            else MakingState.UNDER_WAY
+        )
 
 
 class Tracker:

@@ -25,7 +25,7 @@ from kvplace.machines.cluster import nodes_of
 
 
 @dataclass(frozen=True, slots=True)
-class Vm:
+class SimulatedVm:
     """One VM: what it requests, and how long it runs; None is without end."""
 
     id: str
@@ -38,14 +38,14 @@ class Vm:
 class Arrival:
     """A VM wants to start."""
 
-    vm: Vm
+    vm: SimulatedVm
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
     """A VM ends."""
 
-    vm: Vm
+    vm: SimulatedVm
 
 
 Event = Arrival | Departure
@@ -59,17 +59,17 @@ class ActiveVms:
         """The time of the last departure."""
         self.cpus = 0
         self.memory = 0
-        self._running: dict[str, Vm] = {}
+        self._running: dict[str, SimulatedVm] = {}
         self._ends: list[tuple[float, str]] = []
 
-    def start(self, vm: Vm) -> None:
+    def start(self, vm: SimulatedVm) -> None:
         """Add a VM."""
         self._running[vm.id] = vm
         self._count(vm, 1)
         if vm.lifetime is not None:
             heapq.heappush(self._ends, (self.now + vm.lifetime, vm.id))
 
-    def drop(self, vm: Vm) -> None:
+    def drop(self, vm: SimulatedVm) -> None:
         """Remove a VM that was refused: no departure of it follows."""
         if self._running.pop(vm.id, None) is not None:
             self._count(vm, -1)
@@ -85,13 +85,13 @@ class ActiveVms:
                 return Departure(vm)
         return None
 
-    def _count(self, vm: Vm, sign: int) -> None:
+    def _count(self, vm: SimulatedVm, sign: int) -> None:
         self.cpus += sign * vm.request.vcpus
         self.memory += sign * vm.request.memory
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class VmKind:
     """One entry of a mix: a request, and how often it arrives relative to the other entries."""
 
     share: float
@@ -102,7 +102,7 @@ class Kind:
 class Mix:
     """VMs that are drawn at random."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[VmKind, ...]
     requests: int
     """How many VMs arrive."""
     load: float | None
@@ -124,7 +124,7 @@ class RandomLoad:
         self._running = ActiveVms()
         self._refused = False
 
-    def refused(self, vm: Vm) -> None:
+    def refused(self, vm: SimulatedVm) -> None:
         """Report that the VM that arrived last was refused."""
         self._running.drop(vm)
         self._refused = True
@@ -148,16 +148,16 @@ class RandomLoad:
             return False
         return running.cpus >= load * self._cpus > 0 or running.memory >= load * self._memory > 0
 
-    def _vms(self) -> Iterator[Vm]:
+    def _vms(self) -> Iterator[SimulatedVm]:
         kinds = self._mix.kinds
         shares = list(accumulate(kind.share for kind in kinds))
         for number in range(self._mix.requests):
             (kind,) = self._random.choices(kinds, cum_weights=shares)
             lifetime = self._random.expovariate(1.0)
-            yield Vm(f"vm-{number + 1}", kind.request, None if self._mix.load is None else lifetime)
+            yield SimulatedVm(f"vm-{number + 1}", kind.request, None if self._mix.load is None else lifetime)
 
 
-def trace(vms: Sequence[Vm]) -> Iterator[Event]:
+def trace(vms: Sequence[SimulatedVm]) -> Iterator[Event]:
     """Yield the events of given VMs in the order of time; at equal times departures go first.
 
     Refused VMs have departures, too.
@@ -177,7 +177,7 @@ class Scenario:
 
     nodes: tuple[ClusterNode, ...]
     mix: Mix | None
-    vms: tuple[Vm, ...]
+    vms: tuple[SimulatedVm, ...]
     strategies: tuple[Strategy, ...]
     seeds: tuple[int, ...]
     moves: int = 0
@@ -215,7 +215,7 @@ def scenario_of(document: ScenarioDocument, folder: Path) -> Scenario:
     """Read the machines that a document in a folder names; raises BadBody."""
     mix = None
     if document.mix is not None:
-        kinds = tuple(Kind(entry.share, entry.request) for entry in document.mix)
+        kinds = tuple(VmKind(entry.share, entry.request) for entry in document.mix)
         mix = Mix(kinds, document.requests, document.load)
     return Scenario(
         nodes=nodes_of(document, folder),
@@ -227,13 +227,13 @@ def scenario_of(document: ScenarioDocument, folder: Path) -> Scenario:
     )
 
 
-def _vms(entries: tuple[VmEntry, ...]) -> tuple[Vm, ...]:
-    found: dict[str, Vm] = {}
+def _vms(entries: tuple[VmEntry, ...]) -> tuple[SimulatedVm, ...]:
+    found: dict[str, SimulatedVm] = {}
     for number, entry in enumerate(entries):
         for name in numbered(entry.id or f"vm-{len(found) + 1}", entry.count):
             if name in found:
                 raise BadBody(f"vms[{number}].id: duplicate VM id {name!r}")
-            found[name] = Vm(name, entry.request, entry.lifetime, entry.arrives)
+            found[name] = SimulatedVm(name, entry.request, entry.lifetime, entry.arrives)
         if len(found) > MOST_REQUESTS:
             raise BadBody(f"vms[{number}]: there are more than {MOST_REQUESTS} VMs")
     return tuple(found.values())

@@ -22,7 +22,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
 from kvplace.scheduler.fit_table import FitTable
-from kvplace.simulate.scenario import Vm
+from kvplace.simulate.scenario import SimulatedVm
 
 _MOST_NODES_SEARCHED_FOR_MOVES = 8
 """Nodes where moves are searched for one VM."""
@@ -51,13 +51,13 @@ class SimulatedCluster:
         """Choose among the nodes that fit."""
         return best_candidate((a for a in answers.values() if isinstance(a, Candidate)), self._strategy)
 
-    def start(self, node: NodeName, vm: Vm, placement: Placement) -> None:
+    def start(self, node: NodeName, vm: SimulatedVm, placement: Placement) -> None:
         """Run a VM on a node."""
         uid = _uid(vm)
         self._node_of[uid] = node
         self._set_running(node, (*self._nodes[node].running, Occupant(uid, vm.request, placement)))
 
-    def end(self, vm: Vm) -> None:
+    def end(self, vm: SimulatedVm) -> None:
         """Release what a VM holds; nothing when it was refused."""
         uid = _uid(vm)
         node = self._node_of.pop(uid, None)
@@ -107,7 +107,7 @@ class SimulatedCluster:
         return NodeSnapshot(NodeMachine(topology, topology.allocatable), self._free[node])
 
 
-def _uid(vm: Vm) -> str:
+def _uid(vm: SimulatedVm) -> str:
     """Keep VMs of the load apart from the running VMs of the document."""
     return f"load/{vm.id}"
 

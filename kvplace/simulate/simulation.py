@@ -25,7 +25,7 @@ from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
-from kvplace.simulate.scenario import Arrival, Event, RandomLoad, Scenario, Vm, trace
+from kvplace.simulate.scenario import Arrival, Event, RandomLoad, Scenario, SimulatedVm, trace
 from kvplace.simulate.simulated_cluster import ClusterState, SimulatedCluster, cluster_state, empty_amounts
 
 KIND = "SimulationReport"
@@ -50,7 +50,7 @@ class Splits:
 
 
 @dataclass
-class Outcome:
+class SimulationOutcome:
     """The counts of one simulation."""
 
     strategy: Strategy
@@ -84,7 +84,7 @@ class Outcome:
 
 def simulate(
     scenario: Scenario, strategy: Strategy, seed: int | None, goes_on: Callable[[int], bool] = lambda _: True
-) -> Outcome:
+) -> SimulationOutcome:
     """Run one simulation; a mix needs a seed.
 
     It asks with the number of VMs that have arrived whether it `goes_on`, and else ends incomplete.
@@ -96,7 +96,7 @@ class _Run:
     def __init__(self, scenario: Scenario, strategy: Strategy, seed: int | None) -> None:
         self._scenario = scenario
         self._cluster = SimulatedCluster(scenario.nodes, strategy)
-        self._outcome = Outcome(strategy, seed)
+        self._outcome = SimulationOutcome(strategy, seed)
         self._random: RandomLoad | None = None
         self._alone: dict[tuple[object, ...], Placement | None] = {}
         if scenario.mix is not None:
@@ -108,7 +108,7 @@ class _Run:
                 memory=sum(numa.memory for node in scenario.nodes for numa in node.topology.numa_nodes),
             )
 
-    def run(self, goes_on: Callable[[int], bool]) -> Outcome:
+    def run(self, goes_on: Callable[[int], bool]) -> SimulationOutcome:
         events: Iterable[Event] = self._random if self._random is not None else trace(self._scenario.vms)
         for event in events:
             if not goes_on(self._outcome.arrived):
@@ -121,7 +121,7 @@ class _Run:
         self._outcome.end = self._state()
         return self._outcome
 
-    def _arrive(self, vm: Vm) -> None:
+    def _arrive(self, vm: SimulatedVm) -> None:
         outcome, request = self._outcome, vm.request
         began = time.perf_counter()
         answers = self._cluster.answers(request)
@@ -137,7 +137,7 @@ class _Run:
         self._count_splits(best, request, answers)
         self._cluster.start(best.node, vm, best.placement)
 
-    def _makes_room(self, vm: Vm, best: Candidate | None) -> bool:
+    def _makes_room(self, vm: SimulatedVm, best: Candidate | None) -> bool:
         """Place a VM with moves of others where it would be refused or split without."""
         most = self._scenario.moves
         if not most or (best is not None and not self._is_split(best, vm.request)):
@@ -154,7 +154,7 @@ class _Run:
         self._outcome.bytes_moved += plan.bytes_moved
         return True
 
-    def _refuse(self, vm: Vm, answers: dict[NodeName, Candidate | Refusal]) -> None:
+    def _refuse(self, vm: SimulatedVm, answers: dict[NodeName, Candidate | Refusal]) -> None:
         outcome, request = self._outcome, vm.request
         if not outcome.refused:
             outcome.first_refusal = self._state()
@@ -210,7 +210,7 @@ class _Run:
 
 
 def report_document(
-    scenario: Scenario, outcomes: Sequence[Outcome], *, interrupted: bool = False
+    scenario: Scenario, outcomes: Sequence[SimulationOutcome], *, interrupted: bool = False
 ) -> dict[str, Any]:
     """Write the outcomes as JSON; everything but the seconds is the same for equal scenarios."""
     return {
@@ -223,7 +223,7 @@ def report_document(
     }
 
 
-def _run_document(outcome: Outcome) -> dict[str, Any]:
+def _run_document(outcome: SimulationOutcome) -> dict[str, Any]:
     taken = Percentiles.of(outcome.seconds)
     document: dict[str, Any] = {"strategy": outcome.strategy.value}
     if outcome.seed is not None:
@@ -269,14 +269,14 @@ def _ordered(reasons: Counter[Reason]) -> list[tuple[Reason, int]]:
     return sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0].value))
 
 
-def summary(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
+def summary(outcomes: Sequence[SimulationOutcome]) -> list[tuple[str, str]]:
     """Give the means over the seeds of one strategy, as pairs of a title and a value."""
     refusals = [outcome.first_refusal for outcome in outcomes if outcome.first_refusal is not None]
     ends = [outcome.end for outcome in outcomes]
     reasons = sum((outcome.reasons for outcome in outcomes), Counter[Reason]())
     taken = Percentiles.of([second for outcome in outcomes for second in outcome.seconds])
 
-    def mean(number: Callable[[Outcome], int]) -> str:
+    def mean(number: Callable[[SimulationOutcome], int]) -> str:
         return f"{fmean(map(number, outcomes)):.1f}".removesuffix(".0")
 
     return [

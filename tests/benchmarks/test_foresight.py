@@ -8,14 +8,14 @@ import pytest
 
 from benchmarks._foresight import Foresight, fewest_split
 from benchmarks._load import vm_of
-from kvplace.simulate.scenario import Arrival, Departure, Event, Vm
+from kvplace.simulate.scenario import Arrival, Departure, Event, SimulatedVm
 
 pytest.importorskip("highspy", reason="needs the extra `optimal`")
 
 
 def _load(*steps: int) -> list[Event]:
     """A load in steps: a size arrives, a negative number lets the VM of that place in the order leave."""
-    vms: list[Vm] = []
+    vms: list[SimulatedVm] = []
     events: list[Event] = []
     for step in steps:
         if step > 0:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks._load import EVEN, GIB, MIXES, SMALL_AND_LARGE, ConstantLoad, Sizes, vms
-from kvplace.simulate.scenario import Arrival, Departure, Event, Vm
+from kvplace.simulate.scenario import Arrival, Departure, Event, SimulatedVm
 from tests.effort import examples
 
 
@@ -35,7 +35,7 @@ def test_equal_seeds_make_equal_events_and_other_seeds_other_ones() -> None:
 def test_the_machine_is_never_asked_for_more_than_it_has(
     seed: int, mix: Sizes, cpus: int, memory: int | None
 ) -> None:
-    running: dict[str, Vm] = {}
+    running: dict[str, SimulatedVm] = {}
     before = 0.0
     for event in ConstantLoad(mix, seed, cpus=cpus, memory=memory, count=150):
         assert at(event) >= before

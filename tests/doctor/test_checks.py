@@ -34,7 +34,7 @@ from kvplace.doctor.cluster_checks import (
     check_version,
 )
 from kvplace.doctor.examination import CHECKS, VIEW, examine
-from kvplace.doctor.installation import Level
+from kvplace.doctor.installation import Severity
 from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions, check_reserved
 from kvplace.doctor.program_checks import (
     check_images,
@@ -446,7 +446,7 @@ def test_a_check_whose_objects_could_not_be_read_reports_it_and_nothing_else() -
     found = examine(installation(denied={VIEW: "you may not list nodes"}, objects=there))
     results = {one.check.name: one for one in found.results}
     assert len(results) == len(CHECKS)
-    assert results["ledgers"].level is Level.UNCHECKED
+    assert results["ledgers"].level is Severity.UNCHECKED
     assert [one.problem for one in results["ledgers"].findings] == ["you may not list nodes"]
 
 

@@ -18,7 +18,7 @@ from harness.certificates import Authority
 from kvplace import __version__
 from kvplace.core.errors import ExitCode
 from kvplace.doctor.examination import Examination, examine
-from kvplace.doctor.installation import Finding, Level
+from kvplace.doctor.installation import Finding, Severity
 from kvplace.doctor.reading import read_installation
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
@@ -318,8 +318,8 @@ def test_after_all_that_it_is_well_again(installed: Installed) -> None:
 
 def test_what_the_caller_may_not_read_is_reported_and_not_taken_for_missing(installed: Installed) -> None:
     found = examined(installed.plane.kubeconfig, user="eve")
-    assert found.level is Level.UNCHECKED
-    assert {finding.level for one in found.results for finding in one.findings} == {Level.UNCHECKED}
+    assert found.level is Severity.UNCHECKED
+    assert {finding.level for one in found.results for finding in one.findings} == {Severity.UNCHECKED}
     called = call_process("doctor", "--kubeconfig", str(installed.plane.kubeconfig), "--as", "eve")
     assert called.code == ExitCode.PARTLY_DONE
     assert "you may not list deployments" in called.out

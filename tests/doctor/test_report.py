@@ -12,7 +12,7 @@ from kvplace.cli.doctor_command import command, report_lines
 from kvplace.core.errors import ExitCode
 from kvplace.doctor.admission_checks import LEFT_ALONE
 from kvplace.doctor.examination import Examination, Examined
-from kvplace.doctor.installation import Check, Finding, Level, wrong
+from kvplace.doctor.installation import Check, Finding, Severity, wrong
 from tests.docs.reading import PROJECT
 
 SECTION = re.compile(r'"([^"]+)" in (Troubleshooting|Install kvplace|The node agent)')
@@ -25,7 +25,7 @@ TEXTS = [
     for node in ast.iter_child_nodes(parent)
     if isinstance(node, ast.Constant) and isinstance(node.value, str)
 ]
-DENIED = Finding(Level.UNCHECKED, "deployments", "you may not list deployments", "ask an administrator")
+DENIED = Finding(Severity.UNCHECKED, "deployments", "you may not list deployments", "ask an administrator")
 
 
 def examined(name: str, *findings: Finding) -> Examined:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.rollout.tracker import Status, due, wave_ends
+from kvplace.rollout.tracker import MakingState, due, wave_ends
 
-TO_MAKE, UNDER_WAY, THERE, FAILED = Status
+TO_MAKE, UNDER_WAY, THERE, FAILED = MakingState
 
 
 def test_what_the_waves_leave_forms_the_last_one() -> None:
@@ -32,12 +32,12 @@ def test_nothing_more_is_made_after_too_many_failures() -> None:
 
 
 @given(
-    st.lists(st.sampled_from(Status), max_size=30),
+    st.lists(st.sampled_from(MakingState), max_size=30),
     st.lists(st.one_of(st.integers(1, 12), st.sampled_from(["1%", "30%", "100%"])), max_size=4),
     st.integers(1, 12),
 )
 def test_never_more_than_allowed_are_under_way_and_no_vm_is_made_twice(
-    statuses: list[Status], sizes: list[int | str], most: int
+    statuses: list[MakingState], sizes: list[int | str], most: int
 ) -> None:
     ends = wave_ends(sizes, len(statuses))
     assert list(ends) == sorted(ends)

@@ -23,11 +23,11 @@ from kvplace.machines.server_types import read_machine
 from kvplace.simulate.scenario import (
     Arrival,
     Departure,
-    Kind,
     Mix,
     RandomLoad,
     Scenario,
-    Vm,
+    SimulatedVm,
+    VmKind,
     scenario_of,
     trace,
 )
@@ -208,7 +208,7 @@ def test_free_cpus_without_memory_and_free_memory_without_cpus_are_stranded() ->
 
 
 def test_a_random_load_stays_below_its_share_and_goes_on_after_refusals() -> None:
-    mix = Mix((Kind(1.0, Request(4, memory=GIB)),), requests=200, load=0.5)
+    mix = Mix((VmKind(1.0, Request(4, memory=GIB)),), requests=200, load=0.5)
     load = RandomLoad(mix, 3, cpus=40, memory=100 * GIB)
     running: set[str] = set()
     arrivals = 0
@@ -227,7 +227,7 @@ def test_a_random_load_stays_below_its_share_and_goes_on_after_refusals() -> Non
 
 
 def test_a_trace_is_in_the_order_of_time_with_departures_before_arrivals() -> None:
-    first, second = Vm("a", Request(1), 1.0, 0.0), Vm("b", Request(1), None, 1.0)
+    first, second = SimulatedVm("a", Request(1), 1.0, 0.0), SimulatedVm("b", Request(1), None, 1.0)
     assert list(trace([second, first])) == [Arrival(first), Departure(first), Arrival(second)]
 
 
