@@ -14,7 +14,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.request import DeviceNuma, NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PackageId, PodUid
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
 
@@ -58,6 +58,7 @@ def pod_placements(draw: st.DrawFn) -> PodPlacement:
         ),
         enforced=draw(st.booleans()),
         revision=draw(st.integers(1, 2**31 - 1)),
+        device_numa=draw(st.sampled_from(DeviceNuma)),
     )
 
 
@@ -116,6 +117,13 @@ def test_the_placement_is_written_in_the_words_of_its_contract() -> None:
 def test_what_an_agent_adds_to_a_placement_is_written_only_where_it_reports_more_than_the_default() -> None:
     text = replace(PLACED, enforced=True, revision=2).to_json()
     assert json.loads(text) == DOCUMENT | {"enforced": True, "revision": 2}
+
+
+def test_what_the_hook_does_with_a_remote_device_is_written_only_where_it_is_not_the_default() -> None:
+    text = replace(PLACED, device_numa=DeviceNuma.SOCKET).to_json()
+    assert json.loads(text) == DOCUMENT | {"deviceNuma": "socket"}
+    with pytest.raises(BadAnnotation, match="deviceNuma is 'near'; it must be one of preferred, required, s"):
+        PodPlacement.from_json(text.replace('"socket"', '"near"'))
 
 
 def test_what_a_guest_sees_of_the_host_is_written_only_for_guests_that_asked() -> None:

@@ -21,7 +21,7 @@ from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
-from kvplace.core.request import NumaMemory
+from kvplace.core.request import DeviceNuma, NumaMemory
 from kvplace.core.scalars import Bytes, NodeName
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
@@ -60,9 +60,13 @@ MACHINE = make_topology(
 class Served:
     """One VM at the end of its way."""
 
-    placement: Placement
+    bound: PodPlacement
     cpu_map: Mapping[str, list[str]]
     xml: bytes
+
+    @property
+    def placement(self) -> Placement:
+        return self.bound.placement
 
     @property
     def vcpu_pins(self) -> list[str]:
@@ -117,9 +121,7 @@ def serve(env: PodEnvironment, pod: PodFolder) -> Any:
         pod.write("request", admitted["metadata"]["annotations"][REQUEST])
         once = define_domain(domain, json.dumps(vmi).encode(), env, trial)
         assert define_domain(once, b"{}", env, trial) == once
-        return Served(
-            PodPlacement.from_json(written[PLACEMENT]).placement, json.loads(written[CPU_MAP]), once
-        )
+        return Served(PodPlacement.from_json(written[PLACEMENT]), json.loads(written[CPU_MAP]), once)
 
     return on_its_way
 
@@ -208,6 +210,12 @@ async def test_memory_is_bound_in_every_mode(serve: Any, mode: NumaMemory) -> No
     served = await serve(FOUR, {"cpu-set": "one-socket", "kvplace.io/numa-memory": mode.value})
     bound = [{"is": "memory", "mode": mode.value, "nodeset": "0"}]
     assert bindings(served.xml) == ([] if mode is NumaMemory.OFF else bound)
+
+
+@pytest.mark.parametrize("mode", DeviceNuma)
+async def test_what_becomes_of_a_remote_device_reaches_the_hook(serve: Any, mode: DeviceNuma) -> None:
+    served = await serve(FOUR, {"cpu-set": "one-numa", "kvplace.io/device-numa": mode.value})
+    assert served.bound.device_numa is mode
 
 
 SPREAD_MIRROR = {

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.errors import BadDomainXml, Misconfigured
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.request import DeviceNuma, OnFailure
-from kvplace.core.scalars import Bytes, NumaId
+from kvplace.core.scalars import Bytes, CpuId, NumaId
 from kvplace.hook.define_domain import define_arrival, define_domain
 from kvplace.hook.pod_environment import PodEnvironment
+from tests.domainxml.documents import pins
 from tests.domainxml.host_devices import mediated, pci
 from tests.hook.machine import BOUND, VMI, PodFolder, logged, works
 
@@ -87,6 +88,20 @@ def test_required_refuses_a_device_on_another_numa_node_with_both_numbers(
         f"device ua-hostdevice-d1 ({THERE}) is on NUMA node 1, device ua-gpu-g1 ({UUID}) is on NUMA node 1, "
         "not beside its cores: the VM's cores are on NUMA node 0; " + FIX.format("required")
     )
+
+
+@pytest.mark.usefixtures("sysfs")
+def test_the_vm_starts_at_the_retry_after_a_revision_with_cores_beside_the_device(
+    env: PodEnvironment, pod: PodFolder
+) -> None:
+    ask(pod, DeviceNuma.REQUIRED)
+    with pytest.raises(Misconfigured):
+        define_domain(domain(pci(THERE)), VMI, env, works)
+    cpus = tuple(map(CpuId, (18, 50, 19, 51)))
+    beside = replace(BOUND.placement, vcpus=cpus, cpus=mask_of(cpus), numa_nodes=(NumaId(1),))
+    bound = replace(BOUND, placement=beside, device_numa=DeviceNuma.REQUIRED, revision=2)
+    pod.write("placement", bound.to_json())
+    assert pins(define_domain(domain(pci(THERE)), VMI, env, works))["vcpu 1"] == "50"
 
 
 @pytest.mark.usefixtures("sysfs")
