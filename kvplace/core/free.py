@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvplace.core.cpuset import cpus_of, union
 from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.node_devices import NodeDevices
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
 from kvplace.core.topology import Topology
@@ -30,6 +31,8 @@ class Free:
     """Bytes outside huge pages by NUMA node; empty when the machine does not report its memory."""
     huge_pages: tuple[tuple[NumaId, Bytes, int], ...] = ()
     """(NUMA node, page size in bytes, pages)."""
+    devices: NodeDevices | None = None
+    """Free devices; None where nothing is known of them."""
 
     @property
     def pages_by_node(self) -> Mapping[tuple[NumaId, Bytes], int]:
@@ -58,6 +61,7 @@ def free_of(
     *,
     only: CpuMask | None = None,
     pools_shrink: bool = False,
+    devices: NodeDevices | None = None,
 ) -> Free:
     """Compute what is free on a machine after the ledger's claims and the tentative `holds`.
 
@@ -104,6 +108,7 @@ def free_of(
             for node in topology.numa_nodes
             for size, count in sorted(node.huge_pages.items())
         ),
+        devices=devices,
     )
 
 

@@ -22,6 +22,7 @@ class Reason(Enum):
     NO_NODE_FITS = "NotEnoughCpus"
     NOT_ENOUGH_MEMORY = "NotEnoughMemory"
     NOT_ENOUGH_HUGE_PAGES = "NotEnoughHugePages"
+    NO_LOCAL_DEVICES = "NoLocalDevices"
     NO_TOPOLOGY = "NoTopology"
     NODE_FILTERED = "NodeFiltered"
     """kube-scheduler keeps the VM away whatever is free: a cordon, a taint, a label that the node lacks."""

@@ -13,7 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Self
 
-from kvplace.core.scalars import NO_BYTES, Bytes, ResourceName
+from kvplace.core.scalars import NO_BYTES, Bytes, NumaId, ResourceName
 
 _CPU_LIST = frozenset("0123456789-, ")
 
@@ -171,6 +171,8 @@ class Request:
     io_threads: int = 0
     devices: Mapping[ResourceName, int] = field(default_factory=lambda: MappingProxyType({}))
     """Devices by the resource of their device plugin; the kubelet chooses them after the bind."""
+    device_nodes: frozenset[NumaId] = frozenset()
+    """NUMA nodes of devices that are chosen already: of claims (DRA), and of those that an agent reported."""
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -192,6 +194,7 @@ class Request:
             tuple(sorted(self.huge_pages.items())),
             self.io_threads,
             tuple(sorted(self.devices.items())),
+            self.device_nodes,
         )
 
     @property

@@ -43,10 +43,17 @@ class NodeMachine:
         """Whether the node gives out fewer CPUs than are allocatable in its topology."""
         return self.allocatable != self.topology.allocatable
 
-    def free(self, ledger: Ledger, holds: Iterable[Claim] = ()) -> Free:
+    def free(self, ledger: Ledger, holds: Iterable[Claim] = (), devices: NodeDevices | None = None) -> Free:
         """Return what is free after a ledger's claims, the tentative `holds` and what others use."""
         taken = holds if self.others is None else (*holds, self.others)
-        return free_of(self.topology, ledger, taken, only=self.allocatable, pools_shrink=self.pools_shrink)
+        return free_of(
+            self.topology,
+            ledger,
+            taken,
+            only=self.allocatable,
+            pools_shrink=self.pools_shrink,
+            devices=devices,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +62,12 @@ class NodeSnapshot:
 
     machine: NodeMachine
     free: Free
-    devices: NodeDevices | None = None
-    """Without those of pods that are bound; None where nothing is known of them."""
+    """Its devices are those that no bound pod has or will have."""
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for nodes that answer every request alike."""
-        return (*self.machine.key, self.free, self.devices)
+        return (*self.machine.key, self.free)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,8 @@ def snapshot_of(
     ledger, holds = Ledger() if record is None else record.ledger, tuple(holds)
     stored = [claim for claim in ledger.claims.values() if claim.reserved is None]
     claims = [*sorted(stored, key=lambda claim: (claim.since, claim.uid)), *holds]
-    return NodeSnapshot(machine, machine.free(ledger, holds), _devices(machine.devices, claims, request_of))
+    devices = _devices(machine.devices, claims, request_of)
+    return NodeSnapshot(machine, machine.free(ledger, holds, devices))
 
 
 def _devices(

@@ -25,6 +25,7 @@ from kvplace.core.request import (
     Scope,
     Smt,
 )
+from kvplace.core.scalars import NumaId
 from kvplace.core.topology import Topology
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology, requests, topologies
 from tests.core.requests import request_with
@@ -53,6 +54,7 @@ OTHERS: dict[str, Any] = {
     "huge_pages": {GIB: 2},
     "io_threads": 1,
     "devices": {"intel.com/vf": 1},
+    "device_nodes": frozenset([NumaId(1)]),
 }
 """Another value of each field that decides."""
 NEED_DEVICES = {"device_numa", "devices"}

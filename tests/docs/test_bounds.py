@@ -28,6 +28,7 @@ CODE: dict[tuple[str, str], list[str]] = {
         "core.allocator.allocate:_MOST_SHARED",
     ],
     (SEARCH, "equally good sets"): ["core.allocator.core_choice:_MOST_TIES"],
+    (SEARCH, "NUMA nodes with devices"): ["core.allocator.device_choices:MOST_NODES"],
     (ROOM, "nodes for one VM"): ["core.cluster.room_on_nodes:MOST_NODES"],
     (ROOM, "search"): [
         "core.cluster.room_on_nodes:STEPS_PER_NODE",

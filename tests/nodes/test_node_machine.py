@@ -121,11 +121,11 @@ def test_devices_of_pods_that_are_bound_count_as_taken_until_the_agent_reports_t
     found = snapshot_of(machine, ledger, [claims[PodUid("held")]], request_of=requests.get)
 
     assert isinstance(found, NodeSnapshot)
-    assert found.devices is not None
-    assert [one.free for one in found.devices.counts] == [1, 2], (
+    assert found.free.devices is not None
+    assert [one.free for one in found.free.devices.counts] == [1, 2], (
         "2 of node 0 for the first, 2 of 1 for the next"
     )
     assert found.key != snapshot_of(machine, ledger).key  # type: ignore[union-attr]
     unknown = snapshot_of(described(), ledger, request_of=requests.get)
     assert isinstance(unknown, NodeSnapshot)
-    assert unknown.devices is None
+    assert unknown.free.devices is None

@@ -29,11 +29,12 @@ from functools import lru_cache
 
 from kvplace.core.allocator.assignment import ChosenCores, placement_of
 from kvplace.core.allocator.core_choice import CoreChoice
+from kvplace.core.allocator.device_choices import ANYWHERE
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.feasibility import fits, near_set
 from kvplace.core.allocator.numa_sets import NumaSet, best_numa_sets, giving_cpus, rank_of
 from kvplace.core.allocator.objectives import CoreRank
-from kvplace.core.allocator.refusing import refuse
+from kvplace.core.allocator.refusing import refuse, refuse_devices
 from kvplace.core.allocator.serving import Serving, fragmentation
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.free import Free, free_of
@@ -58,10 +59,14 @@ def place(topology: Topology, free: Free, request: Request) -> Placement | Refus
     chosen = _best_cores(supply)
     if chosen is not None:
         return placement_of(supply, chosen)
+    if supply.device_choices is not ANYWHERE:
+        supply = supply.without_devices()
+        if _best_cores(supply) is not None:
+            return refuse_devices(Supply(topology, free, request))
     return refuse(
         supply,
         never=not _fits_empty(topology, request),
-        fits=lambda other: fits(Supply(topology, free, other)),
+        fits=lambda other: fits(Supply(topology, free, other).without_devices()),
     )
 
 
@@ -74,12 +79,12 @@ def try_place(topology: Topology, free: Free, request: Request) -> Placement | N
 
 @lru_cache(maxsize=4096)
 def _fits_empty(topology: Topology, request: Request) -> bool:
-    return fits(Supply(topology, free_of(topology, Ledger()), request))
+    return fits(Supply(topology, free_of(topology, Ledger()), request).without_devices())
 
 
 def _best_cores(supply: Supply) -> ChosenCores | None:
     domains = supply.layout.domains[supply.request.options.scope.within]
-    if all(supply.units_in(domain) < supply.need for domain in domains):
+    if not supply.device_choices or all(supply.units_in(domain) < supply.need for domain in domains):
         return None
     numa_sets = _unlike(supply, giving_cpus(supply, _numa_sets(supply)))
     serving = Serving(supply)
@@ -160,7 +165,12 @@ def _unlike(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
         if numa_set.domain.shares_l3 and len(numa_set.parts) > 1:
             return numa_sets
         kinds = [
-            (supply.count(part).kind, (supply.free.cpus & part.cpus).bit_count()) for part in numa_set.parts
+            (
+                supply.count(part).kind,
+                (supply.free.cpus & part.cpus).bit_count(),
+                supply.devices_at(part.node),
+            )
+            for part in numa_set.parts
         ]
         unlike.setdefault(tuple(sorted(kinds)), numa_set)
     return list(unlike.values())

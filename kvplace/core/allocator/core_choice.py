@@ -6,7 +6,7 @@ the one that the fewest other VMs use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from math import comb
@@ -64,7 +64,15 @@ class CoreSearch:
 
     def choose(self, l3_parts: Sequence[L3Part], need: int) -> CoreChoice | None:
         """Serve a need, or return None when the L3 parts hold too little."""
-        found = self._choose(l3_parts, need)
+        return self.of_fewest_kinds(l3_parts, lambda some: self.of_any_kind(some, need))
+
+    def of_fewest_kinds(
+        self,
+        l3_parts: Sequence[L3Part],
+        choose: Callable[[Sequence[L3Part]], CoreChoice | None],
+    ) -> CoreChoice | None:
+        """Choose from all L3 parts; from as few kinds of cores as serve in as few L3 groups."""
+        found = choose(l3_parts)
         if found is None or not any(one.kinds for one in l3_parts):
             return found
         kind_of = {
@@ -73,7 +81,7 @@ class CoreSearch:
         used = len({kind_of[share.core] for share in found.taken})
         for count in range(1, used):
             choices = [
-                self._choose([one.only(kinds) for one in l3_parts], need)
+                choose([one.only(kinds) for one in l3_parts])
                 for kinds in combinations(sorted({*kind_of.values()}), count)
             ]
             as_few = [other for other in choices if other and other.l3_groups == found.l3_groups]
@@ -81,7 +89,8 @@ class CoreSearch:
                 return replace(min(as_few, key=lambda choice: choice.rank), kinds=count)
         return replace(found, kinds=used)
 
-    def _choose(self, l3_parts: Sequence[L3Part], need: int) -> CoreChoice | None:
+    def of_any_kind(self, l3_parts: Sequence[L3Part], need: int) -> CoreChoice | None:
+        """Serve a need from cores of any kinds; None when the L3 parts hold too little."""
         if not need:
             return CoreChoice(0, 0, 0, (), 0)
         self._effort.spend(10 + 2 * len(l3_parts))

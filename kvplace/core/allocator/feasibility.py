@@ -44,6 +44,7 @@ class _Domain:
         self._supply = supply
         self._domain = domain
         self._effort = Effort(_BUILD_STEPS)
+        self._beside = supply.device_choices[-1].beside
 
     def serve(self, parts: Sequence[NodePart]) -> NumaSet | None:
         """Make a NUMA set of these parts, if it serves the VM."""
@@ -53,7 +54,8 @@ class _Domain:
             return None
         if not supply.memory_fits({part.node for part in parts}):
             return None
-        numa_set = NumaSet(tuple(sorted(parts, key=lambda part: (part.node, part.socket))), self._domain)
+        ordered = tuple(sorted(parts, key=lambda part: (part.node, part.socket)))
+        numa_set = NumaSet(ordered, self._domain, beside=self._beside)
         return numa_set if serves(supply, numa_set) else None
 
     def reduced(self) -> NumaSet | None:

@@ -14,6 +14,7 @@ from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.layout import NodePart
 from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.allocator.supply import Supply
+from kvplace.core.scalars import NumaIndex
 
 _MOST_EQUALS = 1_024
 """Equally near sets that are kept: reached where more than 12 NUMA nodes differ in what is free alone."""
@@ -77,6 +78,7 @@ class NodeSets:
         accepts: Callable[[tuple[NodePart, ...]], Iterable[Found]],
         *,
         nodes: int,
+        beside: Sequence[frozenset[NumaIndex]] = (),
         within: tuple[int, ...] | None = None,
         share: int = 0,
         larger: int = 0,
@@ -85,8 +87,9 @@ class NodeSets:
         """Find what is accepted of the nearest sets of so many parts in so many nodes; None when nothing is.
 
         `accepts` makes anything of a set that has the units and the memory. Sets farther apart than `within`
-        do not count. Every part of a set has `share` units at least, and `larger` of them one more; the parts
-        in each of the sockets have `socket_share` together.
+        do not count. Of each set of NUMA nodes in `beside` one has units. Every part of a set has `share`
+        units at least, and `larger` of them one more; the parts in each of the sockets have `socket_share`
+        together.
         """
         candidates = [index for index, units in enumerate(self.units) if units >= share]
         if len(candidates) < count:
@@ -94,6 +97,12 @@ class NodeSets:
         amounts: list[_Amount] = [*self._amounts]
         if larger:
             amounts.append(([int(units > share) for units in self.units], larger))
+        for near in beside:
+            there = [
+                int(units > 0 and part.node in near)
+                for units, part in zip(self.units, self._parts, strict=True)
+            ]
+            amounts.append((there, 1))
         for socket in {part.socket for part in self._parts} if socket_share else ():
             inside = [
                 units * (part.socket == socket) for units, part in zip(self.units, self._parts, strict=True)
@@ -238,4 +247,4 @@ def _largest_first(sized: SizedPart) -> int:
 def _kind(supply: Supply, part: NodePart) -> tuple[Hashable, ...]:
     """Describe what a part has: parts of one kind and place differ in ids alone."""
     free = (supply.free.cpus & part.cpus).bit_count()
-    return (supply.count(part).kind, free, *supply.amounts_at(part.node))
+    return (supply.count(part).kind, free, supply.devices_at(part.node), *supply.amounts_at(part.node))

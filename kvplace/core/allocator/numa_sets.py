@@ -24,8 +24,6 @@ from kvplace.core.cpuset import union
 from kvplace.core.request import Level, Policy
 from kvplace.core.scalars import NumaIndex
 
-_ONE_NODE = NodeRank(1, 1, 0, 0, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class NumaSet:
@@ -36,6 +34,8 @@ class NumaSet:
     domain: ScopeDomain
     alone: tuple[NodePart, ...] = ()
     """Those that give memory alone."""
+    beside: tuple[frozenset[NumaIndex], ...] = ()
+    """Of each of these sets of NUMA nodes, which have devices, one gives a CPU."""
 
     @property
     def segments(self) -> Iterator[Segment]:
@@ -73,7 +73,7 @@ def giving_cpus(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
     for numa_set in numa_sets:
         rank: tuple[int, ...]
         if supply.spreads:
-            rank, narrowed = (-most_shares(group_units(supply, numa_set), supply.need),), [numa_set]
+            rank, narrowed = (-most_shares_of(supply, numa_set),), [numa_set]
         else:
             rank, narrowed = _narrowed(supply, numa_set)
         for found in narrowed:
@@ -92,7 +92,7 @@ def _narrowed(supply: Supply, numa_set: NumaSet) -> tuple[NodeRank, list[NumaSet
     if sum(units) - min(units) < supply.need:
         return rank_of(supply, numa_set), [numa_set]
     domain = replace(numa_set.domain, cpus=union(part.cpus for part in parts), parts=parts)
-    best = _best_in(supply.without_memory(), [domain])
+    best = _best_in(supply.without_memory(numa_set.beside), [domain])
     if best is None:  # the effort is spent
         return rank_of(supply, numa_set), [numa_set]
     return best.rank, [
@@ -106,7 +106,8 @@ def rank_of(supply: Supply, numa_set: NumaSet) -> NodeRank:
     nodes = numa_set.nodes
     distances = [supply.layout.distances[one][other] for one, other in combinations(nodes, 2)]
     sockets = {part.socket for part in (*numa_set.parts, *numa_set.alone)}
-    return NodeRank(len(sockets), len(nodes), 0, max(distances, default=0), sum(distances))
+    far = next((far for far, beside in supply.device_choices if supply.is_beside(numa_set.parts, beside)), 0)
+    return NodeRank(len(sockets), len(nodes), far, max(distances, default=0), sum(distances))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +119,14 @@ class _Best:
 
 
 def _best_in(supply: Supply, domains: Sequence[ScopeDomain]) -> _Best | None:
-    if found := list(_single_parts(supply, domains)):
-        return _Best(_ONE_NODE, found)
     best: _Best | None = None
+    for far, beside in supply.device_choices:
+        if best is not None and far > best.rank.far_devices:
+            break
+        if found := list(_single_parts(supply, domains, beside)):
+            best = _Best(NodeRank(1, 1, far, 0, 0), [*best.numa_sets, *found] if best is not None else found)
+    if best is not None:
+        return best
     for domain in domains:
         if supply.units_in(domain) >= supply.need:
             search = _sockets_in_nodes if domain.divides_nodes else _nodes_in_sockets
@@ -128,21 +134,25 @@ def _best_in(supply: Supply, domains: Sequence[ScopeDomain]) -> _Best | None:
     return best
 
 
-def _single_parts(supply: Supply, domains: Iterable[ScopeDomain]) -> Iterator[NumaSet]:
+def _single_parts(
+    supply: Supply, domains: Iterable[ScopeDomain], beside: tuple[frozenset[NumaIndex], ...]
+) -> Iterator[NumaSet]:
     """Yield the parts of NUMA nodes that serve the VM alone: nothing ranks before them."""
     for domain in domains:
         if supply.units_in(domain) < supply.need:
             continue
         for part in domain.parts:
             if supply.units(part) >= supply.need and supply.memory_fits((part.node,)):
-                numa_set = NumaSet((part,), domain)
+                numa_set = NumaSet((part,), domain, beside=beside)
                 if serves(supply, numa_set):
                     yield numa_set
 
 
 def serves(supply: Supply, numa_set: NumaSet) -> bool:
     """Whether a NUMA set with enough of everything serves the VM: with equal shares, with whole pools."""
-    if supply.spreads and not most_shares(group_units(supply, numa_set), supply.need):
+    if not supply.is_beside(numa_set.parts, numa_set.beside):
+        return False
+    if supply.spreads and not most_shares_of(supply, numa_set):
         return False
     if numa_set.domain.divides_nodes:
         nodes = numa_set.nodes
@@ -272,27 +282,36 @@ def _nearest(
         elif sockets > 1:
             socket_share = supply.need // sockets
 
-    def numa_sets_of(members: tuple[NodePart, ...]) -> Iterable[NumaSet]:
-        if len({part.socket for part in members}) != sockets or len({part.node for part in members}) != nodes:
-            return []
-        numa_set = NumaSet(members, domain)
-        return [numa_set] if serves(supply, numa_set) else []
+    for far, beside in supply.device_choices:
+        if best is not None and best.rank[:3] < (*size, far):
+            break
 
-    within = best.rank[3:] if best is not None and best.rank[:2] == size else None
-    found = sets.nearest(
-        count,
-        numa_sets_of,
-        nodes=nodes,
-        within=within,
-        share=share,
-        larger=larger,
-        socket_share=socket_share,
-    )
-    if found is None:
-        return best
-    distances, numa_sets = found
-    rank = NodeRank(*size, 0, *distances)
-    return _Best(rank, best.numa_sets + numa_sets if best is not None and best.rank == rank else numa_sets)
+        def numa_sets_of(
+            members: tuple[NodePart, ...], beside: tuple[frozenset[NumaIndex], ...] = beside
+        ) -> Iterable[NumaSet]:
+            if len({part.socket for part in members}) != sockets:
+                return []
+            if len({part.node for part in members}) != nodes:
+                return []
+            numa_set = NumaSet(members, domain, beside=beside)
+            return [numa_set] if serves(supply, numa_set) else []
+
+        found = sets.nearest(
+            count,
+            numa_sets_of,
+            nodes=nodes,
+            beside=beside,
+            within=best.rank[3:] if best is not None and best.rank[:3] == (*size, far) else None,
+            share=share,
+            larger=larger,
+            socket_share=socket_share,
+        )
+        if found is not None:
+            distances, numa_sets = found
+            rank = NodeRank(*size, far, *distances)
+            as_good = best.numa_sets if best is not None and best.rank == rank else []
+            best = _Best(rank, as_good + numa_sets)
+    return best
 
 
 def group_units(supply: Supply, numa_set: NumaSet) -> list[int]:
@@ -300,14 +319,36 @@ def group_units(supply: Supply, numa_set: NumaSet) -> list[int]:
     return [supply.segment_units(segments) for segments in spread_groups(supply, numa_set)]
 
 
-def shares_exist(units: Sequence[int], count: int, need: int) -> bool:
-    """Whether `count` of the groups, which have so many units, can give equal shares but for one unit."""
-    low, over = divmod(need, count)
-    ordered = sorted(units, reverse=True)
-    return ordered[count - 1] >= low and (not over or ordered[over - 1] > low)
+def most_shares_of(supply: Supply, numa_set: NumaSet) -> int:
+    """How many of the groups that the scope spreads over can give equal shares; 0 when no number can.
+
+    The largest group beside each device gives a share, of one unit at least for each device.
+    """
+    units = group_units(supply, numa_set)
+    least = [0] * len(units)
+    if numa_set.beside:
+        groups = spread_groups(supply, numa_set)
+        for near in numa_set.beside:
+            there = [n for n, segments in enumerate(groups) if any(one.node in near for one in segments)]
+            least[max(there, key=lambda number: units[number])] += 1
+    return most_shares(units, supply.need, least)
 
 
-def most_shares(units: Sequence[int], need: int) -> int:
-    """How many of the groups can give equal shares at most; 0 when no number of them can."""
-    counts = range(min(need, len(units)), 0, -1)
-    return next((count for count in counts if shares_exist(units, count, need)), 0)
+def most_shares(units: Sequence[int], need: int, least: Sequence[int]) -> int:
+    """How many of the groups can give equal shares at most; 0 when no number of them can.
+
+    `least` has the units that each group must give.
+    """
+    ordered = sorted(zip(units, least, strict=True), key=lambda group: (not group[1], -group[0]))
+    fewest_groups = max(1, len(least) - least.count(0))
+    counts = range(min(need, len(units)), fewest_groups - 1, -1)
+    return next((count for count in counts if _shares_exist(ordered[:count], need)), 0)
+
+
+def _shares_exist(groups: Sequence[tuple[int, int]], need: int) -> bool:
+    """Whether groups, with their units and the least of each, can all give equal shares but for one unit."""
+    low, over = divmod(need, len(groups))
+    if any(units < max(low, least) or least > low + 1 for units, least in groups):
+        return False
+    larger = sum([units > low for units, _ in groups])
+    return sum([least > low for _, least in groups]) <= over <= larger

@@ -11,7 +11,7 @@ class NodeRank(NamedTuple):
     sockets: int
     numa_nodes: int
     far_devices: int
-    """Devices that are not local to the CPUs."""
+    """NUMA nodes with devices of the VM where it has no CPU."""
     largest_distance: int
     summed_distance: int
     """Of all pairs of its NUMA nodes."""

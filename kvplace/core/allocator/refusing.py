@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from kvplace.core.allocator.device_choices import names_of_nodes
 from kvplace.core.allocator.layout import ScopeDomain
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.quantity import about_bytes, counted, format_bytes
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Level, Request, Smt
-from kvplace.core.scalars import Bytes
+from kvplace.core.scalars import Bytes, NumaId
 
 _REASONS = {
     Level.MACHINE: Reason.NO_NODE_FITS,
@@ -61,6 +62,43 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> R
         )
         return Refusal(Reason.NOT_ENOUGH_MEMORY, message, _shortfall(supply.small_memory, most, where), never)
     return _uneven(supply, reason, fits, never)
+
+
+def refuse_devices(supply: Supply) -> Refusal:
+    """Explain why a VM that would fit elsewhere does not fit beside its devices."""
+    if supply.unknown_devices is not None:
+        return Refusal(Reason.NO_LOCAL_DEVICES, supply.unknown_devices.message, {}, never=False)
+    request = supply.request
+    beside = supply.device_choices[0].beside
+    nodes = sorted({supply.topology.numa_nodes[index].id for near in beside for index in near})
+    parts = [
+        part
+        for domain in supply.layout.domains[Level.MACHINE]
+        for part in domain.parts
+        if supply.topology.numa_nodes[part.node].id in nodes
+    ]
+    best = sum([supply.units(part) for part in parts])
+    where, what = names_of_nodes(nodes), _devices_there(supply, nodes)
+    kind = unit_name(request, supply.need)
+    if len(beside) == 1 and best < supply.need:
+        message = f"no {supply.need} {kind} on {where}, {what}; best {best}"
+        return Refusal(Reason.NO_LOCAL_DEVICES, message, _shortfall(supply.need, best, where), never=False)
+    scope = request.options.scope.value
+    message = f"no {supply.need} {kind} with cpu-set {scope} and the memory of the VM on {where}, {what}"
+    return Refusal(Reason.NO_LOCAL_DEVICES, message, {"where": where}, never=False)
+
+
+def _devices_there(supply: Supply, nodes: Sequence[NumaId]) -> str:
+    """State how these NUMA nodes are tied to the devices of the VM."""
+    request, devices = supply.request, supply.free.devices
+    names = " and ".join(sorted(request.devices))
+    one = len(nodes) == 1
+    if not names or devices is None:
+        return f"the NUMA node{'' if one else 's'} of its devices"
+    having = {count.node for count in devices.counts if count.resource in request.devices and count.free}
+    if having == set(nodes):
+        return f"the only {'one' if one else 'ones'} with a free {names}"
+    return f"where the kubelet will take {names}"
 
 
 def _shared_there(supply: Supply, domains: Sequence[ScopeDomain], where: str) -> str:

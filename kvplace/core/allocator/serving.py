@@ -6,19 +6,21 @@ equal shares. The others give memory alone.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from itertools import product
 
 from kvplace.core.allocator.core_choice import CoreChoice, CoreSearch, CoreShare, lower_bound
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.fragmentation import fragmentation_cost
 from kvplace.core.allocator.layout import L3Part, NodePart, Segment
-from kvplace.core.allocator.numa_sets import NumaSet, group_units, most_shares, spread_groups
+from kvplace.core.allocator.numa_sets import NumaSet, most_shares_of, spread_groups
 from kvplace.core.allocator.objectives import CoreRank
 from kvplace.core.allocator.supply import Supply
+from kvplace.core.cpuset import union
 from kvplace.core.free import crowd
 from kvplace.core.request import Policy
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuMask, NumaIndex
 
 _CORE_STEPS = 30_000
 """Steps of all searches for cores of one question."""
@@ -48,35 +50,46 @@ class Serving:
         if supply.request.options.policy is Policy.NUMA:
             return self._whole_pool(numa_set)
         if not supply.spreads:
-            return self._search.choose(self._l3_parts(numa_set, numa_set.segments), supply.need)
+            return self._choose(numa_set, list(numa_set.segments), supply.need)
         groups = spread_groups(supply, numa_set)
-        units = group_units(supply, numa_set)
-        count = most_shares(units, supply.need)
+        count = most_shares_of(supply, numa_set)
         if count < len(groups):
             # The VM uses the others for their memory alone.
-            groups = [groups[index] for index in sorted(range(len(groups)), key=lambda index: -units[index])]
+            groups.sort(key=lambda group: -supply.segment_units(group))
             found = self._serve_some(numa_set, groups, count)
             if found is not None:
                 return found
+            largest = [options[0] for options in _groups_beside(numa_set, groups)]
+            groups.sort(key=lambda group: not any(group is other for other in largest))
         return self._serve_each(numa_set, groups[:count])
 
-    def _l3_parts(self, numa_set: NumaSet, segments: Iterable[Segment]) -> list[L3Part]:
+    def _l3_parts(self, numa_set: NumaSet, segments: Sequence[Segment]) -> list[L3Part]:
         supply = self._supply
-        if not numa_set.domain.shares_l3:
-            return [supply.l3_part((segment,)) for segment in segments]
-        by_l3: dict[int, list[Segment]] = {}
-        # As with L3 groups, the NUMA nodes with most are used up, and what is left over lies in the smallest.
-        units = {one.cpus: supply.units(part) for part in numa_set.parts for one in part.segments}
-        for segment in sorted(segments, key=lambda segment: -units[segment.cpus]):
-            by_l3.setdefault(segment.l3, []).append(segment)
-        return [supply.l3_part(group) for group in by_l3.values()]
+        if numa_set.domain.shares_l3:
+            return supply.l3_parts_of(segments)
+        return [supply.l3_part((segment,)) for segment in segments]
 
     # Equal shares.
 
     def _serve_some(
         self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], count: int
     ) -> CoreChoice | None:
-        """Share the need out over the `count` groups that serve it best, by dynamic programming.
+        """Share the need out over the `count` groups that serve it best, with one beside each device."""
+        best: CoreChoice | None = None
+        for must in product(*_groups_beside(numa_set, groups)):
+            found = self._serve_with(numa_set, groups, count, must)
+            if found is not None and (best is None or found.rank < best.rank):
+                best = found
+        return best
+
+    def _serve_with(
+        self,
+        numa_set: NumaSet,
+        groups: Sequence[Sequence[Segment]],
+        count: int,
+        must: Sequence[Sequence[Segment]],
+    ) -> CoreChoice | None:
+        """Share the need out over the best groups, with those that must be, by dynamic programming.
 
         It adds L3 group after L3 group where these hold several groups, since the first group in one of them
         costs more than the next.
@@ -98,8 +111,10 @@ class Serving:
                     for more in (0, 1)
                     if more <= over
                 }
-                alone = {way: share for way, share in shares.items() if share is not None}
-                inside = _combined(inside, {(0, 0): _NOTHING, **alone}, (count, over))
+                options = {way: share for way, share in shares.items() if share is not None}
+                if not any(segments is other for other in must):
+                    options[0, 0] = _NOTHING
+                inside = _combined(inside, options, (count, over))
             if as_one:
                 inside = {
                     way: replace(choice, l3_groups=1) if choice.taken else choice
@@ -117,9 +132,62 @@ class Serving:
         """
         key = (tuple([segment.cpus for segment in segments]), need, as_one)
         if key not in self._shares:
-            l3_parts = [self._supply.l3_part(segments)] if as_one else self._l3_parts(numa_set, segments)
-            self._shares[key] = self._search.choose(l3_parts, need)
+            self._shares[key] = self._choose(numa_set, segments, need, as_one=as_one)
         return self._shares[key]
+
+    def _choose(
+        self, numa_set: NumaSet, segments: Sequence[Segment], need: int, *, as_one: bool = False
+    ) -> CoreChoice | None:
+        """Choose cores from segments, with a CPU beside each device there."""
+        supply = self._supply
+        l3_parts = [supply.l3_part(segments)] if as_one else self._l3_parts(numa_set, segments)
+        found = self._search.choose(l3_parts, need)
+        if found is None or not numa_set.beside:
+            return found
+        beside = [near for near in numa_set.beside if any(segment.node in near for segment in segments)]
+        cpus = union(share.cpus for share in found.taken)
+        nodes = {segment.node for segment in segments if segment.cpus & cpus}
+        if not any(nodes.isdisjoint(near) for near in beside):
+            return found
+        return self._beside_each(segments, beside, need)
+
+    def _beside_each(
+        self, segments: Sequence[Segment], beside: Sequence[frozenset[NumaIndex]], need: int
+    ) -> CoreChoice | None:
+        """Choose cores from segments, at least one unit beside each device."""
+        groups: list[list[Segment]] = [[] for _ in range(len(beside) + 1)]
+        for segment in segments:
+            near = [number for number, nodes in enumerate(beside) if segment.node in nodes]
+            groups[near[0] if near else -1].append(segment)
+        by_group = [self._supply.l3_parts_of(group) for group in groups]
+        l3_of = {segment.cpus: segment.l3 for segment in segments}
+
+        def choose(l3_parts: Sequence[L3Part]) -> CoreChoice | None:
+            rest = iter(l3_parts)
+            found = self._one_of_each([[next(rest) for _ in group] for group in by_group], need)
+            if found is None:
+                return None
+            cpus = union(share.cpus for share in found.taken)
+            return replace(found, l3_groups=len({l3 for here, l3 in l3_of.items() if here & cpus}), kinds=1)
+
+        return self._search.of_fewest_kinds([one for group in by_group for one in group], choose)
+
+    def _one_of_each(self, groups: Sequence[Sequence[L3Part]], need: int) -> CoreChoice | None:
+        """Choose cores from all groups, from each but the last at least one unit, by dynamic programming."""
+        ways = {0: _NOTHING}
+        for number, l3_parts in enumerate(groups):
+            least = int(number < len(groups) - 1)
+            most = min(need, sum([one.units for one in l3_parts]))
+            shares = [self._search.of_any_kind(l3_parts, units) for units in range(least, most + 1)]
+            longer: dict[int, CoreChoice] = {}
+            for units, before in ways.items():
+                for way, share in enumerate(shares, start=units + least):
+                    if share is not None and way <= need:
+                        together = _together((before, share))
+                        if way not in longer or together.rank < longer[way].rank:
+                            longer[way] = together
+            ways = longer
+        return ways.get(need)
 
     def _serve_each(self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]]) -> CoreChoice | None:
         """Serve each group by itself, with one unit more where that must be or costs least."""
@@ -149,7 +217,7 @@ class Serving:
 
     def _whole_pool(self, numa_set: NumaSet) -> CoreChoice:
         """Policy `numa`: all CPUs of the shared pool there, the less crowded the better."""
-        l3_parts = self._l3_parts(numa_set, numa_set.segments)
+        l3_parts = self._l3_parts(numa_set, list(numa_set.segments))
         taken = [CoreShare(core, core) for one in l3_parts for core, _ in one.cores]
         return CoreChoice(0, 0, self._crowd(numa_set), tuple(taken), 0)
 
@@ -173,11 +241,11 @@ class Serving:
                     self._pools[part.cpus] = fragmentation(supply, (part,), pool)
                 lost += self._pools[part.cpus]
             return CoreRank(0, 0, 0, self._crowd(numa_set), lost)
-        shares = most_shares(group_units(supply, numa_set), supply.need) if supply.spreads else 1
+        shares = most_shares_of(supply, numa_set) if supply.spreads else 1
         if supply.spreads and not numa_set.domain.shares_l3:
             l3_groups, cores = self._bound_of_shares(numa_set, shares)
         elif supply.spreads or len(numa_set.parts) > 1:
-            l3_groups, cores = lower_bound(self._l3_parts(numa_set, numa_set.segments), supply.need)
+            l3_groups, cores = lower_bound(self._l3_parts(numa_set, list(numa_set.segments)), supply.need)
         else:
             l3_groups, cores = supply.count(numa_set.parts[0]).least_for(supply.need)
         lost = self._least_lost(numa_set) if supply.request.owns_cpus else 0
@@ -199,7 +267,7 @@ class Serving:
         """L3 groups and cores that so many equal shares take at least."""
         groups = spread_groups(self._supply, numa_set)
         if count < len(groups):
-            return lower_bound(self._l3_parts(numa_set, numa_set.segments), self._supply.need, count)
+            return lower_bound(self._l3_parts(numa_set, list(numa_set.segments)), self._supply.need, count)
         low, over = divmod(self._supply.need, len(groups))
         l3_groups = cores = 0
         larger: list[tuple[int, int]] = []
@@ -233,6 +301,14 @@ def _share_l3(groups: Sequence[Sequence[Segment]]) -> bool:
     """Whether an L3 group holds several of the groups; each of them then lies in one L3 group."""
     inside = {(segment.l3, index) for index, segments in enumerate(groups) for segment in segments}
     return len(inside) > len({l3 for l3, _ in inside})
+
+
+def _groups_beside(numa_set: NumaSet, groups: Sequence[Sequence[Segment]]) -> list[list[Sequence[Segment]]]:
+    """The groups beside each device, in their order; one of these must give CPUs."""
+    return [
+        [group for group in groups if any(segment.node in near for segment in group)]
+        for near in numa_set.beside
+    ]
 
 
 def _combined(ways: _Ways, others: _Ways, most: tuple[int, int]) -> _Ways:

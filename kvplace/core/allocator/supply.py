@@ -6,10 +6,12 @@ The unit is a CPU; with `smt: isolate` it is a whole free core with one used thr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from itertools import accumulate
 
+from kvplace.core.allocator.device_choices import ANYWHERE, DeviceChoice, UnknownDevices, device_choices
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.layout import L3Part, NodePart, PartCount, ScopeDomain, Segment, layout_of
 from kvplace.core.cpuset import cpus_of
@@ -53,6 +55,13 @@ class Supply:
         self.uses = dict(free.uses) if not request.owns_cpus else {}
         self.effort = Effort(_NUMA_STEPS)
         """For the search for sets of NUMA nodes."""
+        self.unknown_devices: UnknownDevices | None = None
+        """Why no placement can be beside the devices."""
+        self.device_choices: Sequence[DeviceChoice] = ANYWHERE
+        if request.devices or request.device_nodes:
+            found = device_choices(topology, free.devices, request)
+            self.unknown_devices = found if isinstance(found, UnknownDevices) else None
+            self.device_choices = () if isinstance(found, UnknownDevices) else found
         self._segment_uses: dict[int, list[int]] = {}
         self._l3_parts, self._parts = self.layout.l3_parts, self.layout.part_counts
         counts_memory = bool(
@@ -74,9 +83,16 @@ class Supply:
                 if size in self._pages:
                     self._pages[size][by_id[node]] = max(0, pages)
 
-    def without_memory(self) -> Supply:
-        """The same for CPUs alone; it has its effort in common with this one."""
+    def without_devices(self) -> Supply:
+        """The same for a VM without devices."""
         other = copy(self)
+        other.unknown_devices, other.device_choices = None, ANYWHERE
+        return other
+
+    def without_memory(self, beside: tuple[frozenset[NumaIndex], ...]) -> Supply:
+        """The same for CPUs alone, beside devices; it has its effort in common with this one."""
+        other = copy(self)
+        other.device_choices = (DeviceChoice(0, beside),)
         other.needs_memory = other.counts_memory = False
         other.small_memory = 0
         return other
@@ -95,6 +111,17 @@ class Supply:
         kinds = tuple([kind_of[core] for core, _ in cores]) if kind_of else ()
         widths = tuple([units for _, units in cores])
         return L3Part(sum(widths), tuple(cores), widths, kinds)
+
+    def l3_parts_of(self, segments: Sequence[Segment]) -> list[L3Part]:
+        """Count segments by their L3 group."""
+        by_node: Counter[NumaIndex] = Counter()
+        for segment in segments:
+            by_node[segment.node] += self._count(segment).units
+        by_l3: dict[int, list[Segment]] = {}
+        # As with L3 groups, the NUMA nodes with most are used up, and what is left over lies in the smallest.
+        for segment in sorted(segments, key=lambda segment: -by_node[segment.node]):
+            by_l3.setdefault(segment.l3, []).append(segment)
+        return [self.l3_part(group) for group in by_l3.values()]
 
     def count(self, part: NodePart) -> PartCount:
         """Count a part of a NUMA node."""
@@ -135,6 +162,25 @@ class Supply:
         if self.smt is Smt.PREFER:
             return sum([(self.cpus & segment.cpus).bit_count() for segment in segments])
         return sum(self._count(segment).units for segment in segments)
+
+    def devices_at(self, node: NumaIndex) -> tuple[int, ...]:
+        """Differences of NUMA nodes in devices, if the VM has any."""
+        if self.device_choices is ANYWHERE:
+            return ()
+        return tuple(
+            [
+                number
+                for number, choice in enumerate(self.device_choices)
+                if any(node in nodes for nodes in choice.beside)
+            ]
+        )
+
+    def is_beside(self, parts: Iterable[NodePart], beside: Sequence[frozenset[NumaIndex]]) -> bool:
+        """Whether parts of NUMA nodes can give a CPU beside each device."""
+        if not beside:
+            return True
+        nodes = {part.node for part in parts if self.units(part)}
+        return len(beside) <= self.need and not any(nodes.isdisjoint(near) for near in beside)
 
     def uses_of(self, segment: Segment) -> Sequence[int]:
         """How many VMs name each of the CPUs of the pool in a segment."""

@@ -7,7 +7,7 @@ VM, however its cores lie. Only what the counts allow is then placed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from math import comb
@@ -17,7 +17,7 @@ from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, memory_of
 from kvplace.core.placement import Placement
-from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import DeviceNuma, EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.core.topology import NumaNode, Topology
 
@@ -102,7 +102,8 @@ def new_vm(running: RunningVms, request: Request, most_nodes: int, reachable: Cp
 
 def moving_vm(running: RunningVms, occupant: Occupant, reachable: CpuMask) -> VmToPlace:
     """Find the targets of a running VM: in its own scope, and with no worse locality than it has."""
-    topology, request, before = running.topology, occupant.request, occupant.placement
+    topology, before = running.topology, occupant.placement
+    request = _with_known_devices(topology, occupant)
     locality = locality_of(topology, before)
     memory = memory_of(request, before)
     vm = VmToPlace(occupant.id, request, (), _plain_memory(running, request), before)
@@ -111,6 +112,8 @@ def moving_vm(running: RunningVms, occupant: Occupant, reachable: CpuMask) -> Vm
         topology, request.options.scope, lambda count: locality[1] if locality[0] == 1 else count
     ):
         ids = frozenset(node.id for node in nodes)
+        if request.device_nodes and ids != set(before.numa_nodes):
+            continue  # The memory of a VM with devices cannot move.
         if uses_all and _best_locality(vm, topology, cpus, nodes) > locality:
             continue
         if _may_hold(vm, cpus, reachable):
@@ -118,6 +121,16 @@ def moving_vm(running: RunningVms, occupant: Occupant, reachable: CpuMask) -> Vm
             targets.append(Target(cpus, ids, moved))
     targets.sort(key=lambda target: (target.moved, len(target.nodes), target.cpus))
     return VmToPlace(occupant.id, request, tuple(targets), vm.plain_memory, before)
+
+
+def _with_known_devices(topology: Topology, occupant: Occupant) -> Request:
+    """The request of a running VM, with its devices where it lies: they are no longer free."""
+    request = occupant.request
+    if not (request.devices or request.device_nodes):
+        return request
+    options = replace(request.options, device_numa=DeviceNuma.REQUIRED)
+    nodes = frozenset(topology.nodes_of(occupant.placement.cpus))
+    return replace(request, options=options, devices={}, device_nodes=nodes)
 
 
 def _node_sets(
