@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from harness.control_plane.cluster import ControlPlane
-from tests.admission.makers import plain_pod
 from tests.admission.registered import Server, registered
-from tests.admission.stored import create, forged_pod
+from tests.admission.reviewed_objects import plain_pod
+from tests.admission.stored_pods import create, forged_pod
 from tests.admission.webhooks import Webhooks
 from tests.manifests.policies import refused
 

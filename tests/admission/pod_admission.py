@@ -13,7 +13,7 @@ import pytest
 from kvplace.admission.pod import NewPod, admit_pod
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.quantity import parse_quantity
-from tests.admission.makers import (
+from tests.admission.reviewed_objects import (
     ASKS,
     SETTINGS,
     Json,

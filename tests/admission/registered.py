@@ -23,7 +23,7 @@ from aiohttp.typedefs import Handler
 from harness.control_plane.cluster import ControlPlane, RequestRefused
 from kvplace.admission.http import admission_application
 from kvplace.admission.review import read_object, read_review
-from tests.admission.makers import SETTINGS
+from tests.admission.reviewed_objects import SETTINGS
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 _API = "/apis/admissionregistration.k8s.io/v1"

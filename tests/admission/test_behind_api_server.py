@@ -13,9 +13,9 @@ from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, KubectlFail
 from harness.control_plane.kubevirt_parts import KubeVirt
 from kvplace.core.annotations import ASKING, OPTING_IN
 from tests.admission.conftest import Admission
-from tests.admission.makers import ASKS, OUR_ENTRY, Json, container, plain_pod, written_request
 from tests.admission.registered import registered
-from tests.admission.stored import PODS, create, forged_pod, message, named
+from tests.admission.reviewed_objects import ASKS, OUR_ENTRY, Json, container, plain_pod, written_request
+from tests.admission.stored_pods import PODS, create, forged_pod, message, named
 from tests.manifests.policies import refused
 
 VMS = "virtualmachines"

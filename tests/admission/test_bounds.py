@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kvplace.admission.review import MAX_BODY_BYTES
-from tests.admission.makers import ASKS, Json, captured_pod, plain_pod, vmi, vmi_of
+from tests.admission.reviewed_objects import ASKS, Json, captured_pod, plain_pod, vmi, vmi_of
 from tests.admission.webhooks import PATHS, Webhooks, question
 from tests.kubevirt_documents import PODS
 

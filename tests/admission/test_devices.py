@@ -10,7 +10,8 @@ from kvplace.admission.stated_request import devices_elsewhere, stated_request
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.errors import Misconfigured
 from kvplace.core.request import DeviceNuma
-from tests.admission.makers import (
+from tests.admission.pod_admission import admit, launcher, refusal
+from tests.admission.reviewed_objects import (
     ASKS,
     SETTINGS,
     Json,
@@ -21,7 +22,6 @@ from tests.admission.makers import (
     vmi_of,
     written_request,
 )
-from tests.admission.pod_admission import admit, launcher, refusal
 
 OTHERS = {
     "devices.kubevirt.io/kvm": "1",

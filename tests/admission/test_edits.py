@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.admission.edits import EditedList, EditedObject, Operation, edited
-from tests.admission.makers import Json, apply_patch
+from tests.admission.reviewed_objects import Json, apply_patch
 
 KEYS = ("a", "b", "a/b", "~0", "", "-", "0")
 scalars = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "a", 1.0, "~1"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from kvplace.core.annotations import ASKING, RESULTS
-from tests.admission.makers import (
+from tests.admission.reviewed_objects import (
     ASKS,
     Json,
     apply_patch,

@@ -12,7 +12,7 @@ from kvplace.admission.stated_request import expanded, stated_request
 from kvplace.core.errors import Misconfigured
 from kvplace.core.request import EmulatorThreads, Request, Scope, Smt
 from kvplace.core.scalars import Bytes
-from tests.admission.makers import Json, vm
+from tests.admission.reviewed_objects import Json, vm
 
 FOLDER = Path("vm-templates/instancetypes")
 OFFERED = list(yaml.safe_load_all((FOLDER / "instancetypes.yaml").read_text()))

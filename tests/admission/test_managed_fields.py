@@ -9,8 +9,8 @@ import pytest
 from harness.control_plane.cluster import MERGE_PATCH, SERVER_SIDE_APPLY, ControlPlane
 from kvplace.admission.vmi import admit_vmi
 from tests.admission.conftest import Admission
-from tests.admission.makers import SETTINGS, Json, plain_pod, vmi, vmi_of
 from tests.admission.pod_admission import admit, launcher
+from tests.admission.reviewed_objects import SETTINGS, Json, plain_pod, vmi, vmi_of
 
 BY_CONTROLLER = {"manager": "virt-controller", "operation": "Update", "fieldsV1": {"f:spec": {}}}
 APPLIED = {"manager": "argocd", "operation": "Apply", "fieldsV1": {"f:spec": {}}}

@@ -13,7 +13,7 @@ from kvplace.admission.pod import FORGEABLE
 from kvplace.core.annotations import ASKING, PREFIX
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.marks import ASKS_LABEL, MARKER_RESOURCE, PLACED_LABEL
-from tests.admission.makers import SETTINGS, Json, Vmis
+from tests.admission.reviewed_objects import SETTINGS, Json, Vmis
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 QUOTED = re.compile(r"'([^']*)'")

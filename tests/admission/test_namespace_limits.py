@@ -11,8 +11,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, RequestRefused
 from harness.control_plane.kubevirt_parts import KubeVirt
-from tests.admission.makers import plain_pod, vm, vmi
 from tests.admission.registered import registered
+from tests.admission.reviewed_objects import plain_pod, vm, vmi
 from tests.docs.blocks import block
 from tests.manifests.policies import refused
 

@@ -14,7 +14,8 @@ from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes
-from tests.admission.makers import (
+from tests.admission.pod_admission import admit, cpu, patch_for, refusal
+from tests.admission.reviewed_objects import (
     ASKS,
     SETTINGS,
     Json,
@@ -23,7 +24,6 @@ from tests.admission.makers import (
     plain_pod,
     written_request,
 )
-from tests.admission.pod_admission import admit, cpu, patch_for, refusal
 
 FLOATS = {**ASKS, "kvplace.io/on-failure": "float"}
 NO_QUANTITY = "is not a quantity such as 8Gi, 512Mi, 4 or 500m"

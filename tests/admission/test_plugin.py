@@ -15,7 +15,8 @@ from kvplace.admission.pod import admit_pod
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.errors import Misconfigured
 from kvplace.core.marks import FrontEnd
-from tests.admission.makers import (
+from tests.admission.pod_admission import launcher
+from tests.admission.reviewed_objects import (
     ASKS,
     OUR_ENTRY,
     SETTINGS,
@@ -26,7 +27,6 @@ from tests.admission.makers import (
     vmi_of,
     written_request,
 )
-from tests.admission.pod_admission import launcher
 
 Json = dict[str, Any]
 PLUGIN = replace(SETTINGS, front_end=FrontEnd.PLUGIN)

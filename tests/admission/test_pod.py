@@ -23,7 +23,15 @@ from kvplace.core.request import (
     Smt,
 )
 from kvplace.core.scalars import Bytes
-from tests.admission.makers import (
+from tests.admission.pod_admission import (
+    admit,
+    is_guaranteed,
+    launcher,
+    needed_vmi,
+    patch_for,
+    refusal,
+)
+from tests.admission.reviewed_objects import (
     ASKS,
     SETTINGS,
     Json,
@@ -33,14 +41,6 @@ from tests.admission.makers import (
     plain_pod,
     vmi_of,
     written_request,
-)
-from tests.admission.pod_admission import (
-    admit,
-    is_guaranteed,
-    launcher,
-    needed_vmi,
-    patch_for,
-    refusal,
 )
 from tests.kubevirt_documents import PODS
 

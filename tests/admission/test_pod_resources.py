@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from tests.admission.makers import ASKS, Json, container, vmi_of
 from tests.admission.pod_admission import admit, cpu, effective_cpu, is_guaranteed, launcher, refusal
+from tests.admission.reviewed_objects import ASKS, Json, container, vmi_of
 
 ISOLATES = {**ASKS, "kvplace.io/emulator-threads": "isolate"}
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, RequestRefused
-from tests.admission.makers import container, plain_pod
-from tests.admission.stored import PODS, create, message, named
+from tests.admission.reviewed_objects import container, plain_pod
+from tests.admission.stored_pods import PODS, create, message, named
 
 
 def resizing(plane: ControlPlane, path: str, cpu: str, name: str = "c0") -> Callable[[], Json]:

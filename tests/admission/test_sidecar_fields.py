@@ -11,8 +11,8 @@ from kvplace.admission.edits import Operation, edited
 from kvplace.admission.objects import Pod, typed
 from kvplace.admission.sidecar import COMMAND, FOLDER, VOLUME, add_sidecar_fields
 from kvplace.core.errors import Misconfigured
-from tests.admission.makers import ASKS, SETTINGS, apply_patch, container, vmi_of
 from tests.admission.pod_admission import admit, launcher, refusal
+from tests.admission.reviewed_objects import ASKS, SETTINGS, apply_patch, container, vmi_of
 
 Json = dict[str, Any]
 SIDECAR = {"name": "hook-sidecar-0", "command": COMMAND}

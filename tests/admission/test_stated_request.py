@@ -9,8 +9,8 @@ import pytest
 from kvplace.admission.stated_request import stated_request
 from kvplace.core.errors import BadAnnotation, BadBody, Misconfigured
 from kvplace.core.request import EmulatorThreads, Policy
-from tests.admission.makers import ASKS, Json, plain_pod, vm, vmi, vmi_of, written_request
 from tests.admission.pod_admission import admit, launcher
+from tests.admission.reviewed_objects import ASKS, Json, plain_pod, vm, vmi, vmi_of, written_request
 
 DOMAINS: tuple[Json, ...] = (
     {},

@@ -9,7 +9,7 @@ import pytest
 
 from kvplace.admission.vmi import review_vm
 from kvplace.core.errors import Misconfigured
-from tests.admission.makers import ASKS, Json, vm
+from tests.admission.reviewed_objects import ASKS, Json, vm
 
 DEDICATED: Json = {"cpu": {"cores": 4, "dedicatedCpuPlacement": True}}
 CONFLICT = (

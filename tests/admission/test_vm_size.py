@@ -14,7 +14,7 @@ from kvplace.admission.objects import Vmi, typed
 from kvplace.admission.size import VmSize, size_of_vm
 from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import Bytes
-from tests.admission.makers import vmi
+from tests.admission.reviewed_objects import vmi
 from tests.kubevirt_documents import DOMAINS
 
 GI = Bytes(1 << 30)

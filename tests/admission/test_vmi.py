@@ -17,7 +17,7 @@ from kvplace.admission.size import read_size, size_of_vm
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.annotations import ASKING, RESULTS
 from kvplace.core.errors import KvplaceError, Misconfigured
-from tests.admission.makers import ASKS, OUR_ENTRY, SETTINGS, Json, unchanged_but_for, vmi
+from tests.admission.reviewed_objects import ASKS, OUR_ENTRY, SETTINGS, Json, unchanged_but_for, vmi
 from tests.kubevirt_documents import DOMAINS
 
 HOOKS = "hooks.kubevirt.io/hookSidecars"

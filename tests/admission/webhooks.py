@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from kvplace.admission.http import admission_application
-from tests.admission.makers import SETTINGS, Json, Vmis
+from tests.admission.reviewed_objects import SETTINGS, Json, Vmis
 
 PATHS = {
     "VirtualMachineInstance": "/admit/vmi",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.admission.makers import Json, vm
+from tests.admission.reviewed_objects import Json, vm
 from tests.cli.calls import Caller
 
 MACHINE = ("--topology", "2x-epyc-9354")

@@ -14,7 +14,7 @@ from kvplace.cli.placement_formats import read_placements
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
 from tests.cli.calls import Caller
-from tests.core.junk import answer_or_sentence
+from tests.core.invalid_input import answer_or_sentence
 
 NAME = "epyc-7502p"
 CLUSTER = """

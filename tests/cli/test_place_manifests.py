@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.admission.makers import Json, plain_pod, vm, vmi
+from tests.admission.reviewed_objects import Json, plain_pod, vm, vmi
 from tests.cli.calls import Caller
 
 MACHINE = ("--topology", "2x-epyc-9354")

@@ -25,7 +25,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from tests.cli.calls import Caller
 from tests.cli.placed import MACHINE, NAME, answer, lines, placement, pod
 from tests.core.claims import with_vm
-from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values
+from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values
 
 
 def read(text: str, tmp_path: Path) -> NodeClaims:

@@ -20,7 +20,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.plan.plan_input import vm_requests_of
 from tests.cli.calls import Caller
-from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values, texts
+from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values, texts
 
 THREE = '{"id":"db","vcpus":8,"cpuSet":"one-numa","memory":"32Gi"}\n{"id":"web","vcpus":2,"count":2}\n'
 TOO_MANY = '{"id":"vm","vcpus":30,"cpuSet":"one-numa","count":24}'

@@ -33,7 +33,7 @@ from kvplace.core.request import (
     Scope,
     Smt,
 )
-from tests.core.junk import answer_or_sentence
+from tests.core.invalid_input import answer_or_sentence
 
 EVERY_WORD = [
     *(("cpu-set", scope.value, {"scope": scope}) for scope in Scope),

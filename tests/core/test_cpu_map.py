@@ -12,7 +12,7 @@ from kvplace.core.cpu_map import read_cpu_map, read_node_cpu_map, write_cpu_map
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.topology import Topology, topology_of_cpu_map
-from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, json_values, texts
+from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, json_values, texts
 from tests.core.machines import topologies
 
 

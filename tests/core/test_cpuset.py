@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, lowest, mask_of, parse_cpu_list
 from tests.captured import captured_folder
-from tests.core.junk import answer_or_sentence
+from tests.core.invalid_input import answer_or_sentence
 
 ids = st.sets(st.integers(0, MAX_CPU), max_size=40)
 

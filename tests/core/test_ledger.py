@@ -22,7 +22,7 @@ from kvplace.core.ledger import (
 )
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, PodUid
-from tests.core.junk import answer_or_sentence, disturbed, json_values
+from tests.core.invalid_input import answer_or_sentence, disturbed, json_values
 
 GIB = Bytes(1 << 30)
 

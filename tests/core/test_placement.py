@@ -16,7 +16,7 @@ from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import DeviceNuma, NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PackageId, PodUid
-from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
+from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
 
 GIB = Bytes(1 << 30)
 cpu_sets = st.integers(0, (1 << 40) - 1).map(CpuMask)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.quantity import about_bytes, format_bytes, parse_bytes, parse_memory, parse_quantity
 from kvplace.core.strict_json import shown
-from tests.core.junk import answer_or_sentence
+from tests.core.invalid_input import answer_or_sentence
 
 
 @pytest.mark.parametrize(

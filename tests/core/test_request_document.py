@@ -24,7 +24,7 @@ from kvplace.core.request import (
 )
 from kvplace.core.request_document import PodRequest, read_pod_request, write_request
 from kvplace.core.scalars import Bytes, ResourceName
-from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
+from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
 from tests.core.machines import requests
 
 GIB = Bytes(1 << 30)

@@ -16,7 +16,7 @@ from kvplace.core.node_topology import node_name, node_topology, read_node_topol
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NumaId
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology, topology_document
-from tests.core.junk import answer_or_sentence, disturbed, json_values
+from tests.core.invalid_input import answer_or_sentence, disturbed, json_values
 from tests.core.machines import make_numa_node, make_package, make_topology, topologies
 
 GIB = Bytes(1 << 30)

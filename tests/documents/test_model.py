@@ -13,7 +13,7 @@ from kvplace.core.errors import BadBody
 from kvplace.documents.cluster import ScenarioDocument
 from kvplace.documents.model import DocumentModel, Text, numbered, read_model
 from kvplace.documents.reading import read_document
-from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, texts
+from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, texts
 
 
 class Part(DocumentModel):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.errors import BadBody
 from kvplace.documents.reading import read_document
-from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, texts
+from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, texts
 
 
 @pytest.mark.parametrize(

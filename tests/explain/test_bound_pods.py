@@ -15,7 +15,7 @@ from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid
 from kvplace.explain.explanation import Explanation
 from kvplace.explain.report import explanation_document
 from kvplace.kube.conditions import Condition
-from tests.admission.makers import vmi
+from tests.admission.reviewed_objects import vmi
 from tests.core.requests import request_with
 from tests.explain.small_cluster import WORKER, Objects, event, explained, node, pod_document
 from tests.kube.claims import claim, taking

@@ -6,7 +6,7 @@ import pytest
 
 from kvplace.core.errors import BadBody
 from kvplace.explain.reading import ExplainedObject, TargetKind, choose_document, read_target
-from tests.admission.makers import vm
+from tests.admission.reviewed_objects import vm
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from kvplace.core.ledger import LedgerChange
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS
-from tests.admission.makers import vm, vmi
+from tests.admission.reviewed_objects import vm, vmi
 from tests.core.requests import request_with
 from tests.explain.small_cluster import WORKER, Objects, event, explained, node, pod_document, written
 from tests.kube.claims import claim, taking

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks._tables import table
+from tests.faults.faulty_cluster import Outcome, Stage
 from tests.faults.scenarios import SCENARIOS
-from tests.faults.stage import Outcome, Stage
 
 
 def main(words: list[str]) -> int:

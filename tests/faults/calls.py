@@ -18,8 +18,8 @@ from harness.faults.script import (
     SlowBody,
     TornLine,
 )
+from tests.faults.faulty_cluster import Outcome, Scene
 from tests.faults.scenario import OwnStory, Scenario
-from tests.faults.stage import Outcome, Scene
 
 LEDGER = "nodeledgers"
 BINDING = "pods/binding"

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from harness.faults.script import After, Answer, Before, Rule
 from harness.kvplace_cluster.machines import two_socket_machine
+from tests.faults.faulty_cluster import Outcome, Scene
 from tests.faults.observer import Json
 from tests.faults.scenario import PLAYED_S, OwnStory, Scenario
-from tests.faults.stage import Outcome, Scene
 
 LEDGER = "nodeledgers"
 BINDING = "pods/binding"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.faults.script import Rule
 from harness.kvplace_cluster.machines import two_socket_machine
 from kvplace.core.topology import Topology
-from tests.faults.stage import Outcome, Scene, Stage, scene
+from tests.faults.faulty_cluster import Outcome, Scene, Stage, scene
 
 PLAYED_S = 60.0
 """How long a scripted fault may take to come."""

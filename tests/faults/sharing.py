@@ -11,9 +11,9 @@ from harness.control_plane.kubelet_admission import cpu_request, has_ended
 from harness.faults.script import EVENT, Delay, Rule
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.scalars import CpuId, CpuMask
+from tests.faults.faulty_cluster import Outcome, Scene
 from tests.faults.observer import Json, observing, owned_cpus
 from tests.faults.scenario import PLAYED_S, OwnStory
-from tests.faults.stage import Outcome, Scene
 
 MAIN = "main-scheduler"
 

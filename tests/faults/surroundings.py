@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.control_plane.cluster import MERGE_PATCH, RequestRefused
+from tests.faults.faulty_cluster import Outcome, Scene
 from tests.faults.observer import LEDGERS, Json, waits_with_a_reason
 from tests.faults.scenario import OwnStory, Scenario
-from tests.faults.stage import Outcome, Scene
 
 
 def _cut_extender(on: Scene) -> None:

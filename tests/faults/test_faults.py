@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.faulty_cluster import Stage
 from tests.faults.scenario import OwnStory, Scenario
 from tests.faults.scenarios import SCENARIOS
-from tests.faults.stage import Stage
 
 pytestmark = pytest.mark.control_plane
 

@@ -26,7 +26,7 @@ from kvplace.core.scalars import Bytes, NodeName
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.simulate.virt_launcher import launcher_pod
-from tests.admission.makers import SETTINGS
+from tests.admission.reviewed_objects import SETTINGS
 from tests.controller.replicas import replica
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.domainxml.documents import bindings, cells, pins, topology

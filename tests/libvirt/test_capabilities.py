@@ -17,7 +17,7 @@ from kvplace.libvirt.capabilities import MAX_BYTES, read_capabilities
 from kvplace.linux.sysfs import discover
 from kvplace.machines.server_types import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
-from tests.core.junk import answer_or_sentence
+from tests.core.invalid_input import answer_or_sentence
 from tests.libvirt.written_capabilities import capabilities_of
 from tests.linux.written_tree import sysfs_of
 

@@ -13,7 +13,7 @@ from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.linux.cpu_manager_state import MAX_BYTES, read_cpu_manager_state
 from tests.captured import captured_folder
-from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, texts
+from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, texts
 
 VERSION_2 = (
     '{"policyName":"static","defaultCpuSet":"0-1,6-11","entries":'

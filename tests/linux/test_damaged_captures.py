@@ -11,7 +11,7 @@ from kvplace.core.errors import BadTopology
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import open_tree
 from tests.captured import captured_folder
-from tests.core.junk import answer_or_sentence
+from tests.core.invalid_input import answer_or_sentence
 from tests.linux.written_tree import WrittenTree
 
 NAMES = (

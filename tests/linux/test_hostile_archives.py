@@ -19,7 +19,7 @@ from kvplace.core.errors import BadTopology
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import FolderTree, open_tree, read_archive
 from kvplace.machines.server_types import read_machine
-from tests.core.junk import answer_or_sentence
+from tests.core.invalid_input import answer_or_sentence
 from tests.linux.written_tree import sysfs_of
 
 CPU = "sys/devices/system/cpu"

@@ -21,7 +21,7 @@ from kvplace.linux.lscpu import is_table_of_lscpu, read_lscpu
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import open_tree
 from kvplace.machines.server_types import read_machine
-from tests.core.junk import answer_or_sentence
+from tests.core.invalid_input import answer_or_sentence
 
 Row = Mapping[str, int]
 NOTES = (

@@ -18,7 +18,7 @@ from kvplace.documents.cluster import ClusterDocument
 from kvplace.documents.model import read_model
 from kvplace.machines.cluster import load_cluster, nodes_of
 from kvplace.machines.server_types import read_machine
-from tests.core.junk import answer_or_sentence, disturbed
+from tests.core.invalid_input import answer_or_sentence, disturbed
 
 WHOLE: dict[str, Any] = {
     "nodes": [

@@ -22,7 +22,7 @@ from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.machines.machine import Machine, read_machine_at
 from kvplace.machines.server_types import read_machine
-from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed
+from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, disturbed
 from tests.libvirt.written_capabilities import capabilities_of
 from tests.linux.written_tree import sysfs_of
 

@@ -11,8 +11,8 @@ from harness.control_plane.cluster import ControlPlane
 from tests.docs.blocks import block
 from tests.docs.shell import Shell
 from tests.manifests.conftest import STRICTLY
-from tests.manifests.leftovers import LEDGER, everything
 from tests.manifests.policies import refused
+from tests.manifests.uninstalled import LEDGER, everything
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from kvplace.kube.watches import Apply, Delete
 from kvplace.nodes import cluster_free_blocks
 from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache
+from tests.event_loop_turns import with_turns
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
-from tests.turns import with_turns
 
 MACHINES = [EIGHT, TWO]
 

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
-from tests.protocol.kind import Kind
 from tests.protocol.mutations import MUTATIONS
 from tests.protocol.promises import BrokenPromise
-from tests.protocol.record import Part, Record, Told, commit
+from tests.protocol.results_file import Part, Record, Told, commit
+from tests.protocol.run_kind import Kind
 from tests.protocol.simulation import Story
 
 _CHUNK = 50

@@ -19,13 +19,13 @@ from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES
 from tests.controller.replicas import Replica
 from tests.core.requests import request_with
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.protocol.diary import Diary
 from tests.protocol.evictions import KEPT, Evictions, again
 from tests.protocol.faults import CLOCKS_S
-from tests.protocol.kind import Kind
 from tests.protocol.network import Network, View
 from tests.protocol.node import SimulatedNode, read_placement
 from tests.protocol.promises import Promises
+from tests.protocol.run_counts import Diary
+from tests.protocol.run_kind import Kind
 
 _NAMES = tuple("abcdefgh")
 _OPTIONS: tuple[dict[str, str], ...] = (

@@ -18,8 +18,8 @@ from kvplace.kube.api_errors import ApiUnavailable
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 from tests.kube.faults import FaultScript, Operation
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.protocol.diary import Diary
 from tests.protocol.faults import LATE_S, PAUSES_S, SLOW_S, FaultMix
+from tests.protocol.run_counts import Diary
 
 K = TypeVar("K")
 R = TypeVar("R")

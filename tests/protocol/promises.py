@@ -24,8 +24,8 @@ from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.nodes.node_machine import Unusable, describe_node
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.protocol.diary import Diary
 from tests.protocol.node import ContainerChanges, Running, SimulatedNode, read_placement
+from tests.protocol.run_counts import Diary
 
 R = TypeVar("R")
 _LOOK_S = 35.0

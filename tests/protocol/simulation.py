@@ -27,15 +27,15 @@ from tests.controller.replicas import EPOCH, replica
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO, TWO_QUADS
 from tests.protocol.actors import Disturber, Scheduler, Server, Users
-from tests.protocol.diary import Diary
+from tests.protocol.earlier_replica import OlderView, forget_reservations
 from tests.protocol.evictions import KEPT, Evictions
 from tests.protocol.faults import LATE_S, FaultMix
-from tests.protocol.kind import Kind
 from tests.protocol.loop import SeededLoop
 from tests.protocol.network import Network, Undisturbed, View
 from tests.protocol.node import ContainerChanges, SimulatedNode
-from tests.protocol.older import OlderView, forget_reservations
 from tests.protocol.promises import BrokenPromise, Promises
+from tests.protocol.run_counts import Diary
+from tests.protocol.run_kind import Kind
 
 CALM_S = 150.0
 """Longer than everything that kvplace waits for: 60 s for a binding, and 30 s between two checks a node."""

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.effort import IN_FULL
-from tests.protocol.kind import Kind
 from tests.protocol.mutations import MUTATIONS, PREEMPTION_MUTATIONS, ROOM_MUTATIONS
-from tests.protocol.telling import run
+from tests.protocol.replay import run
+from tests.protocol.run_kind import Kind
 
 STORIES = 1500
 """Most are noticed within thirty, the last ones within some two hundred: which, changes with the code."""

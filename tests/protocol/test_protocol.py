@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tests.effort import IN_FULL, rounds
-from tests.protocol.telling import run
+from tests.protocol.replay import run
 
 STORIES = rounds(1000, quick=40)
 """More are run by `python -m tests.protocol --count N --jobs N`."""

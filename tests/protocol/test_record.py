@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.protocol.kind import Kind
-from tests.protocol.record import Part, Record, Told
-from tests.protocol.telling import run
+from tests.protocol.replay import run
+from tests.protocol.results_file import Part, Record, Told
+from tests.protocol.run_kind import Kind
 
 STORIES = 52
 """Two parts: fifty stories, and the others."""

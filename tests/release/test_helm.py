@@ -14,7 +14,7 @@ import yaml
 
 from harness.control_plane.cluster import ControlPlane
 from tests.docs.blocks import block, command_lines
-from tests.manifests.leftovers import LEDGER, everything
+from tests.manifests.uninstalled import LEDGER, everything
 
 # The test waits for the release to be made.
 pytestmark = pytest.mark.timeout(1200)

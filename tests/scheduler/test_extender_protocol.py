@@ -23,7 +23,7 @@ from kvplace.scheduler.extender_protocol import (
     read_extender_args,
     read_preemption_args,
 )
-from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values
+from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values
 
 POD: dict[str, Any] = {
     "metadata": {

@@ -28,8 +28,8 @@ from kvplace.scheduler.node_states import NodeState, NodeStates
 from tests.core.allocator.random_cases import random_case, random_free, random_request
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.effort import rounds
+from tests.event_loop_turns import with_turns
 from tests.nodes.machines import EIGHT
-from tests.turns import with_turns
 
 T = TypeVar("T")
 TWO_SOCKETS = make_topology(

@@ -21,10 +21,10 @@ from kvplace.scheduler.extender_protocol import (
     read_preemption_args,
 )
 from tests.controller.replicas import Replica, asking_pod, replica
+from tests.event_loop_turns import with_turns
 from tests.kube.claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
-from tests.turns import with_turns
 
 HIGH = 1000
 HTTP_TIMEOUT_S = 10.0

@@ -11,9 +11,9 @@ from kvplace.scheduler import extender, fit_table
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from kvplace.scheduler.fit_table import FitTable
 from tests.controller.replicas import asking_pod, replica
+from tests.event_loop_turns import with_turns
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
-from tests.turns import with_turns
 
 
 @pytest.fixture

@@ -28,11 +28,11 @@ from kvplace.serve.metrics import ClusterGauges
 from kvplace.serve.process import serving
 from kvplace.service.settings import Address
 from tests.controller.replicas import asking_pod, replica
+from tests.event_loop_turns import with_turns
 from tests.kube.claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
 from tests.serve.served import settings_for
-from tests.turns import with_turns
 
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 

@@ -33,7 +33,7 @@ from kvplace.simulate.scenario import (
 )
 from kvplace.simulate.simulated_cluster import cluster_state, empty_amounts
 from kvplace.simulate.simulation import report_document, simulate
-from tests.core.junk import answer_or_sentence, disturbed
+from tests.core.invalid_input import answer_or_sentence, disturbed
 
 GIB = Bytes(1 << 30)
 NODES = [{"name": "n", "count": 2, "machine": "epyc-7502p"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from harness.control_plane.cluster import ControlPlane, RequestRefused
-from tests.admission.makers import Json, plain_pod
+from tests.admission.reviewed_objects import Json, plain_pod
 
 PODS = "/api/v1/namespaces/{}/pods"
 

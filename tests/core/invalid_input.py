@@ -1,4 +1,4 @@
-"""Junk for every reader, and the two ways in which a reader may end: an answer, or one sentence."""
+"""Invalid values for every reader, and the two ways in which a reader may end: an answer, or one sentence."""
 
 from __future__ import annotations
 

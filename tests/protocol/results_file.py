@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.protocol.kind import Kind
+from tests.protocol.run_kind import Kind
 
 PROJECT = Path(__file__).resolve().parents[2]
 
