@@ -124,6 +124,11 @@ def seat_lines(seat: Seat) -> Iterator[str]:
             machine.topology.fingerprint,
         ):
             yield _titled("", "the machine has another topology now than when the cores were chosen")
+    title = "devices"
+    for one in vm.devices or ():
+        address = f" {one.device.address}" if one.device.address else ""
+        yield _titled(title, f"{one.device.resource}{address} {one.place}")
+        title = ""
     yield _titled("pinned", _pinned(seat))
     if seat.report is not None and seat.report.drift:
         yield _titled("", f"the agent measures: {seat.report.drift}")

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvplace.cli.output import cpu_lines
+from kvplace.core.device_locality import device_phrases
 from kvplace.core.drawing.core_map import CoreMap, LegendEntry
 from kvplace.core.drawing.occupancy import name_of, printable
 from kvplace.core.ledger import Claim
@@ -24,8 +25,8 @@ _COLOURS = (
     "red", "green", "yellow", "blue", "magenta", "cyan",
 )  # fmt: skip
 _GAP = 2
-_EMULATOR, _IO_THREADS = "EMULATOR", "I/O THREADS"
-_SELDOM = (_EMULATOR, _IO_THREADS)
+_EMULATOR, _IO_THREADS, _DEVICES = "EMULATOR", "I/O THREADS", "DEVICES"
+_SELDOM = (_EMULATOR, _IO_THREADS, _DEVICES)
 """Columns that are left out where no VM has anything there."""
 _BEHIND_A_SEPARATOR = re.compile(r"(?<=[/.-])")
 
@@ -99,6 +100,7 @@ def _cells(entry: LegendEntry, width: int, *, wide: bool) -> dict[str, str]:
         "CPUS": cpu_lines(claim.cpus | claim.owned, width),
         _EMULATOR: cpu_lines(placement.emulator_cpus, width) if placement else "",
         _IO_THREADS: entry.io_thread_cpus,
+        _DEVICES: "\n".join(device_phrases(entry.devices)),
     }
     return cells | {"MEMORY": _memory(claim), "HUGE PAGES": _huge_pages(claim)} if wide else cells
 
@@ -109,6 +111,7 @@ def _lines_about(entry: LegendEntry, width: int, *, wide: bool) -> Iterator[str]
     yield from lines_of(pieces, "", width)
     yield from lines_of([claim.policy.value, cpu_lines(claim.cpus | claim.owned, width)], " ", width)
     yield entry.qemu_threads
+    yield from device_phrases(entry.devices)
     if wide:
         yield _memory(claim)
         yield _huge_pages(claim)

@@ -7,7 +7,9 @@ from datetime import datetime
 
 from kvplace.cli.listing import Column
 from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.device_locality import device_phrases
 from kvplace.core.free_blocks import Domain
+from kvplace.core.node_devices import NO_NUMA
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import format_bytes
 from kvplace.core.scalars import CpuMask
@@ -30,6 +32,18 @@ def _count(cpus_of: Callable[[NodeView], CpuMask]) -> Callable[[NodeView], str]:
     return lambda node: str(cpus_of(node).bit_count()) if node.cpus else NOTHING
 
 
+def _free_devices(node: NodeView) -> str:
+    """Write the free devices of each resource by NUMA node: `intel.com/vf 0:3/4,1:4/4`."""
+    report = None if node.described is None else node.described.devices
+    if report is None:
+        return NOTHING
+    counts: dict[str, list[str]] = {}
+    for one in report.devices.counts:
+        place = "?" if one.node == NO_NUMA else str(one.node)
+        counts.setdefault(one.resource, []).append(f"{place}:{one.free}/{one.total}")
+    return "; ".join(f"{resource} {','.join(places)}" for resource, places in counts.items()) or NOTHING
+
+
 NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column("NAME", lambda node: node.name),
     Column("STATUS", lambda node: node.status or NOTHING),
@@ -50,6 +64,7 @@ NODE_COLUMNS: tuple[Column[NodeView], ...] = (
         lambda node: NOTHING if node.described is None else node.described.enforcement.value,
         wide=True,
     ),
+    Column("DEVICES-FREE", _free_devices, wide=True),
     Column("FREE-CPUS", lambda node: cpu_list(node.free), wide=True),
 )
 """Those of `get nodes`; what cannot be known of a node that cannot be used is `-`."""
@@ -80,10 +95,20 @@ def vm_columns(now: Callable[[], datetime], *, with_namespace: bool) -> tuple[Co
         Column("EMULATOR", placed(lambda placement: cpu_list(placement.emulator_cpus)), wide=True),
         Column("MEMORY", requested_memory, wide=True),
         Column("REVISION", lambda vm: str(vm.placement.revision) if vm.placement else NOTHING, wide=True),
+        Column("DEVICES", _devices, wide=True),
         Column("POD", lambda vm: vm.pod.name or NOTHING, wide=True),
         Column("RESERVED", _reserved, wide=True),
         Column("PINNED", lambda vm: measured(vm.pinned) if vm.pinned else NOTHING, wide=True),
     )
+
+
+def _devices(vm: VmView) -> str:
+    """Write the devices of a VM and whether they are local; what it requests until they are reported."""
+    if vm.devices is not None:
+        return ", ".join(device_phrases(vm.devices)) or NOTHING
+    wanted = {} if vm.request is None else vm.request.request.devices
+    parts = (f"{count} {resource} (not reported)" for resource, count in sorted(wanted.items()))
+    return ", ".join(parts) or NOTHING
 
 
 def _policy(vm: VmView) -> str:

@@ -10,6 +10,7 @@ from kvplace.core.request_json import request_document
 from kvplace.core.strict_json import Json
 from kvplace.explain.explanation import Explanation, Fitting, Seat
 from kvplace.nodes.node_machine import NodeMachine
+from kvplace.nodes.view_documents import devices_document
 
 _SHOWN_CANDIDATES = 10
 
@@ -80,6 +81,8 @@ def _seat(seat: Seat) -> Json:
         document["placement"] = vm.placement.document()
         if isinstance(node.machine, NodeMachine):
             document["sameMachine"] = vm.placement.topology in ("", node.machine.topology.fingerprint)
+    if vm.devices is not None:
+        document["devices"] = devices_document(vm.devices)
     document["unclaimed"] = format_cpu_list(seat.unclaimed)
     document["nodeReady"] = seat.is_ready
     document["relocating"] = seat.is_relocating

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Forbidden, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
@@ -380,6 +381,7 @@ class MemoryCluster:
         pods: Iterable[PodReport] = (),
         conditions: Iterable[Condition] = (),
         by_agent: bool = False,
+        devices: DeviceReport | None = None,
     ) -> None:
         """Publish a node's machine, and what the kubelet's static policy holds of it, as its agent does."""
         self._put_topology(
@@ -391,6 +393,7 @@ class MemoryCluster:
                 pods={report.uid: report for report in pods},
                 by_agent=by_agent,
                 conditions=tuple(conditions),
+                devices=devices,
             )
         )
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
+from kvplace.core.device_locality import LocatedDevice, located
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free_blocks import FreeBlocks, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
-from kvplace.core.request import PinningOptions
+from kvplace.core.request import DeviceNuma, PinningOptions
 from kvplace.core.request_document import PodRequest, read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.conditions import Condition
@@ -140,6 +141,8 @@ class VmView:
     """What it holds in its node's ledger; None when that is nothing, or was not read."""
     kubevirt: VmStatus | None = None
     """What KubeVirt reports of it; None for a plain pod, and where that was not read."""
+    devices: tuple[LocatedDevice, ...] | None = None
+    """What the kubelet has given it; None where its agent has not reported that, or it was not read."""
     reserved_on: NodeName = NO_NODE
     """Of a VM that waits: the node where other VMs make room for it; its claim there has the CPUs."""
 
@@ -295,6 +298,17 @@ def cluster_view(
     return ClusterView(views, vm_views(pods, views))
 
 
+def with_devices(vm: VmView, node: NodeView) -> VmView:
+    """Add the devices that the agent of its node reports of a VM."""
+    report = None if node.described is None else node.described.devices
+    devices = None if report is None else report.pods.get(vm.pod.uid)
+    if node.described is None or devices is None:
+        return vm
+    placed = None if vm.placement is None else vm.placement.placement
+    mode = DeviceNuma.PREFERRED if vm.options is None else vm.options.device_numa
+    return replace(vm, devices=located(devices, placed, node.described.topology, mode))
+
+
 def vm_views(pods: Iterable[PodRecord], nodes: Mapping[NodeName, NodeView]) -> dict[PodUid, VmView]:
     """Return the VMs of pods, with the claims that these nodes have for them."""
     reserved = {
@@ -309,7 +323,9 @@ def vm_views(pods: Iterable[PodRecord], nodes: Mapping[NodeName, NodeView]) -> d
         if not pod.node and pod.uid in reserved:
             reserved_on, claim = reserved[pod.uid]
             views.append(VmView(pod, claim, reserved_on=reserved_on))
+        elif node is None:
+            views.append(VmView(pod))
         else:
-            views.append(VmView(pod, None if node is None else node.ledger.claims.get(pod.uid)))
+            views.append(with_devices(VmView(pod, node.ledger.claims.get(pod.uid)), node))
     views.sort(key=lambda vm: (vm.namespace, vm.name, vm.pod.name, vm.pod.uid))
     return {vm.pod.uid: vm for vm in views}

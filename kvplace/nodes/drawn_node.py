@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from kvplace.core.drawing.core_map import CoreMap, draw
 from kvplace.core.placement import Placement
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 from kvplace.kube.records import PodReport
-from kvplace.nodes.cluster_view import NodeView, VmView
+from kvplace.nodes.cluster_view import NodeView, VmView, with_devices
 from kvplace.nodes.node_machine import Unusable
 
 
@@ -18,6 +19,7 @@ def draw_node(node: NodeView, vms: Iterable[VmView]) -> CoreMap | None:
         return None
     found: dict[PodUid, CpuMask] = {}
     placements: dict[PodUid, Placement] = {}
+    vms = tuple(vms)
     for vm in vms:
         if vm.placement is not None:
             placements[vm.pod.uid] = vm.placement.placement
@@ -25,8 +27,16 @@ def draw_node(node: NodeView, vms: Iterable[VmView]) -> CoreMap | None:
         if strays is not None:
             found[vm.pod.uid] = strays
     foreign = NO_CPUS if node.described is None else node.described.kubelet_cpus
+    report = None if node.described is None else node.described.devices
     return draw(
-        node.name, node.machine.topology, node.ledger, foreign=foreign, found=found, placements=placements
+        node.name,
+        node.machine.topology,
+        node.ledger,
+        foreign=foreign,
+        found=found,
+        placements=placements,
+        counts=() if report is None else report.devices.counts,
+        devices={vm.pod.uid: vm.devices for vm in map(partial(with_devices, node=node), vms) if vm.devices},
     )
 
 

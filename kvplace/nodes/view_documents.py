@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.device_locality import LocatedDevice
 from kvplace.core.free import Free
 from kvplace.core.free_blocks import FreeBlocks
 from kvplace.core.huge_pages import write_page_counts
@@ -48,6 +49,9 @@ def node_document(node: NodeView) -> Json:
         document["enforcement"] = node.described.enforcement.value
     if node.free_blocks is not None:
         document["largestFree"] = free_blocks_document(node.free_blocks)
+    if node.described is not None and node.described.devices is not None:
+        devices = node.described.devices.document()
+        document["devices"] = {key: devices[key] for key in ("topologyPolicy", "topologyScope", "resources")}
     if isinstance(node.snapshot, NodeSnapshot):
         document["memory"] = list(_memory(node.snapshot.machine.topology, node.snapshot.free))
     return document
@@ -81,9 +85,23 @@ def vm_document(vm: VmView) -> Json:
         "node": vm.node or None,
         "request": None if vm.request is None else request_document(vm.request.request),
         "placement": None if vm.placement is None else vm.placement.document(),
+        **({} if vm.devices is None else {"devices": devices_document(vm.devices)}),
         **_reservation(vm),
         "pinned": None if vm.pinned is None else _condition_document(vm.pinned),
     }
+
+
+def devices_document(devices: Iterable[LocatedDevice]) -> list[Json]:
+    """Write the devices of a VM; `local` is null where that is not known."""
+    return [
+        {
+            "resource": one.device.resource,
+            "numaNode": one.device.node,
+            "address": one.device.address,
+            "local": one.is_local,
+        }
+        for one in devices
+    ]
 
 
 def _reservation(vm: VmView) -> Json:

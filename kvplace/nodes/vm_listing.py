@@ -2,7 +2,8 @@
 
 A pod reports where a VM is and whether it is pinned. KubeVirt's own objects state how far KubeVirt is with
 it, and name the VMs that are stopped, or cannot start, and so have no pod. Who may not read them sees the
-pods alone. While VMs wait, the ledgers name the VMs that others make room for.
+pods alone. While VMs wait, the ledgers name the VMs that others make room for. Where VMs request devices, the
+reports of agents name these; a watch leaves them out, because agents report often.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 from kvplace.core.scalars import PodUid
 from kvplace.kube.api_errors import Denied, Missing
 from kvplace.kube.concurrency import together
-from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
 from kvplace.kube.vm_statuses import VM_STATUSES, VMI_STATUSES, VmName, VmStatus
-from kvplace.kube.watches import LEDGERS, PODS, Kind, Selector, WatchClient
+from kvplace.kube.watches import LEDGERS, PODS, TOPOLOGIES, Kind, Selector, WatchClient
 from kvplace.nodes.cluster_reading import ListClient
 from kvplace.nodes.cluster_view import NodeView, VmView, vm_views
 from kvplace.nodes.node_machine import NOT_KNOWN
@@ -42,8 +43,9 @@ def listed_vms(
     statuses: Iterable[VmStatus],
     selector: Selector,
     ledgers: Iterable[LedgerRecord] = (),
+    topologies: Iterable[TopologyRecord] = (),
 ) -> tuple[VmView, ...]:
-    """Combine pods with KubeVirt's objects, and with the ledgers' reservations for waiting pods.
+    """Combine pods with KubeVirt's objects, the ledgers' reservations for waiting pods, and reported devices.
 
     A VM with ended pods only is there without a pod, too. The selector is that of the pods; of a VM
     without a pod it concerns the labels that its pod would have.
@@ -52,7 +54,12 @@ def listed_vms(
     instances: dict[tuple[str, str], VmStatus] = {}
     for status in statuses:
         (instances if status.is_instance else vms)[status.key] = status
-    nodes = {ledger.node: NodeView(ledger.node, NOT_KNOWN, ledger_record=ledger) for ledger in ledgers}
+    written = {ledger.node: ledger for ledger in ledgers}
+    described = {topology.node: topology for topology in topologies}
+    nodes = {
+        name: NodeView(name, NOT_KNOWN, described.get(name), written.get(name))
+        for name in {*written, *described}
+    }
     found = [
         replace(view, kubevirt=instances.get((view.namespace, view.pod.vmi))) if view.is_vmi else view
         for view in vm_views(pods, nodes).values()
@@ -77,6 +84,7 @@ async def read_listed_vms(cluster: ListClient, selector: Selector) -> VmListing:
     statuses = chain.from_iterable(found for found, _ in read)
     notes = [note for _, note in read if note][:1]
     ledgers: tuple[LedgerRecord, ...] = ()
+    topologies: tuple[TopologyRecord, ...] = ()
     if any(not pod.node and not pod.deleting for pod in pods):
         try:
             ledgers = await cluster.read_all(LEDGERS)
@@ -84,7 +92,19 @@ async def read_listed_vms(cluster: ListClient, selector: Selector) -> VmListing:
             pass
         except Denied as denied:
             notes.append(_not_seen(denied))
-    return VmListing(listed_vms(pods, statuses, selector, ledgers), tuple(notes))
+    if any(pod.node and _wants_devices(pod) for pod in pods):
+        try:
+            topologies = await cluster.read_all(TOPOLOGIES)
+        except Missing:
+            pass
+        except Denied as denied:
+            notes.append(_not_seen(denied, "devices of VMs are"))
+    return VmListing(listed_vms(pods, statuses, selector, ledgers, topologies), tuple(notes))
+
+
+def _wants_devices(pod: PodRecord) -> bool:
+    request = VmView(pod).request
+    return request is not None and bool(request.request.devices)
 
 
 async def _read_statuses(
@@ -106,9 +126,9 @@ def _left_out(denied: Denied) -> str:
     )
 
 
-def _not_seen(denied: Denied) -> str:
+def _not_seen(denied: Denied, what: str = "what is reserved for VMs that wait is") -> str:
     return (
-        f"you may not {denied.verb} {denied.resource}: what is reserved for VMs that wait is left out; "
+        f"you may not {denied.verb} {denied.resource}: {what} left out; "
         "the ClusterRole kvplace-viewer gives this right"
     )
 

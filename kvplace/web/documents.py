@@ -18,11 +18,11 @@ from kvplace.core.topology import Topology
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.records import NO_NODE, PodRecord
 from kvplace.kube.vm_statuses import VmStatus
-from kvplace.nodes.cluster_view import NodeView, VmState, VmView
+from kvplace.nodes.cluster_view import NodeView, VmState, VmView, with_devices
 from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.nodes.view_documents import reserved_document
+from kvplace.nodes.view_documents import devices_document, reserved_document
 from kvplace.web.agents import Agents
 
 MAX_FOUND = 50
@@ -218,7 +218,8 @@ async def _pod_document(cache: NodeCache, agents: Agents, vmis: VmiClient, pod: 
     seat = pod.node or _reserved_on(cache, pod)
     node = view_of(cache, seat) if seat else None
     claim = node.ledger.claims.get(pod.uid) if node is not None else None
-    (vm,) = await _with_phases(vmis, [VmView(pod, claim)])
+    seen = VmView(pod, claim)
+    (vm,) = await _with_phases(vmis, [seen if node is None else with_devices(seen, node)])
     report = node.reports.get(pod.uid) if node is not None else None
     document: Json = {
         "pod": pod.name,
@@ -241,6 +242,8 @@ async def _pod_document(cache: NodeCache, agents: Agents, vmis: VmiClient, pod: 
         document["agent"] = trouble
     if report is not None:
         document["measured"] = {"cpus": format_cpu_list(report.cpus), "revision": report.revision}
+    if vm.devices is not None:
+        document["devices"] = devices_document(vm.devices)
     if vm.placement is not None:
         document["placement"] = vm.placement.document()
     if claim is None or node is None:

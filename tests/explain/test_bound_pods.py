@@ -6,12 +6,14 @@ from typing import Any
 
 from kvplace.cli.explain_lines import seat_lines
 from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.marks import PINNED
 from kvplace.core.neighbours import Nearness
+from kvplace.core.node_devices import NO_NUMA, NodeDevices, PodDevice
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.request_document import PodRequest, write_request
-from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid
+from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid, ResourceName
 from kvplace.explain.explanation import Explanation
 from kvplace.explain.report import explanation_document
 from kvplace.kube.conditions import Condition
@@ -92,6 +94,20 @@ async def bound(
 
 def printed(found: Explanation) -> str:
     return "\n".join(line for seat in found.seats for line in seat_lines(seat))
+
+
+async def test_devices_of_a_vm_are_reported_with_their_numa_nodes(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 1, 8, 9)
+    vf = ResourceName("intel.com/vf")
+    given = (PodDevice(vf, NumaId(1), "0000:c1:00.2"), PodDevice(vf, NO_NUMA))
+    cluster.put_topology("worker", TWO, devices=DeviceReport(NodeDevices(), {PodUid("db"): given}))
+    found = await explained(objects, cluster, "vm/db")
+    assert "devices     intel.com/vf 0000:c1:00.2 on NUMA 1\n" in printed(found)
+    assert "            intel.com/vf on no known NUMA node\n" in printed(found)
+    (document,) = explanation_document(found)["pods"]
+    assert [one["numaNode"] for one in document["devices"]] == [1, -1]
 
 
 async def test_a_paused_vm_and_a_migration_are_reported_as_kubevirt_reports_them(

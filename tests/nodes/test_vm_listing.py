@@ -12,21 +12,24 @@ from typing import Any
 import msgspec
 
 from kvplace.cli.view_tables import vm_columns
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.label_terms import read_label_terms
 from kvplace.core.ledger import Ledger, Reserved
 from kvplace.core.marks import PINNED
+from kvplace.core.node_devices import NodeDevices, PodDevice
 from kvplace.core.request import PinningOptions, Policy, Scope
-from kvplace.core.scalars import CpuId, CpuMask, NodeName, PodUid
+from kvplace.core.scalars import CpuId, CpuMask, NodeName, NumaId, PodUid, ResourceName
 from kvplace.kube.api_errors import Denied, Missing
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import NO_NODE, LedgerRecord, PodRecord
 from kvplace.kube.vm_statuses import STATUS_RESOURCES, VM_STATUSES, VMI_STATUSES, VmStatus
-from kvplace.kube.watches import EVERYTHING, LEDGERS, PLACED_PODS, Interrupted, Selector
-from kvplace.nodes.cluster_view import VmState
+from kvplace.kube.watches import EVERYTHING, LEDGERS, PLACED_PODS, TOPOLOGIES, Interrupted, Kind, Selector
+from kvplace.nodes.cluster_view import VmState, VmView
 from kvplace.nodes.view_documents import vm_document
 from kvplace.nodes.vm_listing import listed_vms, read_listed_vms, watch_listed_vms
 from tests.core.claims import claim
 from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import TWO
 
 ASKS = PinningOptions(scope=Scope.ONE_NUMA)
 POD = PodRecord("shop", "virt-launcher-db", PodUid("1"), NodeName("a"), phase="Running", vmi="db")
@@ -83,9 +86,7 @@ def test_what_is_reserved_for_a_vm_that_waits_is_listed_with_what_others_still_u
     ledger = LedgerRecord(node, Ledger({CpuId(2): waiting.uid}, {waiting.uid: claimed}), "1")
     (vm,) = listed_vms([waiting], [], EVERYTHING, [ledger])
     assert (vm.state, vm.reserved_on) == (VmState.WAITING, node)
-    columns = vm_columns(lambda: datetime.now(UTC), with_namespace=False)
-    row = {column.head: column.cell(vm) for column in columns}
-    assert row["RESERVED"] == "worker: 2-3, 3 still used"
+    assert _row(vm)["RESERVED"] == "worker: 2-3, 3 still used"
     assert vm_document(vm)["reserved"] == {
         "node": "worker", "owned": "2-3", "stillInUse": "3", "until": "2026-01-02T03:05:00Z"
     }  # fmt: skip
@@ -93,25 +94,61 @@ def test_what_is_reserved_for_a_vm_that_waits_is_listed_with_what_others_still_u
     assert (bound.reserved_on, "reserved" in vm_document(bound)) == ("", False)
 
 
-class _NoLedgers(FaultyCluster):
-    """An API server that does not let us list ledgers."""
+class _WithoutKinds(FaultyCluster):
+    """An API server without KubeVirt that does not let us list some kinds."""
+
+    def __init__(self, refused: set[Kind[Any, Any]]) -> None:
+        super().__init__()
+        self.refused = refused
 
     async def read_all(self, kind: Any, selector: Any = EVERYTHING) -> tuple[Any, ...]:
-        if kind is LEDGERS:
-            raise Denied("list", "nodeledgers", "cannot list")
+        if kind in self.refused:
+            raise Denied("list", kind.name, "cannot list")
         if kind in STATUS_RESOURCES:
             raise Missing(f"{kind.name} are not served")
         return await super().read_all(kind, selector)
 
 
 async def test_who_may_not_see_what_is_reserved_is_informed_while_a_vm_waits() -> None:
-    cluster = _NoLedgers()
+    cluster = _WithoutKinds({LEDGERS})
     assert (await read_listed_vms(cluster, PLACED_PODS)).notes == ()
     cluster.create_pod("late", namespace="shop", uid="late", request=REQUEST)
     listed = await read_listed_vms(cluster, PLACED_PODS)
     assert [vm.name for vm in listed.vms] == ["late"]
     (note,) = listed.notes
     assert note.startswith("you may not list nodeledgers: what is reserved for VMs that wait is left out")
+    await cluster.close()
+
+
+def _row(vm: VmView) -> dict[str, str]:
+    columns = vm_columns(lambda: datetime.now(UTC), with_namespace=False)
+    return {column.head: column.cell(vm) for column in columns}
+
+
+async def test_devices_of_vms_are_read_where_vms_request_some() -> None:
+    vf = ResourceName("intel.com/vf")
+    cluster = _WithoutKinds({TOPOLOGIES})
+    cluster.create_pod("plain", namespace="shop", uid="plain", request=REQUEST, node="worker")
+    assert (await read_listed_vms(cluster, PLACED_PODS)).notes == ()
+    wants = '{"version":1,"vcpus":2,"devices":{"intel.com/vf":1}}'
+    cluster.create_pod("vnf", namespace="shop", uid="vnf", request=wants, node="worker")
+    listed = await read_listed_vms(cluster, PLACED_PODS)
+    (note,) = listed.notes
+    assert note.startswith("you may not list nodetopologies: devices of VMs are left out")
+    assert {vm.name: _row(vm)["DEVICES"] for vm in listed.vms} == {
+        "plain": "-",
+        "vnf": "1 intel.com/vf (not reported)",
+    }
+    cluster.refused.clear()
+    report = DeviceReport(NodeDevices(), {PodUid("vnf"): (PodDevice(vf, NumaId(1), "0000:c1:00.2"),)})
+    cluster.put_topology("worker", TWO, devices=report)
+    listed = await read_listed_vms(cluster, PLACED_PODS)
+    assert listed.notes == ()
+    vnf = next(vm for vm in listed.vms if vm.name == "vnf")
+    assert _row(vnf)["DEVICES"] == "1 intel.com/vf on NUMA 1"
+    assert vm_document(vnf)["devices"] == [
+        {"resource": "intel.com/vf", "numaNode": 1, "address": "0000:c1:00.2", "local": None}
+    ]
     await cluster.close()
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplace.core.allocator.allocate import try_place
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, LedgerChange, claim_of
@@ -55,6 +56,8 @@ class StagedCluster:
         self.cluster = FaultyCluster()
         self.vms: dict[str, Vm] = {}
         self._machines: dict[str, Topology] = {}
+        self.devices: dict[str, DeviceReport] = {}
+        """What the agents report of devices, by node."""
         self._with_agents: set[str] = set()
         """Nodes with played pods of agents, too."""
         self._numbers = itertools.count(1)
@@ -170,6 +173,7 @@ class StagedCluster:
             enforcement=Enforcement.NRI,
             pods=reports,
             by_agent=node in self._with_agents,
+            devices=self.devices.get(node),
         )
 
 

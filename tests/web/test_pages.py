@@ -11,9 +11,11 @@ import pytest
 
 from harness.browser.page import Page, new_page
 from harness.browser.process import Browser, running_browser
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.drawing.svg_style import DARK, LIGHT
 from kvplace.core.ledger import LedgerChange, claim_of
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.node_devices import DeviceCount, NodeDevices, PodDevice
+from kvplace.core.scalars import NodeName, NumaId, PodUid, ResourceName
 from kvplace.machines.server_types import read_machine
 from kvplace.web.feed import Feed
 from tests.nodes.machines import TWO
@@ -357,3 +359,22 @@ async def test_a_node_without_its_agent_reports_it_on_every_page(browser: Browse
             await page.until("document.querySelector('main .alarm')?.innerText.includes('gent is gone')")
         stage.cluster.put_agent_pod("worker-0")
         await page.until("!document.querySelector('main').innerText.includes('agent is gone')")
+
+
+async def test_pages_of_node_and_vm_show_devices_and_whether_they_are_local(browser: Browser) -> None:
+    stage = StagedCluster()
+    stage.add_node("worker", TWO)
+    vm = await stage.run_vm("worker", 4, name="vnf")
+    assert vm is not None
+    vf = ResourceName("intel.com/vf")
+    counts = (DeviceCount(vf, NumaId(0), 4, 3), DeviceCount(vf, NumaId(1), 4, 3))
+    given = tuple(PodDevice(vf, NumaId(node), f"0000:c{node}:00.2") for node in (0, 1))
+    stage.devices["worker"] = DeviceReport(NodeDevices(counts), {vm.uid: given})
+    await stage.report("worker")
+    async with reading(stage, browser, "#/vm/shop/vnf") as page:
+        await page.until("document.querySelector('.map')")
+        facts = await page.text("dl.facts")
+        assert "intel.com/vf 0000:c0:00.2 on NUMA 0 (local)" in facts
+        assert "intel.com/vf 0000:c1:00.2 on NUMA 1 (not local)" in facts
+        assert await page.text("dl.facts .alarm") == "intel.com/vf 0000:c1:00.2 on NUMA 1 (not local)"
+        assert "3 of 4 intel.com/vf free" in await page.text(".map")

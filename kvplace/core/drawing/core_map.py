@@ -8,18 +8,30 @@ sockets is drawn in both, marked as a part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, place_of_each
+from kvplace.core.device_locality import LocatedDevice, device_phrases
 from kvplace.core.drawing.occupancy import Fault, FaultKind, Occupancy
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.node_devices import DeviceCount
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted, format_bytes
-from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId, PodUid
+from kvplace.core.scalars import (
+    NO_BYTES,
+    NO_CPUS,
+    Bytes,
+    CpuId,
+    CpuMask,
+    NumaId,
+    PackageId,
+    PodUid,
+    ResourceName,
+)
 from kvplace.core.topology import NumaNode, Topology
 
 
@@ -113,15 +125,18 @@ class NodeBox:
     part: bool = False
     distances: Mapping[NumaId, int] = field(default_factory=lambda: MappingProxyType({}))
     """Distance to the other nodes, as far as the machine reports it."""
+    devices: Mapping[ResourceName, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
+    """(Free, all) devices of each resource, as far as the agent reports them."""
 
     @property
     def free_resources(self) -> tuple[str, ...]:
-        """Phrases for the free memory, and for what is set aside as huge pages of each size."""
+        """Phrases for the free memory, what is set aside as huge pages of each size, and the free devices."""
         in_pages = bytes_in_pages({size: count for size, (_, count) in self.huge_pages.items()})
         plain = max(NO_BYTES, self.memory - in_pages)
         size, unit = _unit(plain)
         memory = f"{self.free_memory / size:.0f} of {plain / size:.0f} {unit} free"
-        return (memory if self.memory else "memory unknown", *self._set_aside())
+        devices = (f"{free} of {total} {resource} free" for resource, (free, total) in self.devices.items())
+        return (memory if self.memory else "memory unknown", *self._set_aside(), *devices)
 
     def _set_aside(self) -> Iterator[str]:
         for page, (free, count) in self.huge_pages.items():
@@ -151,6 +166,8 @@ class LegendEntry:
     claim: Claim
     placement: Placement | None = None
     """Where the threads of its QEMU run; None where only the claim is known."""
+    devices: tuple[LocatedDevice, ...] = ()
+    """As far as its agent reports them."""
 
     @property
     def qemu_threads(self) -> str:
@@ -162,6 +179,11 @@ class LegendEntry:
         if io_threads in ("", emulator):
             return f"emulator{', I/O' if io_threads else ''} {emulator}"
         return f"emulator {emulator}; I/O {io_threads}"
+
+    @property
+    def beside_cpus(self) -> str:
+        """State in phrases where the threads of its QEMU run and where its devices are; may be empty."""
+        return "; ".join(filter(None, (self.qemu_threads, *device_phrases(self.devices))))
 
     @property
     def io_thread_cpus(self) -> str:
@@ -223,14 +245,17 @@ def draw(
     foreign: CpuMask = NO_CPUS,
     found: Mapping[PodUid, CpuMask] = MappingProxyType({}),
     placements: Mapping[PodUid, Placement] = MappingProxyType({}),
+    counts: Iterable[DeviceCount] = (),
+    devices: Mapping[PodUid, tuple[LocatedDevice, ...]] = MappingProxyType({}),
 ) -> CoreMap:
     """Make the core map of a machine from its ledger.
 
-    `foreign`, `found` and `placements` are as in `Occupancy`. Contradictions are drawn and marked as faults.
+    `foreign`, `found` and `placements` are as in `Occupancy`; `counts` are the devices of the node, and
+    `devices` those of each VM. Contradictions are drawn and marked as faults.
     VMs get their letters in the order of the lowest CPU that they use: the letters follow the drawing.
     """
     occupancy = Occupancy(topology, ledger if ledger is not None else Ledger(), foreign, found, placements)
-    painter = _Painter(occupancy)
+    painter = _Painter(occupancy, tuple(counts))
     return CoreMap(
         name=name,
         packages=tuple(
@@ -238,7 +263,9 @@ def draw(
         ),
         memory_only=tuple(painter.node(node, NO_CPUS) for node in topology.numa_nodes if not node.cpus),
         legend=tuple(
-            LegendEntry(occupancy.labels[claim.uid], claim, placements.get(claim.uid))
+            LegendEntry(
+                occupancy.labels[claim.uid], claim, placements.get(claim.uid), devices.get(claim.uid, ())
+            )
             for claim in occupancy.claims
         ),
         faults=occupancy.faults,
@@ -246,7 +273,8 @@ def draw(
 
 
 class _Painter:
-    def __init__(self, occupancy: Occupancy) -> None:
+    def __init__(self, occupancy: Occupancy, counts: tuple[DeviceCount, ...]) -> None:
+        self._counts = counts
         self._topology = occupancy.topology
         self._ledger = occupancy.ledger
         self._occupancy = occupancy
@@ -285,6 +313,7 @@ class _Painter:
             ),
             part=cpus != node.cpus,
             distances=node.distances,
+            devices={one.resource: (one.free, one.total) for one in self._counts if one.node == node.id},
         )
 
     def _cores_in(self, cpus: CpuMask) -> Iterator[CoreBox]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.device_locality import device_phrases
 from kvplace.core.drawing.core_map import CoreMap, L3Box, NodeBox, Thread
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import Placement
@@ -33,6 +34,7 @@ def core_map_document(drawing: CoreMap) -> dict[str, Any]:
                 "cpus": format_cpu_list(entry.claim.cpus),
                 "owned": format_cpu_list(entry.claim.owned),
                 **_qemu_document(entry.placement),
+                **({"devices": list(device_phrases(entry.devices))} if entry.devices else {}),
             }
             for entry in drawing.legend
         ],
@@ -52,6 +54,11 @@ def _node_document(node: NodeBox) -> dict[str, Any]:
         "hugePages": {
             str(size): {"free": free, "count": count} for size, (free, count) in node.huge_pages.items()
         },
+        **(
+            {"devices": {one: {"free": free, "count": count} for one, (free, count) in node.devices.items()}}
+            if node.devices
+            else {}
+        ),
         "distances": {str(other): value for other, value in sorted(node.distances.items())},
         "l3Groups": [
             {

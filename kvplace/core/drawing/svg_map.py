@@ -72,7 +72,7 @@ def _words(drawing: CoreMap) -> Iterator[str]:
     for entry in drawing.legend:
         cpus = format_cpu_list(entry.claim.cpus | entry.claim.owned)
         words = f"{entry.label} is {name_of(entry.claim)}, policy {entry.claim.policy.value}, CPUs {cpus}"
-        yield f"{', '.join(filter(None, (words, entry.qemu_threads)))}."
+        yield f"{', '.join(filter(None, (words, entry.beside_cpus)))}."
     for fault in drawing.faults:
         yield f"{fault.kind.value.capitalize()}: {fault.sentence}."
 
@@ -186,7 +186,7 @@ class _Painter:
         entries = self._drawing.legend
         rows = -(-len(entries) // columns)
         column = (width + _PAD) / columns - _PAD - SIDE - 8
-        high = 47 if any(entry.qemu_threads for entry in entries) else 34
+        high = 47 if any(entry.beside_cpus for entry in entries) else 34
 
         def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
             for number, entry in enumerate(entries):
@@ -198,12 +198,12 @@ class _Painter:
                 colour = self._colours[entry.label]
                 paint_thread(group, state, colour, entry.label, left, top, cpu="")
                 words = f"{claim.policy.value} {format_cpu_list(claim.cpus | claim.owned)}"
-                said = (f"{entry.label}: {name_of(claim)}", words, entry.qemu_threads)
+                said = (f"{entry.label}: {name_of(claim)}", words, entry.beside_cpus)
                 tag(group, "title", ", ".join(filter(None, said)))
                 for text, size, down, kind in (
                     (name_of(claim), _NAME, 12.0, ""),
                     (words, _SMALL, 25.0, "muted"),
-                    (entry.qemu_threads, _SMALL, 38.0, "muted"),
+                    (entry.beside_cpus, _SMALL, 38.0, "muted"),
                 ):
                     if not text:
                         continue

@@ -134,6 +134,7 @@ function facts(numa) {
   for (const [size, pages] of sizes) {
     parts.push(`${bytes(size * pages.count)} set aside: ${pages.free} of ${plural(pages.count, "huge page")} of ${bytes(Number(size))} free`);
   }
+  for (const [resource, count] of Object.entries(numa.devices ?? {})) parts.push(`${count.free} of ${count.count} ${resource} free`);
   const near = distances(numa);
   return near ? [...parts, `distance ${near}`] : parts;
 }

@@ -92,6 +92,7 @@ export class VmPage {
     }
     if (placement?.emulatorCpus) facts.push(["QEMU's own threads", ["CPU ", cpuList(placement.emulatorCpus)]]);
     if (measured?.cpus) facts.push(["measured", ["threads may run on CPU ", cpuList(measured.cpus), ` (revision ${measured.revision})`]]);
+    if (pod.devices?.length) facts.push(["devices", pod.devices.map((one) => h("div", {}, device(one)))]);
     facts.push(["requested", this.#asked(pod.request)]);
     if (more) facts.push(["more", h("code", {}, `kubectl kvplace explain ${vm.kind === "VM" ? "vm" : "pod"}/${this.#name} -n ${this.#namespace}`)]);
     return facts;
@@ -155,4 +156,12 @@ export class VmPage {
       h("tbody", {}, pod.conditions.map((one) => h("tr", {},
         h("th", { scope: "row" }, one.type), h("td", {}, one.status), h("td", {}, one.reason), h("td", {}, one.message)))));
   }
+}
+
+// A device that the kubelet has given to the VM, and whether it is beside the VM's cores.
+function device({ resource, address, numaNode, local }) {
+  const place = numaNode < 0 ? "on no known NUMA node" : `on NUMA ${numaNode}`;
+  const text = [resource, address, place].filter(Boolean).join(" ");
+  if (local === null) return text;
+  return local ? `${text} (local)` : h("span", { class: "alarm" }, `${text} (not local)`);
 }

@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
+from kvplace.core.device_locality import LocatedDevice
 from kvplace.core.drawing.core_map import Thread, ThreadState, draw
 from kvplace.core.drawing.core_map_json import core_map_document
 from kvplace.core.drawing.occupancy import label_of
+from kvplace.core.drawing.svg_map import svg_map
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.node_devices import DeviceCount, PodDevice
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import Bytes, CpuId, CpuMask, PodUid
+from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId, PodUid, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import machine_names, read_machine
 from tests.core.claims import with_vm
@@ -221,3 +224,25 @@ def test_isolated_and_foreign_cpus_have_states_of_their_own() -> None:
     isolated = {cpu for cpu, state in states.items() if state is ThreadState.ISOLATED}
     assert isolated == {1, 2, 3, 4} - set(cpus_of(ledger.owned | 0b10))
     assert drawing.summary.startswith("64 CPUs, ")
+
+
+def test_a_numa_node_has_its_devices_and_a_vm_where_its_own_are() -> None:
+    machine = read_machine("2x-epyc-9354-nps2")
+    ledger = with_vm(machine, Ledger(), "vnf", Request(4, PinningOptions(scope=Scope.ONE_NUMA)))
+    (uid,) = ledger.claims
+    vf = ResourceName("intel.com/vf")
+    counts = (DeviceCount(vf, NumaId(1), 8, 7),)
+    devices = {uid: (LocatedDevice(PodDevice(vf, NumaId(1)), is_local=False),)}
+    drawing = draw("node", machine, ledger, counts=counts, devices=devices)
+    boxes = {node.id: node for package in drawing.packages for node in package.nodes}
+    assert boxes[NumaId(1)].free_resources[-1] == "7 of 8 intel.com/vf free"
+    assert boxes[NumaId(0)].devices == {}
+    (entry,) = drawing.legend
+    assert entry.beside_cpus.endswith("1 intel.com/vf on NUMA 1 (not local)")
+    document = core_map_document(drawing)
+    nodes = [node for socket in document["sockets"] for node in socket["numaNodes"]]
+    assert [node.get("devices") for node in nodes] == [
+        None, {"intel.com/vf": {"free": 7, "count": 8}}, None, None
+    ]  # fmt: skip
+    assert document["legend"][0]["devices"] == ["1 intel.com/vf on NUMA 1 (not local)"]
+    assert "1 intel.com/vf on NUMA 1 (not local)" in svg_map(drawing)
