@@ -294,8 +294,8 @@ def texts_in_code() -> list[str]:
 def test_messages_in_troubleshooting_are_those_that_people_are_given() -> None:
     quoted = {
         message
-        for line in page("troubleshoot.md").splitlines()
-        if line.startswith("|") or "the API server itself" in line
+        for line in (page("troubleshoot.md") + page("kubelet.md")).splitlines()
+        if line.startswith(("|", "`NUMA")) or "the API server itself" in line
         for message in in_code_marks(line)
         if message.count(" ") >= 2 and not message.startswith((*FOREIGN, "kubectl"))
     }
