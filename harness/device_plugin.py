@@ -8,6 +8,7 @@ machine: `python -m harness.device_plugin '{"resource": ..., "devices": {"0000:c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.grpc_server import GrpcServer
+from kvplace.core.errors import Unavailable
 from kvplace.core.protobuf import bytes_field, bytes_fields, fields_of
 from kvplace.kubelet.grpc_call import unary_call
 
@@ -78,15 +80,16 @@ def numa_nodes(nodes: Sequence[int]) -> bytes:
 
 
 def main() -> None:
-    """Serve until ended; register again whenever the kubelet has made its socket anew."""
+    """Serve until ended; begin again whenever the kubelet has started, which removes all sockets."""
     asked = json.loads(sys.argv[1])
-    plugin, known = DevicePlugin(asked["resource"], asked["devices"]), 0
+    known = 0
     while True:
-        now = (FOLDER / "kubelet.sock").stat().st_ino
-        if now != known:
-            plugin.register()
-            known = now
-        time.sleep(0.5)
+        with contextlib.suppress(FileNotFoundError, Unavailable):
+            now = (FOLDER / "kubelet.sock").stat().st_ino
+            if now != known:
+                DevicePlugin(asked["resource"], asked["devices"]).register()
+                known = now
+        time.sleep(0.2)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,232 @@
+"""Devices that a real kubelet gives to pods, against what is predicted, on a machine that shows two NUMA nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.control_plane.cluster import ControlPlane
+from harness.node_programs.image import archive
+from harness.node_programs.programs import NodePrograms
+from harness.node_programs.small_images import busybox
+from harness.real_node.kubelet import Kubelet
+from harness.real_node.node_access import NodeAccess, apiserver_flags
+from harness.real_node.runtime import ContainerRuntime
+from harness.real_node.sandbox import Sandbox
+from kvplace.core.device_prediction import Certainty, DevicePrediction, predicted_devices
+from kvplace.core.node_devices import NodeDevices, PodDevice, TopologyPolicy
+from kvplace.core.scalars import ResourceName
+from kvplace.kubelet.pod_resources import ListedPod, count_devices, devices_of_pod, read_pod_resources
+
+VF, GPU = ResourceName("kvplace.test/vf"), ResourceName("kvplace.test/gpu")
+DEVICES = {
+    VF: {"0000:01:00.1": [0], "0000:01:00.2": [0], **{f"0000:c1:00.{number}": [1] for number in range(1, 5)}},
+    GPU: {"11": [0], "21": [1], "22": [1], "23": [1]},
+}
+_WITHIN_S = 60
+_SHOWN = "/run/two-numa-nodes"
+
+
+class DeviceNode:
+    """A node whose kubelet sees two NUMA nodes and devices of two plugins."""
+
+    def __init__(self, plane: ControlPlane, runtime: ContainerRuntime) -> None:
+        self.plane = plane
+        self.sandbox = runtime.sandbox
+        _show_two_numa_nodes(self.sandbox)
+        self.policy = "none"
+        self._kubelet = Kubelet(plane, NodeAccess(plane, self.sandbox), runtime)
+        self._kubelet.wait_until_ready()
+        for resource, devices in DEVICES.items():
+            plugin = json.dumps({"resource": resource, "devices": devices})
+            self.sandbox.start(
+                f"plugin-{resource.rpartition('/')[2]}",
+                *(sys.executable, "-m", "harness.device_plugin", plugin),
+                environment={"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            )
+
+    def use_policy(self, policy: str) -> None:
+        """Start the kubelet again with another policy, and wait for all devices."""
+        self._kubelet.server.kill()
+        config = self.sandbox.path("/var/lib/kubelet/config.yaml")
+        config.write_text(json.dumps({**json.loads(config.read_text()), "topologyManagerPolicy": policy}))
+        self.policy = policy
+        self._kubelet.start()
+        self._kubelet.wait_until_ready()
+        total = sum(map(len, DEVICES.values()))
+        _until(lambda: sum(one.total for one in self.devices().counts) == total)
+
+    def listed(self) -> tuple[Mapping[Any, Any], list[ListedPod]]:
+        """Ask the kubelet as the agent does."""
+        socket = self.sandbox.path("/var/lib/kubelet/pod-resources/kubelet.sock")
+        return asyncio.run(read_pod_resources(socket))
+
+    def devices(self) -> NodeDevices:
+        return NodeDevices.of(count_devices(*self.listed()), TopologyPolicy(self.policy))
+
+    def devices_of(self, namespace: str, name: str) -> tuple[PodDevice, ...]:
+        pods = [pod for pod in self.listed()[1] if (pod.namespace, pod.name) == (namespace, name)]
+        return devices_of_pod(pods[0]) if pods else ()
+
+    def bind(self, namespace: str, name: str, requested: Mapping[ResourceName, int]) -> None:
+        """Create a pod that is bound to the node already; it prints its environment."""
+        limits = {str(resource): str(count) for resource, count in requested.items()}
+        container = {
+            "name": "compute",
+            "image": busybox().reference,
+            "command": ["sh", "-c", "env; exec sleep inf"],
+            "resources": {"limits": limits},
+        }
+        spec = {
+            "nodeName": self.sandbox.name,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": False,
+            "containers": [container],
+        }
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        self.plane.request("POST", path, {"metadata": {"name": name}, "spec": spec})
+
+    def outcome(self, namespace: str, name: str) -> tuple[PodDevice, ...] | str:
+        """Wait for the kubelet's decision about a pod: its devices, or the reason for its failure."""
+        found: list[tuple[PodDevice, ...] | str] = []
+
+        def decided() -> bool:
+            pod = self.plane.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+            if pod["status"]["phase"] == "Failed":
+                found.append(str(pod["status"]["reason"]))
+            elif devices := self.devices_of(namespace, name):
+                found.append(devices)
+            return bool(found)
+
+        _until(decided)
+        return found[0]
+
+    def predicted(self, requested: Mapping[ResourceName, int]) -> DevicePrediction:
+        return predicted_devices(self.devices(), requested)
+
+
+@pytest.fixture(scope="module")
+def node(
+    sandbox_machine: None,
+    node_programs: NodePrograms,
+    kubernetes_programs: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[DeviceNode]:
+    logs = tmp_path_factory.mktemp("device-node")
+    with Sandbox("devices", logs) as sandbox:
+        runtime = ContainerRuntime(sandbox, node_programs)
+        runtime.import_image(archive(busybox()))
+        with ControlPlane(apiserver_flags=apiserver_flags(sandbox), logs=logs) as plane:
+            yield DeviceNode(plane, runtime)
+
+
+@pytest.fixture
+def namespace(node: DeviceNode) -> Iterator[str]:
+    name = node.plane.create_namespace(f"devices-{time.monotonic_ns()}")
+    yield name
+    node.plane.remove_namespace(name)
+    _until(lambda: not node.listed()[1])
+
+
+# Each takes from what those before it have left.
+PODS: tuple[dict[ResourceName, int], ...] = (
+    {VF: 1},
+    {GPU: 1},
+    {VF: 1, GPU: 1},
+    {VF: 1},
+    {VF: 2, GPU: 1},
+    {VF: 1, GPU: 1},
+)
+
+
+@pytest.mark.parametrize("policy", ["none", "best-effort", "restricted", "single-numa-node"])
+def test_the_kubelet_gives_devices_of_the_numa_nodes_that_are_predicted(
+    node: DeviceNode, namespace: str, policy: str
+) -> None:
+    node.use_policy(policy)
+    told = []
+    for number, requested in enumerate(PODS):
+        predicted = node.predicted(requested)
+        node.bind(namespace, f"pod-{number}", requested)
+        outcome = node.outcome(namespace, f"pod-{number}")
+        told.append((policy, requested, predicted, outcome))
+        print(*told[-1])
+        if predicted.certainty is Certainty.REJECTED:
+            assert outcome == "TopologyAffinityError", told
+            continue
+        assert not isinstance(outcome, str), told
+        assert len(outcome) == sum(requested.values())
+        assert {device.node for device in outcome} <= predicted.nodes, told
+        if policy != "none":
+            assert predicted.certainty is Certainty.PREDICTED, told
+    assert policy != "none" or Certainty.UNKNOWN in [predicted.certainty for _, _, predicted, _ in told]
+
+
+def test_a_device_that_all_are_on_one_numa_node_with_is_certain_and_its_address_is_in_the_environment(
+    node: DeviceNode, namespace: str
+) -> None:
+    node.use_policy("best-effort")
+    node.bind(namespace, "pod", {VF: 2})
+    outcome = node.outcome(namespace, "pod")
+    assert not isinstance(outcome, str)
+    addresses = [device.address for device in outcome]
+    assert addresses == ["0000:01:00.1", "0000:01:00.2"]
+    said: list[str] = []
+
+    def has_printed() -> bool:
+        try:
+            said[:] = node.plane.kubectl("logs", "--namespace", namespace, "pod").splitlines()
+        except Exception:  # the container has not started yet
+            return False
+        return bool(said)
+
+    _until(has_printed)
+    variables = dict(line.split("=", 1) for line in said if "=" in line)
+    assert sorted(variables["PCIDEVICE_KVPLACE_TEST_VF"].split(",")) == addresses
+
+
+def test_of_two_pods_that_race_for_the_last_devices_one_fails(node: DeviceNode, namespace: str) -> None:
+    node.use_policy("best-effort")
+    for name in ("first", "second"):
+        node.bind(namespace, name, {GPU: 3})
+    outcomes = [node.outcome(namespace, name) for name in ("first", "second")]
+    failed = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert failed == ["UnexpectedAdmissionError"]
+    assert [len(outcome) for outcome in outcomes if not isinstance(outcome, str)] == [3]
+
+
+def _show_two_numa_nodes(sandbox: Sandbox) -> None:
+    """Put a machine of two NUMA nodes, each with a CPU, in the place of what sysfs shows in the sandbox."""
+    total = 4 << 20
+    for node in (0, 1):
+        folder = f"{_SHOWN}/node{node}"
+        sandbox.write(f"{folder}/cpulist", f"{node}\n")
+        sandbox.write(f"{folder}/distance", "10 21\n" if node == 0 else "21 10\n")
+        sandbox.write(
+            f"{folder}/meminfo", f"Node {node} MemTotal:  {total} kB\nNode {node} MemFree:  {total} kB\n"
+        )
+        sandbox.run("mkdir", "-p", f"{folder}/hugepages")
+        sandbox.run("ln", "-s", f"/sys/devices/system/cpu/cpu{node}", f"{folder}/cpu{node}")
+    for name in ("online", "possible", "has_cpu", "has_memory"):
+        sandbox.write(f"{_SHOWN}/{name}", "0-1\n")
+    sandbox.run("mount", "--bind", _SHOWN, "/sys/devices/system/node")
+
+
+def _until(holds: Any) -> None:
+    end = time.monotonic() + _WITHIN_S
+    while time.monotonic() < end:
+        try:
+            if holds():
+                return
+        except Exception:  # the kubelet is starting
+            if time.monotonic() > end - 1:
+                raise
+        time.sleep(0.1)
+    raise AssertionError(f"not within {_WITHIN_S} s")
