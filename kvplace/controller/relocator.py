@@ -29,10 +29,11 @@ from kvplace.controller.relocation_step import (
 from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.annotations import CRANE_RESULT, read_options
 from kvplace.core.cpu_map import CPU_MAP
-from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.cpuset import format_cpu_list, union
 from kvplace.core.errors import BadAnnotation, Conflict, Forbidden, KvplaceError, Refused
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.log_fields import about_pod
+from kvplace.core.occupant import keeps_memory
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.refusal import Refusal
 from kvplace.core.relocation import (
@@ -43,7 +44,7 @@ from kvplace.core.relocation import (
     held_by_others,
     way_back,
 )
-from kvplace.core.request import PinningOptions, Policy, Request
+from kvplace.core.request import PinningOptions, Policy
 from kvplace.core.request_document import read_pod_request
 from kvplace.core.result_annotations import result_annotations
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
@@ -226,9 +227,9 @@ class Relocator:
             machine = self._cache.machine(node)
             if isinstance(machine, Unusable):
                 return LedgerChange(), f"node {node}: {machine.problem}"
-            answer = _place_again(machine, ledger, pod, step.pod_request.request)
-            if isinstance(answer, Refusal):
-                return LedgerChange(), f"node {node}: {answer.message}"
+            answer = _place_again(machine, ledger, pod, step)
+            if isinstance(answer, str):
+                return LedgerChange(), f"node {node}: {answer}"
             options = step.pod_request.request.options
             following = PodPlacement(
                 pod.uid,
@@ -259,7 +260,7 @@ class Relocator:
             return True
         machine = self._cache.machine(node)
         if isinstance(machine, Unusable) or isinstance(
-            _place_again(machine, self._cache.ledger(node), pod, request), Refusal
+            _place_again(machine, self._cache.ledger(node), pod, step), str
         ):
             return True  # the next step gives the reason if not
         paid = f"{pod.resources.get('cpu', 0)}m CPU, and needs {request.least_millicores}m"
@@ -398,20 +399,35 @@ class Relocator:
             await self._cluster.set_pod_condition(pod, condition)
 
 
-def _place_again(
-    machine: NodeMachine, ledger: Ledger, pod: PodRecord, request: Request
-) -> Placement | Refusal:
-    """Choose cores for a running pod as if it had none: its present ones if they serve, else the best."""
+def _place_again(machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Begin) -> Placement | str:
+    """Choose cores for a running pod as if it had none: its present ones if they serve, else the best.
+
+    The memory of a VM with devices of the host cannot move, so it gets cores of its NUMA nodes only. Returns
+    the reason where it gets none.
+    """
+    # Its devices are chosen already, so where those are that are free does not matter.
+    request = replace(step.pod_request.request, devices={})
     if request.options.policy is Policy.NONE:
         return Placement(Policy.NONE, (), NO_CPUS)
     present = ledger.claims.get(pod.uid)
     others = ledger.after(LedgerChange(releases=(pod.uid,)))
+    is_pinned = step.previous is not None and bool(step.pod_request.request.devices)
+    before = step.previous.placement if step.previous is not None and is_pinned else None
+    nodes = () if before is None else before.numa_nodes
+    if nodes:
+        cpus = union(node.cpus for node in machine.topology.numa_nodes if node.id in nodes)
+        machine = replace(machine, allocatable=machine.allocatable & cpus)
     if present is not None and request.options.policy is not Policy.NUMA:
         present_cpus = replace(machine, allocatable=machine.allocatable & present.cpus)
         staying = try_place(machine.topology, present_cpus.free(others), request)
-        if staying is not None:
+        if staying is not None and (before is None or keeps_memory(request, before, staying)):
             return staying
-    return place(machine.topology, machine.free(others), request)
+    found = place(machine.topology, machine.free(others), request)
+    named = f"NUMA node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
+    stays = f"devices of the host access its memory, which stays on {named} while it runs" if nodes else ""
+    if isinstance(found, Refusal):
+        return f"{found.message}; {stays}" if stays else found.message
+    return found if before is None or keeps_memory(request, before, found) else stays
 
 
 def _empty_claim(pod: PodRecord) -> Claim:

@@ -99,6 +99,11 @@ def memory_of(request: Request, placement: Placement) -> Mapping[NumaId, Bytes]:
     return {node: Bytes(share + (number < rest)) for number, node in enumerate(placement.numa_nodes)}
 
 
+def keeps_memory(request: Request, before: Placement, after: Placement) -> bool:
+    """Whether the memory of a VM stays where it is, whatever binds it, when the VM moves."""
+    return set(after.numa_nodes) <= set(before.numa_nodes) and not bytes_moved(request, before, after)
+
+
 def bytes_moved(request: Request, before: Placement, after: Placement) -> Bytes:
     """Count the bytes that go to another NUMA node when a VM moves; 0 when its memory is not bound."""
     there = memory_of(request, before)

@@ -141,11 +141,11 @@ async def bound(one: Replica, agent: NodeAgent, name: str, vcpus: int = 2, **opt
     return pod
 
 
-async def wide(one: Replica, agent: NodeAgent) -> PodRecord:
+async def wide(one: Replica, agent: NodeAgent, **request: Any) -> PodRecord:
     """Bind a VM over both sockets, after whose bind there is room for it on one."""
     await bound(one, agent, "first", 6)
     second = await bound(one, agent, "second", 6)
-    pod = await bound(one, agent, "wide", 4, scope=Scope.ANY)
+    pod = await bound(one, agent, "wide", 4, scope=Scope.ANY, **request)
     assert len(agent.stored(pod).placement.packages) == 2
     one.cluster.delete_pod("default", "second", force=True)
     del agent.in_force[second.uid]

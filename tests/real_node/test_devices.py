@@ -1,4 +1,4 @@
-"""Devices that a real kubelet gives to pods, against what is predicted, on a machine that shows two NUMA nodes."""
+"""Devices that a real kubelet gives to pods, and the prediction, on a machine that shows two NUMA nodes."""
 
 from __future__ import annotations
 
@@ -100,6 +100,7 @@ class DeviceNode:
         def decided() -> bool:
             pod = self.plane.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
             if pod["status"]["phase"] == "Failed":
+                print(pod["status"]["message"])
                 found.append(str(pod["status"]["reason"]))
             elif devices := self.devices_of(namespace, name):
                 found.append(devices)

@@ -80,9 +80,9 @@ def make_room(
 ) -> MovePlan | NoMoves:
     """Find the moves that make a VM fit well: on no more NUMA nodes than on the empty machine.
 
-    The plan has no moves when it fits well already. VMs with policy `immovable` stay. Every VM that moves
-    keeps its own scope and options, and never gets a worse locality than it has. `only` restricts the CPUs
-    as in `free_of`.
+    The plan has no moves when it fits well already. VMs with policy `immovable` stay, and VMs
+    with devices of the host stay on their NUMA nodes. Every VM that moves keeps its own scope and options,
+    and never gets a worse locality than it has. `only` restricts the CPUs as in `free_of`.
 
     For each number of moves the search takes at most `max_steps` steps (see `budget`); the best moves found
     until then are the answer. So they are when `watch`, asked again and again, ends the search.

@@ -14,7 +14,7 @@ from kvplace.core.free import Free
 from kvplace.core.moves.budget import LOOKUP, PLACEMENT, Budget
 from kvplace.core.moves.cpu_choices import cpu_choices
 from kvplace.core.moves.targets import Step, Target, VmToPlace
-from kvplace.core.occupant import RunningVms, bytes_moved, locality_of, within
+from kvplace.core.occupant import RunningVms, bytes_moved, keeps_memory, locality_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request
 
@@ -131,10 +131,15 @@ class StepTrials:
         return Trial(steps, placements, found)
 
     def _place_mover(self, vm: VmToPlace, free: Free) -> Placement | None:
-        """Place a VM that moves; None when its locality would be worse than before all moves."""
+        """Place a VM that moves; None when its locality would be worse than before all moves.
+
+        None also when memory would have to move that cannot.
+        """
         found = self._place(free, vm.request)
         assert vm.before is not None
         if found is None or locality_of(self._topology, found) > locality_of(self._topology, vm.before):
+            return None
+        if vm.request.device_nodes and not keeps_memory(vm.request, vm.before, found):
             return None
         return found
 

@@ -18,7 +18,7 @@ from kvplace.core.moves.make_room import MovePlan, NoMoves, make_room
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuMask, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import read_machine
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
@@ -50,6 +50,10 @@ def _runs(topology: Topology, uid: str, cpus: str, **wish: Any) -> Occupant:
     return Occupant(uid, request, found)
 
 
+def _with_device(vm: Occupant) -> Occupant:
+    return replace(vm, request=replace(vm.request, devices={ResourceName("intel.com/vf"): 1}))
+
+
 def _found(topology: Topology, occupants: Sequence[Occupant], request: Request) -> MovePlan:
     found = make_room(topology, occupants, request)
     assert isinstance(found, MovePlan)
@@ -70,6 +74,34 @@ def test_the_vm_with_the_least_memory_goes() -> None:
     plan = _found(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=GIB))
     assert _moves(plan) == [("light", 0b1100, 0b11 << 10)]
     assert plan.bytes_moved == 2 * GIB
+
+
+def test_a_vm_with_devices_of_the_host_stays_on_its_numa_node() -> None:
+    machine = _machine(2, 6, memory=64 * GIB)
+    occupants = [
+        _runs(machine, "heavy", "0-1", memory=32 * GIB),
+        _with_device(_runs(machine, "light", "2-3", memory=2 * GIB)),
+        _runs(machine, "other", "6-9", memory=8 * GIB),
+    ]
+    request = Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=GIB)
+    assert _moves(_found(machine, occupants, request)) == [("heavy", 0b11, 0b11 << 10)]
+    pinned = [_with_device(one) for one in occupants]
+    assert isinstance(make_room(machine, pinned, request), NoMoves)
+
+
+def test_a_vm_with_devices_of_the_host_gets_other_cores_of_its_numa_node() -> None:
+    machine = make_topology(
+        packages=(make_package(0, mask_of(range(8))),),
+        numa_nodes=(make_numa_node(0, mask_of(range(8)), 16 * GIB),),
+        l3_groups=(0b1111, 0b1111 << 4),
+        cores=tuple(1 << cpu for cpu in range(8)),
+    )
+    occupants = [
+        _with_device(_runs(machine, "a", "0-1", memory=GIB)),
+        _with_device(_runs(machine, "b", "4-5", memory=GIB)),
+    ]
+    plan = _found(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_L3)))
+    assert len(plan.moves) == 1
 
 
 def test_a_move_inside_a_numa_node_costs_nothing_and_is_preferred() -> None:
