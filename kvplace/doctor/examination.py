@@ -24,6 +24,7 @@ from kvplace.doctor.cluster_checks import (
     is_absent,
     is_too_old,
 )
+from kvplace.doctor.device_checks import check_devices
 from kvplace.doctor.installation import Check, Finding, Installation, Severity
 from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions, check_reserved
 from kvplace.doctor.program_checks import check_images, check_scheduler, check_serve, check_versions
@@ -59,6 +60,7 @@ CHECKS = (
     Check("descriptions", ("nodes", VIEW), check_descriptions),
     Check("conditions", (VIEW,), check_conditions),
     Check("reserved CPUs", (VIEW,), check_reserved),
+    Check("devices", (VIEW,), check_devices),
     Check("ledgers", (VIEW,), check_ledgers),
     Check("VMs", (VIEW, "virtualmachineinstances"), check_vms),
 )

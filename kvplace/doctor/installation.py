@@ -5,12 +5,13 @@ The checks are pure functions of an `Installation`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from kvplace.core.quantity import counted
 from kvplace.kube.node_filters import NodeObject
 from kvplace.kube.object_reader import Document
 from kvplace.nodes.cluster_view import ClusterView
@@ -138,6 +139,13 @@ def wrong(about: str, problem: str, fix: str) -> Finding:
 def warning(about: str, problem: str, fix: str) -> Finding:
     """Make a finding about something that needs attention."""
     return Finding(Severity.WARNING, about, problem, fix)
+
+
+def name_nodes(names: Collection[str]) -> str:
+    """Name one node, or count several and name the first."""
+    if len(names) == 1:
+        return f"node {min(names)}"
+    return f"{counted(len(names), 'node')} ({some(names, 5)})"
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.enforcement import Enforcement
@@ -15,6 +15,7 @@ from kvplace.doctor.installation import (
     Installation,
     at,
     items_at,
+    name_nodes,
     some,
     title,
     warning,
@@ -113,7 +114,7 @@ def check_conditions(found: Installation) -> Iterator[Finding]:
     if held:
         cpus = "; ".join(f"{name}: CPUs {format_cpu_list(held[name])}" for name in sorted(held)[:_SHOWN])
         yield warning(
-            _nodes(held),
+            name_nodes(held),
             f"the kubelet's static policy holds {cpus}; kvplace sets no cpusets there",
             "set cpuManagerPolicy: none, or keep VMs that opted in away from there",
         )
@@ -124,7 +125,7 @@ def check_conditions(found: Installation) -> Iterator[Finding]:
     ]
     if open_nodes:
         yield warning(
-            _nodes(open_nodes),
+            name_nodes(open_nodes),
             "nothing keeps other containers off the cores of VMs there (enforcement none)",
             "set ENFORCEMENT=auto in kvplace-agent-settings, or dedicate the nodes with a taint",
         )
@@ -143,7 +144,7 @@ def check_reserved(found: Installation) -> Iterator[Finding]:
             f"{name}: NUMA node {', '.join(map(str, lacking[name]))}" for name in sorted(lacking)[:_SHOWN]
         )
         yield warning(
-            _nodes(lacking),
+            name_nodes(lacking),
             f"no CPU is reserved on {where}; QEMU's own threads of the VMs there run on reserved CPUs of "
             "another NUMA node of the socket, or on the VMs' own CPUs",
             "reserve at least one core of each NUMA node (RESERVED_CPUS of the agent, or the kubelet's "
@@ -158,13 +159,6 @@ def _without_reserved(topology: Topology) -> list[NumaId]:
         for node in topology.numa_nodes
         if not node.cpus & topology.reserved and len(topology.cores_in(node.cpus)) > 1
     ]
-
-
-def _nodes(names: Collection[str]) -> str:
-    """Name one node, or count several and name the first."""
-    if len(names) == 1:
-        return f"node {min(names)}"
-    return f"{counted(len(names), 'node')} ({some(names, _SHOWN)})"
 
 
 def _said(topology: TopologyRecord) -> Iterator[Finding]:
