@@ -138,7 +138,7 @@ def after_pods(devices: NodeDevices, requests: Iterable[Mapping[ResourceName, in
         nodes = predicted_devices(devices, requested).nodes
         free: dict[tuple[ResourceName, NumaId], int] = {}
         for one in sorted(devices.counts, key=lambda one: (one.node not in nodes, -one.free, one.node)):
-            count = min(one.free, taken.get(one.resource, 0))
+            count = max(0, min(one.free, taken.get(one.resource, 0)))
             taken[one.resource] = taken.get(one.resource, 0) - count
             free[one.resource, one.node] = one.free - count
         counts = (replace(one, free=free[one.resource, one.node]) for one in devices.counts)

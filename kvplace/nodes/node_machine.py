@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -134,14 +135,21 @@ def snapshot_of(
 def _devices(
     report: DeviceReport | None, claims: Iterable[Claim], request_of: Callable[[PodUid], Request | None]
 ) -> NodeDevices | None:
-    """Count the devices of pods without a report as taken, in the order of their claims."""
+    """Count devices of pods that are not reported as taken, in the order of the claims.
+
+    The kubelet gives a pod its devices one resource after the other, so a report may have some of them.
+    """
     if report is None:
         return None
     if not report.devices.counts:
         return report.devices
-    waiting = dict.fromkeys(claim.uid for claim in claims if claim.uid not in report.pods)
-    requests = [request_of(uid) for uid in waiting]
-    return after_pods(report.devices, [found.devices for found in requests if found and found.devices])
+    missing = []
+    for uid in dict.fromkeys(claim.uid for claim in claims):
+        request = request_of(uid)
+        if request is not None and request.devices:
+            given = Counter(device.resource for device in report.pods.get(uid, ()))
+            missing.append({name: count - given[name] for name, count in request.devices.items()})
+    return after_pods(report.devices, missing)
 
 
 def _of_cpu_map(sockets: dict[PackageId, CpuMask]) -> NodeMachine | Unusable:

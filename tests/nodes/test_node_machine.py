@@ -103,13 +103,14 @@ def test_devices_of_pods_that_are_bound_count_as_taken_until_the_agent_reports_t
     vf = ResourceName("intel.com/vf")
     counts = [DeviceCount(vf, NumaId(0), 4, 3), DeviceCount(vf, NumaId(1), 4, 4)]
     devices = NodeDevices.of(counts, TopologyPolicy("best-effort"))
-    report = DeviceReport(devices, {PodUid("reported"): (PodDevice(vf, NumaId(0)),)})
+    given = (PodDevice(vf, NumaId(0)),)
+    report = DeviceReport(devices, {PodUid("reported"): given, PodUid("partly"): given})
     machine = describe_node(
         NodeRecord(NodeName("n"), "uid"), TopologyRecord(NodeName("n"), RESERVING, devices=report)
     )
     requests = {
         PodUid(uid): Request(1, PinningOptions(), devices={vf: count})
-        for uid, count in (("reported", 1), ("bound", 2), ("held", 2))
+        for uid, count in (("reported", 1), ("partly", 2), ("bound", 1), ("held", 2))
     }
     placement = place(EIGHT, Free(EIGHT.cpus, EIGHT.cpus), Request(1, PinningOptions()))
     assert isinstance(placement, Placement)
@@ -123,7 +124,7 @@ def test_devices_of_pods_that_are_bound_count_as_taken_until_the_agent_reports_t
     assert isinstance(found, NodeSnapshot)
     assert found.free.devices is not None
     assert [one.free for one in found.free.devices.counts] == [1, 2], (
-        "2 of node 0 for the first, 2 of 1 for the next"
+        "one each of node 0, and 2 of node 1 for the last"
     )
     assert found.key != snapshot_of(machine, ledger).key  # type: ignore[union-attr]
     unknown = snapshot_of(described(), ledger, request_of=requests.get)

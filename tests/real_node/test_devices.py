@@ -99,7 +99,7 @@ class DeviceNode:
         path = f"/api/v1/namespaces/{namespace}/pods"
         self.plane.request("POST", path, {"metadata": {"name": name}, "spec": spec})
 
-    def outcome(self, namespace: str, name: str) -> tuple[PodDevice, ...] | str:
+    def outcome(self, namespace: str, name: str, count: int) -> tuple[PodDevice, ...] | str:
         """Wait for the kubelet's decision about a pod: its devices, or the reason for its failure."""
         found: list[tuple[PodDevice, ...] | str] = []
 
@@ -108,8 +108,8 @@ class DeviceNode:
             if pod["status"]["phase"] == "Failed":
                 print(pod["status"]["message"])
                 found.append(str(pod["status"]["reason"]))
-            elif devices := self.devices_of(namespace, name):
-                found.append(devices)
+            elif len(devices := self.devices_of(namespace, name)) == count:
+                found.append(devices)  # they come one resource after the other
             return bool(found)
 
         _until(decided)
@@ -162,14 +162,13 @@ def test_the_kubelet_gives_devices_of_the_numa_nodes_that_are_predicted(
     for number, requested in enumerate(PODS):
         predicted = node.predicted(requested)
         node.bind(namespace, f"pod-{number}", requested)
-        outcome = node.outcome(namespace, f"pod-{number}")
+        outcome = node.outcome(namespace, f"pod-{number}", sum(requested.values()))
         told.append((policy, requested, predicted, outcome))
         print(*told[-1])
         if predicted.certainty is Certainty.REJECTED:
             assert outcome == "TopologyAffinityError", told
             continue
         assert not isinstance(outcome, str), told
-        assert len(outcome) == sum(requested.values())
         assert {device.node for device in outcome} <= predicted.nodes, told
         if policy != "none":
             assert predicted.certainty is Certainty.PREDICTED, told
@@ -181,7 +180,7 @@ def test_the_addresses_of_devices_are_in_the_environment_of_their_container(
 ) -> None:
     node.use_policy("best-effort")
     node.bind(namespace, "pod", {VF: 2})
-    outcome = node.outcome(namespace, "pod")
+    outcome = node.outcome(namespace, "pod", 2)
     assert not isinstance(outcome, str)
     addresses = [device.address for device in outcome]
     assert addresses == ["0000:01:00.1", "0000:01:00.2"]
@@ -203,7 +202,7 @@ def test_of_two_pods_that_race_for_the_last_devices_one_fails(node: DeviceNode, 
     node.use_policy("best-effort")
     for name in ("first", "second"):
         node.bind(namespace, name, {GPU: 3})
-    outcomes = [node.outcome(namespace, name) for name in ("first", "second")]
+    outcomes = [node.outcome(namespace, name, 3) for name in ("first", "second")]
     failed = [outcome for outcome in outcomes if isinstance(outcome, str)]
     assert failed == ["UnexpectedAdmissionError"]
     assert [len(outcome) for outcome in outcomes if not isinstance(outcome, str)] == [3]
