@@ -1,8 +1,11 @@
 """Reports the devices of this node: their numbers by resource and NUMA node, and the devices of each pod.
 
 The kubelet's podresources socket is read after each write of its devices' checkpoint, after each change of a
-pod of this node, and every ten seconds: never more than twice a second. While it does not answer, what it
-stated last counts for a minute, longer than a kubelet takes to restart. Then the devices are unknown.
+pod of this node or of its containers, and every ten seconds: never more than twice a second. Where the
+runtime states the devices of a container, too, their addresses and NUMA nodes come from there and from sysfs.
+
+While the kubelet does not answer, what it stated last counts for a minute, longer than it takes to restart.
+Then the devices are unknown.
 """
 
 from __future__ import annotations
@@ -11,10 +14,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
 
+from kvplace.agent.given_devices import GivenDevice, numa_nodes_of, with_addresses
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
+from kvplace.agent.pinning_guard import PlannedNode
 from kvplace.agent.settings import AgentSettings
 from kvplace.core.device_report import DeviceReport
 from kvplace.core.errors import KvplaceError, Misconfigured
@@ -47,19 +54,26 @@ class DeviceWatch:
     """Keeps the report about devices up to date."""
 
     def __init__(
-        self, settings: AgentSettings, own: NodeObjects, machine: MachineWatch, report: NodeReport
+        self,
+        settings: AgentSettings,
+        own: NodeObjects,
+        node: PlannedNode,
+        machine: MachineWatch,
+        report: NodeReport,
     ) -> None:
         folder = settings.on_host(settings.kubelet_folder)
         self._socket = folder / SOCKET
         self._checkpoint = folder / _CHECKPOINT
         self._sys = settings.host / "sys"
         self._own = own
+        self._node = node
         self._machine = machine
         self._report = report
         self._changed = asyncio.Event()
         self._read_at: float | None = None
         """When the kubelet answered last."""
         machine.subscribe(self._changed.set)
+        node.subscribe(self._changed.set)
         own.pods.subscribe(lambda _before, _after: self._changed.set())
 
     async def run(self) -> None:
@@ -85,10 +99,21 @@ class DeviceWatch:
                 self._report.use_devices(None, str(error))
             return
         self._read_at = loop.time()
+        given: dict[PodUid, list[GivenDevice]] = {}
+        for container in self._node.containers():
+            given.setdefault(container.pod_uid, []).extend(container.devices)
         buses = await asyncio.to_thread(numa_nodes_of_buses, self._sys)
+        nodes = await asyncio.to_thread(numa_nodes_of, chain.from_iterable(given.values()), self._sys)
         policy = self._machine.machine.kubelet.topology
+        found = device_report(allocatable, pods, self._own.pods.records.values(), policy, buses)
         self._report.use_devices(
-            device_report(allocatable, pods, self._own.pods.records.values(), policy, buses)
+            replace(
+                found,
+                pods={
+                    uid: with_addresses(devices, given.get(uid, ()), nodes)
+                    for uid, devices in found.pods.items()
+                },
+            )
         )
 
     @contextlib.contextmanager

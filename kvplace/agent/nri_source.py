@@ -27,6 +27,7 @@ from typing import Protocol
 from kvplace.agent import metrics
 from kvplace.agent.conditions import TopologyReason
 from kvplace.agent.cpuset_keeper import CpusetKeeper
+from kvplace.agent.given_devices import given_devices
 from kvplace.agent.this_node import NodeContainer
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured
@@ -315,6 +316,7 @@ def as_reported(pod: nri.PodSandbox, container: nri.NriContainer, root: Path) ->
         folder=cgroup_folder(root, container.cgroup_path),
         spec=container.cpuset,
         cpus=container.cpuset.cpus,
+        devices=given_devices(container.environment, container.cdi_devices),
         incoming=container.name == COMPUTE
         and _MIGRATION in pod.labels
         and _QEMU_HOOKS not in container.mounts,

@@ -116,7 +116,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
             keeper.run(source),
             guard.run(),
             MemoryWatch(own, lambda: keeper.plan, report, host=settings.host).run(),
-            DeviceWatch(settings, own, machine, report).run(),
+            DeviceWatch(settings, own, keeper, machine, report).run(),
             Publisher(cluster, own, machine, report).run(),
             _become_ready(own, readiness),
             watch_loop(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from kvplace.agent.given_devices import GivenDevice
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NodeName, PodUid
@@ -35,6 +36,8 @@ class NodeContainer:
     """What its runtime sets it to again with each update; empty where it does not, or is not known to."""
     cpus: CpuMask = NO_CPUS
     """The cpuset that it has now; empty where it has none of its own, or where that is not known."""
+    devices: tuple[GivenDevice, ...] = ()
+    """The devices that it was given; empty where its runtime does not state them."""
     incoming: bool = False
     """Whether a live migration starts its QEMU with the CPU numbers of another node, which must not fail."""
 

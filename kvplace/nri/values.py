@@ -81,6 +81,10 @@ class NriContainer:
     """Its first process in the host's PID namespace; 0 before it has one."""
     mounts: frozenset[str] = frozenset()
     """Where something is mounted in it."""
+    environment: tuple[str, ...] = ()
+    """`NAME=value`, as its program will have it."""
+    cdi_devices: tuple[str, ...] = ()
+    """Names of the Container Device Interface, such as `vendor.com/class=name`."""
     cgroup_path: str = ""
     """As in the OCI spec: a path, or `slice:prefix:name` with the systemd driver."""
     cpuset: Cpuset = NO_CPUSET

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvplace.agent import devices as agent_devices
 from kvplace.agent.devices import DeviceWatch
+from kvplace.agent.given_devices import given_devices
+from kvplace.agent.node_plan import NodePlan
 from kvplace.agent.node_report import NodeReport
+from kvplace.agent.this_node import NodeContainer
 from kvplace.core.node_devices import DeviceCount, PodDevice, TopologyPolicy
 from kvplace.core.scalars import NumaId, PodUid, ResourceName
 from kvplace.kube.records import PodRecord
 from kvplace.service.process import in_background
 from tests.agent.hosts import CONFIG, NODE, Host
+from tests.agent.nodes_in_use import container
 from tests.agent.publishing_agent import Agent, publishing
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.kubelet.played_kubelet import PlayedKubelet
@@ -40,12 +45,37 @@ def kubelet(host: Host) -> Iterator[PlayedKubelet]:
         yield played
 
 
+class Containers:
+    """The containers that a runtime has reported."""
+
+    def __init__(self) -> None:
+        self.plan = NodePlan()
+        self.known: list[NodeContainer] = []
+        self._listeners: list[Callable[[], None]] = []
+
+    def containers(self) -> list[NodeContainer]:
+        return self.known
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    def report(self, *known: NodeContainer) -> None:
+        self.known = list(known)
+        for listener in self._listeners:
+            listener()
+
+
 @pytest.fixture
-async def agent(host: Host) -> AsyncIterator[Agent]:
+def containers() -> Containers:
+    return Containers()
+
+
+@pytest.fixture
+async def agent(host: Host, containers: Containers) -> AsyncIterator[Agent]:
     cluster = FaultyCluster()
     cluster.create_node(NODE)
     async with publishing(host, cluster) as agent:
-        watch = DeviceWatch(host.settings(), agent.own, agent.machine, agent.report)
+        watch = DeviceWatch(host.settings(), agent.own, containers, agent.machine, agent.report)
         async with in_background(watch.run()):
             yield agent
 
@@ -101,6 +131,26 @@ async def test_a_device_that_a_pod_gets_is_published_at_once_and_leaves_the_fing
     assert agent.topology.generation == generation
 
 
+async def test_the_address_of_a_device_that_the_kubelet_lists_by_its_group_is_that_in_the_containers_variable(
+    kubelet: PlayedKubelet, agent: Agent, host: Host, containers: Containers
+) -> None:
+    """KubeVirt's device plugin lists IOMMU groups."""
+    gpu, address = ResourceName("nvidia.com/GP102.gl"), "0000:c1:00.0"
+    kubelet.devices = {gpu: {"17": [0]}}
+    kubelet.pods = {("vms", "launcher-a"): {gpu: {"17": [0]}}}
+    host.write(f"sys/bus/pci/devices/{address}/numa_node", "1")
+    agent.own.pods._records[POD.uid] = POD  # as watched
+    variables = (f"PCI_RESOURCE_NVIDIA_COM_GP102_GL={address}",)
+    devices = given_devices(variables, ())
+    containers.report(replace(container(POD.uid), devices=devices))
+
+    def published() -> tuple[PodDevice, ...]:
+        report = agent.status.devices
+        return () if report is None else report.pods.get(POD.uid, ())
+
+    await agent.until(lambda: published() == (PodDevice(gpu, NumaId(1), address),))
+
+
 async def test_a_node_without_podresources_has_unknown_devices_and_is_ready(agent: Agent) -> None:
     await agent.until(lambda: agent.condition("DevicesKnown").reason == "DevicesUnknown")
     assert "kubelet.sock does not answer" in agent.condition("DevicesKnown").message
@@ -113,7 +163,7 @@ async def test_what_the_kubelet_stated_last_counts_while_it_restarts_and_no_long
 ) -> None:
     await agent.until(lambda: free(agent) == [1, 2])
     kubelet.stop()
-    watch = DeviceWatch(host.settings(), agent.own, agent.machine, NodeReport())
+    watch = DeviceWatch(host.settings(), agent.own, Containers(), agent.machine, NodeReport())
     watch._report = agent.report
     watch._read_at = asyncio.get_running_loop().time()
     await watch.read()

@@ -55,7 +55,8 @@ async def test_an_agent_with_its_own_rights_publishes_everything(
     assert node["metadata"]["annotations"]["cpu-map"] == '{"socket0":["1","5"],"socket1":["2","3","6","7"]}'
     topology = cluster.request("GET", f"/apis/kvplace.io/v1alpha1/nodetopologies/{agent.node}")
     conditions = {entry["type"]: entry["status"] for entry in topology["status"]["conditions"]}
-    assert conditions == {"Ready": "True", "Described": "True", "KubeletState": "True"}
+    known = {"Ready": "True", "Described": "True", "KubeletState": "True", "DevicesKnown": "False"}
+    assert conditions == known
     assert topology["status"]["observedGeneration"] == topology["metadata"]["generation"]
     (owner,) = topology["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("Node", node["metadata"]["uid"])

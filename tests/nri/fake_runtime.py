@@ -181,7 +181,10 @@ def container(
         4: state,
         8: ["PATH=/bin", "A=\u00e4"],
     }
-    return wire.message({**written, 9: mounts, 11: linux, 12: pid, 14: 1_700_000_000})
+    cdi = [wire.message({1: "intel.com/vf=a"})]
+    return wire.message(
+        {**written, 8: ["A=1", "B="], 9: mounts, 11: linux, 20: cdi, 12: pid, 14: 1_700_000_000}
+    )
 
 
 SUBJECT = wire.message({1: pod("u"), 2: container("c", cpus="0-3", mems="1", pid=42)})

@@ -41,6 +41,8 @@ CONTAINER = NriContainer(
     state=RunState.RUNNING,
     pid=42,
     mounts=frozenset({"/mnt/0", "/mnt/1", "/mnt/2"}),
+    environment=("A=1", "B="),
+    cdi_devices=("intel.com/vf=a",),
     cgroup_path="/kubepods/c",
     cpuset=Cpuset(mask_of([0, 1, 2, 3]), CpuMask(0b10)),
 )
