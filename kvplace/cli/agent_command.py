@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvplace.cli.words import Words
+from kvplace.cli.parameters import Words
 
 _PATH = click.Path(path_type=Path)
 

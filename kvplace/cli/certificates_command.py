@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvplace.cli.words import Words
+from kvplace.cli.parameters import Words
 
 
 @click.command("certificates", short_help="Keep the certificates of an installation.")

@@ -1,43 +1,172 @@
-"""The flags of kubectl that choose a cluster, and the objects there.
+"""The flags of kubectl that choose a cluster, and the objects there; and names for the completion of words.
 
-Only click is imported here; `live_cluster` opens what the flags name.
+Only click is imported here; `live_cluster` opens what the flags name. For completion one short request reads
+the metadata of a bounded number of objects, with the flags that stand on the line already. Where no cluster
+answers in time nothing is offered, and nothing is printed: a shell waits while a user types.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from kvplace.cli.cluster_names import complete_context, complete_namespace
+from kvplace.cli.chosen_cluster import FLAG_NAMES, ClusterFlags
 
 if TYPE_CHECKING:
+    from kvplace.cli.live_cluster import LiveCluster
     from kvplace.core.label_terms import LabelTerms
+    from kvplace.kube.session import Call
+
+_LONGEST_WAIT_S = 2.0
+_MOST_NAMES = 500
+_VMI = "VirtualMachineInstance"
+
+
+def complete_node(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a node."""
+    return _items(_names(context, _nodes, _name), begun)
+
+
+def complete_namespace(
+    context: click.Context, _argument: click.Parameter, begun: str
+) -> list[CompletionItem]:
+    """Complete the name of a namespace."""
+    return _items(_names(context, _namespaces, _name), begun)
+
+
+def complete_rollout(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a rollout."""
+    return _items(_names(context, _rollouts, _rollout_name), begun)
+
+
+def complete_context(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a context, from the kubeconfig and without a cluster."""
+    from kvplace.core.errors import KvplaceError
+    from kvplace.kube.kubeconfig import context_names, kubeconfig_files
+
+    files = kubeconfig_files(context.params.get("kubeconfig"))
+    try:
+        return _items([] if files is None else list(context_names(files)), begun)
+    except KvplaceError:
+        return []
+
+
+def complete_drawn(context: click.Context, argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete a machine that can be drawn: a server type or file, else a node of the cluster."""
+    from kvplace.cli.parameters import complete_machine
+
+    found = complete_machine(context, argument, begun)
+    asks = any(context.params.get(name) for name in ("live", *FLAG_NAMES))
+    if asks or (begun and all(item.type != "plain" for item in found)):
+        found += complete_node(context, argument, begun)
+    return found
+
+
+def complete_vm(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a VM, or plain pod, that asked for cores."""
+    return _items([name for _, name in _names(context, _vms, _vm_name)], begun)
+
+
+def complete_target(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete vmi/NAME and pod/NAME; vm/NAME or the NAME of a VM where a user began so, and `vm NAME`."""
+    words = context.params.get("words") or ("",)
+    if "/" in words[0] or len(words) > 1:
+        return []
+    found = _names(context, _vms, _vm_name)
+    if words[0]:
+        is_pod = words[0].startswith("po")
+        return _items([name for kind, name in found if (kind != _VMI) == is_pod], begun)
+    vm = "vm" if begun.startswith("vm/") else "vmi"
+    bare = [name for kind, name in found if kind == _VMI] if begun else []
+    return _items([*bare, *(f"{vm if kind == _VMI else 'pod'}/{name}" for kind, name in found)], begun)
+
+
+def _items(names: list[str], begun: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(begun)]
+
+
+def _names(
+    context: click.Context,
+    call: Callable[[LiveCluster], Call],
+    name_of: Callable[[Mapping[str, Any]], Any],
+) -> list[Any]:
+    """List objects of the cluster that the flags on the line name; empty when it does not answer in time."""
+    import asyncio
+
+    from kvplace.cli.interrupts import run_until_interrupt
+    from kvplace.cli.live_cluster import open_cluster
+    from kvplace.core.errors import KvplaceError
+    from kvplace.core.strict_json import json_object
+
+    given = {name: context.params[name] for name in FLAG_NAMES if context.params.get(name)}
+
+    async def look() -> bytes:
+        async with open_cluster(ClusterFlags(**given)) as live:
+            return await live.session.request(call(live), limit=1 << 24)
+
+    try:
+        answer = run_until_interrupt(asyncio.wait_for(look(), _LONGEST_WAIT_S))
+    except (KvplaceError, TimeoutError):
+        return []
+    return [name_of(each["metadata"]) for each in json_object(answer.decode(), what="names")["items"]]
+
+
+def _nodes(_live: LiveCluster) -> Call:
+    return _list("nodes", "/api/v1/nodes")
+
+
+def _namespaces(_live: LiveCluster) -> Call:
+    return _list("namespaces", "/api/v1/namespaces")
+
+
+def _rollouts(live: LiveCluster) -> Call:
+    from kvplace.core.marks import ROLLOUT_LABEL
+
+    return _list("configmaps", _path_in(live, "configmaps"), ROLLOUT_LABEL)
+
+
+def _vms(live: LiveCluster) -> Call:
+    selector = ",".join(f"{label}={value}" for label, value in live.vms.labels.items())
+    return _list("pods", _path_in(live, "pods"), selector)
+
+
+def _path_in(live: LiveCluster, resource: str) -> str:
+    from kvplace.kube.session import path_of
+
+    inside = ("namespaces", live.namespace) if live.namespace else ()
+    return path_of("api", "v1", *inside, resource)
+
+
+def _list(resource: str, path: str, selector: str = "") -> Call:
+    from kvplace.kube.session import METADATA_LIST, Call
+
+    query = {"limit": str(_MOST_NAMES)} | ({"labelSelector": selector} if selector else {})
+    return Call("list", resource, path, query=query, accept=METADATA_LIST)
+
+
+def _name(metadata: Mapping[str, Any]) -> str:
+    return str(metadata["name"])
+
+
+def _rollout_name(metadata: Mapping[str, Any]) -> str:
+    from kvplace.core.marks import ROLLOUT_LABEL
+
+    return str(metadata["labels"][ROLLOUT_LABEL])
+
+
+def _vm_name(metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """Name a VM by its VMI, or by its pod."""
+    for owner in metadata.get("ownerReferences", ()):
+        if owner["kind"] == _VMI:
+            return _VMI, owner["name"]
+    return "Pod", metadata["name"]
+
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterFlags:
-    """The user's choice; None and empty values stand for kubectl's defaults."""
-
-    kubeconfig: str | None = None
-    context: str | None = None
-    request_timeout: float | None = None
-    """Seconds for one answer of the API server."""
-    as_user: str | None = None
-    as_groups: tuple[str, ...] = ()
-    namespace: str | None = None
-    all_namespaces: bool = False
-    selector: LabelTerms = ()
-
-    @property
-    def are_given(self) -> bool:
-        """Whether the user named any of them, and so asked for a cluster."""
-        return self != ClusterFlags()
 
 
 def cluster_flags(
@@ -135,5 +264,3 @@ _SELECTOR = (
         help="Only objects with these labels, for example app=web,tier!=db.",
     ),
 )
-FLAG_NAMES = tuple(field.name for field in fields(ClusterFlags))
-"""The arguments of a command that are its flags."""

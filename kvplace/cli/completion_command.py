@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kvplace.cli.completion import SHELLS, completion_script
-from kvplace.cli.words import Words
+from kvplace.cli.parameters import Words
 
 
 @click.command("completion", short_help="Print the script that makes a shell complete words.")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.output import Answer, Output, console, output_option, print_document
+from kvplace.cli.output import Output, console, print_document
+from kvplace.cli.parameters import Answer, output_option
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.cluster_names import complete_namespace, complete_node
-from kvplace.cli.output import Answer, Output, output_option, print_document, say
-from kvplace.cli.ranges import FloatRange
+from kvplace.cli.chosen_cluster import ClusterFlags
+from kvplace.cli.cluster_flags import cluster_flags, complete_namespace, complete_node
+from kvplace.cli.output import Output, print_document, say
+from kvplace.cli.parameters import Answer, FloatRange, output_option
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster

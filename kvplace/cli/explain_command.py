@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.cluster_names import complete_target
-from kvplace.cli.files import InputFile
-from kvplace.cli.machine import complete_machine
-from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
-from kvplace.cli.words import Words
+from kvplace.cli.chosen_cluster import ClusterFlags
+from kvplace.cli.cluster_flags import cluster_flags, complete_target
+from kvplace.cli.output import Output, print_document, print_line, print_table, say
+from kvplace.cli.parameters import Answer, InputFile, Words, output_option, topology_option
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import Absent, ExitCode
 
@@ -39,13 +37,8 @@ _TYPE_AND_NAME = 2
     help="A VM, VMI or pod that need not exist, with the instancetype that it names; - for stdin. "
     "Name one VM where the files have several.",
 )
-@click.option(
-    "--topology",
-    "machine",
-    type=InputFile(),
-    metavar="FILE",
-    shell_complete=complete_machine,
-    help="Explain a VM of -f on this machine, without a cluster; in any form that `kvplace topology` reads.",
+@topology_option(
+    "Explain a VM of -f on this machine, without a cluster; in any form that `kvplace topology` reads.",
 )
 @click.option(
     "--strategy",
@@ -136,7 +129,7 @@ def _read_files(filenames: Sequence[str], target: str) -> Document:
 
 def _explain_on_machine(document: Document, machine: str, output: Output) -> int:
     """Explain a VM on one machine that has no other VM."""
-    from kvplace.cli.machine import chosen_machine
+    from kvplace.cli.parameters import chosen_machine
     from kvplace.cli.place_report import report_lines
     from kvplace.cli.place_session import AnswerKind, PlaceSession
     from kvplace.cli.stated_vms import stated_vm

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.cluster_names import complete_node, complete_vm
-from kvplace.cli.output import Answer, Output, output_option, say
-from kvplace.cli.words import Words
+from kvplace.cli.chosen_cluster import ClusterFlags
+from kvplace.cli.cluster_flags import cluster_flags, complete_node, complete_vm
+from kvplace.cli.output import Output, say
+from kvplace.cli.parameters import Answer, Words, output_option
 from kvplace.core.errors import ExitCode
 from kvplace.core.scalars import NodeName
 

@@ -20,7 +20,7 @@ import click
 from kvplace import __version__
 from kvplace.cli.completion import VARIABLE, answer_shells
 from kvplace.cli.output import print_message, say
-from kvplace.cli.words import Commands
+from kvplace.cli.parameters import Commands
 from kvplace.core.errors import ExitCode, KvplaceError, exit_code_of
 
 COMMANDS = (

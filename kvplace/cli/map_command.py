@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, TextIO
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.cluster_names import complete_drawn
+from kvplace.cli.chosen_cluster import ClusterFlags
+from kvplace.cli.cluster_flags import cluster_flags, complete_drawn
 from kvplace.cli.completion import names_and_files
-from kvplace.cli.files import InputFile
-from kvplace.cli.machine import chosen_machine, cpu_manager_state_option, machine_argument
 from kvplace.cli.output import Output, console, document_text, say
-from kvplace.core.errors import BadBody
+from kvplace.cli.parameters import InputFile, chosen_machine, cpu_manager_state_option, machine_argument
+from kvplace.core.errors import Absent, BadBody, KvplaceError
 
 if TYPE_CHECKING:
+    from kvplace.cli.chosen_cluster import ClusterFlags
     from kvplace.cli.claims_by_node import ClaimsByNode, NodeClaims
     from kvplace.core.drawing.core_map import CoreMap
     from kvplace.core.scalars import CpuMask, PodUid
+    from kvplace.nodes.cluster_view import ClusterView
 
 _WIDTH, _WIDE_WIDTH = 100, 160
 """Columns of `-o table` and `-o wide` in a file or pipe."""
@@ -90,7 +91,7 @@ def _complete_found(context: click.Context, _option: click.Parameter, begun: str
 
 def _claims_on_line(context: click.Context) -> ClaimsByNode | None:
     """Read the file that stands on the line already; never stdin, where a user types."""
-    from kvplace.cli.placement_formats import read_claims
+    from kvplace.cli.claims_by_node import read_claims
 
     placements = context.params.get("placements")
     return read_claims(placements, "") if placements and placements != "-" else None
@@ -161,8 +162,7 @@ def command(
     Contradictions are marked in the map and explained on stderr: two VMs that own one CPU, CPUs that the
     machine does not have, threads that run elsewhere than placed.
     """
-    from kvplace.cli.claims_by_node import NodeClaims
-    from kvplace.cli.placement_formats import read_placements
+    from kvplace.cli.claims_by_node import NodeClaims, read_placements
     from kvplace.core.cpuset import parse_cpu_list
     from kvplace.core.drawing.core_map import draw
     from kvplace.core.ledger import Ledger
@@ -204,13 +204,11 @@ def command(
 
 
 def _is_node(machine: str | None, offline: Iterable[str | None]) -> bool:
-    from kvplace.cli.live_map import names_a_node
 
     return machine is not None and not any(offline) and names_a_node(machine)
 
 
 def _draw_live(machine: str | None, target: MapSource, flags: ClusterFlags, *, everything: bool) -> None:
-    from kvplace.cli.live_map import drawn_node, whole_cluster
 
     if everything == (machine is not None):
         raise click.UsageError("name one node of the cluster, or give --all")
@@ -274,3 +272,66 @@ def _draw(drawing: CoreMap, form: Form, file: TextIO) -> None:
 
         wide = form is Form.WIDE
         print_map(console(file, _WIDE_WIDTH if wide else _WIDTH), drawing, wide=wide)
+
+
+def names_a_node(machine: str) -> bool:
+    """Whether the name is that of a node: it is neither a file nor a server type, and there is a kubeconfig.
+
+    Without a kubeconfig a likely typo of a server type names no node; raises Absent for any other name.
+    """
+    from pathlib import Path
+
+    from kvplace.core.near_words import near_word
+    from kvplace.kube.kubeconfig import kubeconfig_files
+    from kvplace.machines.server_types import machine_names
+
+    if not machine or machine == "-" or "/" in machine or machine in machine_names():
+        return False
+    try:
+        if Path(machine).exists():
+            return False
+    except OSError:
+        return False
+    if kubeconfig_files(None) is None:
+        if near_word(machine, machine_names()):
+            return False
+        raise Absent(
+            f"{machine!r} is neither a file nor a server type, and no kubeconfig names a cluster with nodes: "
+            "set KUBECONFIG or give --kubeconfig, or choose a type that `kvplace topology --help` lists"
+        )
+    return True
+
+
+def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
+    """Read one node and draw it; raises KvplaceError with the reason why there is nothing to draw."""
+    from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
+    from kvplace.core.near_words import did_you_mean
+    from kvplace.core.scalars import NodeName
+    from kvplace.kube.watches import NODES
+    from kvplace.machines.server_types import machine_names
+    from kvplace.nodes.cluster_reading import read_node
+    from kvplace.nodes.drawn_node import draw_node
+
+    node = NodeName(name)
+
+    async def read(live: LiveCluster) -> CoreMap:
+        view = await read_node(live.api, node)
+        if node not in view.nodes:
+            known = [record.name for record in await live.api.read_all(NODES)]
+            raise Absent(
+                f"{live.session.server} has no node {name!r}{did_you_mean(name, [*known, *machine_names()])}"
+            )
+        drawing = draw_node(view.nodes[node], view.by_node.get(node, ()))
+        if drawing is None:
+            raise KvplaceError(f"node {name} cannot be drawn: {view.nodes[node].problem}")
+        return drawing
+
+    return run_with_cluster(flags, read)
+
+
+def whole_cluster(flags: ClusterFlags) -> ClusterView:
+    """Read all nodes, without their VMs: the ledgers name those."""
+    from kvplace.cli.live_cluster import run_with_cluster
+    from kvplace.nodes.cluster_reading import read_cluster
+
+    return run_with_cluster(flags, lambda live: read_cluster(live.api, pods=None))

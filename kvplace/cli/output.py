@@ -7,19 +7,16 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO
 
 import click
-
-from kvplace.cli.words import Words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _ACTED_ON = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """What a terminal does not show but act on: control characters, and those that turn the direction of text."""
 _BREAKS = re.compile(r"[\t\r\n]+")
@@ -38,30 +35,6 @@ class Output(Enum):
     def is_document(self) -> bool:
         """Whether programs read it."""
         return self in (Output.JSON, Output.YAML)
-
-
-class Answer(Enum):
-    """The kind of a command's answer, and so the forms of `-o`; the first one is the default."""
-
-    LIST = (Output.TABLE, Output.WIDE, Output.JSON, Output.YAML, Output.NAME)
-    """Objects that have names."""
-    REPORT = (Output.TABLE, Output.WIDE, Output.JSON, Output.YAML)
-    """What was found out. Where there is nothing more to show, `wide` is the same as `table`."""
-    DOCUMENT = (Output.JSON, Output.YAML, Output.NAME)
-    """One document for other programs."""
-
-
-def output_option(answer: Answer) -> Callable[[_Function], _Function]:
-    """Add `-o` with the forms of an answer to a command, as its argument `output`."""
-    return click.option(
-        "-o",
-        "--output",
-        type=Words([output.value for output in answer.value]),
-        default=answer.value[0].value,
-        show_default=True,
-        callback=lambda _context, _option, value: Output(value),
-        help="How to print the answer.",
-    )
 
 
 def print_document(document: object, output: Output) -> None:

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from kvplace.cli.example import example_option
-from kvplace.cli.files import InputFile, take_stdin
-from kvplace.cli.machine import chosen_machine, complete_machine, cpu_manager_state_option
-from kvplace.cli.output import Answer, Output, output_option, print_document, say
+from kvplace.cli.output import Output, print_document, say
+from kvplace.cli.parameters import (
+    Answer,
+    InputFile,
+    chosen_machine,
+    cpu_manager_state_option,
+    example_option,
+    output_option,
+    take_stdin,
+    topology_option,
+)
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 
@@ -39,14 +46,9 @@ _MILLION = 1_000_000
     metavar="FILE",
     help="A manifest with VMs, VMIs or pods, and with the instancetypes that they name; - for stdin.",
 )
-@click.option(
-    "--topology",
-    "machine",
-    type=InputFile(),
+@topology_option(
+    "The machine: a file, a server type, or / for this one; `kvplace topology --help` lists all forms.",
     required=True,
-    metavar="FILE",
-    shell_complete=complete_machine,
-    help="The machine: a file, a server type, or / for this one; `kvplace topology --help` lists all forms.",
 )
 @click.option("--free", metavar="CPUS", help="Only these CPUs are free, for example 2-15,34-47.")
 @click.option("--keep", is_flag=True, help="Each placement takes its CPUs until it is released by its id.")

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.example import example_option
-from kvplace.cli.files import InputFile
+from kvplace.cli.chosen_cluster import ClusterFlags
+from kvplace.cli.cluster_flags import cluster_flags
 from kvplace.cli.listing import Column, chosen_columns, rows_of
-from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
+from kvplace.cli.output import Output, print_document, print_line, print_table, say
+from kvplace.cli.parameters import Answer, FloatRange, InputFile, Words, example_option, output_option
 from kvplace.cli.progress import Progress
-from kvplace.cli.ranges import FloatRange
-from kvplace.cli.words import Words
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.files import InputFile
-from kvplace.cli.machine import complete_machine
 from kvplace.cli.output import say
+from kvplace.cli.parameters import InputFile, topology_option
 from kvplace.core.errors import BadAnnotation, BadBody, BadDomainXml, Misconfigured
 from kvplace.core.strict_json import shown
 
@@ -32,13 +31,8 @@ _MAX_PLACEMENT_BYTES = 1024 * 1024
     help="A pod's annotation kvplace.io/placement, or an answer of `kvplace place -o json`; - is stdin.",
 )
 @click.option("--cpu-map", metavar="JSON", help='A bare cpu-map, for example {"socket0": ["2", "34"]}.')
-@click.option(
-    "--topology",
-    "machine",
-    type=InputFile(),
-    metavar="FILE",
-    shell_complete=complete_machine,
-    help="The machine; needed only to bind the memory of guest NUMA cells.",
+@topology_option(
+    "The machine; needed only to bind the memory of guest NUMA cells.",
 )
 @click.option(
     "--vmi",

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.cluster_names import complete_rollout
-from kvplace.cli.files import InputFile
+from kvplace.cli.chosen_cluster import ClusterFlags
+from kvplace.cli.cluster_flags import cluster_flags, complete_rollout
 from kvplace.cli.listing import Column, rows_of
-from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
-from kvplace.cli.words import Commands, Words
+from kvplace.cli.output import Output, print_document, print_line, print_table, say
+from kvplace.cli.parameters import Answer, Commands, InputFile, Words, output_option
 from kvplace.core.errors import BadBody, ExitCode
 from kvplace.core.vm_stage import VmStage
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.output import Answer, Output, output_option, print_document, print_table
+from kvplace.cli.output import Output, print_document, print_table
+from kvplace.cli.parameters import Answer, output_option
 from kvplace.core.errors import BadBody
 
 

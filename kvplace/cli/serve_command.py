@@ -6,9 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvplace.cli.example import example_option
-from kvplace.cli.files import InputFile
-from kvplace.cli.words import Words
+from kvplace.cli.parameters import InputFile, Words, example_option
 
 _FILE = click.Path(path_type=Path, dir_okay=False)  # read again when they change, so never stdin
 
@@ -167,8 +165,7 @@ def command(
     from kvplace.core.marks import FrontEnd
     from kvplace.scheduler.extender import ExtenderSettings, Mode
     from kvplace.scheduler.room_maker import MakeRoom
-    from kvplace.serve.process import run
-    from kvplace.serve.settings import ServeSettings
+    from kvplace.serve.process import ServeSettings, run
     from kvplace.service.settings import Address, TlsFiles
 
     run(

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.example import example_option
-from kvplace.cli.files import InputFile
-from kvplace.cli.output import Answer, Output, output_option, print_document, print_table
+from kvplace.cli.output import Output, print_document, print_table
+from kvplace.cli.parameters import Answer, InputFile, example_option, output_option
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 

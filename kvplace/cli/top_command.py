@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.output import Answer, Output, output_option, print_document, print_line, print_table, say
-from kvplace.cli.words import Words
+from kvplace.cli.chosen_cluster import ClusterFlags
+from kvplace.cli.cluster_flags import cluster_flags
+from kvplace.cli.output import Output, print_document, print_line, print_table, say
+from kvplace.cli.parameters import Answer, Words, output_option
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def command(*, what: str, sort_by: str | None, limit: int | None, output: Output
 
 async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: Output) -> int:
     from kvplace.cli.listing import chosen_columns, rows_of
-    from kvplace.cli.top_tables import NODE_COLUMNS, cluster_summary, top_document
+    from kvplace.cli.view_tables import TOP_NODE_COLUMNS, cluster_summary, top_document
     from kvplace.core.quantity import counted
     from kvplace.kube.watches import Selector
     from kvplace.nodes.cluster_reading import read_cluster
@@ -68,7 +69,7 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
     if not nodes:
         say("there is no node")
         return ExitCode.DONE
-    print_table(rows_of(chosen_columns(NODE_COLUMNS, wide=output is Output.WIDE), shown))
+    print_table(rows_of(chosen_columns(TOP_NODE_COLUMNS, wide=output is Output.WIDE), shown))
     if len(shown) < len(nodes):
         say(f"{counted(len(nodes) - len(shown), 'more node')} not shown")
     print_line()
@@ -79,8 +80,7 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
 
 async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Output) -> int:
     from kvplace.cli.listing import rows_of
-    from kvplace.cli.top_tables import VM_COLUMNS
-    from kvplace.cli.view_tables import NAMESPACE, vm_reference
+    from kvplace.cli.view_tables import NAMESPACE, TOP_VM_COLUMNS, vm_reference
     from kvplace.core.quantity import counted
     from kvplace.nodes.view_documents import VM_KIND, list_document, vm_document
     from kvplace.nodes.vm_listing import read_listed_vms
@@ -101,7 +101,7 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
     if not vms:
         say(f"there is no VM that requests cores in {live.namespace or 'the cluster'}")
         return ExitCode.DONE
-    print_table(rows_of((*((NAMESPACE,) if live.flags.all_namespaces else ()), *VM_COLUMNS), shown))
+    print_table(rows_of((*((NAMESPACE,) if live.flags.all_namespaces else ()), *TOP_VM_COLUMNS), shown))
     if len(shown) < len(vms):
         say(f"{counted(len(vms) - len(shown), 'more VM')} not shown")
     return ExitCode.DONE

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.listing import Column, rows_of
-from kvplace.cli.machine import chosen_machine, cpu_manager_state_option, machine_argument
-from kvplace.cli.output import (
+from kvplace.cli.output import Output, cpu_lines, print_document, print_table, say, table_width
+from kvplace.cli.parameters import (
     Answer,
-    Output,
-    cpu_lines,
+    chosen_machine,
+    cpu_manager_state_option,
+    machine_argument,
     output_option,
-    print_document,
-    print_table,
-    say,
-    table_width,
 )
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.chosen_cluster import ClusterFlags
+from kvplace.cli.cluster_flags import cluster_flags
 from kvplace.cli.output import say
 
 if TYPE_CHECKING:
@@ -102,16 +103,13 @@ def has_screen() -> bool:
 async def _check_rights(live: LiveCluster) -> None:
     """Read one object of each kind; a watch would try for ever what the user may not do."""
     from kvplace.kube.api_cluster import ApiCluster
-    from kvplace.kube.concurrency import together
     from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES
 
     cluster = ApiCluster(live.session, page_size=1)
-    await together(
-        cluster.list_watch(LEDGERS).list_page(""),
-        cluster.list_watch(TOPOLOGIES).list_page(""),
-        cluster.list_watch(NODES).list_page(""),
-        cluster.list_watch(PODS, PLACED_PODS).list_page(""),
-    )
+    await cluster.list_watch(LEDGERS).list_page("")
+    await cluster.list_watch(TOPOLOGIES).list_page("")
+    await cluster.list_watch(NODES).list_page("")
+    await cluster.list_watch(PODS, PLACED_PODS).list_page("")
 
 
 def _context_name(flags: ClusterFlags) -> str:

@@ -4,35 +4,107 @@ Puts the components together and has no rules of its own. Three listeners: the e
 certificate required), admission (TLS), and health with metrics (plain HTTP, read-only). On SIGTERM it becomes
 unready, answers the requests under way, and ends. A claim that was stored without its binding is bound or
 released by another replica or after the restart.
+
+`serve` is ready from its first complete lists until its end, unless the API server is out of reach. That is
+so when every watch has failed for a while: this replica then decides on what was true, and another one may
+know better. A single watch that fails does not make it unready. The cause of that (a missing right, a broken
+kind) is mostly the same for all replicas, and without a ready one admission refuses every VM that requests
+cores; with a stale cache Filter is wrong more often, and Bind still asks the API server.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
 
 from kvplace.admission.http import VmiReader, admission_application
-from kvplace.controller.controller import Controller, ControllerClient
+from kvplace.admission.review import AdmissionSettings
+from kvplace.controller.controller import Controller, ControllerClient, ControllerSettings
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
+from kvplace.kube.store import Store
 from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache, NodeClient, running_node_cache
-from kvplace.scheduler.extender import Extender, ExtenderClient
+from kvplace.scheduler.extender import Extender, ExtenderClient, ExtenderSettings
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
 from kvplace.serve.metrics import ClusterGauges
-from kvplace.serve.readiness import ServeReadiness, hang_up_while_unready
-from kvplace.serve.settings import ServeSettings
-from kvplace.service.health import health_application, watch_loop
+from kvplace.service.connections import ConnectionLimits
+from kvplace.service.health import Health, Readiness, health_application, watch_loop
 from kvplace.service.listening import listening
 from kvplace.service.process import in_background, log_as_json, run_until_signal
-from kvplace.service.settings import Address
+from kvplace.service.settings import Address, TlsFiles
 from kvplace.service.tls import RenewedTls
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """The settings of `kvplace serve`."""
+
+    tls: TlsFiles
+    """Certificate of the extender and of admission; CA and names of clients are for the extender alone.
+
+    Whoever has a certificate of that CA with one of those names can bind pods.
+    """
+    admission: AdmissionSettings
+    extender_address: Address
+    admission_address: Address
+    health_address: Address
+    admission_client_ca: Path | None = None
+    """Callers of admission must have a certificate of this CA; None: nothing needs one."""
+    admission_client_names: tuple[str, ...] = ()
+    """Names that those certificates must carry one of; empty: any."""
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    kubeconfig: Path | None = None
+    """None: the service account of the pod we run in, else the user's default kubeconfig."""
+    extender: ExtenderSettings = field(default_factory=ExtenderSettings)
+    controller: ControllerSettings = field(default_factory=ControllerSettings)
+    log_level: str = "info"
+
+
+@dataclass(slots=True)
+class ServeReadiness(Readiness):
+    """Ready without an obstacle and while at least one watch works."""
+
+    patience_s: float = 30.0
+    """How long all watches may fail; shorter than kube-scheduler's pauses between attempts get."""
+    stores: Sequence[Store[Any, Any]] = field(default=())
+    """The stores that decisions rest on."""
+
+    def health(self) -> Health:
+        """Return whether the replica can serve, and what is wrong."""
+        if self.obstacle:
+            return Health(False, self.obstacle)
+        failing = [store for store in self.stores if store.failing_s >= self.patience_s]
+        if not failing:
+            return Health(True, "ok")
+        shortest = min(failing, key=lambda store: store.failing_s)
+        lasting = f"for {shortest.failing_s:.0f} s: {shortest.failure}"
+        if len(failing) == len(self.stores):
+            return Health(False, f"every watch of the API server has failed {lasting}")
+        kinds = ", ".join(store.kind.name for store in failing)
+        return Health(True, f"ok, but what is known of {kinds} grows old; watching has failed {lasting}")
+
+
+async def hang_up_while_unready(
+    readiness: Readiness, hang_up: Callable[[], None], *, every_s: float = 1.0
+) -> None:
+    """End the connections of kube-scheduler whenever this replica cannot serve, until cancelled.
+
+    A Service chooses among ready replicas only when a connection is opened. kube-scheduler keeps its own open
+    and would ask this replica for ever.
+    """
+    while True:
+        await asyncio.sleep(every_s)
+        if not readiness.health().is_ready:
+            hang_up()
 
 
 class ServeClient(NodeClient, ExtenderClient, ControllerClient, VmiReader, EventWriter, Protocol):

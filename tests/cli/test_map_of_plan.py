@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.cli.placement_formats import read_placements
+from kvplace.cli.claims_by_node import read_placements
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
 from tests.cli.calls import Caller

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.cli.outage import REPEATED_S, OneSentence, outages_in_one_sentence
+from kvplace.cli.live_cluster import REPEATED_S, OneSentence, outages_in_one_sentence
 from kvplace.core.errors import KvplaceError
 from kvplace.kube import list_watch
 from kvplace.kube.api_errors import ApiUnavailable, Expired

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from kvplace.cli.main import cli
-from kvplace.cli.output import Answer
+from kvplace.cli.parameters import Answer
 from tests.cli.calls import Caller
 
 SCENARIO = """

@@ -13,9 +13,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.cli.claims_by_node import NodeClaims
+from kvplace.cli.claims_by_node import NodeClaims, read_placements
 from kvplace.cli.map_command import read_found
-from kvplace.cli.placement_formats import read_placements
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.ledger import Ledger, LedgerChange, merge_patch

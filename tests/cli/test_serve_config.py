@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from kvplace.cli.serve_command import command
 from kvplace.documents.schemas import schema_of
 from kvplace.documents.serve import ServeDocument
-from kvplace.serve.settings import ServeSettings
+from kvplace.serve.process import ServeSettings
 from tests.cli.calls import Caller
 
 CONFIG = """

@@ -110,7 +110,7 @@ CODE: dict[tuple[str, str], list[str]] = {
     ],
     (OTHERS, "`place`: one line"): [
         "cli.place_session:MAX_LINE_BYTES",
-        "cli.placement_formats:_MAX_BYTES",
+        "cli.claims_by_node:_MAX_BYTES",
     ],
 }
 """By the section and the beginning of the row: the constants of its second cell, in their order."""

@@ -6,7 +6,7 @@ import aiohttp
 
 from harness.certificates import Certificates
 from kvplace.admission.review import AdmissionSettings
-from kvplace.serve.settings import ServeSettings
+from kvplace.serve.process import ServeSettings
 from kvplace.service.settings import Address, TlsFiles
 
 LOOPBACK = Address("127.0.0.1", 0)

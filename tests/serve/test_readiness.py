@@ -26,8 +26,7 @@ from kvplace.kube.watches import (
     Selector,
     WatchEvent,
 )
-from kvplace.serve.process import serving
-from kvplace.serve.readiness import ServeReadiness
+from kvplace.serve.process import ServeReadiness, serving
 from kvplace.service.settings import Address
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.serve.extender_callers import answer, context

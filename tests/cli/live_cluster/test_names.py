@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from kvplace.cli import cluster_names
+from kvplace.cli import cluster_flags
 from kvplace.cli.completion import completions
 from kvplace.cli.main import cli
 from kvplace.core.marks import ROLLOUT_LABEL
@@ -23,7 +23,7 @@ def offered(*words: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait as long as a busy machine needs; a user who types would not."""
-    monkeypatch.setattr(cluster_names, "_LONGEST_WAIT_S", 60.0)
+    monkeypatch.setattr(cluster_flags, "_LONGEST_WAIT_S", 60.0)
 
 
 def test_names_of_nodes_and_vms_are_offered(cluster: SmallCluster) -> None:

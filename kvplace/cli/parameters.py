@@ -1,0 +1,223 @@
+"""Types of parameters, and options that several commands have: words, numbers, files, machines, examples.
+
+Only click is imported here; a command that does not use a parameter loads nothing for it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from kvplace.cli.completion import names_and_files
+from kvplace.cli.output import Output, say
+from kvplace.core.near_words import did_you_mean
+
+if TYPE_CHECKING:
+    from kvplace.machines.machine import Machine
+
+
+class Words(click.Choice[str]):
+    """One of several words."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Name the words, and the one that is probably meant."""
+        known = super().get_invalid_choice_message(value, ctx).removesuffix(".")
+        return f"{known}{did_you_mean(value, self.choices)}"
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        """Name the words in one line."""
+        return f"choose {either(self.choices)}"
+
+
+class Commands(click.Group):
+    """A group of commands that suggests the one that was probably meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest a command for a misspelt one, as click does for options."""
+        known = self.list_commands(ctx)
+        if args[0] not in known:
+            ctx.fail(f"no such command {args[0]!r}{did_you_mean(args[0], known)}")
+        return super().resolve_command(ctx, args)
+
+
+def either(words: Sequence[str]) -> str:
+    """Write a choice: `a`, `a or b`, `a, b or c`."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+class FloatRange(click.FloatRange):
+    """A number from the least to the most."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a number; raises BadParameter for one that is not in the range."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{number} is not in the range {self._describe_range()}", param, ctx)
+        return number
+
+
+_STDIN = "kvplace.stdin"
+"""Key in the context for the option that reads stdin."""
+
+
+class InputFile(click.ParamType[str]):
+    """A file or folder that is read, by its name; `-` is stdin. Whether it can be read, its reader states."""
+
+    name = "file"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name; raises UsageError for the second option that is to read stdin."""
+        if value == "-" and ctx is not None and param is not None and not ctx.resilient_parsing:
+            take_stdin(ctx, param.opts[0] if isinstance(param, click.Option) else param.human_readable_name)
+        return value
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Let the shell complete the name of a file."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+def take_stdin(context: click.Context, what: str, form: str = "") -> None:
+    """Read stdin for an option, by its name; raises UsageError when another one does, too.
+
+    Prints on a terminal what is waited for and its `form`, since the program seems to hang.
+    """
+    other = context.meta.setdefault(_STDIN, what)
+    if other != what:
+        raise click.UsageError(f"{other} and {what} cannot both be stdin", context)
+    if sys.stdin.isatty():
+        say(f"reading {what} from the terminal{form}; Ctrl-D ends it")
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_NONE_NAMED = ""
+"""The value of `--example` without one."""
+
+
+def example_option(*names: str) -> Callable[[_Function], _Function]:
+    """Add `--example` to a command that reads these documents; of several, its value names the one."""
+
+    def show(context: click.Context, _option: click.Parameter, value: str | bool | None) -> None:
+        if not value or context.resilient_parsing:
+            return
+        from kvplace.documents.schemas import example_of
+
+        click.echo(example_of(names[0] if value is True else str(value)), nl=False)
+        context.exit()
+
+    def choose(context: click.Context, option: click.Parameter, value: str | None) -> None:
+        if value == _NONE_NAMED and not context.resilient_parsing:
+            raise click.UsageError(f"--example needs a name; choose {either(names)}", context)
+        if value is not None and value not in names:
+            option.type = Words(names)
+            value = str(option.type.convert(value, option, context))
+        show(context, option, value)
+
+    if len(names) == 1:
+        article = "an" if names[0][0] in "aeiou" else "a"
+        return click.option(
+            "--example",
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=show,
+            help=f"Print {article} {names[0]} document as a start for your own, and exit.",
+        )
+    return click.option(
+        "--example",
+        is_flag=False,
+        flag_value=_NONE_NAMED,
+        metavar=f"[{'|'.join(names)}]",
+        is_eager=True,
+        expose_value=False,
+        callback=choose,
+        help="Print such a document as a start for your own, and exit.",
+    )
+
+
+_Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def cpu_manager_state_option(function: _Function) -> _Function:
+    """Add `--cpu-manager-state FILE` to a command, as its argument `cpu_manager_state`."""
+    option = click.option(
+        "--cpu-manager-state",
+        type=InputFile(),
+        metavar="FILE",
+        help="The kubelet's cpu_manager_state: CPUs that its static policy holds are not free.",
+    )
+    return option(function)
+
+
+def complete_machine(_context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a server type, or else of a file."""
+    from kvplace.machines.server_types import machine_names
+
+    return names_and_files(list(machine_names()), begun)
+
+
+def topology_option(help: str, *, required: bool = False) -> Callable[[_Function], _Function]:  # noqa: A002
+    """Add `--topology`, in the forms of `machine_argument`, to a command; the argument is `machine`."""
+    return click.option(
+        "--topology",
+        "machine",
+        type=InputFile(),
+        required=required,
+        metavar="FILE",
+        shell_complete=complete_machine,
+        help=help,
+    )
+
+
+def machine_argument(complete: _Completer = complete_machine) -> Callable[[_Function], _Function]:
+    """Add the machine to a command, as its argument `machine`; None is this machine."""
+    return click.argument(
+        "machine", type=InputFile(), metavar="[FILE]", required=False, shell_complete=complete
+    )
+
+
+def chosen_machine(name: str | None, *, reserved: str | None = None, state: str | None = None) -> Machine:
+    """Find a machine, and replace its reserved CPUs and the CPUs of the kubelet's `state` file."""
+    from kvplace.documents.reading import read_text, source_name
+    from kvplace.machines.machine import find_machine
+
+    machine = find_machine(name)
+    if reserved is not None:
+        machine = machine.with_reserved(reserved, "--reserved")
+    if state is not None:
+        what = source_name(state)
+        machine = machine.with_kubelet_cpus(read_text(state, f"--cpu-manager-state {what}"), what)
+    return machine
+
+
+class Answer(Enum):
+    """The kind of a command's answer, and so the forms of `-o`; the first one is the default."""
+
+    LIST = (Output.TABLE, Output.WIDE, Output.JSON, Output.YAML, Output.NAME)
+    """Objects that have names."""
+    REPORT = (Output.TABLE, Output.WIDE, Output.JSON, Output.YAML)
+    """What was found out. Where there is nothing more to show, `wide` is the same as `table`."""
+    DOCUMENT = (Output.JSON, Output.YAML, Output.NAME)
+    """One document for other programs."""
+
+
+def output_option(answer: Answer) -> Callable[[_Function], _Function]:
+    """Add `-o` with the forms of an answer to a command, as its argument `output`."""
+    return click.option(
+        "-o",
+        "--output",
+        type=Words([output.value for output in answer.value]),
+        default=answer.value[0].value,
+        show_default=True,
+        callback=lambda _context, _option, value: Output(value),
+        help="How to print the answer.",
+    )
