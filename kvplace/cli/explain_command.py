@@ -146,7 +146,8 @@ def _explain_on_machine(document: Document, machine: str, output: Output) -> int
     known = chosen_machine(machine)
     for note in known.notes:
         say(note)
-    answer = PlaceSession(known.name, known.topology, foreign=known.kubelet_cpus).place(vm.name, vm.request)
+    session = PlaceSession(known.name, known.topology, foreign=known.kubelet_cpus, devices=known.devices)
+    answer = session.place(vm.name, vm.request)
     assert answer.decision is not None
     if output.is_document:
         print_document(answer.document, output)

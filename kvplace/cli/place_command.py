@@ -120,6 +120,7 @@ def command(
         found.topology,
         free=None if free is None else free_cpus(free, "--free", found.topology),
         foreign=found.kubelet_cpus,
+        devices=found.devices,
         keep=keep or bool(manifests),
         make_room=make_room,
         thorough=thorough,

@@ -15,12 +15,14 @@ from typing import BinaryIO
 from kvplace.core.allocator.allocate import place
 from kvplace.core.answer_json import move_document, placement_document, refusal_document
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
+from kvplace.core.device_prediction import after_pods
 from kvplace.core.errors import BadBody
-from kvplace.core.free import free_of
+from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.moves.budget import MAX_STEPS, MAX_STEPS_THOROUGH, Watch, unwatched
 from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room
 from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestions, find_suggestions, move_text
+from kvplace.core.node_devices import NodeDevices
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
@@ -81,12 +83,13 @@ class PlaceSession:
         *,
         free: CpuMask | None = None,
         foreign: CpuMask = NO_CPUS,
+        devices: NodeDevices | None = None,
         keep: bool = False,
         make_room: bool = False,
         thorough: bool = False,
         explain: bool = True,
     ) -> None:
-        """Start with no VM on the machine.
+        """Start with no VM on the machine; `devices` are those that are free then.
 
         `free` are the CPUs for requests that do not name their own, all of them by default; `foreign` CPUs
         are never given out. `make_room` lets kept VMs move, and `thorough` searches 100 times as long for
@@ -96,6 +99,7 @@ class PlaceSession:
         self._topology = topology
         self._free = topology.cpus if free is None else free
         self._foreign = foreign
+        self._devices = devices
         self._keep = keep
         self._make_room = make_room
         self._thorough = thorough
@@ -199,22 +203,38 @@ class PlaceSession:
         if self._make_room:
             running = tuple(self._kept.values())
             found = make_room(
-                self._topology, running, request, only=only, max_steps=self._max_steps, watch=watch
+                self._topology,
+                running,
+                request,
+                only=only,
+                devices=self._free_devices,
+                max_steps=self._max_steps,
+                watch=watch,
             )
             if isinstance(found, MovePlan):
                 return Decision(found.placement, found.moves, interrupted=found.interrupted)
             no_moves = found
         interrupted = no_moves is not None and no_moves.interrupted
-        answer = place(self._topology, free_of(self._topology, self._ledger, only=only), request)
+        answer = place(self._topology, self._free_of(only), request)
         suggestions = self._suggest(request, only) if isinstance(answer, Refusal) else NO_SUGGESTIONS
         if no_moves is not None:
             suggestions = replace(suggestions, no_moves=no_moves)
         return Decision(answer, (), interrupted, suggestions)
 
+    @property
+    def _free_devices(self) -> NodeDevices | None:
+        """The devices that the kubelet will not have given to kept VMs."""
+        if self._devices is None:
+            return None
+        return after_pods(self._devices, [one.request.devices for one in self._kept.values()])
+
+    def _free_of(self, only: CpuMask) -> Free:
+        return free_of(self._topology, self._ledger, only=only, devices=self._free_devices)
+
     def _find_suggestions(self, request: Request, only: CpuMask) -> Suggestions:
         if not self._explain:
             return NO_SUGGESTIONS
-        free = free_of(self._topology, self._ledger, only=only)
+        free = self._free_of(only)
         # With --make-room the moves were searched already.
         movable = () if self._make_room else tuple(self._kept.values())
         return find_suggestions(self._topology, free, request, movable, only=only)

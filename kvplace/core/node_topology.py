@@ -10,9 +10,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.cpuset import MAX_CPU, format_cpu_list
+from kvplace.core.device_report import read_device_report
+from kvplace.core.device_resources import MOST_DEVICES, is_device
 from kvplace.core.errors import BadTopology
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.fields import Fields
+from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, TopologyPolicy
+from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId, ResourceName
 from kvplace.core.strict_json import shown, unknown_key
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology, topology_document
@@ -59,6 +63,34 @@ def read_node_topology(document: Mapping[str, Any]) -> tuple[str, Topology]:
         metadata = document.get("metadata")
         name = _checked_name(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
     return name, read_topology(document, known_only=True)
+
+
+def read_stated_devices(document: Mapping[str, Any]) -> NodeDevices | None:
+    """Read the devices of a described machine: those in its spec, else those that its agent reported.
+
+    In the spec all devices are free; without `topologyPolicy` the kubelet aligns nothing, as by default. None
+    where the description names no devices; raises ValueError that names the field.
+    """
+    root = Fields(document)
+    spec = Fields(root.raw["spec"], "spec") if "spec" in root.raw else root
+    status = root.raw.get("status")
+    if "devices" not in spec.raw:
+        report = status.get("devices") if isinstance(status, Mapping) else None
+        found = read_device_report(report, "status.devices")
+        return None if found is None else found.devices
+    policy = TopologyPolicy(spec.text("topologyPolicy", TopologyPolicy().policy))
+    counts: dict[tuple[ResourceName, NumaId], int] = {}
+    for entry in spec.each("devices"):
+        entry.only(("resource", "numaNode", "count"))
+        resource = entry.text("resource")
+        if not is_device(resource):
+            raise entry.bad("resource", "the resource of a device, such as intel.com/vf")
+        node = NumaId(NO_NUMA if entry.raw.get("numaNode") == NO_NUMA else entry.whole("numaNode", MAX_CPU))
+        key = (ResourceName(resource), node)
+        counts[key] = counts.get(key, 0) + entry.whole("count", MOST_DEVICES, default=1)
+    return NodeDevices.of(
+        (DeviceCount(resource, node, count, count) for (resource, node), count in counts.items()), policy
+    )
 
 
 def node_name(text: str) -> str:

@@ -9,6 +9,7 @@ from itertools import combinations
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
+from kvplace.core.node_devices import NodeDevices
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request
 from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
@@ -45,12 +46,19 @@ def occupant_of_claim(name: str, claim: Claim, topology: Topology | None) -> Occ
 class RunningVms:
     """The VMs on one machine and their placements."""
 
-    def __init__(self, topology: Topology, occupants: Iterable[Occupant], only: CpuMask | None) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        occupants: Iterable[Occupant],
+        only: CpuMask | None,
+        devices: NodeDevices | None = None,
+    ) -> None:
         self.topology = topology
         self.occupants = {occupant.id: occupant for occupant in occupants}
         self.usable = topology.allocatable if only is None else topology.allocatable & only
         """The CPUs that may be given out at all."""
         self._only = only
+        self._devices = devices
         self._claims = {
             PodUid(uid): claim_of(PodUid(uid), one.placement) for uid, one in self.occupants.items()
         }
@@ -67,7 +75,7 @@ class RunningVms:
         holds = [
             claim_of(PodUid(f"{uid}/new"), placed) for uid, placed in elsewhere.items() if placed is not None
         ]
-        return free_of(self.topology, ledger, holds, only=self._only)
+        return free_of(self.topology, ledger, holds, only=self._only, devices=self._devices)
 
 
 def within(free: Free, cpus: CpuMask) -> Free:

@@ -22,6 +22,8 @@ from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 
 _KEYS = ("packages", "numaNodes", "l3Groups", "cores", "reserved", "isolated", "fingerprint")
+_DEVICE_KEYS = ("devices", "topologyPolicy")
+"""Of descriptions that people write; `node_topology.read_stated_devices` reads them."""
 _MAX_ID = (1 << 31) - 1
 _MAX_DISTANCE = (1 << 31) - 1
 
@@ -66,7 +68,7 @@ def read_topology(document: object, *, known_only: bool = False) -> Topology:
 def _read(spec: Fields, known_only: bool) -> Topology:
     packages, nodes = list(spec.each("packages")), list(spec.each("numaNodes"))
     if known_only:
-        spec.only(_KEYS)
+        spec.only((*_KEYS, *_DEVICE_KEYS))
         for package in packages:
             package.only(("id", "cpus"))
         for node in nodes:

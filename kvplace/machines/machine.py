@@ -23,7 +23,8 @@ from typing import Any
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, BadTopology
-from kvplace.core.node_topology import KIND, read_node_topology
+from kvplace.core.node_devices import NodeDevices
+from kvplace.core.node_topology import KIND, read_node_topology, read_stated_devices
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.strict_json import kind_of, shown
 from kvplace.core.topology import Topology
@@ -65,6 +66,8 @@ class Machine:
     """What its description lacks or contradicts."""
     kubelet_cpus: CpuMask = NO_CPUS
     """CPUs that the kubelet's static policy has given to containers; they are not free."""
+    devices: NodeDevices | None = None
+    """None where the description names no devices."""
 
     def with_reserved(self, cpu_list: str, what: str) -> Machine:
         """Reserve other CPUs for the host; raises BadTopology that names `what`."""
@@ -187,7 +190,7 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
         if not document.keys() & {"spec", "packages", "numaNodes", "l3Groups", "cores"}:
             raise BadTopology(f"it does not describe a machine; give {_EXPECTED}")
         name, topology = read_node_topology(document)
-        machine = Machine(name or _stem(path), topology)
+        machine = Machine(name or _stem(path), topology, devices=read_stated_devices(document))
         status = document.get("status")
         held = status.get("kubeletCpus") if isinstance(status, Mapping) else None
         if held is None:

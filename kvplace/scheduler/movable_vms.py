@@ -93,7 +93,9 @@ class MovableVms:
             occupants.append(occupant_of_claim(machine.others.pod, machine.others, machine.topology))
         if not any(one.movable for one in occupants):
             return None
-        return CrowdedNode(node, machine.topology, tuple(occupants), machine.allocatable)
+        return CrowdedNode(
+            node, machine.topology, tuple(occupants), machine.allocatable, snapshot.free.devices
+        )
 
     def find(self, node: NodeName, uid: PodUid, migrating: Container[VmiKey]) -> MovableVm | None:
         """Return a VM that may get other cores of its node now; None if it may not."""

@@ -274,7 +274,8 @@ class Preemptor:
     ) -> Iterator[Question]:
         """Ask with our own victims, where possible, and with the victims that kube-scheduler needs."""
         machine = self._cache.machine(node)
-        if isinstance(machine, Unusable) or isinstance(self._cache.snapshot(node), Unusable):
+        snapshot = self._cache.snapshot(node)
+        if isinstance(machine, Unusable) or isinstance(snapshot, Unusable):
             return
         pod = args.pod
         ledger = self._cache.ledger(node)
@@ -285,6 +286,7 @@ class Preemptor:
             tuple(self._holds.on_node(node, but=pod.uid)),
             machine.allocatable,
             machine.pools_shrink,
+            snapshot.free.devices,
         )
         leaving = self._leaving(node)
         staying = self._awaited_in_vain(pod.uid, leaving)

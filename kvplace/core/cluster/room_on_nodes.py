@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplace.core.moves.make_room import MAX_MOVES, MovePlan, make_room
+from kvplace.core.node_devices import NodeDevices
 from kvplace.core.occupant import Occupant
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName
@@ -32,6 +33,8 @@ class CrowdedNode:
     occupants: tuple[Occupant, ...]
     allocatable: CpuMask
     """The CPUs that it gives out."""
+    devices: NodeDevices | None = None
+    """Its free devices; None where nothing is known of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ def find_room(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | No
             node.occupants,
             request,
             only=node.allocatable,
+            devices=node.devices,
             most_moves=MAX_MOVES if best is None else len(best.plan.moves),
             max_steps=min(left, STEPS_PER_NODE),
         )

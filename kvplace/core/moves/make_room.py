@@ -16,6 +16,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.moves.budget import MAX_STEPS, Watch, unwatched
 from kvplace.core.moves.move_search import MoveSearch
 from kvplace.core.moves.step_trials import Trial
+from kvplace.core.node_devices import NodeDevices
 from kvplace.core.occupant import Occupant, RunningVms, bytes_moved
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
@@ -74,6 +75,7 @@ def make_room(
     request: Request,
     *,
     only: CpuMask | None = None,
+    devices: NodeDevices | None = None,
     most_moves: int = MAX_MOVES,
     max_steps: int = MAX_STEPS,
     watch: Watch = unwatched,
@@ -82,15 +84,16 @@ def make_room(
 
     The plan has no moves when it fits well already. VMs with policy `immovable` stay, and VMs
     with devices of the host stay on their NUMA nodes. Every VM that moves keeps its own scope and options,
-    and never gets a worse locality than it has. `only` restricts the CPUs as in `free_of`.
+    and never gets a worse locality than it has. `only` restricts the CPUs as in `free_of`, and
+    `devices` are the free ones.
 
     For each number of moves the search takes at most `max_steps` steps (see `budget`); the best moves found
     until then are the answer. So they are when `watch`, asked again and again, ends the search.
     """
-    empty = try_place(topology, free_of(topology, Ledger(), only=only), request)
+    empty = try_place(topology, free_of(topology, Ledger(), only=only, devices=devices), request)
     if empty is None:
         return NoMoves("the VM does not fit on the empty machine", exact=True)
-    running = RunningVms(topology, occupants, only)
+    running = RunningVms(topology, occupants, only, devices)
     now = try_place(topology, running.free({}), request)
     if now is not None and len(now.numa_nodes) <= len(empty.numa_nodes):
         return MovePlan(now, ())

@@ -89,7 +89,7 @@ def find_suggestions(
     found += trial.sharing()
     if not occupants:
         return Suggestions(tuple(found))
-    answer = make_room(topology, occupants, request, only=only, most_moves=1)
+    answer = make_room(topology, occupants, request, only=only, devices=free.devices, most_moves=1)
     if isinstance(answer, NoMoves):
         return Suggestions(tuple(found), answer)
     moves = [_moves_suggestion(request, answer)] if answer.moves else []

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.node_devices import NodeDevices
 from kvplace.core.placement import Placement
 from kvplace.core.preemption.disruption_budgets import Taken, violations
 from kvplace.core.request import Request
@@ -53,6 +54,8 @@ class OccupiedMachine:
     only: CpuMask | None = None
     """The CPUs that the node gives out; None: all that its topology allows."""
     pools_shrink: bool = False
+    devices: NodeDevices | None = None
+    """Its free devices; those of pods that go are not among them."""
 
     def free_without(self, gone: Iterable[PodUid]) -> Free:
         """Compute what is free once these pods are gone."""
@@ -61,7 +64,14 @@ class OccupiedMachine:
             {cpu: owner for cpu, owner in self.ledger.owners.items() if owner not in left},
             {uid: claim for uid, claim in self.ledger.claims.items() if uid not in left},
         )
-        return free_of(self.topology, ledger, self.holds, only=self.only, pools_shrink=self.pools_shrink)
+        return free_of(
+            self.topology,
+            ledger,
+            self.holds,
+            only=self.only,
+            pools_shrink=self.pools_shrink,
+            devices=self.devices,
+        )
 
 
 @dataclass(frozen=True, slots=True)
