@@ -28,6 +28,7 @@ COMMANDS = (
     "demo",
     "describe-node",
     "doctor",
+    "evacuate",
     "explain",
     "get",
     "help",

@@ -17,9 +17,10 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from kvplace.core.cluster.cluster_node import ClusterNode
     from kvplace.core.cluster.planning import Plan, PlannedVm, VmRequest
     from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.mip_bound import MipBound
@@ -122,10 +123,27 @@ def command(
             watch=watch,
         )
     need_movable = () if there is None else there.need_movable(one.move.id for one in found.moves)
+    return answer_plan(found, nodes, vms, output, bound=bound, need_movable=need_movable)
+
+
+def answer_plan(
+    found: Plan,
+    nodes: Sequence[ClusterNode],
+    vms: Sequence[VmRequest],
+    output: Output,
+    *,
+    bound: MipBound | None = None,
+    need_movable: Sequence[str] = (),
+    restarting: Mapping[str, str] | None = None,
+) -> int:
+    """Print a plan and return the exit code that states whether every VM has a place."""
     if output.is_document:
         from kvplace.plan.plan_report import plan_document
 
-        print_document(plan_document(found, nodes, vms, bound, need_movable), output)
+        document = plan_document(found, nodes, vms, bound, need_movable)
+        if restarting is not None:
+            document["restarting"] = [{"id": name, "reason": why} for name, why in restarting.items()]
+        print_document(document, output)
     elif output is Output.NAME:
         from kvplace.core.quantity import counted
 
@@ -137,6 +155,8 @@ def command(
             say(f"not yet placed, though they fit: {len(found.undecided)} of {counted(len(vms), 'VM')}")
     else:
         _print(found, bound, need_movable, wide=output is Output.WIDE)
+        for name, why in (restarting or {}).items():
+            print_line(f"{'restarts':<12}{name}: {why}")
     if found.stopped:
         return ExitCode.INTERRUPTED
     if not found.refused:

@@ -1,6 +1,7 @@
 """A live cluster as plans start from it: its nodes, what keeps VMs away from them, and VMs that wait already.
 
-What kube-scheduler's own filters state counts as in `explain`, with the same words.
+What kube-scheduler's own filters state counts as in `explain`, with the same words. An evacuation is a plan
+for the VMs of one node on all other nodes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import msgspec
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.cluster.planning import PlannedVm, VmRequest, plan
+from kvplace.core.errors import Absent
 from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.near_words import did_you_mean
 from kvplace.core.occupant import Occupant
 from kvplace.core.quantity import counted
 from kvplace.core.refusal import Reason, Refusal
@@ -32,6 +35,7 @@ T = TypeVar("T")
 
 _NODES = ApiKind("nodes")
 _PODS = ApiKind("pods")
+_VMIS = ApiKind("virtualmachineinstances", "kubevirt.io")
 
 
 class FormReader(Protocol):
@@ -44,14 +48,14 @@ class FormReader(Protocol):
         ...
 
 
-class _PodMetadata(msgspec.Struct, frozen=True):
+class _PodIdentity(msgspec.Struct, frozen=True):
     uid: PodUid
 
 
-class WaitingPod(msgspec.Struct, frozen=True):
-    """The demand of a pod without a node on its node."""
+class DemandingPod(msgspec.Struct, frozen=True):
+    """The demands of a pod on its node."""
 
-    metadata: _PodMetadata
+    metadata: _PodIdentity
     spec: PodDemands
 
 
@@ -97,13 +101,18 @@ async def read_planning_cluster(cluster: ListClient, reader: FormReader) -> Plan
     view, nodes, pods = await together(
         read_cluster(cluster),
         reader.read_list_as(NodeObject, _NODES),
-        reader.read_list_as(WaitingPod, _PODS, labels=f"{PLACED_LABEL}=true", fields="spec.nodeName="),
+        _read_pods_on(reader, ""),
     )
     return planning_cluster(view, nodes, pods)
 
 
+async def _read_pods_on(reader: FormReader, node: str) -> tuple[DemandingPod, ...]:
+    selected = {"labels": f"{PLACED_LABEL}=true", "fields": f"spec.nodeName={node}"}
+    return await reader.read_list_as(DemandingPod, _PODS, **selected)
+
+
 def planning_cluster(
-    view: ClusterView, nodes: Iterable[NodeObject], pods: Iterable[WaitingPod] = ()
+    view: ClusterView, nodes: Iterable[NodeObject], pods: Iterable[DemandingPod] = ()
 ) -> PlanningCluster:
     """Combine what kvplace and kube-scheduler know; `pods` has the demands of waiting VMs on a node."""
     objects = {NodeName(node.metadata.name): node for node in nodes}
@@ -117,7 +126,9 @@ def planning_cluster(
     return _with_waiting(PlanningCluster(usable, objects, unusable, agreed=agreed), view, pods)
 
 
-def _with_waiting(cluster: PlanningCluster, view: ClusterView, pods: Iterable[WaitingPod]) -> PlanningCluster:
+def _with_waiting(
+    cluster: PlanningCluster, view: ClusterView, pods: Iterable[DemandingPod]
+) -> PlanningCluster:
     """Give VMs that wait already the room that they will probably take, before any that come later.
 
     As with kube-scheduler, those of higher priority come first.
@@ -141,6 +152,96 @@ def _with_waiting(cluster: PlanningCluster, view: ClusterView, pods: Iterable[Wa
         waiting += len(found.planned)
         nodes = _taken(nodes, found.planned)
     return replace(cluster, nodes=nodes, waiting=waiting)
+
+
+class _MigrationCondition(msgspec.Struct, frozen=True):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class _MigratingName(msgspec.Struct, frozen=True):
+    name: str
+    namespace: str
+
+
+class _MigratingStatus(msgspec.Struct, frozen=True):
+    conditions: tuple[_MigrationCondition, ...] = ()
+
+
+class MigratingVmi(msgspec.Struct, frozen=True):
+    """The fields of a VMI that decide on its live migration."""
+
+    metadata: _MigratingName
+    status: _MigratingStatus = _MigratingStatus()
+
+    @property
+    def obstacle(self) -> str:
+        """Why KubeVirt cannot migrate it live; empty when it can."""
+        for one in self.status.conditions:
+            if one.type == "LiveMigratable" and one.status == "False":
+                return ": ".join(filter(None, (one.reason, one.message)))
+        return ""
+
+
+@dataclass(frozen=True)
+class Evacuation:
+    """The VMs of a node, and the other nodes."""
+
+    elsewhere: PlanningCluster
+    vms: tuple[VmRequest, ...]
+    restarting: Mapping[str, str]
+    """VMs that stop when they leave the node, with the reason."""
+
+
+async def read_evacuation(cluster: ListClient, reader: FormReader, node: NodeName) -> Evacuation:
+    """Read what an evacuation of a node starts from; raises Absent for a node that the cluster lacks."""
+    view, nodes, waiting, leaving, vmis = await together(
+        read_cluster(cluster),
+        reader.read_list_as(NodeObject, _NODES),
+        _read_pods_on(reader, ""),
+        reader.read_list_as(
+            DemandingPod, _PODS, labels=f"{PLACED_LABEL}=true", fields=f"spec.nodeName={node}"
+        ),
+        reader.read_list_as(MigratingVmi, _VMIS, labels=f"kubevirt.io/nodeName={node}"),
+    )
+    names = [one.metadata.name for one in nodes]
+    if node not in names:
+        raise Absent(f"the cluster has no node {node!r}{did_you_mean(node, names)}")
+    return evacuation(view, node, nodes, waiting, leaving, vmis)
+
+
+def evacuation(
+    view: ClusterView,
+    node: NodeName,
+    nodes: Iterable[NodeObject],
+    waiting: Iterable[DemandingPod],
+    leaving: Iterable[DemandingPod],
+    vmis: Iterable[MigratingVmi],
+) -> Evacuation:
+    """Let every VM of a node request what it requests today, on all nodes but this one.
+
+    VMs that wait already come first, as in any plan: kube-scheduler tries them first.
+    """
+    others = [one for one in nodes if one.metadata.name != node]
+    elsewhere = planning_cluster(view, others, waiting)
+    obstacles = {f"{vmi.metadata.namespace}/{vmi.metadata.name}": vmi.obstacle for vmi in vmis}
+    names = names_of_claims(view)
+    vms, restarting = [], {}
+    for pod in leaving:
+        vm = view.vms.get(pod.metadata.uid)
+        if vm is None or vm.request is None or vm.is_over or vm.state is VmState.ENDING:
+            continue
+        name = names.get(vm.pod.uid, f"{vm.namespace}/{vm.name}")
+        request = vm.request.request
+        if vm.placement is not None and vm.placement.options is not None:
+            request = replace(request, options=vm.placement.options)
+        vms.append(VmRequest(name, request, elsewhere.closed_to(pod.spec)))
+        why = obstacles.get(f"{vm.namespace}/{vm.name}", "") if vm.is_vmi else "a pod does not migrate"
+        if why:
+            restarting[name] = why
+    return Evacuation(elsewhere, tuple(sorted(vms, key=lambda vm: vm.id)), restarting)
 
 
 def _taken(nodes: tuple[ClusterNode, ...], planned: Iterable[PlannedVm]) -> tuple[ClusterNode, ...]:

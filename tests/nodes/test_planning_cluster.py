@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,7 +21,14 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.node_filters import NodeObject, PodDemands, demands_of
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import cluster_view
-from kvplace.nodes.planning_cluster import PlanningCluster, WaitingPod, planning_cluster
+from kvplace.nodes.planning_cluster import (
+    DemandingPod,
+    Evacuation,
+    MigratingVmi,
+    PlanningCluster,
+    evacuation,
+    planning_cluster,
+)
 from kvplace.plan.plan_input import vm_requests_of
 from kvplace.plan.plan_report import refused_vms
 from tests.nodes.machines import EIGHT
@@ -43,14 +51,14 @@ OBJECTS = (
 )
 
 
-def waiting(uid: str, vcpus: int, priority: int = 0, **spec: Any) -> tuple[PodRecord, WaitingPod]:
+def waiting(uid: str, vcpus: int, priority: int = 0, **spec: Any) -> tuple[PodRecord, DemandingPod]:
     request = write_request(PodRequest(Request(vcpus)))
     record = PodRecord("shop", uid, PodUid(uid), request=request, priority=priority)
-    return record, msgspec.convert({"metadata": {"uid": uid}, "spec": spec}, WaitingPod)
+    return record, msgspec.convert({"metadata": {"uid": uid}, "spec": spec}, DemandingPod)
 
 
 def cluster(
-    *pods: tuple[PodRecord, WaitingPod],
+    *pods: tuple[PodRecord, DemandingPod],
     ledgers: tuple[LedgerRecord, ...] = (),
     objects: tuple[NodeObject, ...] = OBJECTS,
 ) -> PlanningCluster:
@@ -151,3 +159,50 @@ def test_what_is_left_of_a_deleted_node_is_not_planned_on() -> None:
     planned_on = cluster(objects=OBJECTS[1:])
     assert OPEN not in {node.name for node in planned_on.nodes}
     assert OPEN not in planned_on.closed_to(PodDemands())
+
+
+def leaving(uid: str, vcpus: int, *, vmi: str = "", **spec: Any) -> tuple[PodRecord, DemandingPod]:
+    record, pod = waiting(uid, vcpus, **spec)
+    return replace(record, node=OPEN, vmi=vmi, phase="Running"), pod
+
+
+def evacuated(*pods: tuple[PodRecord, DemandingPod], vmis: tuple[MigratingVmi, ...] = ()) -> Evacuation:
+    objects = (*OBJECTS[:1], scheduled(CORDONED), *OBJECTS[2:])
+    view = cluster_view(
+        [NodeRecord(NodeName(one.metadata.name), one.metadata.name) for one in objects],
+        [TopologyRecord(name, EIGHT) for name in (OPEN, CORDONED, TAINTED)],
+        (),
+        [record for record, _ in pods],
+    )
+    waits = [pod for record, pod in pods if not record.node]
+    return evacuation(view, OPEN, objects, waits, [pod for record, pod in pods if record.node], vmis)
+
+
+def test_the_vms_of_a_node_are_planned_on_the_other_nodes_that_their_pods_may_use() -> None:
+    found = evacuated(leaving("a", 6), leaving("b", 8, **TOLERATING), leaving("c", 6))
+    planned = plan(found.elsewhere.nodes, found.vms)
+    assert {vm.id: vm.node for vm in planned.planned} == {"shop/a": CORDONED, "shop/b": TAINTED}
+    (refused,) = planned.refused
+    assert refused.id == "shop/c"
+    assert OPEN not in refused.refusals
+
+
+def test_a_vm_that_waits_already_takes_its_room_before_an_evacuation() -> None:
+    found = evacuated(waiting("early", 6), leaving("a", 6))
+    assert found.elsewhere.waiting == 1
+    assert [vm.id for vm in found.vms] == ["shop/a"]
+    assert not plan(found.elsewhere.nodes, found.vms).planned
+
+
+def test_vms_that_cannot_migrate_and_pods_are_named_with_the_reason() -> None:
+    condition = {"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable"}
+    stays = {"metadata": {"name": "db", "namespace": "shop"}, "status": {"conditions": [condition]}}
+    moves = {"metadata": {"name": "web", "namespace": "shop"}, "status": {}}
+    vmis = tuple(msgspec.convert(one, MigratingVmi) for one in (stays, moves))
+    found = evacuated(leaving("a", 1, vmi="db"), leaving("b", 1, vmi="web"), leaving("c", 1), vmis=vmis)
+    assert found.restarting == {"shop/db": "DisksNotLiveMigratable", "shop/c": "a pod does not migrate"}
+
+
+def test_a_pod_that_has_ended_needs_no_other_node() -> None:
+    record, pod = leaving("a", 1)
+    assert not evacuated((replace(record, phase="Succeeded"), pod)).vms

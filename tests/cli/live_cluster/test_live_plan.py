@@ -73,3 +73,28 @@ def test_a_document_and_a_live_cluster_are_not_both_planned_on(on_cluster: Call)
     called = on_cluster("plan", "--cluster", "c.yaml", "--requests", "-", stdin='{"vcpus": 2}')
     assert called.code == 2
     assert "--cluster is a document; leave it out to plan on the live cluster" in called.err
+
+
+def test_an_evacuation_states_where_each_vm_of_the_node_would_go_and_which_ones_restart(
+    on_cluster: Call, cluster: SmallCluster
+) -> None:
+    called = on_cluster("evacuate", cluster.first, "--dry-run", "-o", "json")
+    document = json.loads(called.out)
+    assert cluster.first not in {one["node"] for one in document["placed"]}
+    assert {one["id"].split("/")[1] for one in document["placed"]} >= {"db", "web", "cache"}
+    assert any(one["id"].endswith("/cache") for one in document["restarting"])
+    assert called.code == 0
+    table = on_cluster("evacuate", cluster.first, "--dry-run")
+    assert "restarts" in table.out
+    assert on_cluster("evacuate", cluster.second, "--dry-run").code == 0
+
+
+def test_an_evacuation_moves_nothing_and_so_must_be_asked_for_as_a_dry_run(
+    on_cluster: Call, cluster: SmallCluster
+) -> None:
+    called = on_cluster("evacuate", cluster.first)
+    assert called.code == 2
+    assert f"add --dry-run, then move the VMs with `kubectl drain {cluster.first}`" in called.err
+    missing = on_cluster("evacuate", cluster.first + "x", "--dry-run")
+    assert missing.code == 1
+    assert f"has no node '{cluster.first}x'; did you mean '{cluster.first}'?" in missing.err
