@@ -12,7 +12,7 @@ import asyncio
 from pathlib import Path
 
 from kvplace.agent.conditions import TopologyReason
-from kvplace.agent.cpuset_keeper import CpusetKeeper
+from kvplace.agent.cpuset_keeper import CpusetKeeper, cpusets_enforced
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.this_node import NodeContainer
 from kvplace.core.enforcement import Enforcement
@@ -46,7 +46,8 @@ class CgroupSource:
         loop.add_reader(watch.fileno(), self._wake.set)
         self._own.pods.subscribe(self._pod_changed)
         good = "The cgroup of every container is set as decided."
-        self._keeper.connected(Enforcement.CGROUP, TopologyReason.CGROUPS_SET, good)
+        condition = cpusets_enforced(TopologyReason.CGROUPS_SET, good, status=True)
+        self._keeper.connected(Enforcement.CGROUP, condition)
         try:
             self._take_in(watch, begins=True)  # together with the line before: no plan lacks what is here
             while True:

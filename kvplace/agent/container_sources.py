@@ -6,14 +6,13 @@ import asyncio
 from pathlib import Path
 
 from kvplace.agent.cgroup_source import CgroupSource
-from kvplace.agent.conditions import TopologyCondition, TopologyReason
-from kvplace.agent.cpuset_keeper import ContainerSource, CpusetKeeper
+from kvplace.agent.conditions import TopologyReason
+from kvplace.agent.cpuset_keeper import ContainerSource, CpusetKeeper, cpusets_enforced
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.settings import AgentSettings
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured
-from kvplace.kube.conditions import Condition
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetHierarchy, find_cpuset_hierarchy
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -31,11 +30,10 @@ def keeper_of(
     try:
         hierarchy = find_cpuset_hierarchy(mounted)
     except Misconfigured as error:
-        report.enforce(Enforcement.NONE)
-        report.put_condition(
-            Condition(TopologyCondition.CPUSETS_ENFORCED, False, TopologyReason.NO_CPUSETS, f"{error}.")
-        )
-        return CpusetKeeper(own, report, CpusetHierarchy(mounted, CgroupVersion.V2)), NoContainers()
+        keeper = CpusetKeeper(own, report, CpusetHierarchy(mounted, CgroupVersion.V2), observes_only=True)
+        keeper.connected(Enforcement.NONE, cpusets_enforced(TopologyReason.NO_CPUSETS, f"{error}."))
+        keeper.carry_out()
+        return keeper, NoContainers()
     socket = settings.on_host(settings.nri_socket)
     how = settings.enforcement or (Enforcement.NRI if socket.exists() else Enforcement.CGROUP)
     keeper = CpusetKeeper(own, report, hierarchy, observes_only=how is Enforcement.NONE)

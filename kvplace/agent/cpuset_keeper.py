@@ -193,9 +193,9 @@ class CpusetKeeper:
 
     # What a source reports
 
-    def connected(self, how: Enforcement, reason: TopologyReason, message: str) -> None:
-        """Begin or go on to carry out plans; reason and message are reported while all is in order."""
-        self._connected = (how, Condition(TopologyCondition.CPUSETS_ENFORCED, True, reason, message))
+    def connected(self, how: Enforcement, condition: Condition) -> None:
+        """Begin or go on to carry out plans; the condition is reported while all is in order."""
+        self._connected = (how, condition)
         self._why_away = ""
 
     def disconnected(self, why: str) -> None:
@@ -421,31 +421,33 @@ class CpusetKeeper:
     # What is reported
 
     def _say(self) -> None:
-        if self._report.enforcement is Enforcement.NONE:
+        is_observed = self._connected is not None and self._connected[0] is not Enforcement.NONE
+        if self._report.enforcement is Enforcement.NONE and is_observed:
             self._report.drop_condition(TopologyCondition.CPUSETS_ENFORCED)
         elif condition := self._condition():
             self._report.put_condition(condition)
 
     def _condition(self) -> Condition | None:
         if self._why_away:
-            return _not_enforced(TopologyReason.RUNTIME_UNAVAILABLE, self._why_away)
+            return cpusets_enforced(TopologyReason.RUNTIME_UNAVAILABLE, self._why_away)
         if undone := sorted(kept.name for kept in self._kept.values() if kept.history.given_up):
             why = (
                 f"Another program keeps setting the cpuset of {', '.join(undone)}; "
                 f"repaired once in {PERIOD_S:g} s."
             )
-            return _not_enforced(TopologyReason.REPAIRS_UNDONE, why)
+            return cpusets_enforced(TopologyReason.REPAIRS_UNDONE, why)
         if problems := [text for kept in self._kept.values() if (text := kept.problem or kept.limit)]:
             why = f"{counted(len(problems), 'container')}: {problems[0]}."
-            return _not_enforced(TopologyReason.CGROUPS_NOT_SET, why)
+            return cpusets_enforced(TopologyReason.CGROUPS_NOT_SET, why)
         if self.obstacle:
             why = f"{self.obstacle}; cgroups are read every {SWEEP_WITHOUT_EVENTS_S:g} s."
-            return _not_enforced(TopologyReason.CHANGES_NOT_REPORTED, why)
+            return cpusets_enforced(TopologyReason.CHANGES_NOT_REPORTED, why)
         return None if self._connected is None else self._connected[1]
 
 
-def _not_enforced(reason: TopologyReason, message: str) -> Condition:
-    return Condition(TopologyCondition.CPUSETS_ENFORCED, False, reason, message)
+def cpusets_enforced(reason: TopologyReason, message: str, *, status: bool = False) -> Condition:
+    """Return the condition about cpusets."""
+    return Condition(TopologyCondition.CPUSETS_ENFORCED, status, reason, message)
 
 
 def set_own_threads(folder: Path, cpus: CpuMask, own_pid: int) -> bool:

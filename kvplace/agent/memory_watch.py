@@ -53,8 +53,11 @@ class MemoryWatch:
             await asyncio.sleep(MEASURE_EVERY_S)
 
     async def measure(self) -> None:
-        """Measure once and report."""
-        pods, held = list(self._plan().pods.values()), self._own.ledger.claims
+        """Measure once and report, unless the pods of the node are not known yet."""
+        plan = self._plan()
+        if not plan.is_complete:
+            return
+        pods, held = list(plan.pods.values()), self._own.ledger.claims
         found = await asyncio.to_thread(self._read, pods, held)
         counted = {node: _smaller(used, self._taken.get(node)) for node, used in found.items()}
         self._taken = found

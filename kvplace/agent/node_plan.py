@@ -149,3 +149,5 @@ class NodePlan:
     """Pods with a placement that have containers here which run their claims."""
     refused: Mapping[PodUid, ClaimRefusal] = field(default_factory=lambda: MappingProxyType({}))
     """Pods with a claim that does not get its CPUs, and why; also ones with no such container yet."""
+    is_complete: bool = False
+    """Whether the objects of the node were known: only then a pod that is missing in it has ended."""

@@ -26,7 +26,7 @@ from typing import Protocol
 
 from kvplace.agent import metrics
 from kvplace.agent.conditions import TopologyReason
-from kvplace.agent.cpuset_keeper import CpusetKeeper
+from kvplace.agent.cpuset_keeper import CpusetKeeper, cpusets_enforced
 from kvplace.agent.given_devices import given_devices
 from kvplace.agent.this_node import NodeContainer
 from kvplace.core.enforcement import Enforcement
@@ -125,7 +125,7 @@ class NriSource:
         self._specs_unsure = False
         name = f"{runtime.name} {runtime.version}"
         how = f"{name} asks for the CPUs of every container through NRI."
-        self._keeper.connected(Enforcement.NRI, TopologyReason.CONNECTED, how)
+        self._keeper.connected(Enforcement.NRI, cpusets_enforced(TopologyReason.CONNECTED, how, status=True))
         self._keeper.carry_out()
         log.info("connected to the NRI of %s: %d containers", name, len(self._sandboxes))
         return self._spec_updates()

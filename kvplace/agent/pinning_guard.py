@@ -164,8 +164,9 @@ class PinningGuard:
 
     async def look(self) -> None:
         """Check once every pod, and state what has changed."""
-        sees_all = self._report.enforcement is not None
-        plans = self._node.plan.pods
+        whole = self._node.plan
+        sees_all = whole.is_complete and self._report.enforcement is not None
+        plans = whole.pods
         began = time.perf_counter()
         found = await asyncio.get_running_loop().run_in_executor(
             self._worker, self._sweep.look, list(plans.values())

@@ -77,7 +77,7 @@ def plan_node(state: ThisNode, containers: Iterable[NodeContainer]) -> NodePlan:
     if not state.is_known:
         kept = () if state.observes_only else known
         return NodePlan(pool, online, {one.id: _as_before(one) for one in kept if one.spec.cpus})
-    return NodePlan(pool, online, settings, pods, refused)
+    return NodePlan(pool, online, settings, pods, refused, is_complete=True)
 
 
 def setting_of_new(state: ThisNode, containers: Collection[NodeContainer], new: NodeContainer) -> Cpuset:

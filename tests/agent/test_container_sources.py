@@ -12,7 +12,6 @@ from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.conditions import TopologyCondition
 from kvplace.agent.container_sources import keeper_of
 from kvplace.agent.node_objects import NodeObjects
-from kvplace.agent.node_plan import NodePlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.nri_source import NriSource
 from kvplace.core.enforcement import Enforcement
@@ -52,7 +51,8 @@ async def test_a_host_without_cpusets_is_reported_and_the_agent_goes_on(host: Ho
     assert condition.message.startswith("no cgroup hierarchy with the cpuset controller is mounted below")
     async with in_background(keeper.run(source)):
         await asyncio.sleep(0)
-    assert (keeper.containers(), keeper.plan, report.enforcement) == ([], NodePlan(), Enforcement.NONE)
+    assert (keeper.containers(), keeper.plan.containers, report.enforcement) == ([], {}, Enforcement.NONE)
+    assert report.conditions[TopologyCondition.CPUSETS_ENFORCED] == condition
 
 
 def test_whether_an_agent_enforces_is_a_metric_by_which_agents_are_counted() -> None:

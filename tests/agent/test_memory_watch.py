@@ -35,7 +35,7 @@ class Node:
         held = replace(claim("vm", 1), memory={N0: Bytes(20 * GIB)})
         own: Any = SimpleNamespace(ledger=Ledger({}, {UID: held}), topology_record=lambda: None)
         pod: Any = SimpleNamespace(uid=UID, containers=(ClaimContainer("compute", self.cgroup),))
-        plan = NodePlan(pods={UID: pod})
+        plan = NodePlan(pods={UID: pod}, is_complete=True)
         self.report = NodeReport()
         self.watch = MemoryWatch(own, lambda: plan, self.report, host=root)
         self.uses(0, 0)

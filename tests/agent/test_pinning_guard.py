@@ -69,13 +69,14 @@ class Planned:
     def __init__(self, own: NodeObjects) -> None:
         self._own = own
         self.known = [replace(container(VM, cpus="2"), folder=Path("/cgroups/compute"))]
+        self.current: Callable[[], NodePlan] = lambda: plan_node(own.state, self.containers())
 
     def containers(self) -> Iterable[NodeContainer]:
         return self.known
 
     @property
     def plan(self) -> NodePlan:
-        return plan_node(self._own.state, self.containers())
+        return self.current()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         self._own.subscribe(listener)
@@ -200,3 +201,15 @@ async def test_a_vm_that_is_not_pinned_is_named_with_the_reason_until_it_is_or_h
     vm.node.known.clear()
     await vm.looks(1)
     assert not_pinned() == {}
+
+
+async def test_a_plan_from_before_the_objects_of_the_node_were_read_ends_no_pod(vm: Guarded) -> None:
+    """The keeper of cpusets may be a moment behind; `serve` releases the cores of a pod that is missing."""
+    vm.place(revision=1, node=0)
+    current = vm.node.current
+    vm.node.current = lambda: plan_node(replace(vm.own.state, is_known=False), vm.node.containers())
+    await vm.looks()
+    assert not vm.report.is_complete
+    vm.node.current = current
+    await vm.looks()
+    assert (vm.report.is_complete, vm.report.pods[VM].running) == (True, True)
