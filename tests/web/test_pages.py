@@ -378,3 +378,6 @@ async def test_pages_of_node_and_vm_show_devices_and_whether_they_are_local(brow
         assert "intel.com/vf 0000:c1:00.2 on NUMA 1 (not local)" in facts
         assert await page.text("dl.facts .alarm") == "intel.com/vf 0000:c1:00.2 on NUMA 1 (not local)"
         assert "3 of 4 intel.com/vf free" in await page.text(".map")
+        await page.evaluate("location.hash = '#/node/worker'")
+        await page.until("document.querySelector('.vms')")
+        assert "1 intel.com/vf on NUMA 1 (not local)" in await page.text(".vms")

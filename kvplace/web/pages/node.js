@@ -55,6 +55,7 @@ export class NodePage {
   }
 
   #vms(node) {
+    const devices = new Map(node.map.legend.map((entry) => [entry.label, entry.devices ?? []]));
     const vms = [...node.vms].sort((one, other) => byName(one.label.padStart(3), other.label.padStart(3)));
     return h("table", { class: "vms" },
       h("caption", {}, "VMs on this node"),
@@ -62,7 +63,7 @@ export class NodePage {
       h("tbody", {}, vms.map((vm) => h("tr", {},
         h("td", {}, swatch(node.map, vm.label)),
         h("th", { scope: "row" }, h("a", { href: vmLink(vm.namespace, vm.name), "data-key": `vm-${vm.pod}` }, `${vm.namespace}/${vm.name}`),
-          h("small", { class: "line" }, [vm.policy, ...Object.entries(vm.memory).map(([id, amount]) => `${bytes(amount)} on NUMA ${id}`)].join(" · "))),
+          h("small", { class: "line" }, [vm.policy, ...Object.entries(vm.memory).map(([id, amount]) => `${bytes(amount)} on NUMA ${id}`), ...devices.get(vm.label) ?? []].join(" · "))),
         h("td", {}, badge(vm)),
         h("td", { class: "cpus" }, cpuList(vm.cpus))))));
   }
