@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from kvplace.cli.listing import Column, rows_of
-from kvplace.cli.output import Output, console, document_text, table_lines
+from kvplace.cli.output import Column, Output, console, document_text, rows_of, table_lines
 from kvplace.cli.view_tables import NOTHING
 from kvplace.core.cpuset import union
 from kvplace.core.drawing.core_map_json import KIND, core_map_document

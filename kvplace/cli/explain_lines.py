@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvplace.cli.listing import Column, rows_of
+from kvplace.cli.output import Column, rows_of
 from kvplace.cli.view_tables import measured
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.neighbours import Nearness, Neighbour

@@ -18,8 +18,8 @@ from kvplace.core.errors import ExitCode
 from kvplace.core.scalars import NodeName
 
 if TYPE_CHECKING:
-    from kvplace.cli.listing import Listing
     from kvplace.cli.live_cluster import LiveCluster
+    from kvplace.cli.output import Listing
     from kvplace.kube.watches import Selector
     from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 
@@ -148,7 +148,7 @@ _KEYS: dict[str, Callable[[VmView], str | int]] = {
 
 
 async def _get_vms(live: LiveCluster, wanted: _Wanted, output: Output, *, headers: bool, watch: bool) -> int:
-    from kvplace.cli.listing import Listing, Printed, chosen_columns
+    from kvplace.cli.output import Listing, Printed, chosen_columns
     from kvplace.cli.view_tables import vm_columns, vm_reference
     from kvplace.nodes.view_documents import VM_KIND, vm_document
     from kvplace.nodes.vm_listing import read_listed_vms
@@ -190,7 +190,7 @@ async def _watch_vms(live: LiveCluster, listing: Listing[VmView], wanted: _Wante
 async def _get_nodes(
     live: LiveCluster, names: tuple[str, ...], output: Output, *, headers: bool, watch: bool
 ) -> int:
-    from kvplace.cli.listing import Listing, Printed, chosen_columns
+    from kvplace.cli.output import Listing, Printed, chosen_columns
     from kvplace.cli.view_tables import NODE_COLUMNS
     from kvplace.kube.watches import NODE_STATUSES, NODES, Selector
     from kvplace.nodes.cluster_reading import read_cluster, read_node

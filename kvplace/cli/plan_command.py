@@ -9,8 +9,16 @@ import click
 
 from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags
-from kvplace.cli.listing import Column, chosen_columns, rows_of
-from kvplace.cli.output import Output, print_document, print_line, print_table, say
+from kvplace.cli.output import (
+    Column,
+    Output,
+    chosen_columns,
+    print_document,
+    print_line,
+    print_table,
+    rows_of,
+    say,
+)
 from kvplace.cli.parameters import Answer, FloatRange, InputFile, Words, example_option, output_option
 from kvplace.cli.progress import Progress
 from kvplace.core.cluster.node_choice import Strategy

@@ -9,8 +9,7 @@ import click
 
 from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags, complete_rollout
-from kvplace.cli.listing import Column, rows_of
-from kvplace.cli.output import Output, print_document, print_line, print_table, say
+from kvplace.cli.output import Column, Output, print_document, print_line, print_table, rows_of, say
 from kvplace.cli.parameters import Answer, Commands, InputFile, Words, output_option
 from kvplace.core.errors import BadBody, ExitCode
 from kvplace.core.vm_stage import VmStage

@@ -50,7 +50,7 @@ def command(*, what: str, sort_by: str | None, limit: int | None, output: Output
 
 
 async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: Output) -> int:
-    from kvplace.cli.listing import chosen_columns, rows_of
+    from kvplace.cli.output import chosen_columns, rows_of
     from kvplace.cli.view_tables import TOP_NODE_COLUMNS, cluster_summary, top_document
     from kvplace.core.quantity import counted
     from kvplace.kube.watches import Selector
@@ -79,7 +79,7 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
 
 
 async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Output) -> int:
-    from kvplace.cli.listing import rows_of
+    from kvplace.cli.output import rows_of
     from kvplace.cli.view_tables import NAMESPACE, TOP_VM_COLUMNS, vm_reference
     from kvplace.core.quantity import counted
     from kvplace.nodes.view_documents import VM_KIND, list_document, vm_document

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.listing import Column, rows_of
-from kvplace.cli.output import Output, cpu_lines, print_document, print_table, say, table_width
+from kvplace.cli.output import (
+    Column,
+    Output,
+    cpu_lines,
+    print_document,
+    print_table,
+    rows_of,
+    say,
+    table_width,
+)
 from kvplace.cli.parameters import (
     Answer,
     chosen_machine,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
-from kvplace.cli.listing import Column
+from kvplace.cli.output import Column
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.device_locality import device_phrases
 from kvplace.core.free_blocks import Domain, FreeBlocks

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvplace.cli.listing import Column, Listing, Printed
-from kvplace.cli.output import Output, cpu_lines, print_line, print_table, say
+from kvplace.cli.output import Column, Listing, Output, Printed, cpu_lines, print_line, print_table, say
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from tests.cli.calls import Caller
 
