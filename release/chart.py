@@ -91,7 +91,7 @@ def _all_objects(render: Render, manifests: Path) -> Iterator[Json]:
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": ["../default"],
-        "components": ["../main-scheduler", "../monitoring", "../plugin"],
+        "components": ["../plugin", "../main-scheduler", "../monitoring"],
     }
     folder = manifests / "everything-else"
     folder.mkdir(exist_ok=True)
