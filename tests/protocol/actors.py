@@ -11,7 +11,7 @@ from kvplace.core.cpuset import cpus_of, union
 from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
-from kvplace.core.request import Policy, Request, Scope
+from kvplace.core.request import OnFailure, Policy, Request, Scope, Smt
 from kvplace.core.request_document import PodRequest, read_pod_request, write_request
 from kvplace.core.scalars import CpuId, CpuMask, NodeName, PodUid
 from kvplace.kube.records import LedgerRecord, PodRecord
@@ -236,7 +236,14 @@ class Users:
             return request_with(random.choice((1, 2, 2, 2, 3)), scope=Scope.ONE_NUMA)
         scope = random.choice((Scope.ANY, Scope.ONE_NUMA, Scope.ONE_SOCKET))
         vcpus = random.choice((1, 2, 3, 4, 4, 6))
-        return request_with(vcpus, policy=random.choice(_POLICIES), scope=scope)
+        policy = random.choice(_POLICIES)
+        return request_with(
+            vcpus,
+            policy=policy,
+            scope=scope,
+            smt=random.choice((Smt.PREFER, Smt.PREFER, *Smt)) if policy is Policy.EXCLUSIVE else Smt.PREFER,
+            on_failure=random.choice((*(OnFailure.WAIT,) * 5, OnFailure.FLOAT)),
+        )
 
     def _create(self, name: str, request: Request | None = None) -> None:
         random = self._random
@@ -394,7 +401,7 @@ class Disturber:
             case share if share < 0.4:
                 self._cluster.put_ledger(node.name, ledger)
             case share if share < 0.6:
-                used = union(claim.cpus for claim in ledger.claims.values())
+                used = union(claim.cpus | claim.owned for claim in ledger.claims.values())
                 free = list(cpus_of(CpuMask(node.topology.allocatable & ~used)))
                 taken = random.sample(free, min(2, len(free)))
                 mask = CpuMask(sum(1 << cpu for cpu in taken))

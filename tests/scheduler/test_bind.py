@@ -15,7 +15,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.events import EventReason, EventRecorder
+from kvplace.kube.events import EventReason, EventRecorder, vmi_reference
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.nodes.node_cache import NodeCache
@@ -64,16 +64,20 @@ async def test_a_placement_states_whether_the_nodes_agent_guards_its_cpus(
     assert cluster.placement("vm").enforced is enforced
 
 
-async def test_the_claim_is_stored_before_the_pod_is_bound(cluster: Counting) -> None:
+async def test_the_claim_is_stored_first_and_then_node_and_cores_in_one_write(cluster: Counting) -> None:
     async with replica(cluster, controller=False) as one:
-        hold = cluster.faults.hold(Operation.BIND)
-        pod = asking_pod(cluster, "vm")
+        pod = asking_pod(cluster, "vm", 3)
+        sending = cluster.faults.hold(Operation.BIND)
         binding = asyncio.create_task(one.bind(pod, "a"))
-        await hold.reached.wait()
-        assert cluster.claimed_on(pod.uid) == ["a"]
+        await sending.reached.wait()
+        stored = cluster.ledger("a").claims[pod.uid]
+        assert (stored.cpus, stored.owned) == (0b111, 0b111)
         assert cluster.pod("vm").node == ""
-        hold.release()
+        sending.release()
         assert await binding == ""
+        assert cluster.pod("vm").node == "a"
+        assert cluster.placement("vm").placement.cpus == 0b111
+        assert cluster.pod("vm").cpu_map == '{"socket0":["0","1","2"]}'
 
 
 async def test_a_bind_that_was_done_already_succeeds_and_writes_nothing(cluster: Counting) -> None:
@@ -253,12 +257,17 @@ async def test_a_full_node_is_refused_with_the_shortfall(cluster: Counting) -> N
         assert cluster.claimed_on(late.uid) == []
 
 
-async def test_a_right_that_is_missing_is_reported_and_no_claim_is_left(cluster: Counting) -> None:
-    async with replica(cluster, controller=False) as one:
-        pod = asking_pod(cluster, "vm")
-        cluster.faults.fail(Operation.BIND, Forbidden("the API server denies us create on pods/binding"))
-        assert await one.bind(pod, "a") == "the API server denies us create on pods/binding"
-        assert cluster.claimed_on(pod.uid) == []
+async def test_a_right_that_is_missing_is_reported_and_logged_and_no_claim_is_left(
+    cluster: Counting, caplog: pytest.LogCaptureFixture
+) -> None:
+    denied = "the API server denies us create on pods/binding"
+    with caplog.at_level(logging.WARNING):
+        async with replica(cluster, controller=False) as one:
+            pod = asking_pod(cluster, "vm")
+            cluster.faults.fail(Operation.BIND, Forbidden(denied))
+            assert await one.bind(pod, "a") == denied
+            assert cluster.claimed_on(pod.uid) == []
+    assert f"bind refused: {denied}" in caplog.messages
 
 
 async def test_before_the_caches_have_synced_nothing_is_bound() -> None:
@@ -377,7 +386,9 @@ async def test_a_vm_that_may_float_runs_unpinned_where_nothing_fits_and_reports_
         assert cluster.pod("vm").cpu_map == ""
         assert cluster.claimed_on(pod.uid) == []
         await one.events.finish()
-        assert {event.reason for event in cluster.events} == {EventReason.FLOATING}
+        assert {(event.reason, event.regarding) for event in cluster.events} == {
+            (EventReason.FLOATING, vmi_reference("default", "vm", "vmi-vm"))
+        }
 
 
 async def test_a_vm_that_may_float_is_refused_where_filter_had_found_cores_that_are_gone_by_now(

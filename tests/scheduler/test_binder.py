@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,9 +16,8 @@ from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import OnFailure
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.api_errors import ApiUnavailable
-from kvplace.kube.events import EventReason, EventRecorder, vmi_reference
+from kvplace.kube.events import EventRecorder
 from kvplace.kube.records import PodRecord
-from kvplace.kube.watches import PODS
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.extender_protocol import BindingArgs
@@ -80,23 +78,6 @@ async def binding(cluster: Counting) -> AsyncIterator[Bench]:
 # The usual way.
 
 
-async def test_the_claim_is_stored_first_and_then_node_and_cores_in_one_write(cluster: Counting) -> None:
-    async with binding(cluster) as bench:
-        pod = asking_pod(cluster, "vm", 3)
-        sending = cluster.faults.hold(Operation.BIND)
-        bind = bench.begin(pod)
-        await sending.reached.wait()
-        stored = bench.claim(pod)
-        assert stored is not None
-        assert (stored.cpus, stored.owned, stored.since) == (0b111, 0b111, "2026-01-02T00:00:00.000000Z")
-        assert cluster.pod("vm").node == ""
-        sending.release()
-        await bind
-        assert cluster.pod("vm").node == "a"
-        assert cluster.placement("vm").placement.cpus == 0b111
-        assert cluster.pod("vm").cpu_map == '{"socket0":["0","1","2"]}'
-
-
 async def test_when_the_claim_cannot_be_stored_nothing_is_bound(cluster: Counting) -> None:
     async with binding(cluster) as bench:
         cluster.faults.fail(Operation.WRITE_LEDGER, Forbidden("denied update on nodeledgers"))
@@ -114,40 +95,6 @@ async def test_a_stored_claim_ends_the_hold_and_a_refused_one_does_not(cluster: 
         with pytest.raises(Refused):
             await bench.begin(huge)
         assert [held.uid for held in bench.holds.on_node(NodeName("a"))] == [huge.uid]
-
-
-# One pod, several calls.
-
-
-async def test_a_second_call_gets_the_bind_under_way_and_one_for_another_node_gets_no(
-    cluster: Counting,
-) -> None:
-    async with binding(cluster) as bench:
-        pod = asking_pod(cluster, "vm")
-        first = bench.begin(pod)
-        assert bench.begin(pod) is first
-        with pytest.raises(Conflict, match="a bind of this pod to node a is under way"):
-            bench.begin(pod, "b")
-        await first
-        assert cluster.bindings == [("vm", "a")]
-        assert bench.binder.under_way == {}
-
-
-@pytest.mark.parametrize("seen", [True, False])
-async def test_a_bind_that_is_repeated_later_succeeds_with_the_same_cores(
-    cluster: Counting, *, seen: bool
-) -> None:
-    async with binding(cluster) as bench:
-        pod = asking_pod(cluster, "vm")
-        if not seen:
-            cluster.pause_watches(PODS)
-        await bench.begin(pod)
-        await asyncio.sleep(1.0)
-        placement = cluster.pod("vm").placement
-        await bench.begin(pod)
-        cluster.resume_watches(PODS)
-        assert cluster.pod("vm").placement == placement
-        assert len(cluster.bindings) == (1 if seen else 2)
 
 
 # The API server reports no.
@@ -208,20 +155,6 @@ async def test_a_bind_that_is_denied_keeps_its_claim_if_another_bound_the_pod_wi
             await bench.begin(pod)
         assert cluster.pod("vm").node == "a"
         assert bench.claim(pod) is not None
-
-
-async def test_a_missing_right_is_logged_with_verb_and_resource_and_the_claim_released(
-    cluster: Counting, caplog: pytest.LogCaptureFixture
-) -> None:
-    denied = Forbidden("the API server denies us create on pods/binding (no)")
-    with caplog.at_level(logging.WARNING):
-        async with binding(cluster) as bench:
-            pod = asking_pod(cluster, "vm")
-            cluster.faults.fail(Operation.BIND, denied)
-            with pytest.raises(Forbidden):
-                await bench.begin(pod)
-            assert bench.claim(pod) is None
-    assert f"bind refused: {denied}" in caplog.messages
 
 
 # Several replicas bind one pod.
@@ -455,23 +388,6 @@ async def test_a_bind_takes_over_the_claim_of_an_earlier_attempt_and_dates_it_an
 
 
 # A pod that may float.
-
-
-async def test_a_pod_that_may_float_is_bound_unpinned_where_nothing_fits_and_claims_nothing(
-    cluster: Counting,
-) -> None:
-    async with binding(cluster) as bench:
-        pod = asking_pod(cluster, "vm", 9, on_failure=OnFailure.FLOAT)
-        cluster.faults.fail(Operation.BIND, NO_ANSWER, moment=Moment.AFTER)
-        await bench.begin(pod)
-        assert cluster.placement("vm").placement.floats
-        assert bench.claim(pod) is None
-        await bench.events.finish()
-        (event,) = cluster.events
-        assert (event.reason, event.regarding) == (
-            EventReason.FLOATING,
-            vmi_reference("default", "vm", "vmi-vm"),
-        )
 
 
 async def test_a_pod_that_may_float_and_cannot_be_bound_costs_no_ledger_write(cluster: Counting) -> None:
