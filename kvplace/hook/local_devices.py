@@ -4,8 +4,8 @@ The kubelet chooses the devices of a device plugin after the cores were chosen. 
 domain, so here they are compared with the placement before QEMU exists. The check needs no agent, no report
 of the kubelet and no DRA.
 
-A device restricts nothing while its NUMA node is unknown: sysfs has -1, does not have the device, or names a
-node that the machine does not have. With `required` and `socket` this is reported.
+A device restricts nothing while its NUMA node is unknown (sysfs has -1, does not have the device, or names a
+node that the machine does not have) or has no CPUs. With `required` and `socket` this is reported.
 """
 
 from __future__ import annotations
@@ -81,10 +81,12 @@ def check_devices(
             known[device.source] = node
         if mode is DeviceNuma.OFF or len(machine.cpus) < 2 or not near:
             continue
-        if node is None:
+        if node is not None and not machine.cpus[node] and node not in near:
+            why = f"its NUMA node {node} has no CPUs"
+        if why:
             level = "info" if mode is DeviceNuma.PREFERRED else "warning"
-            report(level, f"the NUMA node of device {device} is unknown ({why}), so it may be anywhere")
-        elif not _is_local(node, bound, near, machine):
+            report(level, f"device {device} restricts nothing: {why}")
+        elif node is not None and not _is_local(node, bound, near, machine):
             remote.append(f"device {device} is on NUMA node {node}")
     if remote:
         _judge(remote, near, mode, on_failure, report)
@@ -126,7 +128,6 @@ def _is_local(node: NumaId, bound: PodPlacement, near: frozenset[NumaId], machin
         return True
     if bound.device_numa is not DeviceNuma.SOCKET:
         return False
-    # A NUMA node without CPUs is on no package that Linux names.
     of_device = machine.packages_of(machine.cpus[node])
     of_cores = machine.packages_of(map(CpuId, cpus_of(bound.placement.cpus)))
     return not of_device or not of_cores or bool(of_device & of_cores)
@@ -146,7 +147,7 @@ def _node_of(device: AssignedDevice, machine: _Machine) -> tuple[NumaId | None, 
     except KvplaceError as error:
         return None, str(error)
     if node is None:
-        return None, "its firmware states none"
+        return None, "its firmware states no NUMA node"
     if node not in machine.cpus:
-        return None, f"sysfs states {node}, which this machine does not have"
+        return None, f"sysfs states NUMA node {node}, which this machine does not have"
     return node, ""
