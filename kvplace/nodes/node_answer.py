@@ -18,7 +18,7 @@ def answer_of(node: NodeSnapshot, request: Request) -> Fit | Refusal:
     machine = node.machine
     answer = place(machine.topology, node.free, request)
     if not isinstance(answer, Refusal):
-        return Fit(machine.topology, answer, node.free, request.vcpus)
+        return Fit.of(machine.topology, node.free, request, answer)
     # The allocator takes the whole machine for empty; a node may give out less of it.
     if machine.is_narrowed and not _fits_empty(machine, request):
         return replace(answer, never=True)

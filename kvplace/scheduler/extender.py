@@ -273,7 +273,7 @@ class Extender:
                 placement = try_place(machine.topology, free, request)
             if placement is not None:
                 own = Free(placement.owned, placement.cpus)
-                found[node] = Candidate(node, Fit(machine.topology, placement, own, request.vcpus))
+                found[node] = Candidate(node, Fit.of(machine.topology, own, request, placement))
         return found
 
     async def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:

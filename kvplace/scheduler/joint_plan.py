@@ -256,7 +256,7 @@ class JointPlan:
         placement = try_place(topology, snapshot.free, request)
         if placement is None:
             return None
-        return Candidate(node, Fit(topology, placement, snapshot.free, request.vcpus))
+        return Candidate(node, Fit.of(topology, snapshot.free, request, placement))
 
     def _make_way(self, pod: PodRecord, chosen: Candidate) -> None:
         """Drop the plans for a node that do not fit beside a pod any more."""

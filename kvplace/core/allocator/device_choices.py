@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kvplace.core.device_prediction import Certainty, predicted_devices
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.request import DeviceNuma, Request
-from kvplace.core.scalars import NumaId, NumaIndex
+from kvplace.core.scalars import CpuMask, NumaId, NumaIndex
 from kvplace.core.topology import Topology
 
 MOST_NODES = 4
@@ -63,6 +63,22 @@ def device_choices(
     if mode is DeviceNuma.PREFERRED:
         return _most_of(groups)
     return (DeviceChoice(0, groups),)
+
+
+def far_devices(topology: Topology, devices: NodeDevices | None, request: Request, cpus: CpuMask) -> int:
+    """Count what a placement lacks of the best way to lie beside the devices, as `DeviceChoice.far` does.
+
+    Where nothing is known of the devices it lacks something.
+    """
+    if not (request.devices or request.device_nodes) or request.options.device_numa is DeviceNuma.OFF:
+        return 0
+    if request.devices and devices is None:
+        return 1
+    nodes = {index for index, node in enumerate(topology.numa_nodes) if node.cpus & cpus}
+    choices = device_choices(topology, devices, request)
+    if isinstance(choices, UnknownDevices):
+        return 1
+    return next((far for far, beside in choices if not any(map(nodes.isdisjoint, beside))), len(choices))
 
 
 def _groups(

@@ -234,6 +234,7 @@ class StandingBound:
         return standing(
             self._strategy,
             locality,
+            0,
             effective(self._strategy, contention, names_cpus=not self._pools),
             balance,
             not self._pages and counts.has_pages,

@@ -23,12 +23,14 @@ from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
+from kvplace.core.allocator.device_choices import far_devices
 from kvplace.core.allocator.fragmentation import slots_lost
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, crowd
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.occupant import locality_of
 from kvplace.core.placement import Placement
+from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 
@@ -58,7 +60,12 @@ class Strategy(Enum):
     """Keep the free shares of CPUs and memory of each node even, rather than fill nodes."""
 
 
-_LOCALITY = ("on fewer sockets", "on fewer NUMA nodes", "on NUMA nodes closer to each other")
+_LOCALITY = (
+    "on fewer sockets",
+    "on fewer NUMA nodes",
+    "beside more of its devices",
+    "on NUMA nodes closer to each other",
+)
 _CONTENTION = "its shared CPUs are used less"
 _PAGES = "its huge pages are left for VMs that need them"
 _EVEN = "CPUs and memory are used more evenly"
@@ -78,6 +85,7 @@ _REASONS = {
 def standing(
     strategy: Strategy,
     locality: tuple[int, int, int],
+    far_devices: int,
     contention: int,
     balance: Balance,
     idle_pages: bool,
@@ -86,14 +94,16 @@ def standing(
     fragmentation: int,
 ) -> Standing:
     """Put the parts of a standing in the order of the strategy; `contention` is as `effective` gives it."""
+    packages, nodes, distance = locality
+    place = (packages, nodes, far_devices, distance)
     even = (contention, *balance.steps(strategy), int(idle_pages))
     match strategy:
         case Strategy.PACK:
-            return (*locality, *even, l3_groups, left, fragmentation)
+            return (*place, *even, l3_groups, left, fragmentation)
         case Strategy.SPREAD:
-            return (*locality, *even, l3_groups, -left, fragmentation)
+            return (*place, *even, l3_groups, -left, fragmentation)
         case Strategy.BALANCE:
-            return (*locality, *even, l3_groups, fragmentation)
+            return (*place, *even, l3_groups, fragmentation)
 
 
 class Balance(NamedTuple):
@@ -130,6 +140,14 @@ class Fit:
     """What is free before."""
     vcpus: int
     """Those of the VM: a placement in a shared pool does not name them."""
+    far_devices: int = 0
+    """NUMA nodes with devices of the VM where it would have no CPU."""
+
+    @classmethod
+    def of(cls, topology: Topology, free: Free, request: Request, placement: Placement) -> Fit:
+        """Rate the placement of a request."""
+        far = far_devices(topology, free.devices, request, placement.cpus)
+        return cls(topology, placement, free, request.vcpus, far)
 
     # A fit lives until its nodes change, and is compared for every VM that comes meanwhile.
 
@@ -159,6 +177,7 @@ class Fit:
         return standing(
             strategy,
             (packages, nodes, distance),
+            self.far_devices,
             effective(strategy, self._contention, names_cpus=bool(self.placement.vcpus)),
             self._balance,
             not wants_pages and has_pages(self.free),

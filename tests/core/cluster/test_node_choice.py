@@ -19,13 +19,15 @@ from kvplace.core.cluster.node_choice import (
     scores,
     why,
 )
-from kvplace.core.cpuset import mask_of
+from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
+from kvplace.core.node_devices import DeviceCount, NodeDevices, TopologyPolicy
 from kvplace.core.placement import Placement
-from kvplace.core.request import NumaMemory, Policy, Request
-from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NodeName
+from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request, Scope
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NodeName, NumaId, ResourceName
 from kvplace.core.topology import Topology
+from tests.core.allocator.shapes import TWO_SOCKETS
 from tests.core.machines import make_numa_node, make_package, make_topology
 
 GIB = Bytes(1 << 30)
@@ -225,3 +227,22 @@ def test_scores_go_from_ten_for_the_best_down_to_zero_in_the_order_of_the_choice
 
 def test_without_candidates_there_are_no_scores() -> None:
     assert scores([], Strategy.PACK) == {}
+
+
+def test_a_node_with_a_local_device_is_preferred_to_a_fuller_one_without() -> None:
+    devices = ResourceName("intel.com/vf")
+    request = Request(2, PinningOptions(scope=Scope.ONE_NUMA), devices={devices: 1})
+
+    def offer(name: str, node: int | None, only: str) -> Candidate:
+        counts = () if node is None else (DeviceCount(devices, NumaId(node), 1, 1),)
+        known = None if node is None else NodeDevices.of(counts, TopologyPolicy())
+        free = free_of(TWO_SOCKETS, Ledger(), only=parse_cpu_list(only), devices=known)
+        found = place(TWO_SOCKETS, free, request)
+        assert isinstance(found, Placement)
+        return Candidate(NodeName(name), Fit.of(TWO_SOCKETS, free, request, found))
+
+    local = offer("local", 1, "0-11")
+    for other in (offer("far", 1, "0-2,6-8"), offer("unknown", None, "0-5")):
+        for strategy in Strategy:
+            assert best_candidate([other, local], strategy) is local
+            assert why(local, other, strategy) == "beside more of its devices"
