@@ -197,6 +197,7 @@ def command(
         foreign=held,
         found=read_found(found, claims),
         placements=claims.placements,
+        counts=() if known.devices is None else known.devices.counts,
     )
     for sentence in (*known.notes, *claims.notes):
         say(sentence)

@@ -101,6 +101,7 @@ def _print_tables(machine: Machine, *, wide: bool) -> None:
 
 def _summary(machine: Machine) -> Iterator[str]:
     from kvplace.core.cpuset import format_cpu_list
+    from kvplace.core.node_devices import NO_NUMA
     from kvplace.core.quantity import counted
 
     topology = machine.topology
@@ -118,6 +119,9 @@ def _summary(machine: Machine) -> Iterator[str]:
     ):
         if cpus:
             yield f"{what}: {format_cpu_list(cpus)}"
+    for one in () if machine.devices is None else machine.devices.counts:
+        place = "no known NUMA node" if one.node == NO_NUMA else f"NUMA node {one.node}"
+        yield f"{one.total} {one.resource} on {place}"
 
 
 def _nodes(topology: Topology, width: int | None) -> Sequence[Sequence[str]]:

@@ -386,3 +386,21 @@ def test_a_node_and_a_file_can_be_named_as_such(
     Path("epyc-7502p").write_text('{"socket0": ["0", "1"]}')
     assert "2 CPUs" in kvplace("map", "file/epyc-7502p").out
     assert "no cluster is configured" in kvplace("map", "node/epyc-7502p").err
+
+
+def test_devices_of_a_described_machine_are_drawn_and_listed(kvplace: Caller, tmp_path: Path) -> None:
+    described = json.loads(kvplace("topology", "2x-epyc-9354-nps2", "-o", "json").out)
+    described["spec"]["devices"] = [
+        {"resource": "intel.com/vf", "numaNode": 1, "count": 8},
+        {"resource": "example.com/key", "numaNode": -1, "count": 1},
+    ]
+    file = tmp_path / "edge.json"
+    file.write_text(json.dumps(described))
+    drawing = json.loads(kvplace("map", str(file), "-o", "json").out)
+    nodes = {node["id"]: node for socket in drawing["sockets"] for node in socket["numaNodes"]}
+    assert nodes[1]["devices"] == {"intel.com/vf": {"free": 8, "count": 8}}
+    assert "devices" not in nodes[0]
+    assert "8 of 8 intel.com/vf free" in kvplace("map", str(file)).out
+    listed = kvplace("topology", str(file)).out
+    assert "8 intel.com/vf on NUMA node 1\n" in listed
+    assert "1 example.com/key on no known NUMA node\n" in listed
