@@ -18,6 +18,7 @@ from kvplace.agent.planner import plan_node
 from kvplace.agent.this_node import NodeContainer, ThisNode
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import PodPlacement
+from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 from kvplace.kube.objects import COMPUTE
 from kvplace.kube.records import LedgerRecord, PodRecord
@@ -188,15 +189,13 @@ class NriNode:
 
 
 class CgroupNode:
-    """Real cgroups of this machine and the kernel's own events; CPUs 0 and 1, one for each VM.
-
-    Both claims together would leave no shared pool, so that one of them is refused.
-    """
+    """Real cgroups of this machine and the kernel's own events; one VM owns CPU 1, the other shares CPU 0."""
 
     def __init__(self) -> None:
         self.plain = pod_uid(3)
         first, second = pod_uid(1), pod_uid(2)
-        self.claims: Mapping[PodUid, PodPlacement] = {first: placed(first, "1"), second: placed(second, "0")}
+        shares = placed(second, "0", policy=Policy.SHARE)
+        self.claims: Mapping[PodUid, PodPlacement] = {first: placed(first, "1"), second: shares}
         self.online = CpuMask(0b11)
         self.keeper: CpusetKeeper | None = None
         self._tree = contextlib.ExitStack()

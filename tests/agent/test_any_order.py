@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvplace.agent.back_off import MOST_REPAIRS
 from kvplace.agent.planner import plan_node
-from kvplace.core.cpuset import mask_of, union
+from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import ContainerId, CpuMask, PodUid
 from kvplace.kube.objects import COMPUTE
@@ -115,15 +115,13 @@ class AnyOrder(RuleBasedStateMachine):
     def owned_cpus_are_used_by_their_owner_alone(self) -> None:
         if self.node.keeper is None:
             return
-        plan, owned = self.node.keeper.plan, union(self._owned(uid) for uid in self.bound)
-        # Claims that together leave no shared pool are kept only as far as their containers are here.
-        in_effect = (self.bound if self.node.online & ~owned else plan.pods.keys()) - plan.refused.keys()
+        assert not self.node.keeper.plan.refused
         for container in self.node.running():
             own = container.uid if container.name == COMPUTE else None
-            for other in in_effect - {own}:
+            for other in self.bound - {own}:
                 assert not container.cpus & self._owned(other), container
-            if own in in_effect:
-                assert container.cpus == self._owned(container.uid)
+            if own in self.bound:
+                assert container.cpus == self.node.claims[container.uid].placement.cpus
 
     def _owned(self, uid: PodUid) -> CpuMask:
         return self.node.claims[uid].placement.owned
