@@ -28,7 +28,8 @@ from kvplace.kube.api_errors import Denied, Missing, Unauthenticated
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import NodeObject
 from kvplace.kube.object_reader import ApiKind, Document
-from kvplace.nodes.cluster_reading import ListClient, read_cluster
+from kvplace.kube.watches import ListClient
+from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView
 
 T = TypeVar("T")

@@ -30,7 +30,8 @@ from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import NodeObject, demands_of
 from kvplace.kube.object_reader import ApiKind, Document
 from kvplace.kube.vm_statuses import VmStatus
-from kvplace.nodes.cluster_reading import ListClient, read_cluster
+from kvplace.kube.watches import ListClient
+from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
 from kvplace.nodes.node_machine import NOT_KNOWN
 

@@ -34,6 +34,7 @@ from kvplace.kube import ledger_calls, pod_calls, topology_calls
 from kvplace.kube.agent_pods import AGENT_POD_RESOURCE
 from kvplace.kube.api_errors import Missing, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Form, Resource
+from kvplace.kube.api_resource_claims import DRA_RESOURCES, read_resource_claim, read_resource_claim_call
 from kvplace.kube.conditions import Condition
 from kvplace.kube.disruption_budgets import PATH as BUDGETS_PATH
 from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
@@ -57,6 +58,7 @@ from kvplace.kube.objects import (
     vmi_record,
 )
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, ResourceTopologyRecord, TopologyRecord
+from kvplace.kube.resource_claims import ResourceClaimRecord
 from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.vm_statuses import STATUS_RESOURCES
@@ -124,6 +126,7 @@ class ApiCluster:
             ),
             AGENT_PODS: AGENT_POD_RESOURCE,
             **STATUS_RESOURCES,
+            **DRA_RESOURCES,
         }
         self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()
 
@@ -157,6 +160,14 @@ class ApiCluster:
         """Read a pod as the API server has it now; None when there is none."""
         body = await self._get("pods", pod_calls.pod_path(namespace, name), name)
         return None if body is None else pod_record(decoded(_POD, body, "pods"))
+
+    async def read_resource_claim(self, namespace: str, name: str) -> ResourceClaimRecord | None:
+        """Read a ResourceClaim as the API server has it now; None when there is none."""
+        try:
+            body = await self._session.request(read_resource_claim_call(namespace, name))
+        except Missing:
+            return None
+        return read_resource_claim(body)
 
     async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
         """Read all PodDisruptionBudgets of the cluster, page by page."""

@@ -40,6 +40,14 @@ from kvplace.kube.records import (
     TopologyRecord,
     VmiRecord,
 )
+from kvplace.kube.resource_claims import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    SLICES,
+    DeviceClassRecord,
+    ResourceClaimRecord,
+    SliceRecord,
+)
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
     AGENT_PODS,
@@ -77,6 +85,9 @@ class MemoryCluster:
         self._ledgers = ObjectLog(LEDGERS)
         self._edited_vmis = ObjectLog(VMIS)
         self._agents = ObjectLog(AGENT_PODS)
+        self._resource_claims = ObjectLog(RESOURCE_CLAIMS)
+        self._slices = ObjectLog(SLICES)
+        self._device_classes = ObjectLog(DEVICE_CLASSES)
         self._logs: Mapping[Kind[Any, Any], ObjectLog[Any]] = {
             PODS: self._pods,
             NODES: self._nodes,
@@ -85,6 +96,9 @@ class MemoryCluster:
             LEDGERS: self._ledgers,
             VMIS: self._edited_vmis,
             AGENT_PODS: self._agents,
+            RESOURCE_CLAIMS: self._resource_claims,
+            SLICES: self._slices,
+            DEVICE_CLASSES: self._device_classes,
         }
         self._pod_annotations: dict[str, dict[str, str]] = {}
         self._node_annotations: dict[str, dict[str, str]] = {}
@@ -254,6 +268,10 @@ class MemoryCluster:
             ),
         )
 
+    async def read_resource_claim(self, namespace: str, name: str) -> ResourceClaimRecord | None:
+        await asyncio.sleep(0)
+        return self._resource_claims.get((namespace, name))
+
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         await asyncio.sleep(0)
         return self._vmis.get((namespace, name))
@@ -306,6 +324,7 @@ class MemoryCluster:
         labels: Mapping[str, str] | None = None,
         shape: bytes = NO_SHAPE,
         priority: int = 0,
+        resource_claims: tuple[str, ...] = (),
         resources: Mapping[str, int] | None = None,
         created: str = "",
     ) -> PodRecord:
@@ -330,6 +349,7 @@ class MemoryCluster:
             vmi_uid=vmi_uid or (f"vmi-{vmi}" if vmi else ""),
             shape=shape,
             priority=priority,
+            resource_claims=resource_claims,
             labels=json.dumps(dict(labels)),
             resources=resources or {},
             created=created,
@@ -405,6 +425,18 @@ class MemoryCluster:
     def delete_agent_pod(self, node: str) -> None:
         """Take the agent away from a node."""
         self._agents.remove(PodUid(f"agent-{node}"))
+
+    def put_resource_claim(self, record: ResourceClaimRecord) -> None:
+        """Create or replace a ResourceClaim, as users and kube-scheduler do."""
+        self._resource_claims.put((record.namespace, record.name), record)
+
+    def put_slice(self, record: SliceRecord) -> None:
+        """Publish devices, as a DRA driver does."""
+        self._slices.put(record.name, record)
+
+    def put_device_class(self, record: DeviceClassRecord) -> None:
+        """Create or replace a DeviceClass."""
+        self._device_classes.put(record.name, record)
 
     def put_vmi(self, namespace: str, name: str, document: Mapping[str, Any]) -> None:
         """Create or replace a VirtualMachineInstance."""

@@ -47,7 +47,7 @@ from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.conditions import OUR_PREFIX, Condition
 from kvplace.kube.pod_owner import OwnerReference, vmi_of
-from kvplace.kube.pod_spec import PodSpec
+from kvplace.kube.pod_spec import PodResourceClaim, PodSpec
 from kvplace.kube.records import (
     NO_SHAPE,
     NodeRecord,
@@ -154,6 +154,12 @@ class PodConditionObject(_ApiObject, frozen=True):
     message: str = ""
 
 
+class ExtendedResourceClaim(_ApiObject, frozen=True):
+    """The ResourceClaim that kube-scheduler has made for extended resources."""
+
+    resource_claim_name: str = ""
+
+
 class PodStatus(_ApiObject, frozen=True):
     """The phase, conditions and containers of a pod."""
 
@@ -161,6 +167,8 @@ class PodStatus(_ApiObject, frozen=True):
     nominated_node_name: str = ""
     conditions: tuple[PodConditionObject, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
+    resource_claim_statuses: tuple[PodResourceClaim, ...] | None = None
+    extended_resource_claim_status: ExtendedResourceClaim | None = None
 
 
 class PodObject(_ApiObject, frozen=True):
@@ -342,8 +350,19 @@ def pod_record(pod: PodObject) -> PodRecord:
         labels=bytes(metadata.labels).decode() if pod.spec.node_name else "",
         resources=pod.spec.resources if pod.spec.node_name else {},
         repels=pod.spec.repels,
+        resource_claims=_resource_claims(pod),
         created=metadata.creation_timestamp or "",
     )
+
+
+def _resource_claims(pod: PodObject) -> tuple[str, ...]:
+    made = {one.name: one.resource_claim_name for one in pod.status.resource_claim_statuses or ()}
+    stated = pod.spec.resource_claims or ()
+    names = {one.resource_claim_name or made.get(one.name) or "": None for one in stated}
+    extended = pod.status.extended_resource_claim_status
+    if extended is not None and extended.resource_claim_name:
+        names[extended.resource_claim_name] = None
+    return tuple(names)
 
 
 def _condition(found: PodConditionObject) -> Condition:

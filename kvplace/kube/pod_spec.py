@@ -75,6 +75,15 @@ class Container(_SpecObject, frozen=True):
     """`Always` makes an init container run as long as the pod."""
 
 
+class PodResourceClaim(_SpecObject, frozen=True):
+    """A reference to a ResourceClaim."""
+
+    name: str = ""
+    """Within the pod."""
+    resource_claim_name: str | None = None
+    """The object; None where it is made from a template, and the status names it."""
+
+
 class PodSpec(_SpecObject, frozen=True):
     """The node of a pod, and what decides about it."""
 
@@ -88,7 +97,7 @@ class PodSpec(_SpecObject, frozen=True):
     tolerations: msgspec.Raw = _ABSENT
     topology_spread_constraints: tuple[SpreadConstraint, ...] | None = None
     scheduling_gates: tuple[msgspec.Raw, ...] | None = None
-    resource_claims: tuple[msgspec.Raw, ...] | None = None
+    resource_claims: tuple[PodResourceClaim, ...] | None = None
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None
     volumes: tuple[dict[str, msgspec.Raw], ...] | None = None

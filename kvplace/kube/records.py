@@ -67,6 +67,8 @@ class PodRecord:
     """What kube-scheduler counts for it, in thousandths, by resource, once it has a node."""
     repels: bool = False
     """Whether it keeps certain other pods off its node."""
+    resource_claims: tuple[str, ...] = ()
+    """The names of its ResourceClaims; empty for one that is not made yet."""
     created: str = ""
     """When it was created, RFC 3339."""
 

@@ -167,3 +167,11 @@ class WatchClient(Protocol):
         the past has changed, as after a restore of etcd; the records that follow are of the new one.
         """
         ...
+
+
+class ListClient(Protocol):
+    """A cluster with objects that can be listed."""
+
+    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
+        """Read all selected objects of a kind once."""
+        ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol, TypeVar
 
 from kvplace.core.scalars import NodeName
 from kvplace.kube.concurrency import together
@@ -18,20 +17,10 @@ from kvplace.kube.watches import (
     PODS,
     TOPOLOGIES,
     Kind,
+    ListClient,
     Selector,
 )
 from kvplace.nodes.cluster_view import ClusterView, cluster_view
-
-K = TypeVar("K")
-R = TypeVar("R")
-
-
-class ListClient(Protocol):
-    """A cluster with objects that can be listed."""
-
-    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
-        """Read all selected objects of a kind once."""
-        ...
 
 
 async def read_cluster(

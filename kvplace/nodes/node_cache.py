@@ -27,13 +27,15 @@ from kvplace.kube.watches import (
     PODS,
     TOPOLOGIES,
     VMIS,
+    ListClient,
     WatchClient,
 )
+from kvplace.nodes.dra_devices import DraDevices
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
 from kvplace.nodes.relocation_times import RelocationTimes
 
 
-class NodeClient(WatchClient, LedgerClient, Protocol):
+class NodeClient(WatchClient, ListClient, LedgerClient, Protocol):
     """The cluster calls of the cache."""
 
 
@@ -49,6 +51,7 @@ class NodeCache:
         self.ledger_store = Store(LEDGERS)
         """As watched; what was written a moment ago is in `ledgers` first."""
         self.ledgers = Ledgers(cluster, self.ledger_store)
+        self.dra = DraDevices()
         self.relocation_times = RelocationTimes(self.ledgers)
         self._machines: dict[NodeName, NodeMachine | Unusable] = {}
         self._largest: int | None = None
@@ -146,15 +149,17 @@ class NodeCache:
 
 
 @contextlib.asynccontextmanager
-async def running_node_cache(cluster: NodeClient, *, vmis: bool = True) -> AsyncIterator[NodeCache]:
+async def running_node_cache(cluster: NodeClient, *, decides: bool = True) -> AsyncIterator[NodeCache]:
     """Keep a cache up to date while the block runs; enters when it is complete.
 
-    Without `vmis` no VirtualMachineInstance is watched, and `edited_vmis` stays empty.
+    A process that `decides` nothing watches neither VirtualMachineInstances nor resource claims.
     """
     cache = NodeCache(cluster)
     async with asyncio.TaskGroup() as group:
-        watched = cache.watched if vmis else cache.stores
+        watched = cache.watched if decides else cache.stores
         watching = [group.create_task(store.run_in_one_past(cluster)) for store in watched]
+        if decides:
+            watching.append(group.create_task(cache.dra.run(cluster)))
         try:
             for store in cache.stores:
                 await store.wait_until_synced()

@@ -20,8 +20,7 @@ from kvplace.kube.concurrency import together
 from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
 from kvplace.kube.vm_statuses import VM_STATUSES, VMI_STATUSES, VmName, VmStatus
-from kvplace.kube.watches import LEDGERS, PODS, TOPOLOGIES, Kind, Selector, WatchClient
-from kvplace.nodes.cluster_reading import ListClient
+from kvplace.kube.watches import LEDGERS, PODS, TOPOLOGIES, Kind, ListClient, Selector, WatchClient
 from kvplace.nodes.cluster_view import NodeView, VmView, vm_views
 from kvplace.nodes.node_machine import NOT_KNOWN
 from kvplace.nodes.watched_view import wait_for_list

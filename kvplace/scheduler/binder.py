@@ -22,7 +22,6 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
 from kvplace.core.log_fields import about_pod
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Request
-from kvplace.core.request_document import PodRequest
 from kvplace.core.result_annotations import floating_annotations, result_annotations
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
@@ -31,10 +30,11 @@ from kvplace.kube.events import EventRecorder, floating, pod_reference
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
+from kvplace.scheduler.claimed_devices import ClaimedDevices, DeviceReader
 from kvplace.scheduler.claims import is_bound_with, placement_of_claim, rfc3339
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.holds import Holds
-from kvplace.scheduler.pending_pods import AskingPod, PendingPods, PodReader
+from kvplace.scheduler.pending_pods import AskingPod, PendingPods
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _YOUNG_S = 30.0
 """With the longest bind, far below the controller's patience with claims without a binding."""
 
 
-class PodClient(PodReader, Protocol):
+class PodClient(DeviceReader, Protocol):
     """The cluster calls of the scheduler, apart from watches and ledgers."""
 
     async def bind(
@@ -79,6 +79,7 @@ class Binder:
         cache: NodeCache,
         holds: Holds,
         pending: PendingPods,
+        devices: ClaimedDevices,
         events: EventRecorder,
         *,
         seconds: float,
@@ -89,6 +90,7 @@ class Binder:
         self._cache = cache
         self._holds = holds
         self._pending = pending
+        self._devices = devices
         self._events = events
         self._seconds = seconds
         self._now = now
@@ -126,6 +128,11 @@ class Binder:
             await self._bind(args)
         except KvplaceError as error:
             log.warning("bind refused: %s", error, extra=about)
+            asking = self._pending.get(args.uid).asking
+            if asking is not None and isinstance(error, Refused):
+                pod = self._cache.pods.get(args.uid)
+                if self._devices.may_have(pod, asking):
+                    self._devices.bind_refused(args, str(error))
             raise
         claim = self._cache.ledger(args.node).claims.get(args.uid)
         log.info("bound to CPUs %s", format_cpu_list(claim.cpus) if claim else "of no claim", extra=about)
@@ -146,7 +153,7 @@ class Binder:
         asking = await self._pending.of_binding(args)
         pod_request = asking.pod_request
         try:
-            decision = await self._claim_cores(args, pod_request)
+            decision = await self._claim_cores(args, asking)
         except Refused:
             may_float = pod_request.request.options.on_failure is OnFailure.FLOAT
             if not may_float or self._holds.of_pod(args.uid, args.node) is not None:
@@ -192,7 +199,7 @@ class Binder:
 
     # Step 3.
 
-    async def _claim_cores(self, args: BindingArgs, pod_request: PodRequest) -> _Decision:
+    async def _claim_cores(self, args: BindingArgs, asking: AskingPod) -> _Decision:
         """Store the claim of a pod, and with it those of the pods that are planned for the same node.
 
         What is reserved for it becomes its claim. A claim that is stored already is taken over. The
@@ -202,6 +209,7 @@ class Binder:
         snapshot = self._cache.snapshot(args.node)
         if isinstance(snapshot, Unusable):
             raise Refused(f"node {args.node}: {snapshot.problem}")
+        request = await self._devices.beside(args, asking, snapshot.machine.topology)
         ours: list[Claim] = []
         is_new = False
 
@@ -212,19 +220,19 @@ class Binder:
                 raise Refused(f"node {args.node}: {machine.problem}")
             stored = ledger.claims.get(args.uid)
             if stored is not None and stored.reserved is None:
-                placement = placement_of_claim(machine.topology, pod_request.request, stored)
+                placement = placement_of_claim(machine.topology, request, stored)
                 is_older = placement is not None and stored not in ours and not self._is_young(stored)
                 claim = replace(stored, since=rfc3339(self._now())) if is_older else stored
                 is_new = (is_new or self._is_young(stored)) and not is_older
             else:
-                placement = self._place(args, pod_request.request, machine, ledger)
+                placement = self._place(args, request, machine, ledger)
                 is_new = stored is None
                 claim = claim_of(
                     args.uid,
                     placement,
                     namespace=args.namespace,
                     pod=args.name,
-                    vmi=pod_request.vmi_name,
+                    vmi=asking.pod_request.vmi_name,
                     since=rfc3339(self._now()),
                 )
             ours.append(claim)
@@ -269,11 +277,18 @@ class Binder:
             del self._along[uid]
 
     def _awaits_bind(self, uid: PodUid, node: NodeName, ledger: Ledger) -> bool:
-        """Whether a pod has neither node nor claim, and is not being bound to another node."""
+        """Whether a pod has neither node nor claim, and is not being bound to another node.
+
+        The cores of a pod with devices are known only in its own Bind.
+        """
         pod = self._cache.pods.get(uid)
         claimed = uid in ledger.claims or self._cache.ledgers.nodes_claimed_by(uid)
         bound_to = self.under_way[uid][0] if uid in self.under_way else node
-        return pod is not None and not (pod.node or pod.deleting or claimed) and bound_to == node
+        asking = self._pending.get(uid).asking
+        waits_for_devices = asking is not None and self._devices.may_have(pod, asking)
+        if pod is None or pod.node or pod.deleting or claimed or waits_for_devices:
+            return False
+        return bound_to == node
 
     def _place(self, args: BindingArgs, request: Request, machine: NodeMachine, ledger: Ledger) -> Placement:
         """Choose the cores of a pod: reserved or held for it, else any that no other pod holds."""
@@ -284,8 +299,12 @@ class Binder:
                 return placement
             ledger = ledger.after(LedgerChange(releases=(args.uid,)))
         held = self._holds.of_pod(args.uid, args.node)
-        is_as_held = held is not None and held.fingerprint == machine.topology.fingerprint
-        if held is not None and is_as_held and machine.free(ledger).can_give(held.claim):
+        if (
+            held is not None
+            and held.fingerprint == machine.topology.fingerprint
+            and request.device_nodes <= set(held.placement.numa_nodes)
+            and machine.free(ledger).can_give(held.claim)
+        ):
             return held.placement
         message = ""
         for holds in (self._holds.on_node(args.node, but=args.uid), ()):

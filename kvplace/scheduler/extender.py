@@ -33,6 +33,7 @@ from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.binder import Binder, PodClient
+from kvplace.scheduler.claimed_devices import ClaimedDevices
 from kvplace.scheduler.claims import placement_of_claim
 from kvplace.scheduler.explanation import explain_choice
 from kvplace.scheduler.extender_protocol import (
@@ -111,7 +112,7 @@ class Extender:
         self._cache = cache
         self._events = events
         self._settings = settings or ExtenderSettings()
-        self._pending = PendingPods(cluster, cache.pods, clock)
+        self._pending = PendingPods(cluster, cache.pods, cache.dra, clock)
         self._fits = FitTable(
             lambda node: cache.snapshot(node, self.holds.on_node(node)), self._settings.strategy
         )
@@ -134,11 +135,13 @@ class Extender:
             search=search_room,
         )
         cache.subscribe(self._fits.node_changed)
+        self._devices = ClaimedDevices(cluster, cache, self._pending, self.holds)
         self.binder = Binder(
             cluster,
             cache,
             self.holds,
             self._pending,
+            self._devices,
             events,
             seconds=self._settings.bind_seconds,
             now=now,
@@ -178,6 +181,8 @@ class Extender:
         3. A planned pod goes to the node of its plan.
         4. Otherwise choose the best node, hold the cores there, and plan the pods that wait beside it.
         5. If no node can hold the pod, state why.
+
+        All of that is about the nodes that have room beside the pod's devices.
         """
         if not self._cache.has_synced:
             return FilterResult(error="kvplace has not read the cluster yet; it will in a moment")
@@ -190,6 +195,20 @@ class Extender:
                 error="the pod asks for cores (resource kvplace.io/vm) but carries no kvplace.io/request: "
                 "it was created without kvplace's webhooks; delete it to have it created again"
             )
+        request = asking.pod_request.request
+        refused = await self._devices.refusals(args.pod, asking, args.names)
+        if not refused:
+            return await self._choose(args, asking)
+        left = args.only([node for node in args.names if node not in refused])
+        if left.names:
+            return (await self._choose(left, asking)).refusing(refused)
+        self.holds.drop(args.pod.uid)
+        if request.options.on_failure is OnFailure.FLOAT:
+            return FilterResult.passing(args, [*args.names])
+        return FilterResult.rejecting(args, refused)
+
+    async def _choose(self, args: ExtenderArgs, asking: AskingPod) -> FilterResult:
+        """Answer a filter call about nodes that have the pod's devices."""
         uid, request = args.pod.uid, asking.pod_request.request
         deciding = self._settings.mode is Mode.DECIDE
         self.nominations.drop(uid)

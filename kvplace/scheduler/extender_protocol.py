@@ -45,6 +45,10 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
         """The fields of a log line about this call."""
         return about_pod(self.pod.uid, self.pod.namespace, self.pod.name, vmi=self.pod.vmi)
 
+    def only(self, names: list[NodeName]) -> Self:
+        """Return the same question about fewer nodes."""
+        return msgspec.structs.replace(self, names=names)
+
 
 class FilterResult(msgspec.Struct, frozen=True):
     """The answer of filter; a node in neither list is dropped without a reason.
@@ -78,6 +82,10 @@ class FilterResult(msgspec.Struct, frozen=True):
     def rejecting(cls, args: ExtenderArgs, refusals: Mapping[NodeName, str]) -> Self:
         """Answer that no node can hold the pod, and why."""
         return msgspec.structs.replace(cls.passing(args, []), unresolvable=refusals)
+
+    def refusing(self, refusals: Mapping[NodeName, str]) -> Self:
+        """Return the same answer that also refuses other nodes."""
+        return msgspec.structs.replace(self, unresolvable={**self.unresolvable, **refusals})
 
 
 class HostPriority(msgspec.Struct, frozen=True):

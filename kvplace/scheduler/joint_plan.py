@@ -43,7 +43,7 @@ OFFER_S = 5.0
 """How long an offer is used: a node that is new, or free again, is not considered before."""
 _SHAPES = 64
 """Shapes with remembered offers, the last ones."""
-_PLACE_STEPS = 1_000
+_PLACE_STEPS = 700
 """Steps of one placement, or of the choice of a node."""
 
 
@@ -127,7 +127,9 @@ class JointPlan:
         self._remember_offer(pod, names)
         await self._gather(pod, names)
         beside = self._beside(pod) if not is_about_nominated_node(pod, names) else []
-        await self._plan(takewhile(lambda one: one.priority > pod.priority, beside), names)
+        turns = Turns()
+        await self._plan(takewhile(lambda one: one.priority > pod.priority, beside), names, turns)
+        await turns.spend(_PLACE_STEPS)
         best = await self._best(pod, asking, names)
         if best is None:
             best = await self._take_over(pod, asking.pod_request.request, names)
@@ -136,7 +138,7 @@ class JointPlan:
         if best is not None:
             self.hold(pod, asking, best)
         rest = dropwhile(lambda one: one.priority > pod.priority, beside)
-        await self._plan(rest, names)
+        await self._plan(rest, names, turns)
         await self._nominations.written()
         return self._holds.node_of(pod.uid)
 
@@ -153,7 +155,7 @@ class JointPlan:
         offered = self._offered.of_shape(known.shape)
         if offered is not None and not self._nominations.ahead:
             await self._gathering.gather(known.shape, TOGETHER)
-            await self._plan(self._others_of(known), offered)
+            await self._plan(self._others_of(known), offered, Turns())
         await self._nominations.written()
 
     def hold(self, pod: PodRecord, asking: AskingPod, chosen: Candidate, *, planned: bool = False) -> None:
@@ -204,10 +206,9 @@ class JointPlan:
     def _is_undecided(self, pod: PodRecord) -> bool:
         return self._holds.of_pod(pod.uid) is None and not self._cache.ledgers.nodes_claimed_by(pod.uid)
 
-    async def _plan(self, pods: Iterable[PodRecord], names: frozenset[NodeName]) -> None:
+    async def _plan(self, pods: Iterable[PodRecord], names: frozenset[NodeName], turns: Turns) -> None:
         """Hold cores for pods in their order, each where it fits best, and nominate its node."""
         full: set[tuple[object, ...]] = set()
-        turns = Turns()
         for pod in pods:
             await turns.spend(_PLACE_STEPS)
             asking = self._asking(pod)

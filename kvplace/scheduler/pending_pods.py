@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import Refused
 from kvplace.core.request_document import PodRequest, read_pod_request
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.scalars import NodeName, PodUid, ResourceName
 from kvplace.kube.events import ObjectReference, vmi_reference
 from kvplace.kube.records import PodRecord
 from kvplace.kube.store import Store
+from kvplace.nodes.dra_devices import DraDevices
 from kvplace.scheduler.extender_protocol import BindingArgs
 
 _SAME_ATTEMPT_S = 1.0
@@ -48,6 +49,8 @@ class AskingPod:
     pod_request: PodRequest
     vmi: ObjectReference | None
     """None for a plain pod."""
+    extended: frozenset[ResourceName] = frozenset()
+    """Extended resources that kube-scheduler allocates as devices (DRA); `pod_request` is without them."""
 
 
 @dataclass(slots=True)
@@ -68,6 +71,8 @@ class PendingPod:
     curable: tuple[NodeName, ...] = ()
     """Nodes where only cores were missing at `curable_at`: preemption may help there."""
     curable_at: float = float("-inf")
+    refused_binds: dict[NodeName, tuple[str, str]] = field(default_factory=dict)
+    """Nodes that Bind has refused to a pod with devices: version of the ledger, and why."""
     leaving: dict[PodUid, float] = field(default_factory=dict)
     """The pods that end anyway and that it waits for, and since when."""
 
@@ -81,11 +86,16 @@ class PendingPods:
     """Records by pod UID."""
 
     def __init__(
-        self, cluster: PodReader, pods: Store[PodUid, PodRecord], clock: Callable[[], float]
+        self,
+        cluster: PodReader,
+        pods: Store[PodUid, PodRecord],
+        dra: DraDevices,
+        clock: Callable[[], float],
     ) -> None:
         """`clock` times attempts."""
         self._cluster = cluster
         self._pods = pods
+        self._dra = dra
         self._clock = clock
         self._records: OrderedDict[PodUid, PendingPod] = OrderedDict()
         pods.subscribe(self._pod_seen)
@@ -111,7 +121,7 @@ class PendingPods:
             return None
         pending = self._record(pod.uid)
         if pending.asking is None:
-            pending.asking = _asking_pod(pod)
+            pending.asking = self._asking_pod(pod)
         return pending.asking
 
     async def of_binding(self, args: BindingArgs) -> AskingPod:
@@ -124,7 +134,7 @@ class PendingPods:
             raise Refused(f"pod {args.namespace}/{args.name} with UID {args.uid} is gone")
         if not pod.request:
             raise Refused(f"pod {args.namespace}/{args.name} carries no kvplace.io/request")
-        return _asking_pod(pod)
+        return self._asking_pod(pod)
 
     def nominated_refused_twice(self, uid: PodUid) -> bool:
         """Keep that a pod's nominated node alone is refused; returns whether it was a moment ago, too.
@@ -136,6 +146,10 @@ class PendingPods:
         is_second = now - pending.nominated_refused_at < _SAME_ATTEMPT_S
         pending.nominated_refused_at = float("-inf") if is_second else now
         return is_second
+
+    def bind_refused(self, uid: PodUid, node: NodeName, version: str, why: str) -> None:
+        """Keep that Bind has refused a node to a pod while its ledger had this version."""
+        self._record(uid).refused_binds[node] = version, why
 
     def placed_in(self, pending: PendingPod) -> float | None:
         """Return the seconds from the first question until now, once; None if Filter was not asked here."""
@@ -164,10 +178,14 @@ class PendingPods:
         if pod is not None and (after is None or after.node):
             self._records.pop(pod.uid, None)
 
-
-def _asking_pod(pod: PodRecord) -> AskingPod:
-    pod_request = read_pod_request(pod.request)
-    # The admission of another release may have accepted options that exclude each other.
-    check_agreement(pod_request.request.options, {})
-    vmi = vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid) if pod.vmi else None
-    return AskingPod(pod_request, vmi)
+    def _asking_pod(self, pod: PodRecord) -> AskingPod:
+        pod_request = read_pod_request(pod.request)
+        request = pod_request.request
+        # The admission of another release may have accepted options that exclude each other.
+        check_agreement(request.options, {})
+        vmi = vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid) if pod.vmi else None
+        extended = self._dra.extended_resources.intersection(request.devices)
+        if extended:
+            counted = {name: count for name, count in request.devices.items() if name not in extended}
+            pod_request = replace(pod_request, request=replace(request, devices=counted))
+        return AskingPod(pod_request, vmi, extended)

@@ -60,7 +60,7 @@ PATIENCE_SECONDS = 120.0
 """How long a pod waits for another one that ends anyway, before others are evicted for it."""
 _REFUSED_SECONDS = 2.0
 """How old a refusal may be: kube-scheduler asks Filter and preempt in one attempt."""
-_QUESTION_STEPS, _LEAVING_STEPS = 1_000, 50
+_QUESTION_STEPS, _LEAVING_STEPS = 2_000, 50
 """Steps of asking about the victims on one node, and of listing the pods that leave it."""
 _SEARCHES = 3
 """How often victims are searched for in one call: a node may change before its cores are reserved."""

@@ -180,7 +180,7 @@ class WebMap:
 async def web_map(cluster: MapClient, settings: MapSettings) -> AsyncIterator[str]:
     """Serve the map while the block runs; enters when the cluster has been read, and gives the URL."""
     agent_pods = Store(AGENT_PODS, AGENTS)
-    async with running_node_cache(cluster, vmis=False) as cache:
+    async with running_node_cache(cluster, decides=False) as cache:
         agents = Agents(agent_pods)
         rows = NodeRows(cache, ClusterFreeBlocks(cache), agents)
         feed = Feed(rows, cache.stores, streams=settings.streams, heartbeat_s=settings.heartbeat_s)

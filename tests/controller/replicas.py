@@ -98,6 +98,7 @@ async def replica(
     async with asyncio.TaskGroup() as group:
         cache = NodeCache(cluster)
         watching = [group.create_task(store.run(cluster)) for store in (*cache.stores, cache.edited_vmis)]
+        watching.append(group.create_task(cache.dra.run(cluster)))
         for store in cache.stores:
             await store.wait_until_synced()
         clock = asyncio.get_running_loop().time

@@ -27,6 +27,7 @@ from kvplace.kube.records import (
     ResourceTopologyRecord,
     TopologyRecord,
 )
+from kvplace.kube.resource_claims import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES
 from kvplace.kube.session import open_session
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, VMIS, Alive, Interrupted, Kind
@@ -41,7 +42,7 @@ SOURCES = {
 }
 """The files whose calls of the port a process makes."""
 WATCHED: dict[str, tuple[Kind[Any, Any], ...]] = {
-    "serve": (PODS, NODES, TOPOLOGIES, LEDGERS, VMIS),
+    "serve": (PODS, NODES, TOPOLOGIES, LEDGERS, VMIS, SLICES, RESOURCE_CLAIMS, DEVICE_CLASSES),
     "agent": (PODS, NODES, TOPOLOGIES, LEDGERS),
 }
 NOT_A_CALL = {"close", "list_watch"}
@@ -172,6 +173,7 @@ def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[o
         "read_pod": lambda: cluster.read_pod("b", "a"),
         "read_disruption_budgets": cluster.read_disruption_budgets,
         "read_vmi": lambda: cluster.read_vmi("b", "a"),
+        "read_resource_claim": lambda: cluster.read_resource_claim("b", "a"),
         "read_ledger": lambda: cluster.read_ledger(NodeName("worker")),
         "create_ledger": lambda: cluster.create_ledger(NodeName("worker")),
         "write_ledger": lambda: cluster.write_ledger(ledger, LedgerChange()),

@@ -20,6 +20,7 @@ from kvplace.kube.events import EventRecorder
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.scheduler.binder import Binder
+from kvplace.scheduler.claimed_devices import ClaimedDevices
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.pending_pods import PendingPods
@@ -52,11 +53,13 @@ class Bench:
         self.events = EventRecorder(cluster)
         self.changed: list[str] = []
         self.holds = Holds(seconds=30.0, clock=lambda: 0.0, changed=self.changed.append)
+        pending = PendingPods(cluster, cache.pods, cache.dra, lambda: 0.0)
         self.binder = Binder(
             cluster,
             cache,
             self.holds,
-            PendingPods(cluster, cache.pods, lambda: 0.0),
+            pending,
+            ClaimedDevices(cluster, cache, pending, self.holds),
             self.events,
             seconds=LIMIT_S,
             now=lambda: START + timedelta(seconds=asyncio.get_running_loop().time()),

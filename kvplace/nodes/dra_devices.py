@@ -1,0 +1,167 @@
+"""Devices of Dynamic Resource Allocation and their NUMA nodes, as the watches report them.
+
+The NUMA node of a device comes from the surest source that has one: its PCI address on the node's own
+machine, its PCIe root there, then the attributes of the driver. A device without a known NUMA node
+constrains nothing, and so does one that is not on one node.
+
+Nothing here is complete before `run` has read the lists, and the API server may not serve these kinds at
+all. Bind therefore reads the resource claims of its pod itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Protocol
+
+from kvplace.core.device_report import DeviceReport
+from kvplace.core.errors import KvplaceError
+from kvplace.core.scalars import NodeName, NumaId, ResourceName
+from kvplace.core.topology import Topology
+from kvplace.kube.resource_claims import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    SLICES,
+    DeviceKey,
+    DeviceRequest,
+    ResourceClaimRecord,
+    SliceDevice,
+    SliceRecord,
+)
+from kvplace.kube.store import Store
+from kvplace.kube.watches import ListClient, WatchClient
+
+_log = logging.getLogger(__name__)
+
+PROBE_S = 300.0
+"""How often an API server that does not serve these kinds is asked again."""
+
+
+class DraClient(WatchClient, ListClient, Protocol):
+    """The cluster calls of reading devices."""
+
+
+class DraDevices:
+    """Devices by node and by the names that an allocation has for them."""
+
+    def __init__(self) -> None:
+        self.slices = Store(SLICES)
+        self.claims = Store(RESOURCE_CLAIMS)
+        self.classes = Store(DEVICE_CLASSES)
+        self._slices_on: defaultdict[NodeName, dict[str, SliceRecord]] = defaultdict(dict)
+        """Slices by node and name; those with devices of several nodes are under each of them."""
+        self._generations: dict[tuple[str, str], dict[str, int]] = {}
+        """The generation of each slice by driver and pool."""
+        self._in_use: dict[DeviceKey, int] = {}
+        """How many resource claims have each device."""
+        self.slices.subscribe(self._slice_seen)
+        self.claims.subscribe(self._claim_seen)
+
+    async def run(self, cluster: DraClient) -> None:
+        """Follow the cluster until cancelled, as soon as the API server serves these kinds."""
+        while True:
+            try:
+                await cluster.read_all(DEVICE_CLASSES)
+                break
+            except KvplaceError as error:
+                _log.info("devices of Dynamic Resource Allocation are not read: %s", error)
+                await asyncio.sleep(PROBE_S)
+        async with asyncio.TaskGroup() as group:
+            for store in (self.slices, self.claims, self.classes):
+                group.create_task(store.run(cluster))
+
+    @property
+    def extended_resources(self) -> frozenset[ResourceName]:
+        """The extended resources that kube-scheduler allocates as devices."""
+        found = (one.extended_resource for one in self.classes.records.values())
+        return frozenset(resource for resource in found if resource is not None)
+
+    def numa_nodes(
+        self,
+        node: NodeName,
+        topology: Topology,
+        allocated: Iterable[DeviceKey],
+        report: DeviceReport | None,
+    ) -> frozenset[NumaId]:
+        """Return the NUMA nodes of allocated devices of a node, as far as they are known."""
+        wanted = set(allocated)
+        found: set[NumaId] = set()
+        for key, device in self._devices_on(node):
+            if key in wanted:
+                numa_node = numa_node_of(device, topology, report)
+                found |= {numa_node} if numa_node is not None else set()
+        return frozenset(found)
+
+    def free_numa_nodes(
+        self, node: NodeName, topology: Topology, driver: str, report: DeviceReport | None
+    ) -> frozenset[NumaId | None]:
+        """Return the NUMA nodes that have a free device of a driver; None stands for an unknown one."""
+        return frozenset(
+            numa_node_of(device, topology, report)
+            for key, device in self._devices_on(node)
+            if key[0] == driver and (device.is_shared or key not in self._in_use)
+        )
+
+    def driver_of(self, request: DeviceRequest) -> str:
+        """Return the driver that a request demands; empty where that is not certain."""
+        found = self.classes.get(request.device_class)
+        return found.driver if found is not None else ""
+
+    def drivers_of(self, resources: Iterable[ResourceName]) -> frozenset[str]:
+        """Return the drivers of extended resources that are allocated as devices."""
+        wanted = set(resources)
+        classes = self.classes.records.values()
+        return frozenset(one.driver for one in classes if one.driver and one.extended_resource in wanted)
+
+    def _devices_on(self, node: NodeName) -> Iterable[tuple[DeviceKey, SliceDevice]]:
+        for record in self._slices_on.get(node, {}).values():
+            if record.generation < max(self._generations[record.driver, record.pool].values()):
+                continue  # its driver is replacing it
+            for device in record.devices:
+                if (record.node or device.node) == node:
+                    yield (record.driver, record.pool, device.name), device
+
+    def _slice_seen(self, before: SliceRecord | None, after: SliceRecord | None) -> None:
+        if before is not None:
+            for node in _nodes_of(before):
+                del self._slices_on[node][before.name]
+                if not self._slices_on[node]:
+                    del self._slices_on[node]
+            generations = self._generations[before.driver, before.pool]
+            del generations[before.name]
+            if not generations:
+                del self._generations[before.driver, before.pool]
+        if after is not None:
+            for node in _nodes_of(after):
+                self._slices_on[node][after.name] = after
+            self._generations.setdefault((after.driver, after.pool), {})[after.name] = after.generation
+
+    def _claim_seen(self, before: ResourceClaimRecord | None, after: ResourceClaimRecord | None) -> None:
+        for key in before.allocated or () if before is not None else ():
+            self._in_use[key] -= 1
+            if not self._in_use[key]:
+                del self._in_use[key]
+        for key in after.allocated or () if after is not None else ():
+            self._in_use[key] = self._in_use.get(key, 0) + 1
+
+
+def numa_node_of(device: SliceDevice, topology: Topology, report: DeviceReport | None) -> NumaId | None:
+    """Return the NUMA node of a device; None where it is unknown, or is none of the machine's with CPUs.
+
+    `report` is that of the node's agent, which knows the NUMA nodes of PCI buses and PCIe roots.
+    """
+    sources = (
+        report.node_of_address(device.address or "") if report is not None else None,
+        report.pci.get(device.pcie_root) if report is not None else None,
+        device.numa_node,
+    )
+    stated = next((one for one in sources if one is not None and one >= 0), None)
+    known = topology.node_by_id.get(stated) if stated is not None else None
+    return known.id if known is not None and known.cpus else None
+
+
+def _nodes_of(record: SliceRecord) -> frozenset[NodeName]:
+    nodes = {record.node} if record.node else {device.node for device in record.devices if device.node}
+    return frozenset(nodes)

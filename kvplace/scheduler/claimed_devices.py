@@ -1,0 +1,158 @@
+"""Devices of Dynamic Resource Allocation in Filter and Bind: cores beside the devices of a pod.
+
+kube-scheduler allocates devices between Filter and Bind and does not name them. So Filter refuses the nodes
+where no free device has room beside it. Bind reads the resource claims of the pod from the API server,
+and places beside their devices.
+
+After a refused Bind the devices stay allocated, and kube-scheduler offers their node alone. It frees them
+when Filter refuses that node. So Filter remembers the refusal until the ledger of the node changes.
+Everything here only reads; kvplace changes no resource claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Protocol
+
+from kvplace.core.allocator.allocate import place
+from kvplace.core.device_report import DeviceReport
+from kvplace.core.errors import Unavailable
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import DeviceNuma, Request
+from kvplace.core.scalars import NodeName
+from kvplace.core.topology import Topology
+from kvplace.kube.concurrency import Turns, together
+from kvplace.kube.records import PodRecord
+from kvplace.kube.resource_claims import DeviceKey, ResourceClaimRecord
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import NodeSnapshot
+from kvplace.scheduler.extender_protocol import BindingArgs
+from kvplace.scheduler.holds import Holds
+from kvplace.scheduler.pending_pods import AskingPod, PendingPods, PodReader
+
+_MOST_CLAIMS = 64
+"""Resource claims of one pod that are read; devices of others constrain nothing."""
+_NODE_STEPS = 1_000
+"""Steps of checking a node for a pod with devices."""
+_STRICT = (DeviceNuma.REQUIRED, DeviceNuma.SOCKET)
+
+
+class DeviceReader(PodReader, Protocol):
+    """The cluster calls of reading the devices of a pod."""
+
+    async def read_resource_claim(self, namespace: str, name: str) -> ResourceClaimRecord | None:
+        """Read a ResourceClaim as the API server has it now; None if there is none."""
+        ...
+
+
+class ClaimedDevices:
+    """Answers for Filter and Bind where a pod may be, as far as its devices decide."""
+
+    def __init__(self, cluster: DeviceReader, cache: NodeCache, pending: PendingPods, holds: Holds) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._pending = pending
+        self._holds = holds
+
+    @staticmethod
+    def may_have(pod: PodRecord | None, asking: AskingPod) -> bool:
+        """Whether kube-scheduler allocates devices to a pod, as far as that is known."""
+        return bool(asking.extended) or (pod is not None and bool(pod.resource_claims))
+
+    async def refusals(
+        self, pod: PodRecord, asking: AskingPod, names: Collection[NodeName]
+    ) -> dict[NodeName, str]:
+        """Return the nodes that Filter refuses to a pod because of devices, and why."""
+        refused, request = self._refused_binds(pod, names), asking.pod_request.request
+        if request.options.device_numa not in _STRICT or not self.may_have(pod, asking):
+            return refused
+        devices = self._cache.dra
+        known = (devices.claims.get((pod.namespace, name)) for name in pod.resource_claims)
+        claims = [claim for claim in known if claim is not None]
+        allocated = {key for claim in claims for key in claim.allocated or ()}
+        drivers = devices.drivers_of(asking.extended) | {
+            devices.driver_of(one) for claim in claims if claim.allocated is None for one in claim.requests
+        }
+        if not allocated and not any(drivers):
+            return refused
+        turns = Turns()
+        for node in names:
+            await turns.spend(_NODE_STEPS)
+            why = self._why_far(node, pod, request, allocated, drivers - {""})
+            if why:
+                refused.setdefault(node, why)
+        return refused
+
+    def bind_refused(self, args: BindingArgs, why: str) -> None:
+        """Remember that a pod with devices was refused a node."""
+        version = self._ledger_version(args.node)
+        self._pending.bind_refused(args.uid, args.node, version, why.removeprefix(f"node {args.node}: "))
+
+    async def beside(self, args: BindingArgs, asking: AskingPod, topology: Topology) -> Request:
+        """Return the request of a pod with the NUMA nodes of the devices that are allocated to it on a node.
+
+        Raises Unavailable if it must be beside its devices and they are not known yet.
+        """
+        request, devices = asking.pod_request.request, self._cache.dra
+        pod = self._cache.pods.get(args.uid)
+        if request.options.device_numa is DeviceNuma.OFF or not self.may_have(pod, asking):
+            return request
+        if not devices.slices.has_synced:
+            if request.options.device_numa in _STRICT:
+                raise Unavailable("kvplace has not read the ResourceSlices yet; it will in a moment")
+            return request
+        live = await self._cluster.read_pod(args.namespace, args.name)
+        names = [name for name in live.resource_claims if name] if live is not None else []
+        reads = (self._cluster.read_resource_claim(args.namespace, name) for name in names[:_MOST_CLAIMS])
+        claims = await together(*reads)
+        allocated = {key for claim in claims if claim is not None for key in claim.allocated or ()}
+        numa_nodes = devices.numa_nodes(args.node, topology, allocated, self._report(args.node))
+        return replace(request, device_nodes=request.device_nodes | numa_nodes)
+
+    def _refused_binds(self, pod: PodRecord, names: Collection[NodeName]) -> dict[NodeName, str]:
+        refused_binds = self._pending.get(pod.uid).refused_binds
+        for node, (version, _) in list(refused_binds.items()):
+            if version != self._ledger_version(node):
+                del refused_binds[node]
+        return {node: why for node, (_, why) in refused_binds.items() if node in names}
+
+    def _why_far(
+        self,
+        node: NodeName,
+        pod: PodRecord,
+        request: Request,
+        allocated: Collection[DeviceKey],
+        drivers: Collection[str],
+    ) -> str:
+        """Return why a pod has no room beside its devices on a node, whichever it gets; empty if it has."""
+        snapshot = self._cache.snapshot(node, self._holds.on_node(node, but=pod.uid))
+        if not isinstance(snapshot, NodeSnapshot):
+            return ""
+        devices, topology, report = self._cache.dra, snapshot.machine.topology, self._report(node)
+        fixed = devices.numa_nodes(node, topology, allocated, report)
+        choices = [
+            (f"a free device of {driver}", devices.free_numa_nodes(node, topology, driver, report))
+            for driver in sorted(drivers)
+        ]
+        for what, numa_nodes in [("its devices", fixed), *choices]:
+            known = sorted(one for one in numa_nodes if one is not None)
+            if None in numa_nodes or not known:
+                continue
+            each = [fixed] if numa_nodes is fixed else [fixed | {one} for one in known]
+            answers = [
+                place(topology, snapshot.free, replace(request, device_nodes=request.device_nodes | one))
+                for one in each
+            ]
+            refusals = [answer for answer in answers if isinstance(answer, Refusal)]
+            if len(refusals) == len(answers):
+                return f"no room beside {what}: {min(refusals, key=lambda one: one.missing).message}"
+        return ""
+
+    def _ledger_version(self, node: NodeName) -> str:
+        record = self._cache.ledgers.current(node)
+        return record.resource_version if record is not None else ""
+
+    def _report(self, node: NodeName) -> DeviceReport | None:
+        described = self._cache.topologies.get(node)
+        return described.devices if described is not None else None
