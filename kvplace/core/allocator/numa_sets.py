@@ -339,8 +339,10 @@ def most_shares(units: Sequence[int], need: int, least: Sequence[int]) -> int:
 
     `least` has the units that each group must give.
     """
-    ordered = sorted(zip(units, least, strict=True), key=lambda group: (not group[1], -group[0]))
     fewest_groups = max(1, len(least) - least.count(0))
+    ordered = sorted(zip(units, least, strict=True), reverse=True)
+    if any(least):
+        ordered.sort(key=lambda group: not group[1])
     counts = range(min(need, len(units)), fewest_groups - 1, -1)
     return next((count for count in counts if _shares_exist(ordered[:count], need)), 0)
 
@@ -348,7 +350,10 @@ def most_shares(units: Sequence[int], need: int, least: Sequence[int]) -> int:
 def _shares_exist(groups: Sequence[tuple[int, int]], need: int) -> bool:
     """Whether groups, with their units and the least of each, can all give equal shares but for one unit."""
     low, over = divmod(need, len(groups))
-    if any(units < max(low, least) or least > low + 1 for units, least in groups):
-        return False
-    larger = sum([units > low for units, _ in groups])
-    return sum([least > low for _, least in groups]) <= over <= larger
+    larger = forced = 0
+    for units, least in groups:
+        if units < low or units < least or least > low + 1:
+            return False
+        larger += units > low
+        forced += least > low
+    return forced <= over <= larger
