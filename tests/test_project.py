@@ -155,7 +155,7 @@ def test_no_file_is_longer_than_500_lines() -> None:
 
 
 SHARED_NAMES = """
-    Affinity Answer Call Form Missing NodeObject NodeView PodClient Reply Shortage Status Step
+    Answer Call Missing NodeView Shortage
     _ApiObject _Best _Client _Condition _Domain _Found _Meta _Object
     _Painter _Pod _Question _Reader _Spec _Status _Wanted
 """

@@ -281,7 +281,7 @@ class _Reader:
             pod = pod_record(msgspec.json.decode(msgspec.json.encode(document), type=PodObject))
         except msgspec.ValidationError as error:
             raise self._bad(where, f"is not a valid Pod: {str(error).replace('`', '')}") from None
-        if pod.phase in ("Succeeded", "Failed") or not (pod.placement or pod.cpu_map):
+        if pod.has_ended or not (pod.placement or pod.cpu_map):
             return
         if pod.placement:
             bound = self._parsed(pod.placement, where)

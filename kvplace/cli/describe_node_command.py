@@ -107,7 +107,7 @@ async def _described(
     from kvplace.core.cpuset import format_cpu_list
     from kvplace.core.errors import BadBody, Conflict, Misconfigured
     from kvplace.core.node_topology import GROUP, VERSION, node_topology
-    from kvplace.kube.node_filters import NodeObject
+    from kvplace.kube.node_filters import SchedulableNode
     from kvplace.kube.object_reader import ApiKind
     from kvplace.kube.object_writer import ObjectWriter
     from kvplace.nodes.cluster_reading import read_node
@@ -116,7 +116,7 @@ async def _described(
 
     writer = ObjectWriter(cluster.session)
     found = await writer.read(ApiKind("nodes"), node)
-    check_node(None if found is None else msgspec.convert(found, NodeObject), node)
+    check_node(None if found is None else msgspec.convert(found, SchedulableNode), node)
     known = (await read_node(cluster.api, node)).nodes.get(node)
     if applied and known is not None and known.described is not None and known.described.by_agent:
         raise Misconfigured(

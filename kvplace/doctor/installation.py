@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from kvplace.core.quantity import counted
-from kvplace.kube.node_filters import NodeObject
+from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_reader import Document
 from kvplace.nodes.cluster_view import ClusterView
 
@@ -31,7 +31,7 @@ class Installation:
     client_version: str
     objects: Mapping[str, tuple[Document, ...]]
     """By resource; none for a kind that is not served."""
-    nodes: tuple[NodeObject, ...] = ()
+    nodes: tuple[SchedulableNode, ...] = ()
     view: ClusterView = field(default_factory=lambda: ClusterView({}, {}))
     server_version: str = ""
     """`gitVersion` of the API server."""

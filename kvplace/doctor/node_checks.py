@@ -22,7 +22,7 @@ from kvplace.doctor.installation import (
     wrong,
 )
 from kvplace.doctor.program_checks import pods_of
-from kvplace.kube.node_filters import NodeObject
+from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_reader import Document
 from kvplace.kube.records import TopologyRecord
 from kvplace.nodes.cluster_view import NodeView
@@ -200,7 +200,7 @@ def _stale(found: Installation, *, has_agent: bool) -> Iterator[Finding]:
         )
 
 
-def _vm_nodes(found: Installation) -> Iterator[NodeObject]:
+def _vm_nodes(found: Installation) -> Iterator[SchedulableNode]:
     """Return the nodes that may run VMs; all that take pods, where KubeVirt marks none."""
     marked = [node for node in found.nodes if (node.metadata.labels or {}).get(_RUNS_VMS) == "true"]
     return iter(
@@ -208,11 +208,11 @@ def _vm_nodes(found: Installation) -> Iterator[NodeObject]:
     )
 
 
-def _tainted(node: NodeObject) -> bool:
+def _tainted(node: SchedulableNode) -> bool:
     return any(taint.effect in ("NoSchedule", "NoExecute") for taint in node.spec.taints or ())
 
 
-def _is_chosen(node: NodeObject, daemonset: Document) -> bool:
+def _is_chosen(node: SchedulableNode, daemonset: Document) -> bool:
     """Whether a DaemonSet is meant for a node: people narrow that of the agent by its node selector."""
     labels = node.metadata.labels or {}
     wanted = at(daemonset, "spec", "template", "spec", "nodeSelector") or {}

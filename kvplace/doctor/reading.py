@@ -26,7 +26,7 @@ from kvplace.doctor.installation import (
 )
 from kvplace.kube.api_errors import Denied, Missing, Unauthenticated
 from kvplace.kube.concurrency import together
-from kvplace.kube.node_filters import NodeObject
+from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_reader import ApiKind, Document
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
@@ -123,7 +123,7 @@ async def read_installation(
     version = await reader.read_version()
     view, nodes, answer, denials, rights = await together(
         reading.guarded(VIEW, read_view(cluster), ClusterView({}, {})),
-        reading.guarded("nodes", reader.read_list_as(NodeObject, _NODES), ()),
+        reading.guarded("nodes", reader.read_list_as(SchedulableNode, _NODES), ()),
         reading.guarded(TRIAL, reading.trial(namespace), ""),
         reading.own_denials(),
         reading.parts(),

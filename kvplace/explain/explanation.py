@@ -20,7 +20,7 @@ from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_document import PodRequest
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
-from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
+from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 from kvplace.kube.records import PodReport
 from kvplace.nodes.agreement import agrees
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
@@ -249,7 +249,7 @@ class Explanation:
 
 def asked_nodes(
     view: ClusterView,
-    nodes: Mapping[NodeName, NodeObject],
+    nodes: Mapping[NodeName, SchedulableNode],
     demands: PodDemands,
     leaving: Container[NodeName] = (),
     pod: PodUid | None = None,

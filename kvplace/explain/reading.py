@@ -27,7 +27,7 @@ from kvplace.explain.notes import (
     state_of,
 )
 from kvplace.kube.concurrency import together
-from kvplace.kube.node_filters import NodeObject, demands_of
+from kvplace.kube.node_filters import SchedulableNode, demands_of
 from kvplace.kube.object_reader import ApiKind, Document
 from kvplace.kube.vm_statuses import VmStatus
 from kvplace.kube.watches import ListClient
@@ -194,7 +194,7 @@ class _Explaining:
     def __init__(
         self,
         view: ClusterView,
-        nodes: Mapping[NodeName, NodeObject],
+        nodes: Mapping[NodeName, SchedulableNode],
         target: ExplainedObject,
         events: tuple[Event, ...],
         strategy: Strategy,
@@ -349,8 +349,8 @@ async def _elsewhere(reader: ExplainClient, kind: ApiKind, view: ClusterView, ta
     return near or "; `kubectl kvplace get vms -A` lists the VMs that opted in"
 
 
-async def _read_nodes(reader: ExplainClient) -> dict[NodeName, NodeObject]:
-    return {NodeName(node.metadata.name): node for node in await reader.read_list_as(NodeObject, NODES)}
+async def _read_nodes(reader: ExplainClient) -> dict[NodeName, SchedulableNode]:
+    return {NodeName(node.metadata.name): node for node in await reader.read_list_as(SchedulableNode, NODES)}
 
 
 def _some(names: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ from kvplace.core.topology_document import topology_document
 from kvplace.kube import ledger_calls, pod_calls, topology_calls
 from kvplace.kube.agent_pods import AGENT_POD_RESOURCE
 from kvplace.kube.api_errors import Missing, Rejected, decoded
-from kvplace.kube.api_list_watch import ApiListWatch, Form, Resource
+from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Resource
 from kvplace.kube.api_resource_claims import DRA_RESOURCES, read_resource_claim, read_resource_claim_call
 from kvplace.kube.conditions import Condition
 from kvplace.kube.disruption_budgets import PATH as BUDGETS_PATH
@@ -111,10 +111,10 @@ class ApiCluster:
         self._resources: Mapping[Kind[Any, Any], Resource[Any]] = {
             PODS: Resource.of("pods", path_of("api", "v1", "pods"), _POD, pod_record),
             NODES: Resource.of(
-                "nodes", path_of("api", "v1", "nodes"), _NODE, node_record, form=Form.METADATA
+                "nodes", path_of("api", "v1", "nodes"), _NODE, node_record, form=ListForm.METADATA
             ),
             NODE_STATUSES: Resource.of(
-                "nodes", path_of("api", "v1", "nodes"), _NODE_ROW, node_of_row, form=Form.TABLE
+                "nodes", path_of("api", "v1", "nodes"), _NODE_ROW, node_of_row, form=ListForm.TABLE
             ),
             TOPOLOGIES: _custom(topology_calls.RESOURCE, TopologyReader().record),
             LEDGERS: _custom(ledger_calls.RESOURCE, self._ledger_record),

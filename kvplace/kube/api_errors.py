@@ -98,7 +98,7 @@ class _Details(msgspec.Struct, rename="camel"):
     retry_after_seconds: int = 0
 
 
-class Status(msgspec.Struct):
+class ApiStatus(msgspec.Struct):
     """The part of meta/v1 Status that describes an error."""
 
     message: str = ""
@@ -107,7 +107,7 @@ class Status(msgspec.Struct):
     details: _Details | None = None
 
 
-_STATUS = msgspec.json.Decoder(Status)
+_STATUS = msgspec.json.Decoder(ApiStatus)
 
 
 def error_of_response(
@@ -120,7 +120,7 @@ def error_of_response(
 
 
 def error_of_status(
-    status: Status, *, verb: str, resource: str, name: str = "", pause: str | None = None
+    status: ApiStatus, *, verb: str, resource: str, name: str = "", pause: str | None = None
 ) -> KvplaceError:
     """Turn a Status, from an answer or from within a watch, into an error."""
     what = f"{verb} {resource} {name}".rstrip()
@@ -151,12 +151,12 @@ def error_of_status(
             return Rejected(f"{what}: the API server rejects it, HTTP {status.code} ({said})")
 
 
-def read_status(body: bytes | msgspec.Raw) -> Status:
+def read_status(body: bytes | msgspec.Raw) -> ApiStatus:
     """Read a Status object; other bytes become the message of one."""
     try:
         return _STATUS.decode(body)
     except NOT_JSON:
-        return Status(message=bytes(body)[:200].decode("utf-8", "replace").strip())
+        return ApiStatus(message=bytes(body)[:200].decode("utf-8", "replace").strip())
 
 
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resource: str) -> T:
@@ -167,7 +167,7 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resourc
         raise Unreadable(f"{resource}: the API server's answer cannot be read ({error})") from error
 
 
-def _pause(header: str | None, status: Status) -> float | None:
+def _pause(header: str | None, status: ApiStatus) -> float | None:
     if header is not None and header.isascii() and header.isdigit() and len(header) < 9:
         return min(float(header), LONGEST_ASKED_PAUSE_S)
     if status.details is not None and status.details.retry_after_seconds > 0:

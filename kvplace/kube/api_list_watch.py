@@ -42,7 +42,7 @@ _LINE = msgspec.json.Decoder(WatchLine)
 _VERSION = msgspec.json.Decoder(VersionOnly)
 
 
-class Form(Enum):
+class ListForm(Enum):
     """The parts of objects that are requested: the Accept headers of a list and of a watch."""
 
     WHOLE = (JSON, JSON)
@@ -59,7 +59,7 @@ class Resource(Generic[R]):
     name: str
     path: str
     record: Callable[[msgspec.Raw], R]
-    form: Form = Form.WHOLE
+    form: ListForm = ListForm.WHOLE
 
     @classmethod
     def of(
@@ -69,7 +69,7 @@ class Resource(Generic[R]):
         decoder: msgspec.json.Decoder[O],
         record: Callable[[O], R],
         *,
-        form: Form = Form.WHOLE,
+        form: ListForm = ListForm.WHOLE,
     ) -> Self:
         """Describe a resource with objects that the decoder reads; `record` raises Unreadable then."""
         return cls(name, path, lambda raw: record(decoded(decoder, raw, name)), form)
@@ -123,7 +123,7 @@ class ApiListWatch(Generic[R]):
         )
 
     def _objects(self, body: bytes) -> tuple[ListMeta, Sequence[msgspec.Raw]]:
-        if self._resource.form is Form.TABLE:
+        if self._resource.form is ListForm.TABLE:
             table = decoded(_TABLE, body, self.name)
             return table.metadata, table.rows or ()
         page = decoded(_PAGE, body, self.name)
@@ -192,7 +192,7 @@ class ApiStream(Generic[R_co]):
         return Change(Delete(record) if event.type == "DELETED" else Apply(record), version)
 
     def _object(self, content: msgspec.Raw) -> msgspec.Raw:
-        if self._resource.form is not Form.TABLE:
+        if self._resource.form is not ListForm.TABLE:
             return content
         rows = decoded(_TABLE, content, self._resource.name).rows or ()
         return rows[0] if rows else content

@@ -26,20 +26,20 @@ class LabelSelector(_BudgetObject, frozen=True):
     match_expressions: tuple[MatchExpression, ...] | None = None
 
 
-class Spec(_BudgetObject, frozen=True):
+class BudgetSpec(_BudgetObject, frozen=True):
     """Which pods a budget is about."""
 
     selector: LabelSelector | None = None
 
 
-class Status(_BudgetObject, frozen=True):
+class BudgetStatus(_BudgetObject, frozen=True):
     """How many more of them may be evicted."""
 
     disruptions_allowed: int = 0
     disrupted_pods: dict[str, msgspec.Raw] | None = None
 
 
-class Metadata(_BudgetObject, frozen=True):
+class BudgetMetadata(_BudgetObject, frozen=True):
     """The names of a budget."""
 
     name: str = ""
@@ -49,9 +49,9 @@ class Metadata(_BudgetObject, frozen=True):
 class BudgetObject(_BudgetObject, frozen=True):
     """A PodDisruptionBudget."""
 
-    metadata: Metadata
-    spec: Spec = Spec()
-    status: Status = Status()
+    metadata: BudgetMetadata
+    spec: BudgetSpec = BudgetSpec()
+    status: BudgetStatus = BudgetStatus()
 
 
 def disruption_budget(document: BudgetObject) -> DisruptionBudget:

@@ -119,7 +119,7 @@ State: TypeAlias = Empty | InitPage | InitListed | Watching[R]
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Generic[R]):
+class WatchStep(Generic[R]):
     """One move: the events, the next state, and the failure if there was one."""
 
     events: tuple[WatchEvent[R], ...]
@@ -131,7 +131,7 @@ class Ended(Unavailable):
     """The server has ended a watch, which is usual."""
 
 
-async def step(source: ListWatch[R], state: State[R]) -> Step[R]:
+async def step(source: ListWatch[R], state: State[R]) -> WatchStep[R]:
     """Make one move; failures of the cluster are part of the result, never raised."""
     match state:
         case Empty():
@@ -140,10 +140,10 @@ async def step(source: ListWatch[R], state: State[R]) -> Step[R]:
             return await _list(source, next_page, ())
         case InitListed(version):
             try:
-                return Step((), Watching(version, await source.open_watch(version)))
+                return WatchStep((), Watching(version, await source.open_watch(version)))
             except KvplaceError as error:
                 is_at_fault = isinstance(error, ApiUnavailable) and error.status == _INTERNAL
-                return Step((), Empty() if is_at_fault else _after_failure(error, version), error)
+                return WatchStep((), Empty() if is_at_fault else _after_failure(error, version), error)
         case Watching(version, stream):
             return await _watch(stream, version)
 
@@ -192,30 +192,30 @@ async def follow(
             await state.stream.close()
 
 
-async def _list(source: ListWatch[R], page: str, events: tuple[WatchEvent[R], ...]) -> Step[R]:
+async def _list(source: ListWatch[R], page: str, events: tuple[WatchEvent[R], ...]) -> WatchStep[R]:
     try:
         answer = await source.list_page(page)
     except KvplaceError as error:
-        return Step((), Empty(), error)
+        return WatchStep((), Empty(), error)
     events += tuple(InitApply(record) for record in answer.records)
     if answer.next_page:
-        return Step(events, InitPage(answer.next_page))
+        return WatchStep(events, InitPage(answer.next_page))
     if not answer.resource_version:
-        return Step((), Empty(), Unreadable(f"list {source.name}: the answer has no resource version"))
-    return Step((*events, InitDone()), InitListed(answer.resource_version))
+        return WatchStep((), Empty(), Unreadable(f"list {source.name}: the answer has no resource version"))
+    return WatchStep((*events, InitDone()), InitListed(answer.resource_version))
 
 
-async def _watch(stream: Stream[R], version: str) -> Step[R]:
+async def _watch(stream: Stream[R], version: str) -> WatchStep[R]:
     try:
         change = await stream.next()
     except KvplaceError as error:
         await stream.close()
-        return Step((), _after_failure(error, version), error)
+        return WatchStep((), _after_failure(error, version), error)
     if change is None:
         await stream.close()
-        return Step((), InitListed(version), Ended("the API server ended the watch"))
+        return WatchStep((), InitListed(version), Ended("the API server ended the watch"))
     events = () if change.event is None else (change.event,)
-    return Step(events, Watching(change.resource_version or version, stream))
+    return WatchStep(events, Watching(change.resource_version or version, stream))
 
 
 def _after_failure(error: KvplaceError, version: str) -> Empty | InitListed:

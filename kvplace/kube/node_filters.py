@@ -60,7 +60,7 @@ class Term(_ApiObject, frozen=True):
     match_expressions: tuple[MatchExpression, ...] | None = None
     match_fields: tuple[MatchExpression, ...] | None = None
 
-    def selects(self, node: NodeObject) -> bool:
+    def selects(self, node: SchedulableNode) -> bool:
         """Return whether a node meets them."""
         expressions, fields = self.match_expressions or (), self.match_fields or ()
         name = {"metadata.name": node.metadata.name}
@@ -84,7 +84,7 @@ class NodeAffinity(_ApiObject, frozen=True):
     )
 
 
-class Affinity(_ApiObject, frozen=True):
+class AffinityToNodes(_ApiObject, frozen=True):
     """The part of a pod's affinity that is about nodes."""
 
     node_affinity: NodeAffinity | None = None
@@ -94,7 +94,7 @@ class PodDemands(_ApiObject, frozen=True):
     """Read the demand of a pod's or a VMI's spec on a node."""
 
     node_selector: dict[str, str] | None = None
-    affinity: Affinity | None = None
+    affinity: AffinityToNodes | None = None
     tolerations: tuple[Toleration, ...] | None = None
 
 
@@ -126,7 +126,7 @@ class NodeStatus(_ApiObject, frozen=True):
     conditions: tuple[NodeCondition, ...] | None = None
 
 
-class NodeObject(_ApiObject, frozen=True):
+class SchedulableNode(_ApiObject, frozen=True):
     """A node, as far as these filters read it."""
 
     metadata: NodeMetadata = NodeMetadata()
@@ -139,7 +139,7 @@ class NodeObject(_ApiObject, frozen=True):
         return any(one.type == _READY and one.status == "True" for one in self.status.conditions or ())
 
 
-def obstacle(node: NodeObject, demands: PodDemands) -> str:
+def obstacle(node: SchedulableNode, demands: PodDemands) -> str:
     """State in one clause why a pod cannot go to a node; empty when none of these filters objects."""
     tolerations = demands.tolerations or ()
     taints = [one for one in node.spec.taints or () if one.effect in _REPELLING]

@@ -84,7 +84,9 @@ class PodRecord:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its QEMU has ended: the pod is terminal, or the compute container of its VM has ended.
+        """Whether its QEMU has ended by its status: guarantee 6 asks this, and no other rule.
+
+        The pod is terminal, or the compute container of its VM has ended.
 
         A VM's containers are never restarted; those of a plain pod may be, whatever their names.
         """

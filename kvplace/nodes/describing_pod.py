@@ -17,7 +17,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import json_object
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import Missing
-from kvplace.kube.node_filters import NodeObject
+from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_reader import ApiKind, Document
 
 PODS = ApiKind("pods")
@@ -35,7 +35,7 @@ _CANNOT_START = (
 """Reasons of a container that waits for good, and of one that ended before its program began."""
 
 
-class PodClient(Protocol):
+class DescribingPodClient(Protocol):
     """The cluster calls of describing a node."""
 
     async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
@@ -99,7 +99,7 @@ def describing_pod(node: NodeName, image: str, seconds: float) -> dict[str, Any]
 
 
 async def describe_through_pod(
-    client: PodClient,
+    client: DescribingPodClient,
     node: NodeName,
     *,
     image: str,
@@ -144,7 +144,7 @@ def _read_described(log: bytes, node: NodeName, failure: str) -> tuple[Topology,
     return topology, notes
 
 
-def check_node(node: NodeObject | None, name: NodeName) -> None:
+def check_node(node: SchedulableNode | None, name: NodeName) -> None:
     """Raise Misconfigured or Unavailable for a node where no pod can be started."""
     if node is None:
         raise Misconfigured(f"there is no node {name}; `kubectl get nodes` lists them")
@@ -153,7 +153,7 @@ def check_node(node: NodeObject | None, name: NodeName) -> None:
 
 
 async def _ended(
-    client: PodClient,
+    client: DescribingPodClient,
     namespace: str,
     name: str,
     image: str,
@@ -192,7 +192,7 @@ async def _ended(
         await pause(_POLL_S)
 
 
-async def _gone(client: PodClient, namespace: str, name: str) -> None:
+async def _gone(client: DescribingPodClient, namespace: str, name: str) -> None:
     try:
         await client.delete(PODS, name, namespace=namespace)
     except Missing:

@@ -24,7 +24,7 @@ from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import together
-from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
+from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 from kvplace.kube.object_reader import ApiKind
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.agreement import agrees
@@ -66,7 +66,7 @@ class PlanningCluster:
 
     nodes: tuple[ClusterNode, ...]
     """The nodes that kvplace can place on, with what runs there, and what waits where it would go."""
-    objects: Mapping[NodeName, NodeObject] = field(default_factory=dict)
+    objects: Mapping[NodeName, SchedulableNode] = field(default_factory=dict)
     """All nodes, as kube-scheduler sees them."""
     unusable: ClosedNodes = field(default_factory=dict)
     """Nodes without a known machine, or without a readable ledger."""
@@ -101,7 +101,7 @@ async def read_planning_cluster(cluster: ListClient, reader: FormReader) -> Plan
     """Read what a plan starts from; needs the rights of a viewer on the whole cluster."""
     view, nodes, pods = await together(
         read_cluster(cluster),
-        reader.read_list_as(NodeObject, _NODES),
+        reader.read_list_as(SchedulableNode, _NODES),
         _read_pods_on(reader, ""),
     )
     return planning_cluster(view, nodes, pods)
@@ -113,7 +113,7 @@ async def _read_pods_on(reader: FormReader, node: str) -> tuple[DemandingPod, ..
 
 
 def planning_cluster(
-    view: ClusterView, nodes: Iterable[NodeObject], pods: Iterable[DemandingPod] = ()
+    view: ClusterView, nodes: Iterable[SchedulableNode], pods: Iterable[DemandingPod] = ()
 ) -> PlanningCluster:
     """Combine what kvplace and kube-scheduler know; `pods` has the demands of waiting VMs on a node."""
     objects = {NodeName(node.metadata.name): node for node in nodes}
@@ -200,7 +200,7 @@ async def read_evacuation(cluster: ListClient, reader: FormReader, node: NodeNam
     """Read what an evacuation of a node starts from; raises Absent for a node that the cluster lacks."""
     view, nodes, waiting, leaving, vmis = await together(
         read_cluster(cluster),
-        reader.read_list_as(NodeObject, _NODES),
+        reader.read_list_as(SchedulableNode, _NODES),
         _read_pods_on(reader, ""),
         reader.read_list_as(
             DemandingPod, _PODS, labels=f"{PLACED_LABEL}=true", fields=f"spec.nodeName={node}"
@@ -216,7 +216,7 @@ async def read_evacuation(cluster: ListClient, reader: FormReader, node: NodeNam
 def evacuation(
     view: ClusterView,
     node: NodeName,
-    nodes: Iterable[NodeObject],
+    nodes: Iterable[SchedulableNode],
     waiting: Iterable[DemandingPod],
     leaving: Iterable[DemandingPod],
     vmis: Iterable[MigratingVmi],

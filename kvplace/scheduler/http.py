@@ -36,7 +36,7 @@ _TOO_LARGE = f"the body is larger than {MAX_BODY} bytes; set nodeCacheCapable: t
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ExtenderReply:
     """An answer in any version of HTTP."""
 
     status: int
@@ -78,20 +78,20 @@ class Routes:
     """/v1/filter, /v1/prioritize, /v1/preempt and /v1/bind of one extender."""
 
     def __init__(self, extender: Verbs) -> None:
-        self.verbs: dict[str, Callable[[bytes], Awaitable[Reply]]] = {
+        self.verbs: dict[str, Callable[[bytes], Awaitable[ExtenderReply]]] = {
             "/v1/filter": _verb("filter", read_extender_args, extender.filter),
             "/v1/prioritize": _verb("prioritize", read_extender_args, extender.prioritize),
             "/v1/preempt": _verb("preempt", read_preemption_args, extender.preempt),
             "/v1/bind": _verb("bind", read_binding_args, extender.bind),
         }
 
-    async def __call__(self, method: str, path: str, body: bytes) -> Reply:
+    async def __call__(self, method: str, path: str, body: bytes) -> ExtenderReply:
         """Answer one request."""
         verb = self.verbs.get(path)
         if verb is None:
-            return Reply.failed(404, f"{path} is not one of {', '.join(self.verbs)}")
+            return ExtenderReply.failed(404, f"{path} is not one of {', '.join(self.verbs)}")
         if method != "POST":
-            return Reply.failed(405, f"{path} takes POST only")
+            return ExtenderReply.failed(405, f"{path} takes POST only")
         return await verb(body)
 
 
@@ -113,8 +113,8 @@ _A = TypeVar("_A", bound=_Args)
 
 def _verb(
     name: str, read: Callable[[bytes], _A], answer: Callable[[_A], Awaitable[object]]
-) -> Callable[[bytes], Awaitable[Reply]]:
-    async def reply(body: bytes) -> Reply:
+) -> Callable[[bytes], Awaitable[ExtenderReply]]:
+    async def reply(body: bytes) -> ExtenderReply:
         about: dict[str, object] = {}
         try:
             args = read(body)
@@ -123,21 +123,23 @@ def _verb(
         except KvplaceError as error:
             REJECTED_CALLS.labels(name).inc()
             log.warning("%s refused: %s", name, error, extra=about)
-            return Reply.failed(http_status_of(error), str(error))
+            return ExtenderReply.failed(http_status_of(error), str(error))
         except Exception:
             log.exception("%s failed", name, extra=about)
-            return Reply.failed(500, f"{name} failed; see the log of kvplace serve")
-        return Reply(200, "application/json", _encode(result))
+            return ExtenderReply.failed(500, f"{name} failed; see the log of kvplace serve")
+        return ExtenderReply(200, "application/json", _encode(result))
 
     return reply
 
 
-def _handler(verb: Callable[[bytes], Awaitable[Reply]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _handler(
+    verb: Callable[[bytes], Awaitable[ExtenderReply]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         try:
             reply = await verb(await request.read())
         except web.HTTPRequestEntityTooLarge:
-            reply = Reply.too_large()
+            reply = ExtenderReply.too_large()
         return web.Response(
             status=reply.status, body=reply.body, headers={"Content-Type": reply.content_type}
         )

@@ -35,7 +35,7 @@ from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
 
 from kvplace.scheduler.extender_protocol import MAX_BODY
-from kvplace.scheduler.http import Reply, Routes
+from kvplace.scheduler.http import ExtenderReply, Routes
 from kvplace.service.connections import ConnectionLimits
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class Http2Connection(asyncio.Protocol):
                 self._unread += len(data or b"")
                 if len(call.body) > MAX_BODY:
                     self._take_call(stream)
-                    self._answer(stream, Reply.too_large())
+                    self._answer(stream, ExtenderReply.too_large())
                     if event.stream_ended is None:
                         self._http.reset_stream(stream, ErrorCodes.NO_ERROR)
             case StreamEnded(stream_id=int(stream)):
@@ -249,7 +249,7 @@ class Http2Connection(asyncio.Protocol):
             self._answer(stream, reply)
             self._send()
 
-    def _answer(self, stream: int, reply: Reply) -> None:
+    def _answer(self, stream: int, reply: ExtenderReply) -> None:
         headers = [
             (":status", str(reply.status)),
             ("content-type", reply.content_type),

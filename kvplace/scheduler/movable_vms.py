@@ -63,8 +63,8 @@ class MovableVms:
         )
 
     def migrating(self) -> frozenset[VmiKey]:
-        """Return the VMIs that have more than one pod."""
-        pods = (pod for pod in self._cache.pods.records.values() if pod.vmi_uid and not pod.is_terminal)
+        """Return the VMIs that have more than one pod with a QEMU that has not ended."""
+        pods = (pod for pod in self._cache.pods.records.values() if pod.vmi_uid and not pod.has_ended)
         return frozenset(vmi for vmi, count in Counter(map(_vmi_of, pods)).items() if count > 1)
 
     def crowded(

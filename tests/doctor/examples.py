@@ -14,7 +14,7 @@ from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.doctor.installation import Checking, Installation
 from kvplace.kube.conditions import Condition
-from kvplace.kube.node_filters import NodeMetadata, NodeObject
+from kvplace.kube.node_filters import NodeMetadata, SchedulableNode
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import cluster_view
 from tests.nodes.machines import TWO
@@ -50,7 +50,7 @@ def view(*pods: PodRecord, ledger: Ledger | None = None, **topology: Any) -> dic
             [] if ledger is None else [LedgerRecord(WORKER, ledger, "1")],
             pods,
         ),
-        "nodes": (NodeObject(metadata=NodeMetadata("worker")),),
+        "nodes": (SchedulableNode(metadata=NodeMetadata("worker")),),
     }
 
 

@@ -44,7 +44,7 @@ from kvplace.doctor.program_checks import (
     release_of,
 )
 from kvplace.kube.conditions import Condition
-from kvplace.kube.node_filters import NodeCondition, NodeMetadata, NodeObject, NodeStatus
+from kvplace.kube.node_filters import NodeCondition, NodeMetadata, NodeStatus, SchedulableNode
 from tests.doctor.examples import installation, problems, view
 from tests.nodes.machines import TWO
 
@@ -415,7 +415,7 @@ def test_each_numa_node_of_several_cores_needs_a_reserved_cpu() -> None:
 def test_of_nodes_without_a_ready_agent_those_are_named_for_which_one_is_meant() -> None:
     ready = NodeStatus((NodeCondition("Ready", "True"),))
     nodes = tuple(
-        NodeObject(NodeMetadata(name, {"vms": runs_vms}), status=ready)
+        SchedulableNode(NodeMetadata(name, {"vms": runs_vms}), status=ready)
         for name, runs_vms in (("control", "no"), ("worker-1", "yes"), ("worker-2", "yes"))
     )
     agents = named(

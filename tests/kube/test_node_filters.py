@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
+from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 
 
 def why(node: dict[str, Any], demands: dict[str, Any] | None = None) -> str:
     full = {"metadata": {"name": "n1", "labels": {"rack": "a", "size": "8"}}, "status": READY, **node}
-    return obstacle(msgspec.convert(full, NodeObject), msgspec.convert(demands or {}, PodDemands))
+    return obstacle(msgspec.convert(full, SchedulableNode), msgspec.convert(demands or {}, PodDemands))
 
 
 def affinity(*expressions: dict[str, Any], **fields: Any) -> dict[str, Any]:

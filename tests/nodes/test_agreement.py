@@ -12,7 +12,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, PinningOptions, Policy, Request, Scope
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid
-from kvplace.kube.node_filters import NodeObject, PodDemands
+from kvplace.kube.node_filters import PodDemands, SchedulableNode
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.agreement import agreement_needed
 from kvplace.nodes.cluster_view import cluster_view
@@ -53,7 +53,7 @@ def halved(*movable: str) -> PlanningCluster:
         [LedgerRecord(NODE, Ledger(owners, claims), "1")],
         pods,
     )
-    return planning_cluster(view, [msgspec.convert(READY, NodeObject)])
+    return planning_cluster(view, [msgspec.convert(READY, SchedulableNode)])
 
 
 def test_a_plan_names_the_vms_whose_owners_must_agree_to_its_moves() -> None:

@@ -11,7 +11,7 @@ from kvplace.core.errors import BadTopology, Misconfigured, Unavailable
 from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_errors import Missing
-from kvplace.kube.node_filters import NodeCondition, NodeObject, NodeStatus
+from kvplace.kube.node_filters import NodeCondition, NodeStatus, SchedulableNode
 from kvplace.kube.object_reader import ApiKind, Document
 from kvplace.nodes.describing_pod import (
     MAX_LOG_BYTES,
@@ -143,9 +143,9 @@ def test_the_pod_has_no_token_no_volume_and_no_privilege() -> None:
 
 
 def test_a_node_that_is_not_there_or_not_ready_is_named() -> None:
-    ready = NodeObject(status=NodeStatus((NodeCondition("Ready", "True"),)))
+    ready = SchedulableNode(status=NodeStatus((NodeCondition("Ready", "True"),)))
     check_node(ready, NODE)
     with pytest.raises(Misconfigured, match="there is no node worker"):
         check_node(None, NODE)
     with pytest.raises(Unavailable, match="node worker is not Ready"):
-        check_node(NodeObject(), NODE)
+        check_node(SchedulableNode(), NODE)

@@ -18,7 +18,7 @@ from kvplace.core.refusal import Reason
 from kvplace.core.request import Request
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.node_filters import NodeObject, PodDemands, demands_of
+from kvplace.kube.node_filters import PodDemands, SchedulableNode, demands_of
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import cluster_view
 from kvplace.nodes.planning_cluster import (
@@ -37,10 +37,10 @@ OPEN, CORDONED, TAINTED, BARE = (NodeName(name) for name in ("open", "cordoned",
 TOLERATING: dict[str, Any] = {"tolerations": [{"key": "dedicated", "value": "db"}]}
 
 
-def scheduled(name: NodeName, **spec: Any) -> NodeObject:
+def scheduled(name: NodeName, **spec: Any) -> SchedulableNode:
     status = {"conditions": [{"type": "Ready", "status": "True"}]}
     document = {"metadata": {"name": name, "labels": {"host": name}}, "spec": spec, "status": status}
-    return msgspec.convert(document, NodeObject)
+    return msgspec.convert(document, SchedulableNode)
 
 
 OBJECTS = (
@@ -60,7 +60,7 @@ def waiting(uid: str, vcpus: int, priority: int = 0, **spec: Any) -> tuple[PodRe
 def cluster(
     *pods: tuple[PodRecord, DemandingPod],
     ledgers: tuple[LedgerRecord, ...] = (),
-    objects: tuple[NodeObject, ...] = OBJECTS,
+    objects: tuple[SchedulableNode, ...] = OBJECTS,
 ) -> PlanningCluster:
     view = cluster_view(
         [NodeRecord(NodeName(one.metadata.name), one.metadata.name) for one in objects],

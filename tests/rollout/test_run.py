@@ -13,7 +13,7 @@ from kvplace.core.errors import Absent, Conflict, ExitCode, Forbidden, Refused, 
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.vm_stage import VmStage
 from kvplace.kube.api_errors import Denied
-from kvplace.kube.node_filters import NodeObject
+from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.vm_progress import LAUNCHERS
 from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster
@@ -484,7 +484,7 @@ async def test_the_forecast_sends_the_vms_of_each_template_where_that_may_go() -
             "spec": {"taints": [{"key": "dedicated", "value": "db", "effect": "NoSchedule"}]},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]},
         }
-        return PlanningCluster((node,), {node.name: msgspec.convert(tainted, NodeObject)})
+        return PlanningCluster((node,), {node.name: msgspec.convert(tainted, SchedulableNode)})
 
     web, db = vmi(), vmi()
     db["spec"]["tolerations"] = [{"key": "dedicated", "operator": "Exists"}]

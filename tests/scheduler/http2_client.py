@@ -10,7 +10,7 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
 
-from kvplace.scheduler.http import Reply, Routes
+from kvplace.scheduler.http import ExtenderReply, Routes
 from kvplace.scheduler.http2 import Http2Connection
 from kvplace.service.connections import ConnectionLimits
 
@@ -29,17 +29,17 @@ class Calls:
         self.may_answer.set()
         self.answer = answer
 
-    async def __call__(self, method: str, path: str, body: bytes) -> Reply:
+    async def __call__(self, method: str, path: str, body: bytes) -> ExtenderReply:
         self.asked.append((method, path, body))
         self.were_asked.set()
         await self.may_answer.wait()
         self.done.append(path)
         self.were_done.set()
-        return Reply(200, "application/json", self.answer)
+        return ExtenderReply(200, "application/json", self.answer)
 
     @property
     def verbs(self) -> dict[str, Any]:
-        async def verb(body: bytes) -> Reply:
+        async def verb(body: bytes) -> ExtenderReply:
             return await self("POST", "/v1/filter", body)
 
         return {"/v1/filter": verb}

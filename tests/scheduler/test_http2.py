@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 from h2.errors import ErrorCodes
 
 from kvplace.scheduler.extender_protocol import MAX_BODY
-from kvplace.scheduler.http import Reply
+from kvplace.scheduler.http import ExtenderReply
 from kvplace.scheduler.http2 import Http2Connection
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, ExtenderListener, extender_listening
 from kvplace.service.connections import ConnectionLimits
@@ -186,7 +186,7 @@ async def test_the_end_waits_for_calls_whose_bodies_become_complete_meanwhile() 
     class LateIsSlow(Calls):
         late_may_answer = asyncio.Event()
 
-        async def __call__(self, method: str, path: str, body: bytes) -> Reply:
+        async def __call__(self, method: str, path: str, body: bytes) -> ExtenderReply:
             reply = await super().__call__(method, path, body)
             if body == b"late":
                 await self.late_may_answer.wait()
