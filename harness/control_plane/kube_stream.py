@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 import aiohttp
 import msgspec
 
-from kvplace.kube.sockets import Sockets
+from kvplace.kube.session import Sockets
 
 Json = dict[str, Any]
 Change = tuple[Literal["seen", "deleted"], Json]

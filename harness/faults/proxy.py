@@ -38,7 +38,7 @@ from harness.faults.script import (
     TornLine,
 )
 from harness.loop_thread import LoopThread, loop_thread
-from kvplace.kube.sockets import Sockets
+from kvplace.kube.session import Sockets
 
 _PATH = re.compile(
     r"^/(?:api/[^/]+|apis/[^/]+/[^/]+)/(?:namespaces/[^/]+/(?=[^/]))?"

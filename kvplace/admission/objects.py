@@ -18,7 +18,7 @@ from kvplace.core.huge_pages import MOST_PAGES
 from kvplace.core.quantity import parse_bytes, parse_quantity
 from kvplace.core.scalars import Bytes
 from kvplace.core.strict_json import shown
-from kvplace.kube.pod_owner import OwnerReference
+from kvplace.kube.pod_spec import OwnerReference
 
 Quantity: TypeAlias = str | int | float
 Quantities: TypeAlias = dict[str, Quantity]

@@ -62,7 +62,7 @@ from kvplace.core.marks import ASKS_LABEL, PLACED_LABEL
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import OnFailure, PinningOptions, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
-from kvplace.kube.pod_owner import OwnerReference
+from kvplace.kube.pod_spec import OwnerReference
 
 FORGEABLE = (PLACEMENT, REQUEST)
 """Results that are removed from pods without options, too. Their `cpu-map` stays: another scheduler may use

@@ -36,8 +36,8 @@ from kvplace.core.errors import Conflict, KvplaceError, Refused
 from kvplace.core.memory_in_use import NOTHING_IN_USE
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
+from kvplace.kube.list_watch import is_newer
 from kvplace.kube.records import NodeRecord, PodReport, ResourceTopologyRecord, TopologyRecord
-from kvplace.kube.resource_versions import is_newer
 from kvplace.kube.retry import Backoff
 from kvplace.kube.topology_status import TopologyStatus, transition_times
 

@@ -22,10 +22,9 @@ from kvplace.core.request_document import PodRequest
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 from kvplace.kube.records import PodReport
-from kvplace.nodes.agreement import agrees
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
-from kvplace.nodes.node_answer import answer_of
-from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
+from kvplace.nodes.consent_to_moves import agrees
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, answer_of
 
 _LOOKED_INTO = 2
 """Changes are searched for so many nodes: dozens of placements each, and other nodes give much the same."""

@@ -46,8 +46,7 @@ from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.conditions import OUR_PREFIX, Condition
-from kvplace.kube.pod_owner import OwnerReference, vmi_of
-from kvplace.kube.pod_spec import PodResourceClaim, PodSpec
+from kvplace.kube.pod_spec import OwnerReference, PodResourceClaim, PodSpec, vmi_of
 from kvplace.kube.records import (
     NO_SHAPE,
     NodeRecord,

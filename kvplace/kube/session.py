@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote, urlencode
+from weakref import WeakSet
 
 import aiohttp
 from yarl import URL
@@ -27,7 +30,47 @@ from kvplace.kube.api_errors import ApiUnavailable, Silent, TooLarge, error_of_r
 from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
 from kvplace.kube.metrics import API_ERRORS
 from kvplace.kube.retry import retrying
-from kvplace.kube.sockets import Sockets
+
+_LAST_ROUNDS = 100
+"""Rounds of the loop for closing sockets; a few are enough."""
+
+
+class Sockets:
+    """Opens sockets, as aiohttp's `socket_factory`, and closes the remaining ones."""
+
+    def __init__(self) -> None:
+        self._opened: WeakSet[socket.socket] = WeakSet()
+
+    def open(self, address: tuple[Any, Any, int, str, Any]) -> socket.socket:
+        """Make a socket that notices a half-open connection within about a minute.
+
+        `address` is an entry of `socket.getaddrinfo`.
+        """
+        family, kind, protocol, _, _ = address
+        made = socket.socket(family, kind, protocol)
+        self._opened.add(made)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, option):
+                made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        return made
+
+    async def hang_up(self) -> None:
+        """End every connection that is still open, without a TLS shutdown.
+
+        At the end of its stream a transport closes itself and its socket, whatever it was waiting for.
+        """
+        for left in self._still_open():
+            with suppress(OSError):
+                left.shutdown(socket.SHUT_RDWR)
+        for _ in range(_LAST_ROUNDS):
+            if not self._still_open():
+                return
+            await asyncio.sleep(0)
+
+    def _still_open(self) -> list[socket.socket]:
+        return [opened for opened in self._opened if opened.fileno() != -1]
+
 
 _log = logging.getLogger(__name__)
 

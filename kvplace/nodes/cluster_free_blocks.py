@@ -6,12 +6,73 @@ event loop for long.
 
 from __future__ import annotations
 
-from kvplace.core.free_blocks import FreeBlocks, free_blocks_of
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from kvplace.core.free_blocks import Domain, FreeBlocks, free_blocks_of
 from kvplace.core.scalars import NodeName
 from kvplace.kube.concurrency import Turns
-from kvplace.nodes.free_block_totals import FreeBlockTotals
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
+
+
+class FreeBlockTotals:
+    """Sums that nodes can be added to and taken out of."""
+
+    def __init__(self, nodes: Iterable[FreeBlocks] = ()) -> None:
+        self._sizes: Mapping[Domain, tuple[Counter[int], Counter[int]]] = {
+            domain: (Counter(), Counter()) for domain in Domain
+        }
+        """How many nodes have a largest free block of so many CPUs, and of so many whole cores."""
+        self._possible = dict.fromkeys(Domain, 0)
+        self.nodes = 0
+        """Nodes where something can be placed, full ones included."""
+        self.allocatable = 0
+        self.free = 0
+        for free_blocks in nodes:
+            self.add(free_blocks)
+
+    def add(self, free_blocks: FreeBlocks) -> None:
+        """Count a node."""
+        self._count(free_blocks, 1)
+
+    def remove(self, free_blocks: FreeBlocks) -> None:
+        """Take out a node that was counted."""
+        self._count(free_blocks, -1)
+
+    def largest_cpus(self, domain: Domain) -> int:
+        """Return the CPUs of the largest free block of any node."""
+        return max(self._sizes[domain][0], default=0)
+
+    def largest_cores(self, domain: Domain) -> int:
+        """Return the whole free cores of the domain that has most of them."""
+        return max(self._sizes[domain][1], default=0)
+
+    def nodes_with(self, domain: Domain, cpus: int) -> int:
+        """Count the nodes with a free block of so many CPUs or more."""
+        return sum(count for size, count in self._sizes[domain][0].items() if size >= cpus)
+
+    def fragmentation(self, domain: Domain) -> float:
+        """Return how much of the free blocks that the free CPUs could form is missing, from 0 to 1.
+
+        On each node the largest free block is compared with the one that as many free CPUs could form there:
+        0 on an empty machine, on a full one, and where everything that is free lies together.
+        """
+        possible = self._possible[domain]
+        found = sum(size * count for size, count in self._sizes[domain][0].items())
+        return 1 - found / possible if possible else 0.0
+
+    def _count(self, free_blocks: FreeBlocks, sign: int) -> None:
+        self.nodes += sign
+        self.allocatable += sign * free_blocks.allocatable
+        self.free += sign * free_blocks.free
+        for domain, block in free_blocks.largest.items():
+            self._possible[domain] += sign * block.possible
+            for sizes, size in zip(self._sizes[domain], (block.cpus, block.cores), strict=True):
+                sizes[size] += sign
+                if not sizes[size]:
+                    del sizes[size]
+
 
 CHECK_STEPS = 100
 """Steps of checking a node."""

@@ -24,7 +24,7 @@ from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import NO_NODE, LedgerRecord, NodeRecord, PodRecord, PodReport, TopologyRecord
 from kvplace.kube.vm_statuses import VmStatus
-from kvplace.nodes.free_block_totals import FreeBlockTotals
+from kvplace.nodes.cluster_free_blocks import FreeBlockTotals
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from kvplace.core.allocator.allocate import place, try_place
+from kvplace.core.cluster.node_choice import Fit
 from kvplace.core.cpu_map import read_node_cpu_map
 from kvplace.core.device_prediction import after_pods
 from kvplace.core.device_report import DeviceReport
@@ -15,10 +18,28 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.memory_in_use import NOTHING_IN_USE
 from kvplace.core.node_devices import NodeDevices
+from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_CPUS, CpuMask, PackageId, PodUid
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
+
+
+def answer_of(node: NodeSnapshot, request: Request) -> Fit | Refusal:
+    """State what a node in this state gives to a VM, or why it does not fit."""
+    machine = node.machine
+    answer = place(machine.topology, node.free, request)
+    if not isinstance(answer, Refusal):
+        return Fit.of(machine.topology, node.free, request, answer)
+    # The allocator takes the whole machine for empty; a node may give out less of it.
+    if machine.is_narrowed and not _fits_empty(machine, request):
+        return replace(answer, never=True)
+    return answer
+
+
+@lru_cache(maxsize=4096)
+def _fits_empty(machine: NodeMachine, request: Request) -> bool:
+    return try_place(machine.topology, machine.free(Ledger()), request) is not None
 
 
 @dataclass(frozen=True, slots=True)

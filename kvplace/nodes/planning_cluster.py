@@ -27,9 +27,9 @@ from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 from kvplace.kube.object_reader import ApiKind
 from kvplace.kube.watches import ListClient
-from kvplace.nodes.agreement import agrees
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, VmState
+from kvplace.nodes.consent_to_moves import agrees
 from kvplace.nodes.planning_nodes import names_of_claims, planning_nodes
 
 T = TypeVar("T")

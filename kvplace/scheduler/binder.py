@@ -30,8 +30,8 @@ from kvplace.kube.events import EventRecorder, floating, pod_reference
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
+from kvplace.scheduler.claim_placements import is_bound_with, placement_of_claim, rfc3339
 from kvplace.scheduler.claimed_devices import ClaimedDevices, DeviceReader
-from kvplace.scheduler.claims import is_bound_with, placement_of_claim, rfc3339
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods

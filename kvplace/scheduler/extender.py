@@ -33,9 +33,8 @@ from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.binder import Binder, PodClient
+from kvplace.scheduler.claim_placements import placement_of_claim
 from kvplace.scheduler.claimed_devices import ClaimedDevices
-from kvplace.scheduler.claims import placement_of_claim
-from kvplace.scheduler.explanation import explain_choice
 from kvplace.scheduler.extender_protocol import (
     BindingArgs,
     BindingResult,
@@ -47,7 +46,7 @@ from kvplace.scheduler.extender_protocol import (
 )
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.holds import Holds
-from kvplace.scheduler.joint_plan import JointPlan, is_about_nominated_node
+from kvplace.scheduler.joint_plan import JointPlan, explain_choice, is_about_nominated_node
 from kvplace.scheduler.metrics import (
     BINDS,
     FILTERS,

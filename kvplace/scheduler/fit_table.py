@@ -17,11 +17,9 @@ from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.step_budget import UNLIMITED, StepBudget
 from kvplace.kube.concurrency import in_turns, next_turn
-from kvplace.nodes.node_answer import answer_of
-from kvplace.nodes.node_machine import NodeSnapshot, Unusable
+from kvplace.nodes.node_machine import NodeSnapshot, Unusable, answer_of
 from kvplace.scheduler.node_states import NodeStates
-from kvplace.scheduler.ranking import KnownRefusal, Ranking, Shortfall
-from kvplace.scheduler.remembered_answers import RememberedAnswers
+from kvplace.scheduler.ranking import KnownRefusal, Ranking, RememberedAnswers, Shortfall
 
 _KEPT = 200_000
 """Bounds and answers that are kept for all requests together, of 100 to 1,000 bytes each."""

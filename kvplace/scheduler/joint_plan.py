@@ -16,22 +16,44 @@ from collections.abc import Collection, Iterable
 from itertools import dropwhile, islice, takewhile
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
+from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate, why
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, claim_of
+from kvplace.core.placement import Placement
+from kvplace.core.quantity import counted
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
-from kvplace.scheduler.explanation import TAKEN, explain_choice, explain_placement
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.holds import Hold, Holds
 from kvplace.scheduler.metrics import PLANNED
 from kvplace.scheduler.nominations import Nominations
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods
 from kvplace.scheduler.waiting_pods import Gathering, WaitingPods, waits
+
+TAKEN = "no other room in the cluster, so pods planned for this node later give way"
+
+
+def explain_choice(best: Candidate, next_best: Candidate | None, strategy: Strategy) -> str:
+    """Write how local the pod is on the best node, and the advantage of this node over the next best."""
+    reason = "no other node fits"
+    if next_best is not None:
+        reason = f"before {next_best.node}: {why(best, next_best, strategy)}"
+    return explain_placement(best.node, best.placement, reason)
+
+
+def explain_placement(node: NodeName, placement: Placement, reason: str) -> str:
+    """Write how local the pod is on a node, and the reason for this node."""
+    counts = (
+        counted(len(placement.packages), "socket"),
+        counted(len(placement.numa_nodes), "NUMA node"),
+        counted(len(placement.l3_groups), "L3 group"),
+    )
+    return f"{node} ({', '.join(counts)}); {reason}"
+
 
 TOGETHER = 64
 """Pods that are planned together at most.

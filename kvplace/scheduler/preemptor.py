@@ -38,11 +38,11 @@ from kvplace.core.request import OnFailure, Request
 from kvplace.core.reservation import LONGEST_S, kept_for, reserve
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.concurrency import Turns
-from kvplace.kube.pending_changes import no_change
+from kvplace.kube.ledgers import no_change
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.scheduler.claims import rfc3339
+from kvplace.scheduler.claim_placements import rfc3339
 from kvplace.scheduler.extender_protocol import PreemptionArgs, PreemptionResult, SentVictims
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import PREEMPTIONS

@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 from kvplace.core.allocator.shortage import Shortage
@@ -21,10 +22,37 @@ from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.step_budget import StepBudget
-from kvplace.nodes.node_answer import answer_of
-from kvplace.nodes.node_machine import NodeSnapshot
+from kvplace.nodes.node_machine import NodeSnapshot, answer_of
 from kvplace.scheduler.node_states import NodeState, NodeStates, Unseen
-from kvplace.scheduler.remembered_answers import RememberedAnswers
+
+_REMEMBERED = 4096
+"""Answers, of about 2 KB each; the least recently used is forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request to a node; equal for equal requests to nodes in equal states."""
+
+    state: tuple[object, ...]
+    asked: tuple[object, ...]
+    node: NodeSnapshot = field(compare=False)
+    request: Request = field(compare=False)
+
+
+class RememberedAnswers:
+    """Answers by what they depend on."""
+
+    def __init__(self) -> None:
+        self._answer = lru_cache(maxsize=_REMEMBERED)(_answer)
+
+    def of(self, node: NodeSnapshot, request: Request) -> Fit | Refusal:
+        """Return what a node in this state gives to a VM, or why it does not fit."""
+        return self._answer(_Question(node.key, request.key, node, request))
+
+
+def _answer(question: _Question) -> Fit | Refusal:
+    return answer_of(question.node, question.request)
+
 
 _COARSE_STEPS, _FINE_STEPS, _PLACE_STEPS, _REFUSE_STEPS, _EXAMINE_STEPS = 4, 30, 200, 50, 8
 _MANY = 16

@@ -41,7 +41,7 @@ from kvplace.kube.events import EventRecorder, making_room, owner_reference, roo
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
-from kvplace.scheduler.claims import rfc3339
+from kvplace.scheduler.claim_placements import rfc3339
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import ROOM_MOVES, ROOMS
 from kvplace.scheduler.movable_vms import MovableVm, MovableVms

@@ -22,7 +22,7 @@ from kvplace.core.ledger import (
 from kvplace.core.request import Policy
 from kvplace.core.reservation import grown, reserve
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
-from kvplace.kube.pending_changes import decide_together
+from kvplace.kube.ledgers import decide_together
 from tests.core.claims import claim
 from tests.nodes.machines import TWO
 

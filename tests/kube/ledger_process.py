@@ -10,8 +10,7 @@ from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.errors import Misconfigured, Refused
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.ledgers import Ledgers
-from kvplace.kube.pending_changes import Decision
+from kvplace.kube.ledgers import Decision, Ledgers
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS

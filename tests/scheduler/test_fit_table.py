@@ -20,9 +20,9 @@ from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
 from kvplace.core.topology import Topology
-from kvplace.nodes import node_answer
+from kvplace.nodes import node_machine
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
-from kvplace.scheduler import fit_table, remembered_answers
+from kvplace.scheduler import fit_table, ranking
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.node_states import NodeState, NodeStates
 from tests.core.allocator.random_cases import random_case, random_free, random_request
@@ -67,7 +67,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(request.vcpus)
         return place(topology, free, request)
 
-    monkeypatch.setattr(node_answer, "place", place_and_count)
+    monkeypatch.setattr(node_machine, "place", place_and_count)
     return found
 
 
@@ -196,7 +196,7 @@ def test_what_was_not_asked_for_longest_is_dropped(
     monkeypatch: pytest.MonkeyPatch, placed: list[int]
 ) -> None:
     monkeypatch.setattr(fit_table, "_KEPT", 5)  # a bound and a placement of each request
-    monkeypatch.setattr(remembered_answers, "_REMEMBERED", 0)
+    monkeypatch.setattr(ranking, "_REMEMBERED", 0)
     table = table_of(lambda node: snapshot(EIGHT))
 
     def ask(*sizes: int) -> list[int]:
