@@ -253,11 +253,12 @@ class Controller:
             self._queue.add(node, after_s=self._settings.compare_s if is_in_order else 0.0)
 
     def _report_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
-        """Make a node due when its agent reports something new about its pods or the kubelet's CPUs."""
+        """Make a node due when its agent reports something new about its pods, devices or kubelet's CPUs."""
         if after is None:
             return
         kubelet_cpus = before.kubelet_cpus if before is not None else NO_CPUS
-        if after.kubelet_cpus != kubelet_cpus or (before is not None and after.pods != before.pods):
+        is_new = before is not None and (after.pods, after.devices) != (before.pods, before.devices)
+        if after.kubelet_cpus != kubelet_cpus or is_new:
             self._queue.add(after.node)
 
     def _vmi_seen(self, _before: VmiRecord | None, after: VmiRecord | None) -> None:

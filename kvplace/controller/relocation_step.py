@@ -13,17 +13,21 @@ last one, or whether its answer arrived.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvplace.core.contradictions import contradiction_in
+from kvplace.core.cpuset import union
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, Ledger, Relocation, claim_of
+from kvplace.core.node_devices import NO_NUMA
 from kvplace.core.placement import PodPlacement
 from kvplace.core.relocation import held_by_others
-from kvplace.core.request import GuestNuma, PinningOptions, Policy
+from kvplace.core.request import DeviceNuma, GuestNuma, PinningOptions, Policy
 from kvplace.core.request_document import PodRequest, read_pod_request
-from kvplace.kube.records import PodRecord, PodReport
+from kvplace.core.scalars import NumaId
+from kvplace.kube.records import PodRecord, PodReport, TopologyRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class Begin:
     """What is asked for now."""
     previous: PodPlacement | None
     """The placement in effect; None for a pod that was never placed."""
+    device_nodes: frozenset[NumaId] = frozenset()
+    """NUMA nodes of its devices: the cores of a pod without a QEMU yet follow them."""
 
     @property
     def revision(self) -> int:
@@ -99,11 +105,13 @@ def next_step(
     *,
     enforces: bool,
     migrates: bool,
+    device_nodes: frozenset[NumaId] = frozenset(),
 ) -> Step:
     """Return the next step for a pod that is bound to the node with this ledger.
 
     `asked`: the options that its owner asks for now, None where they were not edited. `enforces`:
     whether the node has an agent that sets cpusets. `migrates`: whether the VM has another pod.
+    `device_nodes`: those of `nodes_to_follow`.
     """
     if pod.has_ended or not pod.node:
         return Nothing()
@@ -120,6 +128,8 @@ def next_step(
     if placed is not None and restored_placement is not None:
         is_settled = _holds(claim, placed) or _is_taken(ledger, placed)
         return Resume(Relocation(placed, restored_placement)) if is_settled else Wait()
+    if device_nodes and placed is not None and enforces and not migrates and _holds(claim, placed):
+        return Begin(read_pod_request(pod.request), placed, device_nodes)
     if asked is None:
         return Nothing()
     try:
@@ -140,6 +150,35 @@ def next_step(
         return Wait()
     asking = replace(pod_request, request=replace(pod_request.request, options=asked))
     return Begin(asking, placed)
+
+
+def nodes_to_follow(pod: PodRecord, described: TopologyRecord | None) -> frozenset[NumaId]:
+    """Return the NUMA nodes of a pod's devices if these are not local and its cores can still follow them.
+
+    They can until its compute container exists: no QEMU has memory then, and no domain has guest cells. All
+    of its devices must have been reported.
+    """
+    report = described.devices.pods.get(pod.uid) if described is not None and described.devices else None
+    if not report or described is None or described.topology is None or pod.has_ended:
+        return frozenset()
+    seen = described.pods.get(pod.uid)
+    if pod.compute_container or not pod.vmi or (seen is not None and seen.running):
+        return frozenset()
+    try:
+        placed, request = PodPlacement.from_json(pod.placement), read_pod_request(pod.request).request
+    except BadAnnotation:
+        return frozenset()
+    nodes = frozenset(device.node for device in report if device.node != NO_NUMA)
+    is_whole = Counter(device.resource for device in report) == Counter(request.devices)
+    if not is_whole or placed.revision != 1 or placed.placement.floats:
+        return frozenset()
+    near = set(placed.placement.numa_nodes)
+    if request.options.device_numa is DeviceNuma.SOCKET:
+        cpus = placed.placement.cpus
+        packages = [package.cpus for package in described.topology.packages if package.cpus & cpus]
+        near |= {node.id for node in described.topology.numa_nodes if node.cpus & union(packages)}
+    is_local = request.options.device_numa is DeviceNuma.OFF or nodes <= near
+    return frozenset() if is_local else nodes
 
 
 def _restored_placement(placed: PodPlacement | None, report: PodReport | None) -> PodPlacement | None:

@@ -25,6 +25,7 @@ from kvplace.controller.relocation_step import (
     Wait,
     Write,
     next_step,
+    nodes_to_follow,
 )
 from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.annotations import CRANE_RESULT, read_options
@@ -44,7 +45,7 @@ from kvplace.core.relocation import (
     held_by_others,
     way_back,
 )
-from kvplace.core.request import PinningOptions, Policy
+from kvplace.core.request import DeviceNuma, PinningOptions, Policy, Request
 from kvplace.core.request_document import read_pod_request
 from kvplace.core.result_annotations import result_annotations
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
@@ -130,6 +131,7 @@ class Relocator:
             for pod in self._index.on_node(node)
             if ((claim := claims.get(pod.uid)) is not None and claim.relocation is not None)
             or self._is_edited(pod)
+            or nodes_to_follow(pod, self._cache.topologies.get(node))
         ]
         failed: KvplaceError | None = None
         for pod in due:
@@ -169,6 +171,7 @@ class Relocator:
             described.pods.get(pod.uid) if described is not None else None,
             enforces=self._cache.enforces(node),
             migrates=self._migrates(pod),
+            device_nodes=nodes_to_follow(pod, described),
         )
         match step:
             case Nothing() | Wait():
@@ -247,7 +250,8 @@ class Relocator:
 
         why = await self._cache.ledgers.change(node, decide)
         if why:
-            await self._cannot(pod, why)
+            nodes = ", ".join(map(str, sorted(step.device_nodes)))
+            await self._cannot(pod, f"its devices are on NUMA node {nodes}; {why}" if nodes else why)
         return not why
 
     async def _is_counted(self, node: NodeName, pod: PodRecord, step: Begin) -> bool:
@@ -405,13 +409,12 @@ def _place_again(machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Beg
     The memory of a VM with devices of the host cannot move, so it gets cores of its NUMA nodes only. Returns
     the reason where it gets none.
     """
-    # Its devices are chosen already, so where those are that are free does not matter.
-    request = replace(step.pod_request.request, devices={})
+    request = _with_chosen_devices(step)
     if request.options.policy is Policy.NONE:
         return Placement(Policy.NONE, (), NO_CPUS)
     present = ledger.claims.get(pod.uid)
     others = ledger.after(LedgerChange(releases=(pod.uid,)))
-    is_pinned = step.previous is not None and bool(step.pod_request.request.devices)
+    is_pinned = step.previous is not None and not step.device_nodes and bool(step.pod_request.request.devices)
     before = step.previous.placement if step.previous is not None and is_pinned else None
     nodes = () if before is None else before.numa_nodes
     if nodes:
@@ -428,6 +431,14 @@ def _place_again(machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Beg
     if isinstance(found, Refusal):
         return f"{found.message}; {stays}" if stays else found.message
     return found if before is None or keeps_memory(request, before, found) else stays
+
+
+def _with_chosen_devices(step: Begin) -> Request:
+    """Return the request after the kubelet has chosen the devices: free ones do not matter any more."""
+    request = replace(step.pod_request.request, devices={}, device_nodes=step.device_nodes)
+    if not step.device_nodes or request.options.device_numa is not DeviceNuma.PREFERRED:
+        return request
+    return replace(request, options=replace(request.options, device_numa=DeviceNuma.REQUIRED))
 
 
 def _empty_claim(pod: PodRecord) -> Claim:

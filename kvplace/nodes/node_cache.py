@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.node_devices import NodeDevices
 from kvplace.core.request import Request
 from kvplace.core.request_document import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
@@ -31,7 +32,14 @@ from kvplace.kube.watches import (
     WatchClient,
 )
 from kvplace.nodes.dra_devices import DraDevices
-from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
+from kvplace.nodes.node_machine import (
+    NodeMachine,
+    NodeSnapshot,
+    Unusable,
+    describe_node,
+    devices_after,
+    snapshot_of,
+)
 from kvplace.nodes.relocation_times import RelocationTimes
 
 
@@ -112,6 +120,12 @@ class NodeCache:
     def snapshot(self, node: NodeName, holds: Iterable[Claim] = ()) -> NodeSnapshot | Unusable:
         """Return the node's machine and what is free there now, after `holds`."""
         return snapshot_of(self.machine(node), self.ledgers.current(node), holds, request_of=self._request_of)
+
+    def free_devices(
+        self, machine: NodeMachine, ledger: Ledger, holds: Collection[Claim] = ()
+    ) -> NodeDevices | None:
+        """Return the devices that a ledger's claims and `holds` leave free; None where they are unknown."""
+        return devices_after(machine.devices, ledger, holds, self._request_of)
 
     def _request_of(self, uid: PodUid) -> Request | None:
         """Return the request of a pod that may be about to get devices."""

@@ -147,16 +147,17 @@ def snapshot_of(
     if record is not None and record.problem:
         return Unusable(f"its ledger cannot be read: {record.problem}")
     ledger, holds = Ledger() if record is None else record.ledger, tuple(holds)
-    stored = [claim for claim in ledger.claims.values() if claim.reserved is None]
-    claims = [*sorted(stored, key=lambda claim: (claim.since, claim.uid)), *holds]
-    devices = _devices(machine.devices, claims, request_of)
+    devices = devices_after(machine.devices, ledger, holds, request_of)
     return NodeSnapshot(machine, machine.free(ledger, holds, devices))
 
 
-def _devices(
-    report: DeviceReport | None, claims: Iterable[Claim], request_of: Callable[[PodUid], Request | None]
+def devices_after(
+    report: DeviceReport | None,
+    ledger: Ledger,
+    holds: Iterable[Claim],
+    request_of: Callable[[PodUid], Request | None],
 ) -> NodeDevices | None:
-    """Count devices of pods that are not reported as taken, in the order of the claims.
+    """Count devices of pods that are not reported as taken, in the order of the claims and then of the holds.
 
     The kubelet gives a pod its devices one resource after the other, so a report may have some of them.
     """
@@ -164,6 +165,8 @@ def _devices(
         return None
     if not report.devices.counts:
         return report.devices
+    stored = [claim for claim in ledger.claims.values() if claim.reserved is None]
+    claims = [*sorted(stored, key=lambda claim: (claim.since, claim.uid)), *holds]
     missing = []
     for uid in dict.fromkeys(claim.uid for claim in claims):
         request = request_of(uid)

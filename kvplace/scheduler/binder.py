@@ -308,7 +308,8 @@ class Binder:
             return held.placement
         message = ""
         for holds in (self._holds.on_node(args.node, but=args.uid), ()):
-            answer = place(machine.topology, machine.free(ledger, holds), request)
+            devices = self._cache.free_devices(machine, ledger, holds)
+            answer = place(machine.topology, machine.free(ledger, holds, devices), request)
             if isinstance(answer, Placement):
                 return answer
             message = answer.message

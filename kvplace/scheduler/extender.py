@@ -287,7 +287,8 @@ class Extender:
             placement = placement_of_claim(machine.topology, request, came_free)
             if placement is None and claim.reserved is not None:  # it fits otherwise, or shares CPUs
                 others = ledger.after(LedgerChange(releases=(uid,)))
-                free = machine.free(others, self.holds.on_node(node, but=uid))
+                holds = self.holds.on_node(node, but=uid)
+                free = machine.free(others, holds, self._cache.free_devices(machine, others, holds))
                 placement = try_place(machine.topology, free, request)
             if placement is not None:
                 own = Free(placement.owned, placement.cpus)

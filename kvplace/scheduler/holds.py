@@ -12,7 +12,7 @@ A planned hold becomes an ordinary one when kube-scheduler asks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kvplace.core.ledger import Claim
@@ -114,9 +114,9 @@ class Holds:
         hold = self._holds.get(uid)
         return hold.node if hold is not None else None
 
-    def on_node(self, node: NodeName, *, but: PodUid | None = None) -> Iterator[Claim]:
+    def on_node(self, node: NodeName, *, but: PodUid | None = None) -> tuple[Claim, ...]:
         """Return what pods hold on a node, except for the pod `but`."""
-        return (claim for uid, claim in self._on_node.get(node, {}).items() if uid != but)
+        return tuple(claim for uid, claim in self._on_node.get(node, {}).items() if uid != but)
 
     def planned_node(self, uid: PodUid) -> NodeName | None:
         """Return the node that a pod is planned for; None once kube-scheduler has asked about it."""

@@ -132,7 +132,8 @@ class Preemptor:
             lower = self._outranked(ledger, pod)
             if isinstance(machine, Unusable) or not lower:
                 continue
-            free = machine.free(_without(ledger, lower), self._holds.on_node(node, but=pod.uid))
+            left, holds = _without(ledger, lower), self._holds.on_node(node, but=pod.uid)
+            free = machine.free(left, holds, self._cache.free_devices(machine, left, holds))
             placement = try_place(machine.topology, free, request)
             if placement is not None and await self._reserve(pod, node, placement, ()):
                 await self._cache.ledgers.change(node, no_change, at_once=True)  # its own by this write

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kvplace.controller.relocator import RELOCATED
+from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import PodPlacement
@@ -38,6 +39,7 @@ class NodeAgent:
     node: NodeName = NODE
     in_force: dict[PodUid, PodPlacement] = field(default_factory=dict)
     failed: dict[PodUid, int] = field(default_factory=dict)
+    devices: DeviceReport | None = None
 
     def report(self) -> None:
         """Publish what is in effect."""
@@ -45,6 +47,7 @@ class NodeAgent:
             self.node,
             self.topology,
             enforcement=Enforcement.NRI,
+            devices=self.devices,
             pods=[
                 PodReport(
                     uid,

@@ -22,7 +22,7 @@ from harness.real_node.runtime import ContainerRuntime
 from harness.real_node.sandbox import Sandbox
 from kvplace.core.device_prediction import Certainty, DevicePrediction, predicted_devices
 from kvplace.core.node_devices import NodeDevices, PodDevice, TopologyPolicy
-from kvplace.core.scalars import ResourceName
+from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.kubelet.pod_resources import ListedPod, count_devices, devices_of_pod, read_pod_resources
 
 VF, GPU = ResourceName("kvplace.test/vf"), ResourceName("kvplace.test/gpu")
@@ -81,7 +81,13 @@ class DeviceNode:
         pods = [pod for pod in self.listed()[1] if (pod.namespace, pod.name) == (namespace, name)]
         return devices_of_pod(pods[0]) if pods else ()
 
-    def bind(self, namespace: str, name: str, requested: Mapping[ResourceName, int]) -> None:
+    def bind(
+        self,
+        namespace: str,
+        name: str,
+        requested: Mapping[ResourceName, int],
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
         """Create a pod that is bound to the node already; it prints its environment."""
         limits = {str(resource): str(count) for resource, count in requested.items()}
         container = {
@@ -89,15 +95,23 @@ class DeviceNode:
             "image": busybox().reference,
             "command": ["sh", "-c", "env; exec sleep inf"],
             "resources": {"limits": limits},
+            "volumeMounts": [{"name": "placement", "mountPath": "/etc/placement"}],
+        }
+        placement = {
+            "path": "it",
+            "fieldRef": {"fieldPath": "metadata.annotations['kvplace.io/placement']"},
         }
         spec = {
             "nodeName": self.sandbox.name,
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": False,
             "containers": [container],
+            "volumes": [{"name": "placement", "downwardAPI": {"items": [placement]}}],
         }
         path = f"/api/v1/namespaces/{namespace}/pods"
-        self.plane.request("POST", path, {"metadata": {"name": name}, "spec": spec})
+        self.plane.request(
+            "POST", path, {"metadata": {"name": name, "annotations": annotations or {}}, "spec": spec}
+        )
 
     def outcome(self, namespace: str, name: str, count: int) -> tuple[PodDevice, ...] | str:
         """Wait for the kubelet's decision about a pod: its devices, or the reason for its failure."""
@@ -175,6 +189,42 @@ def test_the_kubelet_gives_devices_of_the_numa_nodes_that_are_predicted(
     assert policy != "none" or Certainty.UNKNOWN in [predicted.certainty for _, _, predicted, _ in told]
 
 
+@pytest.mark.parametrize("policy", ["restricted", "single-numa-node"])
+def test_a_kubelet_that_cannot_align_fails_the_pod_as_predicted(
+    node: DeviceNode, namespace: str, policy: str
+) -> None:
+    node.use_policy(policy)
+    node.bind(namespace, "all-of-node-1", {VF: 4})
+    assert {device.node for device in node.outcome(namespace, "all-of-node-1", 4)} == {1}  # type: ignore[union-attr]
+    apart = {VF: 1, GPU: 3}
+    assert node.predicted(apart) == DevicePrediction(Certainty.REJECTED, frozenset(map(NumaId, (0, 1))))
+    node.bind(namespace, "apart", apart)
+    assert node.outcome(namespace, "apart", 4) == "TopologyAffinityError"
+
+
+def test_an_annotation_reaches_a_running_container_through_the_downward_api_within_seconds(
+    node: DeviceNode, namespace: str
+) -> None:
+    """A later revision of a placement comes to the hook in this way."""
+    node.bind(namespace, "pod", {VF: 1}, annotations={"kvplace.io/placement": "1"})
+    pod = node.plane.request("GET", f"/api/v1/namespaces/{namespace}/pods/pod")
+    volume = f"/var/lib/kubelet/pods/{pod['metadata']['uid']}/volumes/kubernetes.io~downward-api/placement/it"
+    file = node.sandbox.path(volume)
+    _until(lambda: file.read_text() == "1" and _runs(node, namespace))
+    delays = []
+    for revision in range(2, 7):
+        node.plane.kubectl(
+            *("annotate", "--overwrite", "--namespace", namespace, "pod", "pod"),
+            f"kvplace.io/placement={revision}",
+        )
+        began = time.monotonic()
+        _until(lambda text=str(revision): file.read_text() == text)
+        delays.append(time.monotonic() - began)
+        time.sleep(0.3 * revision)
+    print("seconds through the downward API:", [round(delay, 2) for delay in delays])
+    assert max(delays) < 10
+
+
 def test_the_addresses_of_devices_are_in_the_environment_of_their_container(
     node: DeviceNode, namespace: str
 ) -> None:
@@ -206,6 +256,11 @@ def test_of_two_pods_that_race_for_the_last_devices_one_fails(node: DeviceNode, 
     failed = [outcome for outcome in outcomes if isinstance(outcome, str)]
     assert failed == ["UnexpectedAdmissionError"]
     assert [len(outcome) for outcome in outcomes if not isinstance(outcome, str)] == [3]
+
+
+def _runs(node: DeviceNode, namespace: str) -> bool:
+    pod = node.plane.request("GET", f"/api/v1/namespaces/{namespace}/pods/pod")
+    return bool(pod["status"]["phase"] == "Running")
 
 
 def _show_two_numa_nodes(sandbox: Sandbox) -> None:
