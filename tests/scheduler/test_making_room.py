@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -144,6 +145,19 @@ async def test_no_move_begins_where_one_must_not(cluster: FaultyCluster, agent: 
         after = {vm.uid: agent.stored(vm).revision for vm in left}
         assert after == revisions or why == "edited"
         assert notes(cluster, "big", EventReason.MAKING_ROOM) == []
+
+
+async def test_a_vm_moves_again_once_the_qemu_of_its_migrations_other_pod_has_ended(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    """The source of a migration may keep other containers for a while."""
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        for vm in await halved(one, agent, movable=True):
+            source = cluster.create_pod(f"{vm.name}-0", request=vm.request, vmi=vm.vmi, vmi_uid=vm.vmi_uid)
+            cluster._put_pod(replace(source, phase="Running", compute_terminated=True))
+        await asyncio.sleep(1)
+        assert not (await one.filter(asking_pod(cluster, "big", 8))).names
+        await one.until(lambda: moved(agent))
 
 
 async def test_a_pod_elsewhere_that_claims_to_be_of_a_vm_does_not_keep_it_from_making_room(
