@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +31,13 @@ POD = PodRecord("vms", "launcher-a", PodUid("u1"), node=NODE, placement="{}")
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    host = Host(tmp_path)
-    host.write(CONFIG, "topologyManagerPolicy: best-effort")
-    for folder in ("pod-resources", "device-plugins"):
-        (tmp_path / "var/lib/kubelet" / folder).mkdir()
-    return host
+def host() -> Iterator[Host]:
+    with tempfile.TemporaryDirectory() as root:  # the path of a socket has at most 107 bytes
+        host = Host(Path(root))
+        host.write(CONFIG, "topologyManagerPolicy: best-effort")
+        for folder in ("pod-resources", "device-plugins"):
+            (host.root / "var/lib/kubelet" / folder).mkdir()
+        yield host
 
 
 @pytest.fixture
