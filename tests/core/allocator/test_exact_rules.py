@@ -26,7 +26,7 @@ from kvplace.core.refusal import Refusal
 from kvplace.core.request import Policy, Request
 from kvplace.core.scalars import CpuId, CpuMask, NumaId
 from kvplace.core.topology import Topology
-from tests.core.allocator.exhaustive import Key, decided
+from tests.core.allocator.exhaustive import Key, decided, levels_nest
 from tests.core.allocator.random_cases import (
     random_case,
     random_free,
@@ -95,9 +95,9 @@ def test_more_room_never_makes_an_answer_worse(case: Case, data: st.DataObject) 
     )
     after = key((machine, more, request))
     assert after is not None
-    if (
-        request.options.policy is not Policy.NUMA
-    ):  # which takes all the CPUs of its nodes, however many they become
+    # Policy `numa` takes all the CPUs of its nodes, however many they become. Where levels cross, a VM that
+    # fits is placed, and not always at the best place.
+    if request.options.policy is not Policy.NUMA and levels_nest(machine):
         assert after <= before
 
 
