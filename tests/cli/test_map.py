@@ -283,7 +283,7 @@ CAPTURED = [
 ]
 
 
-@pytest.mark.parametrize("path", CAPTURED, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", CAPTURED, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_every_captured_machine_is_drawn_in_80_columns(path: Path) -> None:
     captured_folder("topologies")
     lines = _drawn(80, str(path))

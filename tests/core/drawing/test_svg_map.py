@@ -106,7 +106,7 @@ CAPTURED = [
 ]
 
 
-@pytest.mark.parametrize("path", CAPTURED, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", CAPTURED, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_every_captured_machine_is_drawn(path: Path) -> None:
     captured_folder("topologies")
     machine = find_machine(str(path)).topology
