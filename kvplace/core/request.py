@@ -197,6 +197,13 @@ class Request:
             self.device_nodes,
         )
 
+    @cached_property
+    def without_devices(self) -> Request:
+        """The request for the same CPUs and memory, wherever the devices are."""
+        if not (self.devices or self.device_nodes):
+            return self
+        return replace(self, devices=MappingProxyType({}), device_nodes=frozenset())
+
     @property
     def owns_cpus(self) -> bool:
         """Whether the VM owns its CPUs alone."""

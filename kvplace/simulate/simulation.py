@@ -115,7 +115,8 @@ class _Run:
                 self._outcome.complete = False
                 break
             if isinstance(event, Arrival):
-                self._arrive(event.vm)
+                # Simulated nodes have no devices.
+                self._arrive(replace(event.vm, request=event.vm.request.without_devices))
             else:
                 self._cluster.end(event.vm)
         self._outcome.end = self._state()

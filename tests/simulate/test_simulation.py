@@ -283,3 +283,9 @@ def test_any_scenario_is_read_or_refused_in_one_sentence(document: dict[str, Any
 @given(st.sampled_from(["arrives", "lifetime", "count", "id", "request"]), disturbed({"vcpus": 2}))
 def test_any_vm_is_read_or_refused_in_one_sentence(key: str, value: Any) -> None:
     answer_or_sentence(listed, {"request": {"vcpus": 1}, key: value}, BadBody)
+
+
+def test_a_simulation_does_not_count_devices() -> None:
+    request = {"vcpus": 4, "devices": {"intel.com/vf": 1}, "deviceNuma": "required"}
+    found = simulate(listed({"id": "a", "request": request}), Strategy.PACK, None)
+    assert (found.placed, found.refused) == (1, 0)

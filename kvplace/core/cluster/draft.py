@@ -46,12 +46,15 @@ class Stopped(Exception):
 
 
 class Shape:
-    """The common part of several VMs; compared by identity."""
+    """The common part of several VMs; compared by identity.
+
+    Without their devices: a plan does not count these.
+    """
 
     __slots__ = ("closed", "memory", "request", "vcpus")
 
     def __init__(self, request: Request, closed: ClosedNodes = OPEN) -> None:
-        self.request = request
+        self.request = request.without_devices
         self.closed = closed
         self.vcpus = request.vcpus
         self.memory = (
@@ -66,7 +69,7 @@ def shapes_of(requests: Iterable[Request], closed: Iterable[ClosedNodes] = repea
     """Give every request its shape; equal ones share one when the same nodes are `closed` to them."""
     known: dict[tuple[object, ...], Shape] = {}
     return [
-        known.setdefault((request.key, id(nodes) if nodes else None), Shape(request, nodes))
+        known.setdefault((request.without_devices.key, id(nodes) if nodes else None), Shape(request, nodes))
         for request, nodes in zip(requests, closed, strict=False)
     ]
 

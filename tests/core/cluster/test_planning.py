@@ -21,8 +21,8 @@ from kvplace.core.moves.make_room import make_room
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
-from kvplace.core.request import PinningOptions, Policy, Request, Scope
-from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.request import DeviceNuma, PinningOptions, Policy, Request, Scope
+from kvplace.core.scalars import CpuMask, NodeName, PodUid, ResourceName
 from tests.core.allocator.running import occupied
 from tests.core.cluster.clusters import (
     ANY_REQUEST,
@@ -352,3 +352,11 @@ def test_copies_of_a_draft_are_independent() -> None:
     kept.become(draft)
     assert kept.placement_of(0) == answer
     assert kept.waiting(2) == [1]
+
+
+@pytest.mark.parametrize("mode", DeviceNuma)
+def test_a_plan_does_not_count_devices(mode: DeviceNuma) -> None:
+    (node, *_) = nodes_of(machine(5))
+    request = Request(2, PinningOptions(device_numa=mode), devices={ResourceName("intel.com/vf"): 1})
+    found = plan([node], [VmRequest("a", request), VmRequest("b", replace(request, devices={}))])
+    assert [vm.id for vm in found.planned] == ["a", "b"]
