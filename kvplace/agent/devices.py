@@ -36,7 +36,7 @@ from kvplace.kubelet.pod_resources import (
     devices_of_pod,
     read_pod_resources,
 )
-from kvplace.linux.kernel_events import FileChange, Inotify
+from kvplace.linux.kernel_events import FileChange, Inotify, calling
 from kvplace.linux.kernel_files import Gone
 from kvplace.linux.pci_devices import numa_nodes_of_buses
 
@@ -131,13 +131,8 @@ class DeviceWatch:
             if any(True for _ in inotify.read()):
                 self._changed.set()
 
-        loop = asyncio.get_running_loop()
-        loop.add_reader(inotify.fileno(), arrived)
-        try:
+        with calling(arrived, inotify):
             yield
-        finally:
-            loop.remove_reader(inotify.fileno())
-            inotify.close()
 
 
 def device_report(

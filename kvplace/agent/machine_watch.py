@@ -19,7 +19,7 @@ from pathlib import Path
 from kvplace.agent.settings import AgentSettings
 from kvplace.agent.this_machine import KubeletCpus, ThisMachine, read_this_machine
 from kvplace.core.errors import BadTopology, Misconfigured
-from kvplace.linux.kernel_events import FileChange, Inotify, Uevents
+from kvplace.linux.kernel_events import FileChange, Inotify, Uevents, calling
 from kvplace.linux.kernel_files import Gone
 from kvplace.linux.sysfs import total_memory
 
@@ -116,13 +116,8 @@ class MachineWatch:
             if any(report.folder / report.name in files for report in inotify.read()):
                 self._event.set()
 
-        loop = asyncio.get_running_loop()
-        loop.add_reader(inotify.fileno(), arrived)
-        try:
+        with calling(arrived, inotify):
             yield
-        finally:
-            loop.remove_reader(inotify.fileno())
-            inotify.close()
 
     @contextlib.contextmanager
     def _kernel_events(self) -> Iterator[None]:
@@ -138,13 +133,8 @@ class MachineWatch:
                 self._kernel_events_seen += 1
                 self._event.set()
 
-        loop = asyncio.get_running_loop()
-        loop.add_reader(uevents.fileno(), arrived)
-        try:
+        with calling(arrived, uevents):
             yield
-        finally:
-            loop.remove_reader(uevents.fileno())
-            uevents.close()
 
 
 def _stamp(settings: AgentSettings) -> Stamp:

@@ -18,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -37,7 +38,7 @@ from kvplace.core.scalars import NO_CPUS, ContainerId
 from kvplace.kube.objects import COMPUTE
 from kvplace.linux.container_cgroups import cgroup_folder
 from kvplace.linux.cpuset_hierarchy import CpusetFile
-from kvplace.linux.kernel_events import FileChange, Inotify
+from kvplace.linux.kernel_events import FileChange, Inotify, calling
 from kvplace.linux.kernel_files import Gone
 from kvplace.nri import values as nri
 from kvplace.nri.courier import MAX_UPDATES
@@ -211,14 +212,11 @@ class NriSource:
             self._not_heard(error)
             yield
             return
-        loop = asyncio.get_running_loop()
-        with closing(self._writes) as writes:
-            loop.add_reader(writes.fileno(), self._writes_seen, writes)
-            try:
+        try:
+            with calling(partial(self._writes_seen, self._writes), self._writes):
                 yield
-            finally:
-                loop.remove_reader(writes.fileno())
-                self._writes = None
+        finally:
+            self._writes = None
 
     def _watch(self, container: NodeContainer) -> None:
         """Learn of every write to a cgroup, also of our own."""

@@ -13,12 +13,14 @@ namespace of the initial user namespace, so a pod of its own network receives th
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
@@ -161,6 +163,18 @@ class Uevents:
                 continue
             if sender == 0:  # other processes have a port of their own
                 yield _subsystem(message)
+
+
+@contextlib.contextmanager
+def calling(arrived: Callable[[], None], events: Inotify | Uevents) -> Iterator[None]:
+    """Call `arrived` in the running event loop whenever there are events to read; closes them at the end."""
+    loop = asyncio.get_running_loop()
+    with contextlib.closing(events):
+        loop.add_reader(events.fileno(), arrived)
+        try:
+            yield
+        finally:
+            loop.remove_reader(events.fileno())
 
 
 def _subsystem(message: bytes) -> str:
