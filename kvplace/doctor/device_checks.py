@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from kvplace.core.device_report import DeviceReport
-from kvplace.core.node_devices import NO_NUMA, DeviceCount
+from kvplace.core.node_devices import NO_NUMA, DeviceCount, TopologyPolicy
 from kvplace.core.scalars import NodeName, NumaId, ResourceName
 from kvplace.doctor.installation import Finding, Installation, name_nodes, warning
 
@@ -25,12 +25,19 @@ def check_devices(found: Installation) -> Iterator[Finding]:
         yield from check(reports)
 
 
-def _any_device(reports: Mapping[NodeName, DeviceReport]) -> Iterator[Finding]:
-    nodes = {
+def _with_policy(
+    reports: Mapping[NodeName, DeviceReport], is_meant: Callable[[TopologyPolicy], bool]
+) -> dict[NodeName, set[ResourceName]]:
+    """Find the nodes with such a policy that have devices of one resource on several NUMA nodes."""
+    return {
         name: resources
         for name, report in reports.items()
-        if not report.devices.policy.aligns and (resources := _on_several(report))
+        if is_meant(report.devices.policy) and (resources := _on_several(report))
     }
+
+
+def _any_device(reports: Mapping[NodeName, DeviceReport]) -> Iterator[Finding]:
+    nodes = _with_policy(reports, lambda policy: not policy.aligns)
     if nodes:
         yield warning(
             name_nodes(nodes),
@@ -41,11 +48,7 @@ def _any_device(reports: Mapping[NodeName, DeviceReport]) -> Iterator[Finding]:
 
 
 def _pods_that_fail(reports: Mapping[NodeName, DeviceReport]) -> Iterator[Finding]:
-    nodes = {
-        name: resources
-        for name, report in reports.items()
-        if report.devices.policy.rejects and (resources := _on_several(report))
-    }
+    nodes = _with_policy(reports, lambda policy: policy.rejects)
     if nodes:
         yield warning(
             name_nodes(nodes),
