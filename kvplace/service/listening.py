@@ -126,7 +126,7 @@ def may_call(transport: asyncio.Transport, allowed: Collection[str], listener: s
         _log.warning(
             "%s refuses a client with the certificate of %s; only %s may call it",
             listener,
-            ", ".join(sorted(names)) or "nobody",
+            ", ".join(sorted(names)) or "no name",
             ", ".join(sorted(allowed)),
         )
         return False

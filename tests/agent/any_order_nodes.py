@@ -32,7 +32,7 @@ SIDECAR = "hook-sidecar-0"
 
 @dataclass(frozen=True)
 class Running:
-    """A container whose program runs."""
+    """A container with a running program."""
 
     id: ContainerId
     uid: PodUid

@@ -1,4 +1,4 @@
-"""`kvplace place` with a machine whose description names its devices."""
+"""`kvplace place` on a machine with devices in its description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invalid values for every reader, and the two ways in which a reader may end: an answer, or one sentence."""
+"""Invalid values for every reader. A reader ends with an answer or with one sentence."""
 
 from __future__ import annotations
 

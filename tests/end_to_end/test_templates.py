@@ -34,7 +34,7 @@ OFFERED = ("instancetypes", "preferences")
 SIZED = {path.stem for path in (FOLDER / "instancetypes").iterdir()} - set(OFFERED)
 """Templates whose size and words come from an instancetype."""
 NEED_DEVICES = {"network-function", "gpu-inference", "gpu-training"}
-"""Templates whose devices hollow nodes lack: they are admitted here and not started."""
+"""Hollow nodes lack the devices of these templates: KubeVirt admits them here, and they do not start."""
 NEED_GATES = {"gpu-training"}
 """Templates that KubeVirt refuses without the feature gates that their comments name."""
 HYPERV = {

@@ -40,7 +40,7 @@ SOURCES = {
     "serve": ("admission/*", "controller/*", "kube/*", "nodes/*", "scheduler/*"),
     "agent": ("agent/*", "kube/events.py", "kube/store.py"),
 }
-"""The files whose calls of the port a process makes."""
+"""The files with the cluster calls of a process."""
 WATCHED: dict[str, tuple[Kind[Any, Any], ...]] = {
     "serve": (PODS, NODES, TOPOLOGIES, LEDGERS, VMIS, SLICES, RESOURCE_CLAIMS, DEVICE_CLASSES),
     "agent": (PODS, NODES, TOPOLOGIES, LEDGERS),

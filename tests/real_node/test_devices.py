@@ -36,7 +36,7 @@ _SHOWN = "/run/two-numa-nodes"
 
 
 class DeviceNode:
-    """A node whose kubelet sees two NUMA nodes and devices of two plugins."""
+    """A node with a kubelet that sees two NUMA nodes and devices of two plugins."""
 
     def __init__(self, plane: ControlPlane, runtime: ContainerRuntime) -> None:
         self.plane = plane
