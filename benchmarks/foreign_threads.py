@@ -41,7 +41,7 @@ from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, NodeName
-from kvplace.kube.records import LedgerRecord
+from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.watches import Apply, Init, InitDone
 from kvplace.linux.cpuset_hierarchy import CpusetFile, CpusetHierarchy
 from kvplace.linux.kernel_files import write_text

@@ -39,7 +39,7 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import Bytes, NodeName
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.machines.server_types import machine_names, read_machine
 from kvplace.nodes.node_cache import running_node_cache
 from kvplace.scheduler.extender import Extender

@@ -38,7 +38,7 @@ from kvplace.core.node_topology import GROUP
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
 from kvplace.kube.ledger_calls import write_call
-from kvplace.kube.records import LedgerRecord
+from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.session import JSON, MERGE_PATCH, METADATA_ONLY, METHODS, Call
 
 MANIFESTS = Path(__file__).resolve().parents[1] / "manifests"

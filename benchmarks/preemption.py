@@ -42,7 +42,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import running_node_cache
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.extender_protocol import ExtenderArgs, PreemptionArgs, SentVictims

@@ -17,8 +17,8 @@ from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.this_node import NodeContainer
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import PodUid
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.objects import COMPUTE
-from kvplace.kube.records import PodRecord
 from kvplace.linux.container_cgroups import ContainerCgroup
 from kvplace.linux.container_watch import ContainerWatch
 

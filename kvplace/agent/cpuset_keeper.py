@@ -38,7 +38,7 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
-from kvplace.kube.conditions import Condition
+from kvplace.kube.object_records import Condition
 from kvplace.linux.affinity import OutsideCpuset, Tid, affinity_of, set_affinity
 from kvplace.linux.cgroup import processes_of
 from kvplace.linux.cpuset_hierarchy import CpusetFile

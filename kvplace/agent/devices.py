@@ -27,7 +27,7 @@ from kvplace.core.device_report import DeviceReport
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.node_devices import NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.scalars import NumaId, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kubelet.pod_resources import (
     SOCKET,
     DeviceNodes,

@@ -27,8 +27,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.resource_topology import resource_topology
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import Topology
-from kvplace.kube.conditions import Condition
-from kvplace.kube.records import TopologyRecord
+from kvplace.kube.object_records import Condition, TopologyRecord
 
 
 class WrittenBy(Enum):

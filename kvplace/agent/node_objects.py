@@ -16,7 +16,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
 from kvplace.core.topology import Topology
-from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS, NAME_FIELD, NODE_FIELD, NODES, PODS, TOPOLOGIES, Selector
 

@@ -10,8 +10,7 @@ from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.scalars import PodUid
-from kvplace.kube.conditions import Condition
-from kvplace.kube.records import PodReport
+from kvplace.kube.object_records import Condition, PodReport
 
 
 class NodeReport:

@@ -35,9 +35,8 @@ from kvplace.agent.verification import CpusetDifference, Verdict, differences_in
 from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, PodUid
-from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecorder, pinning_drift, pod_reference, vmi_reference
-from kvplace.kube.records import PodRecord, PodReport
+from kvplace.kube.object_records import Condition, PodRecord, PodReport
 from kvplace.libvirt.domain_pins import DomainPins
 from kvplace.linux.qemu import PROC
 

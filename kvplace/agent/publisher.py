@@ -37,7 +37,7 @@ from kvplace.core.memory_in_use import NOTHING_IN_USE
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.kube.list_watch import is_newer
-from kvplace.kube.records import NodeRecord, PodReport, ResourceTopologyRecord, TopologyRecord
+from kvplace.kube.object_records import NodeRecord, PodReport, ResourceTopologyRecord, TopologyRecord
 from kvplace.kube.retry import Backoff
 from kvplace.kube.topology_status import TopologyStatus, transition_times
 

@@ -17,7 +17,7 @@ from kvplace.agent.node_plan import ClaimRefusal, PodPlan
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.marks import PINNED
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuMask, NumaId
-from kvplace.kube.conditions import Condition
+from kvplace.kube.object_records import Condition
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import ThreadName, ThreadRole
 

@@ -15,7 +15,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.scalars import CpuMask
 from kvplace.core.strict_json import Json
-from kvplace.kube.conditions import Condition
+from kvplace.kube.object_records import Condition
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.nodes.view_documents import free_blocks_document

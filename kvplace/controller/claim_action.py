@@ -19,7 +19,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 
 _UNPINNED = f'"policy":"{Policy.NONE.value}"'
 """How the placement of such a pod contains it; few others have to be read."""

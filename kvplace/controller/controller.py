@@ -27,7 +27,7 @@ from kvplace.core.ledger import Claim
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventRecorder
-from kvplace.kube.records import NO_NODE, NodeRecord, PodRecord, TopologyRecord, VmiRecord
+from kvplace.kube.object_records import NO_NODE, NodeRecord, PodRecord, TopologyRecord, VmiRecord
 from kvplace.nodes.node_cache import NodeCache
 
 log = logging.getLogger(__name__)

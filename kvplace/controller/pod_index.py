@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import NO_NODE, PodRecord
+from kvplace.kube.object_records import NO_NODE, PodRecord
 from kvplace.nodes.node_cache import NodeCache
 
 K = TypeVar("K")

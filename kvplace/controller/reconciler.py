@@ -33,7 +33,7 @@ from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.concurrency import all_ended
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
 from kvplace.kube.ledgers import no_change
-from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord, TopologyRecord
 from kvplace.kube.watches import NAME_FIELD, TOPOLOGIES, Kind, Selector
 from kvplace.nodes.node_cache import NodeCache
 

@@ -27,7 +27,7 @@ from kvplace.core.relocation import held_by_others
 from kvplace.core.request import DeviceNuma, GuestNuma, PinningOptions, Policy
 from kvplace.core.request_document import PodRequest, read_pod_request
 from kvplace.core.scalars import NumaId
-from kvplace.kube.records import PodRecord, PodReport, TopologyRecord
+from kvplace.kube.object_records import PodRecord, PodReport, TopologyRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,14 +49,13 @@ from kvplace.core.request import DeviceNuma, PinningOptions, Policy, Request
 from kvplace.core.request_document import read_pod_request
 from kvplace.core.result_annotations import result_annotations
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
-from kvplace.kube.conditions import Condition
 from kvplace.kube.events import (
     EventRecorder,
     owner_reference,
     relocated,
     relocation_refused,
 )
-from kvplace.kube.records import PodRecord, VmiRecord
+from kvplace.kube.object_records import Condition, PodRecord, VmiRecord
 from kvplace.kube.store import Store
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable

@@ -24,7 +24,7 @@ from prometheus_client import Counter
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.scalars import NodeName
-from kvplace.kube.records import NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.object_records import NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.node_cache import NodeCache
 
 log = logging.getLogger(__name__)

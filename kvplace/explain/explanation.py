@@ -21,7 +21,7 @@ from kvplace.core.request import Request
 from kvplace.core.request_document import PodRequest
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
-from kvplace.kube.records import PodReport
+from kvplace.kube.object_records import PodReport
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
 from kvplace.nodes.consent_to_moves import agrees
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, answer_of

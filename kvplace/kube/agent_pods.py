@@ -6,7 +6,7 @@ import msgspec
 
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_list_watch import Resource
-from kvplace.kube.records import AgentPod
+from kvplace.kube.object_records import AgentPod
 from kvplace.kube.session import path_of
 from kvplace.kube.watches import AGENT_PODS
 

@@ -34,13 +34,19 @@ from kvplace.kube import ledger_calls, pod_calls, topology_calls
 from kvplace.kube.agent_pods import AGENT_POD_RESOURCE
 from kvplace.kube.api_errors import Missing, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Resource
-from kvplace.kube.api_resource_claims import DRA_RESOURCES, read_resource_claim, read_resource_claim_call
-from kvplace.kube.conditions import Condition
 from kvplace.kube.disruption_budgets import PATH as BUDGETS_PATH
 from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
 from kvplace.kube.events import EventRecord
 from kvplace.kube.ledger_reading import ledger_record
 from kvplace.kube.list_watch import ListWatch, follow
+from kvplace.kube.object_records import (
+    Condition,
+    LedgerRecord,
+    NodeRecord,
+    PodRecord,
+    ResourceTopologyRecord,
+    TopologyRecord,
+)
 from kvplace.kube.objects import (
     AGENT,
     COMPUTE,
@@ -57,8 +63,12 @@ from kvplace.kube.objects import (
     resource_topology_record,
     vmi_record,
 )
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, ResourceTopologyRecord, TopologyRecord
-from kvplace.kube.resource_claims import ResourceClaimRecord
+from kvplace.kube.resource_claims import (
+    DRA_RESOURCES,
+    ResourceClaimRecord,
+    read_resource_claim,
+    read_resource_claim_call,
+)
 from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.vm_statuses import STATUS_RESOURCES

@@ -23,7 +23,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import msgspec
 from kvplace.core.ledger import Ledger, LedgerChange, ledger_document, merge_patch, summary_document
 from kvplace.core.node_topology import API_VERSION, GROUP, VERSION
 from kvplace.core.scalars import NodeName
-from kvplace.kube.records import LedgerRecord
+from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.session import METADATA_ONLY, Call, path_of
 
 RESOURCE = "nodeledgers"

@@ -15,8 +15,8 @@ from kvplace.core.errors import Corrupt
 from kvplace.core.ledger import Claim, Ledger, claim_document, read_claim, read_ledger
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_errors import NOT_JSON
+from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.objects import CustomObject, MetaWithWriters
-from kvplace.kube.records import LedgerRecord
 
 _REMEMBERED = 4096
 """Claims, of about 1 KB each with their texts: those of a hundred full nodes."""

@@ -31,7 +31,7 @@ from kvplace.core.reservation import grown
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledger_metrics import LEDGER_CHANGES, LEDGER_CONFLICTS, LEDGER_LAST_WRITE, LEDGER_WRITES
 from kvplace.kube.list_watch import is_newer
-from kvplace.kube.records import LedgerRecord
+from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store
 

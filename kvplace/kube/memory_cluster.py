@@ -26,12 +26,12 @@ from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord
 from kvplace.kube.object_log import ObjectLog
-from kvplace.kube.records import (
+from kvplace.kube.object_records import (
     NO_SHAPE,
     AgentPod,
+    Condition,
     LedgerRecord,
     NodeRecord,
     PodRecord,

@@ -45,10 +45,10 @@ from kvplace.core.scalars import NO_CPUS, ContainerId, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
-from kvplace.kube.conditions import OUR_PREFIX, Condition
-from kvplace.kube.pod_spec import OwnerReference, PodResourceClaim, PodSpec, vmi_of
-from kvplace.kube.records import (
+from kvplace.kube.object_records import (
     NO_SHAPE,
+    OUR_PREFIX,
+    Condition,
     NodeRecord,
     PodRecord,
     PodReport,
@@ -56,6 +56,7 @@ from kvplace.kube.records import (
     TopologyRecord,
     VmiRecord,
 )
+from kvplace.kube.pod_spec import OwnerReference, PodResourceClaim, PodSpec, vmi_of
 
 COMPUTE = "compute"
 """The container of a virt-launcher pod that runs QEMU."""

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.session import METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call, path_of
 
 _encode = msgspec.json.encode

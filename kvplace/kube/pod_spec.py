@@ -15,7 +15,7 @@ import msgspec
 
 from kvplace.core.quantity import parse_quantity
 from kvplace.kube.api_errors import NOT_JSON
-from kvplace.kube.records import NO_SHAPE
+from kvplace.kube.object_records import NO_SHAPE
 
 VMI = "VirtualMachineInstance"
 _KUBEVIRT = "kubevirt.io/"

@@ -7,11 +7,17 @@ the fields that lead to a NUMA node. A "resource claim" is Kubernetes' object; a
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import msgspec
 
 from kvplace.core.scalars import NodeName, NumaId, PciAddress, ResourceName
-from kvplace.kube.records import NO_NODE
+from kvplace.kube.api_list_watch import Resource
+from kvplace.kube.object_records import NO_NODE
+from kvplace.kube.session import Call, path_of
 from kvplace.kube.watches import Kind
 
 ResourceClaimName: TypeAlias = tuple[str, str]
@@ -85,3 +91,218 @@ RESOURCE_CLAIMS: Kind[ResourceClaimName, ResourceClaimRecord] = Kind(
     "resourceclaims", lambda record: (record.namespace, record.name), {}
 )
 DEVICE_CLASSES: Kind[str, DeviceClassRecord] = Kind("deviceclasses", lambda record: record.name, {})
+
+
+_PATH = ("apis", "resource.k8s.io", "v1")
+_STANDARD = "resource.kubernetes.io/"
+_NUMA_NAMES = (f"{_STANDARD}numaNode", "numaNode", "numa", "numaNodeID", "dra.net/numaNode")
+"""Attributes with a NUMA node, the surest first; one without a domain is the driver's own."""
+_DRIVER = re.compile(r"""device\.driver\s*==\s*(?:"([^"]+)"|'([^']+)')""")
+_ONE_OF_SEVERAL = re.compile(r"\|\||!|\?")
+
+
+class _DraObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Base of everything here: keys in camelCase."""
+
+
+class _DraMeta(_DraObject, frozen=True):
+    name: str = ""
+    namespace: str = ""
+
+
+class _DeviceAttribute(_DraObject, frozen=True):
+    string: str | None = None
+    integer: int | None = msgspec.field(name="int", default=None)
+    integers: tuple[int, ...] | None = msgspec.field(name="ints", default=None)
+
+    @property
+    def number(self) -> int | None:
+        """A whole number; of a list the first, which is the device's own node."""
+        return self.integers[0] if self.integers else self.integer
+
+
+class _PublishedDevice(_DraObject, frozen=True):
+    name: str = ""
+    attributes: dict[str, _DeviceAttribute] | None = None
+    node_name: str | None = None
+    allow_multiple_allocations: bool | None = None
+
+
+class _DevicePool(_DraObject, frozen=True):
+    name: str = ""
+    generation: int = 0
+
+
+class _SliceSpec(_DraObject, frozen=True):
+    driver: str = ""
+    pool: _DevicePool = _DevicePool()
+    node_name: str | None = None
+    devices: tuple[_PublishedDevice, ...] | None = None
+
+
+class _SliceObject(_DraObject, frozen=True):
+    metadata: _DraMeta
+    spec: _SliceSpec = _SliceSpec()
+
+
+class _ExactRequest(_DraObject, frozen=True):
+    device_class_name: str = ""
+    allocation_mode: str = "ExactCount"
+    count: int = 1
+    admin_access: bool | None = None
+
+
+class _AnyRequest(_DraObject, frozen=True):
+    exactly: _ExactRequest | None = None
+
+
+class _RequestedDevices(_DraObject, frozen=True):
+    requests: tuple[_AnyRequest, ...] | None = None
+
+
+class _ResourceClaimSpec(_DraObject, frozen=True):
+    devices: _RequestedDevices = _RequestedDevices()
+
+
+class _AllocationResult(_DraObject, frozen=True):
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+
+
+class _AllocatedDevices(_DraObject, frozen=True):
+    results: tuple[_AllocationResult, ...] | None = None
+
+
+class _DeviceAllocation(_DraObject, frozen=True):
+    devices: _AllocatedDevices = _AllocatedDevices()
+
+
+class _ResourceClaimStatus(_DraObject, frozen=True):
+    allocation: _DeviceAllocation | None = None
+
+
+class _ResourceClaimObject(_DraObject, frozen=True):
+    metadata: _DraMeta
+    spec: _ResourceClaimSpec = _ResourceClaimSpec()
+    status: _ResourceClaimStatus | None = None
+
+
+class _CelSelector(_DraObject, frozen=True):
+    expression: str = ""
+
+
+class _DeviceSelector(_DraObject, frozen=True):
+    cel: _CelSelector | None = None
+
+
+class _DeviceClassSpec(_DraObject, frozen=True):
+    selectors: tuple[_DeviceSelector, ...] | None = None
+    extended_resource_name: str | None = None
+
+
+class _DeviceClassObject(_DraObject, frozen=True):
+    metadata: _DraMeta
+    spec: _DeviceClassSpec = _DeviceClassSpec()
+
+
+def _slice(document: _SliceObject) -> SliceRecord:
+    spec = document.spec
+    devices = tuple(_slice_device(device, spec.driver) for device in spec.devices or ())
+    return SliceRecord(
+        document.metadata.name,
+        spec.driver,
+        spec.pool.name,
+        spec.pool.generation,
+        NodeName(spec.node_name or ""),
+        devices,
+    )
+
+
+def _slice_device(device: _PublishedDevice, driver: str) -> SliceDevice:
+    # A driver may write the domain of its own attributes, or leave it out.
+    attributes = {name.removeprefix(f"{driver}/"): one for name, one in (device.attributes or {}).items()}
+    stated = (attributes[name].number for name in _NUMA_NAMES if name in attributes)
+    numa_node = next((number for number in stated if number is not None and number >= 0), None)
+    address = attributes.get(f"{_STANDARD}pciBusID", _DeviceAttribute()).string
+    root = attributes.get(f"{_STANDARD}pcieRoot", _DeviceAttribute()).string
+    return SliceDevice(
+        device.name,
+        None if numa_node is None else NumaId(numa_node),
+        PciAddress(address.lower()) if address else None,
+        root or "",
+        NodeName(device.node_name or ""),
+        bool(device.allow_multiple_allocations),
+    )
+
+
+def _resource_claim(document: _ResourceClaimObject) -> ResourceClaimRecord:
+    exactly = [one.exactly for one in document.spec.devices.requests or () if one.exactly is not None]
+    requests = tuple(
+        DeviceRequest(one.device_class_name, one.count)
+        for one in exactly
+        if one.allocation_mode == "ExactCount" and not one.admin_access
+    )
+    allocation = document.status.allocation if document.status is not None else None
+    allocated = None
+    if allocation is not None:
+        allocated = tuple((one.driver, one.pool, one.device) for one in allocation.devices.results or ())
+    return ResourceClaimRecord(document.metadata.namespace, document.metadata.name, requests, allocated)
+
+
+def _device_class(document: _DeviceClassObject) -> DeviceClassRecord:
+    expressions = [one.cel.expression for one in document.spec.selectors or () if one.cel is not None]
+    drivers = {driver for expression in expressions if (driver := driver_of(expression))}
+    resource = document.spec.extended_resource_name
+    return DeviceClassRecord(
+        document.metadata.name,
+        drivers.pop() if len(drivers) == 1 else "",
+        ResourceName(resource) if resource else None,
+    )
+
+
+def driver_of(expression: str) -> str:
+    """Return the driver that a CEL selector demands; empty unless it is certain that it demands one.
+
+    Only comparisons with a literal, joined by `&&`, are certain.
+    """
+    found = _DRIVER.findall(expression)
+    if len(found) != 1 or _ONE_OF_SEVERAL.search(_DRIVER.sub("", expression)):
+        return ""
+    quoted, apostrophised = found[0]
+    return str(quoted or apostrophised)
+
+
+_CLAIM_RESOURCE = Resource.of(
+    RESOURCE_CLAIMS.name,
+    path_of(*_PATH, RESOURCE_CLAIMS.name),
+    msgspec.json.Decoder(_ResourceClaimObject),
+    _resource_claim,
+)
+DRA_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
+    SLICES: Resource.of(
+        SLICES.name, path_of(*_PATH, SLICES.name), msgspec.json.Decoder(_SliceObject), _slice
+    ),
+    RESOURCE_CLAIMS: _CLAIM_RESOURCE,
+    DEVICE_CLASSES: Resource.of(
+        DEVICE_CLASSES.name,
+        path_of(*_PATH, DEVICE_CLASSES.name),
+        msgspec.json.Decoder(_DeviceClassObject),
+        _device_class,
+    ),
+}
+
+
+def read_resource_claim_call(namespace: str, name: str) -> Call:
+    """Read one resource claim."""
+    return Call(
+        "get",
+        RESOURCE_CLAIMS.name,
+        path_of(*_PATH, "namespaces", namespace, RESOURCE_CLAIMS.name, name),
+        name=f"{namespace}/{name}",
+    )
+
+
+def read_resource_claim(body: bytes) -> ResourceClaimRecord:
+    """Read the answer to `read_resource_claim_call`; raises Unreadable."""
+    return _CLAIM_RESOURCE.record(msgspec.Raw(body))

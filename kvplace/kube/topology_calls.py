@@ -14,7 +14,7 @@ import msgspec
 from kvplace.core.node_topology import API_VERSION, GROUP, VERSION
 from kvplace.core.resource_topology import API_VERSION as RESOURCE_TOPOLOGIES
 from kvplace.core.scalars import NodeName
-from kvplace.kube.records import NodeRecord, ResourceTopologyRecord
+from kvplace.kube.object_records import NodeRecord, ResourceTopologyRecord
 from kvplace.kube.session import METADATA_ONLY, Call, path_of
 
 RESOURCE = "nodetopologies"

@@ -13,8 +13,7 @@ from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse
 from kvplace.core.scalars import NO_CPUS, CpuMask
-from kvplace.kube.conditions import Condition
-from kvplace.kube.records import PodReport
+from kvplace.kube.object_records import Condition, PodReport
 
 MAX_PODS = 1024
 """Entries that the CRD allows; a node has a tenth of it."""

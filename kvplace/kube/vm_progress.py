@@ -15,8 +15,8 @@ import msgspec
 from kvplace.core.marks import NO_LONGER_RUNNING, PINNED
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_list_watch import Resource
+from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.pod_spec import OwnerReference
-from kvplace.kube.records import NO_NODE
 from kvplace.kube.session import path_of
 from kvplace.kube.watches import NAME_FIELD, NAMESPACE_FIELD, Kind
 

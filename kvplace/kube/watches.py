@@ -15,7 +15,14 @@ from kvplace.core.errors import KvplaceError
 from kvplace.core.label_terms import LabelTerms
 from kvplace.core.marks import EDITED_LABEL, PLACED_LABEL
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import AgentPod, LedgerRecord, NodeRecord, PodRecord, TopologyRecord, VmiRecord
+from kvplace.kube.object_records import (
+    AgentPod,
+    LedgerRecord,
+    NodeRecord,
+    PodRecord,
+    TopologyRecord,
+    VmiRecord,
+)
 
 K = TypeVar("K")
 R = TypeVar("R")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvplace.core.scalars import NodeName
 from kvplace.kube.concurrency import together
-from kvplace.kube.records import NodeRecord
+from kvplace.kube.object_records import NodeRecord
 from kvplace.kube.watches import (
     EVERYTHING,
     LEDGERS,

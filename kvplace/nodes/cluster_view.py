@@ -21,8 +21,15 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.request import DeviceNuma, PinningOptions
 from kvplace.core.request_document import PodRequest, read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
-from kvplace.kube.conditions import Condition
-from kvplace.kube.records import NO_NODE, LedgerRecord, NodeRecord, PodRecord, PodReport, TopologyRecord
+from kvplace.kube.object_records import (
+    NO_NODE,
+    Condition,
+    LedgerRecord,
+    NodeRecord,
+    PodRecord,
+    PodReport,
+    TopologyRecord,
+)
 from kvplace.kube.vm_statuses import VmStatus
 from kvplace.nodes.cluster_free_blocks import FreeBlockTotals
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of

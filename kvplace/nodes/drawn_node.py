@@ -8,7 +8,7 @@ from functools import partial
 from kvplace.core.drawing.core_map import CoreMap, draw
 from kvplace.core.placement import Placement
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
-from kvplace.kube.records import PodReport
+from kvplace.kube.object_records import PodReport
 from kvplace.nodes.cluster_view import NodeView, VmView, with_devices
 from kvplace.nodes.node_machine import Unusable
 

@@ -18,7 +18,7 @@ from kvplace.core.request import Request
 from kvplace.core.request_document import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import LedgerClient, Ledgers
-from kvplace.kube.records import NodeRecord, TopologyRecord
+from kvplace.kube.object_records import NodeRecord, TopologyRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import (
     EDITED_VMIS,

@@ -22,7 +22,7 @@ from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_CPUS, CpuMask, PackageId, PodUid
 from kvplace.core.topology import Topology, topology_of_cpu_map
-from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
 
 
 def answer_of(node: NodeSnapshot, request: Request) -> Fit | Refusal:

@@ -16,7 +16,7 @@ from kvplace.core.quantity import format_bytes
 from kvplace.core.request_json import request_document
 from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
-from kvplace.kube.conditions import Condition
+from kvplace.kube.object_records import Condition
 from kvplace.nodes.cluster_view import NodeView, VmView
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
 

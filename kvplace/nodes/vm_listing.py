@@ -17,7 +17,7 @@ from typing import Any
 from kvplace.core.scalars import PodUid
 from kvplace.kube.api_errors import Denied, Missing
 from kvplace.kube.concurrency import together
-from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
 from kvplace.kube.vm_statuses import VM_STATUSES, VMI_STATUSES, VmName, VmStatus
 from kvplace.kube.watches import LEDGERS, PODS, TOPOLOGIES, Kind, ListClient, Selector, WatchClient

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from kvplace.core.errors import Misconfigured, Refused
 from kvplace.core.scalars import NodeName
-from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import EVERYTHING, LEDGERS, NODE_STATUSES, TOPOLOGIES, Selector, WatchClient
 from kvplace.nodes.cluster_view import NodeView, node_view

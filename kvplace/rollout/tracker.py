@@ -17,7 +17,7 @@ from enum import Enum
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
 from kvplace.kube.call_failures import passes
-from kvplace.kube.records import NO_NODE
+from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.vm_progress import LauncherPod, VmiObjectPhase, VmObject
 from kvplace.rollout.templates import Rollout, WantedVm
 

@@ -14,7 +14,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 
 
 def rfc3339(moment: datetime) -> str:

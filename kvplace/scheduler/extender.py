@@ -29,7 +29,7 @@ from kvplace.core.reservation import grown_claim
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import next_turn
 from kvplace.kube.events import EventRecorder, does_not_fit
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.binder import Binder, PodClient

@@ -17,8 +17,8 @@ from kvplace.core.errors import BadBody
 from kvplace.core.log_fields import about_pod
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_errors import NOT_JSON
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.objects import NodeObject, PodObject, pod_record
-from kvplace.kube.records import PodRecord
 
 MAX_BODY = 8 * 1024 * 1024
 """Largest request body: 15,000 node names are 0.5 MB; complete Node objects of so many are not."""

@@ -24,7 +24,7 @@ from kvplace.core.quantity import counted
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.fit_table import FitTable

@@ -21,7 +21,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.request import PinningOptions, Policy
 from kvplace.core.request_document import PodRequest, read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
 from kvplace.nodes.relocation_times import PEACE_S

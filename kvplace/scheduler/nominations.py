@@ -16,7 +16,7 @@ from typing import Protocol
 
 from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import NOMINATIONS

@@ -20,7 +20,7 @@ from kvplace.core.errors import Refused
 from kvplace.core.request_document import PodRequest, read_pod_request
 from kvplace.core.scalars import NodeName, PodUid, ResourceName
 from kvplace.kube.events import ObjectReference, vmi_reference
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.store import Store
 from kvplace.nodes.dra_devices import DraDevices
 from kvplace.scheduler.extender_protocol import BindingArgs

@@ -39,7 +39,7 @@ from kvplace.core.reservation import LONGEST_S, kept_for, reserve
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.ledgers import no_change
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.claim_placements import rfc3339

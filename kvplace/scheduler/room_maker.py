@@ -38,7 +38,7 @@ from kvplace.core.reservation import RESERVED_S, reserve
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventRecorder, making_room, owner_reference, room_not_made
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.claim_placements import rfc3339

@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Iterator
 
 from kvplace.core.scalars import PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.store import Store
 
 STREAM_S = 1.0

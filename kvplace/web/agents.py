@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import AgentPod, TopologyRecord
+from kvplace.kube.object_records import AgentPod, TopologyRecord
 from kvplace.kube.store import Store
 
 GONE = "its agent is gone or not ready: nothing is measured there, and what it has reported may be old"

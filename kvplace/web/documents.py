@@ -16,7 +16,7 @@ from kvplace.core.neighbours import neighbours_of
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.concurrency import Turns
-from kvplace.kube.records import NO_NODE, PodRecord
+from kvplace.kube.object_records import NO_NODE, PodRecord
 from kvplace.kube.vm_statuses import VmStatus
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView, with_devices
 from kvplace.nodes.drawn_node import draw_node

@@ -17,7 +17,7 @@ import msgspec
 from kvplace.core.free_blocks import Domain
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
-from kvplace.kube.records import NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.object_records import NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_free_blocks import CHECK_STEPS, ClusterFreeBlocks
 from kvplace.nodes.cluster_view import VmState
 from kvplace.nodes.node_cache import NodeCache

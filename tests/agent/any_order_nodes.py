@@ -20,8 +20,8 @@ from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
+from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.objects import COMPUTE
-from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Delete
 from kvplace.nri.values import Cpuset
 from tests.agent.nodes_in_use import NODE, OTHER_VM, PLAIN, VM, machine_of, node_with, placed, read_node

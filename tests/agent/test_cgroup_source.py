@@ -28,7 +28,7 @@ from kvplace.core.errors import Misconfigured
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NumaId
-from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitApply, InitDone
 from kvplace.linux import container_watch
 from kvplace.linux.container_watch import ContainerChanges, ContainerWatch

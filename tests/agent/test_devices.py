@@ -18,7 +18,7 @@ from kvplace.agent.node_report import NodeReport
 from kvplace.agent.this_node import NodeContainer
 from kvplace.core.node_devices import DeviceCount, PodDevice, TopologyPolicy
 from kvplace.core.scalars import NumaId, PodUid, ResourceName
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.service.process import in_background
 from tests.agent.hosts import CONFIG, NODE, Host
 from tests.agent.nodes_in_use import container

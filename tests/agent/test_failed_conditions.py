@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import REGISTRY
 
-from kvplace.kube.conditions import Condition
+from kvplace.kube.object_records import Condition
 from tests.agent.hosts import NODE, Host
 from tests.agent.publishing_agent import publishing
 from tests.kube.faulty_cluster import FaultyCluster

@@ -11,7 +11,7 @@ from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuId, NodeName, PodUid
-from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Delete
 from tests.nodes.machines import EIGHT
 

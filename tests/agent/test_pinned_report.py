@@ -22,7 +22,7 @@ from kvplace.agent.verification import (
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.marks import PINNED
 from kvplace.core.scalars import Bytes, NumaId
-from kvplace.kube.conditions import Condition
+from kvplace.kube.object_records import Condition
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import classify
 

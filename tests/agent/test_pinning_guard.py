@@ -27,9 +27,8 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NumaId, PodUid
-from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord, EventRecorder
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import Condition, PodRecord
 from kvplace.kube.watches import Apply, Delete
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import classify

@@ -13,7 +13,7 @@ from kvplace.agent.this_node import NodeContainer, PodRevisions
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import ContainerId, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import Apply, Delete
 from tests.agent.nodes_in_use import NODE, OTHER_VM, PLAIN, VM, confirmed, node_with, placed, read_node
 from tests.agent.nodes_in_use import container as any_container

@@ -20,9 +20,8 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.conditions import Condition
 from kvplace.kube.list_watch import is_newer
-from kvplace.kube.records import PodReport
+from kvplace.kube.object_records import Condition, PodReport
 from kvplace.kube.topology_status import TopologyStatus
 from tests.agent.hosts import NODE, Host
 from tests.agent.publishing_agent import PERIOD_S, Agent, publishing

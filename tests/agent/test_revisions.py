@@ -15,7 +15,7 @@ from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.relocation import claim_while_relocating, way_back
 from kvplace.core.scalars import NumaId
-from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply
 from tests.agent.nodes_in_use import NODE, VM, machine_of, placed
 

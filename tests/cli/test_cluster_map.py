@@ -10,7 +10,7 @@ from kvplace.cli.cluster_map import KEY, draw_cluster, strip
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
 from kvplace.core.topology import Topology
-from kvplace.kube.records import NodeRecord, TopologyRecord
+from kvplace.kube.object_records import NodeRecord, TopologyRecord
 from kvplace.machines.server_types import read_machine
 from kvplace.nodes.cluster_view import cluster_view
 from tests.core.machines import topologies

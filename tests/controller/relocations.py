@@ -15,8 +15,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Scope
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.conditions import Condition
-from kvplace.kube.records import PodRecord, PodReport
+from kvplace.kube.object_records import Condition, PodRecord, PodReport
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 from tests.controller.replicas import Replica, asking_pod
 from tests.kube.faulty_cluster import FaultyCluster

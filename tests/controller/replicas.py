@@ -18,7 +18,7 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder
-from kvplace.kube.records import NO_SHAPE, PodRecord, PodReport
+from kvplace.kube.object_records import NO_SHAPE, PodRecord, PodReport
 from kvplace.kube.watches import PLACED_PODS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine

@@ -17,7 +17,7 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, Reserve
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 
 PATIENCE = 60.0
 PLACED = PodPlacement(

@@ -19,7 +19,7 @@ from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NO_CPUS, NodeName, NumaId, PodUid
 from kvplace.kube.events import EventReason, pod_reference
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import PODS
 from tests.controller.replicas import asking_pod, bound_vm, replica, report_running
 from tests.core.requests import request_with

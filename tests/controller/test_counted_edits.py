@@ -9,7 +9,7 @@ import pytest
 from kvplace.core.request import Policy
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from tests.controller.relocations import EXCLUSIVE, SHARE, NodeAgent, bound, condition, edit
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.core.requests import request_with

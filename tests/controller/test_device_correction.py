@@ -11,7 +11,7 @@ from kvplace.core.device_report import DeviceReport
 from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.request import DeviceNuma, Scope
 from kvplace.core.scalars import ContainerId, NumaId, PodUid, ResourceName
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from tests.controller.relocations import NodeAgent, bound, condition, until_written
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster

@@ -8,7 +8,7 @@ import pytest
 
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from tests.controller.replicas import replica
 from tests.kube.claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster

@@ -9,7 +9,7 @@ from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventReason, pod_reference
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from tests.controller.relocations import LaggingView
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster

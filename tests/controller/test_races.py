@@ -19,7 +19,7 @@ from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventReason
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS, PODS
 from kvplace.machines.server_types import read_machine
 from tests.controller.replicas import EPOCH, Replica, asking_pod, bound_vm, replica

@@ -17,7 +17,7 @@ from kvplace.core.request import Policy, Scope
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid, ResourceName
 from kvplace.kube.events import EventReason
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from tests.controller.relocations import (
     EXCLUSIVE,
     NONE,

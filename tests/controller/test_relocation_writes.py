@@ -11,8 +11,7 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
-from kvplace.kube.conditions import Condition
-from kvplace.kube.records import LedgerRecord, PodRecord, PodReport
+from kvplace.kube.object_records import Condition, LedgerRecord, PodRecord, PodReport
 from tests.controller.relocations import (
     EXCLUSIVE,
     SHARE,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvplace.core.marks import RELEASED_AT
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster

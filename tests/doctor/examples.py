@@ -13,9 +13,8 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.doctor.installation import Checking, Installation
-from kvplace.kube.conditions import Condition
 from kvplace.kube.node_filters import NodeMetadata, SchedulableNode
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.object_records import Condition, LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import cluster_view
 from tests.nodes.machines import TWO
 

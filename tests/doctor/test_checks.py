@@ -43,8 +43,8 @@ from kvplace.doctor.program_checks import (
     check_versions,
     release_of,
 )
-from kvplace.kube.conditions import Condition
 from kvplace.kube.node_filters import NodeCondition, NodeMetadata, NodeStatus, SchedulableNode
+from kvplace.kube.object_records import Condition
 from tests.doctor.examples import installation, problems, view
 from tests.nodes.machines import TWO
 

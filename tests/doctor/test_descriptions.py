@@ -9,7 +9,7 @@ from kvplace.doctor.claim_checks import check_ledgers
 from kvplace.doctor.installation import Installation
 from kvplace.doctor.node_checks import check_descriptions
 from kvplace.kube.node_filters import NodeMetadata, SchedulableNode
-from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.nodes.cluster_view import ClusterView, cluster_view
 from tests.doctor.examples import NOW, WORKER
 from tests.nodes.machines import TWO

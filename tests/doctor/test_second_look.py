@@ -9,7 +9,7 @@ import pytest
 
 from kvplace.doctor.claim_checks import check_ledgers, check_vms
 from kvplace.doctor.reading import read_installation
-from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord
 from tests.doctor.changing import CLAIMED, GONE, RUNS, UNCLAIMED, Changing
 from tests.doctor.examples import NOW
 

@@ -16,7 +16,7 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid, ResourceName
 from kvplace.explain.explanation import Explanation
 from kvplace.explain.report import explanation_document
-from kvplace.kube.conditions import Condition
+from kvplace.kube.object_records import Condition
 from tests.admission.reviewed_objects import vmi
 from tests.core.requests import request_with
 from tests.explain.small_cluster import WORKER, Objects, event, explained, node, pod_document

@@ -15,10 +15,16 @@ from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
-from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, ResourceTopologyRecord, TopologyRecord
+from kvplace.kube.object_records import (
+    Condition,
+    LedgerRecord,
+    NodeRecord,
+    PodRecord,
+    ResourceTopologyRecord,
+    TopologyRecord,
+)
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from tests.kube.faults import FaultScript, Operation

@@ -11,7 +11,7 @@ from kvplace.core.errors import Misconfigured, Refused
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import Decision, Ledgers
-from kvplace.kube.records import LedgerRecord
+from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS
 from tests.kube.claims import claim

@@ -11,7 +11,7 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_document
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.records import LedgerRecord
+from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.session import open_session
 from kvplace.kube.watches import LEDGERS, InitApply, InitDone
 from tests.kube.api_stub import answer, api_stub

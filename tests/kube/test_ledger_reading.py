@@ -11,8 +11,8 @@ import pytest
 from kvplace.core.ledger import read_ledger
 from kvplace.core.scalars import PodUid
 from kvplace.kube.ledger_reading import ledger_record
+from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.objects import CustomObject
-from kvplace.kube.records import LedgerRecord
 
 Json = dict[str, Any]
 

@@ -20,8 +20,8 @@ from kvplace.core.ledger import (
 from kvplace.core.scalars import NodeName
 from kvplace.kube.ledger_calls import write_call
 from kvplace.kube.ledger_reading import ledger_record
+from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.objects import CustomObject
-from kvplace.kube.records import LedgerRecord
 from tests.kube.claims import claim, taking
 from tests.kube.ledger_strategies import changes, ledgers
 from tests.kube.worlds import LEDGERS_PATH, ApiWorld

@@ -26,7 +26,7 @@ from kvplace.core.ledger import (
 )
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_log import ObjectLog
-from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS, PLACED_PODS, PODS, Apply, Init, InitApply, InitDone, Kind
 from tests.effort import examples

@@ -22,6 +22,7 @@ from kvplace.core.scalars import ContainerId, CpuMask, NodeName, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.ledger_reading import ledger_record
+from kvplace.kube.object_records import NO_SHAPE, NodeRecord, PodRecord
 from kvplace.kube.objects import (
     CustomObject,
     NodeObject,
@@ -31,7 +32,6 @@ from kvplace.kube.objects import (
     node_record,
     pod_record,
 )
-from kvplace.kube.records import NO_SHAPE, NodeRecord, PodRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import TOPOLOGIES, Apply, Delete
 from tests.core.machines import topologies

@@ -9,7 +9,7 @@ import pytest
 
 from kvplace.core.errors import Corrupt, Unavailable
 from kvplace.core.scalars import NodeName
-from kvplace.kube.records import NodeRecord
+from kvplace.kube.object_records import NodeRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import NODES, Alive, Apply, Delete, Init, InitApply, InitDone, Interrupted
 from tests.kube.faulty_cluster import FaultyCluster

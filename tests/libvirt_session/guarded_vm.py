@@ -26,9 +26,8 @@ from kvplace.core.marks import PINNED
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import ContainerId, CpuId, CpuMask, NodeName, PodUid
-from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord, EventRecorder
-from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.object_records import Condition, LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Init, InitDone
 from kvplace.linux.affinity import Tid, set_affinity
 from tests.core.machines import make_numa_node, make_package, make_topology

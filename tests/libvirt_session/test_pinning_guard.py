@@ -21,7 +21,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuMask
 from kvplace.kube.events import EventReason
-from kvplace.kube.records import PodReport
+from kvplace.kube.object_records import PodReport
 from kvplace.kube.watches import Apply
 from kvplace.libvirt.domain_pins import DomainPins
 from tests.libvirt_session.guarded_vm import NODE, ONLINE, UID, GuardedVm, guarded, placed, until

@@ -17,10 +17,10 @@ from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.conditions import Condition
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
-from kvplace.kube.records import (
+from kvplace.kube.object_records import (
+    Condition,
     LedgerRecord,
     NodeRecord,
     PodRecord,

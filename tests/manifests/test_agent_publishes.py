@@ -16,7 +16,7 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.records import TopologyRecord
+from kvplace.kube.object_records import TopologyRecord
 from kvplace.kube.session import open_session
 from kvplace.service.process import in_background
 from tests.agent.hosts import Host

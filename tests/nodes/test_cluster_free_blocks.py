@@ -12,7 +12,7 @@ from kvplace.core.free_blocks import Domain, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
-from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.kube.watches import Apply, Delete
 from kvplace.nodes import cluster_free_blocks
 from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks

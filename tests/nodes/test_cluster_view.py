@@ -17,8 +17,7 @@ from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.conditions import Condition
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import Condition, PodRecord
 from kvplace.kube.watches import EVERYTHING, NODE_STATUSES, Interrupted
 from kvplace.nodes.cluster_reading import read_cluster, read_node
 from kvplace.nodes.cluster_view import ClusterView, VmState, VmView

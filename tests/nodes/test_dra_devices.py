@@ -12,13 +12,15 @@ import pytest
 from kvplace.core.device_report import DeviceReport
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.scalars import NodeName, NumaId
-from kvplace.kube.api_resource_claims import DRA_RESOURCES, driver_of, read_resource_claim
 from kvplace.kube.resource_claims import (
+    DRA_RESOURCES,
     RESOURCE_CLAIMS,
     SLICES,
     DeviceRequest,
     ResourceClaimRecord,
     SliceRecord,
+    driver_of,
+    read_resource_claim,
 )
 from kvplace.kube.watches import Apply, Delete
 from kvplace.nodes.dra_devices import DraDevices, numa_node_of

@@ -9,7 +9,7 @@ from kvplace.core.errors import Corrupt
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
-from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitDone
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable

@@ -16,7 +16,7 @@ from kvplace.core.node_devices import DeviceCount, NodeDevices, PodDevice, Topol
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId, PodUid, ResourceName
-from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.nodes.node_machine import (
     NOT_DESCRIBED,
     NOT_KNOWN,

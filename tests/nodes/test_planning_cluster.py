@@ -19,7 +19,7 @@ from kvplace.core.request import Request
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, demands_of
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import cluster_view
 from kvplace.nodes.planning_cluster import (
     DemandingPod,

@@ -15,7 +15,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, PinningOptions, Policy, Request, Scope
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import ClusterView, cluster_view
 from kvplace.nodes.node_machine import NodeSnapshot
 from kvplace.nodes.planning_nodes import planning_nodes

@@ -20,8 +20,7 @@ from kvplace.core.node_devices import NodeDevices, PodDevice
 from kvplace.core.request import PinningOptions, Policy, Scope
 from kvplace.core.scalars import CpuId, CpuMask, NodeName, NumaId, PodUid, ResourceName
 from kvplace.kube.api_errors import Denied, Missing
-from kvplace.kube.conditions import Condition
-from kvplace.kube.records import NO_NODE, LedgerRecord, PodRecord
+from kvplace.kube.object_records import NO_NODE, Condition, LedgerRecord, PodRecord
 from kvplace.kube.vm_statuses import STATUS_RESOURCES, VM_STATUSES, VMI_STATUSES, VmStatus
 from kvplace.kube.watches import EVERYTHING, LEDGERS, PLACED_PODS, TOPOLOGIES, Interrupted, Kind, Selector
 from kvplace.nodes.cluster_view import VmState, VmView

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName
-from kvplace.kube.records import LedgerRecord
+from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.watches import Apply, InitApply, WatchEvent
 from tests.controller.replicas import Replica
 from tests.protocol.network import View

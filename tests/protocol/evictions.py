@@ -16,7 +16,7 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.request_document import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_machine import Unusable, describe_node
 from kvplace.scheduler.extender_protocol import PreemptionArgs, SentVictims
 from tests.controller.replicas import Replica

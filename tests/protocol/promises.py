@@ -21,7 +21,7 @@ from kvplace.core.request_document import read_pod_request
 from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.object_log import ObjectLog
-from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.nodes.node_machine import Unusable, describe_node
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.protocol.node import ContainerChanges, Running, SimulatedNode, read_placement

@@ -16,7 +16,7 @@ from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.scalars import PodUid
-from kvplace.kube.records import LedgerRecord
+from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.watches import Init, InitApply, InitDone
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetHierarchy
 from tests.agent.nodes_in_use import NODE, machine_of, placed

@@ -9,7 +9,7 @@ from typing import TypeVar
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord
 from tests.kube.faulty_cluster import FaultyCluster
 
 T = TypeVar("T")

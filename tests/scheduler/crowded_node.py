@@ -6,7 +6,7 @@ from typing import Any
 
 from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventReason
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender_protocol import PreemptionArgs, SentVictims
 from tests.controller.relocations import NodeAgent, bound
 from tests.controller.replicas import Replica

@@ -16,7 +16,7 @@ from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.events import EventReason, EventRecorder, vmi_reference
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender

@@ -17,7 +17,7 @@ from kvplace.core.request import OnFailure
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.api_errors import ApiUnavailable
 from kvplace.kube.events import EventRecorder
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.claimed_devices import ClaimedDevices

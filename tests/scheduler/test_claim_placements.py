@@ -17,7 +17,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import GuestNuma, OnFailure, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.claim_placements import is_bound_with, placement_of_claim
 from tests.core.machines import frees, requests, topologies
 from tests.nodes.machines import TWO

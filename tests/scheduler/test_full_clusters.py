@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from kvplace.core.request import Scope
-from kvplace.kube.records import NO_SHAPE, PodRecord
+from kvplace.kube.object_records import NO_SHAPE, PodRecord
 from tests.controller.replicas import asking_pod, replica
 from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Counting

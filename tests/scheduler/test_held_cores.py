@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.request import Scope
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from tests.controller.relocations import (
     EXCLUSIVE,
     NONE,

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from kvplace.core.annotations import REQUEST
 from kvplace.core.marks import PLACED_LABEL
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.http import Routes, extender_application
 from kvplace.scheduler.metrics import REJECTED_CALLS
 from tests.controller.replicas import Replica, asking_pod, replica

@@ -11,7 +11,7 @@ import pytest
 
 from kvplace.core.errors import Conflict, Unavailable
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from kvplace.scheduler.joint_plan import TOGETHER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplace.core.errors import Unavailable
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.relocations import NodeAgent

@@ -10,7 +10,7 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.request import OnFailure
 from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventReason
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.joint_plan import OFFER_S, TOGETHER

@@ -13,7 +13,7 @@ from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.request import OnFailure, Scope
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender_protocol import (
     PreemptionArgs,
     PreemptionResult,

@@ -10,7 +10,7 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Conflict
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.scheduler.extender_protocol import PreemptionArgs, SentVictims
 from tests.controller.replicas import Replica, asking_pod, replica

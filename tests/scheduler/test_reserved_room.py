@@ -13,7 +13,7 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange, Reserved
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import CpuMask, NodeName
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.room_maker import PATIENCE_S, MakeRoom
 from tests.controller.relocations import NodeAgent

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.request import Policy
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster

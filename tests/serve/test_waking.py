@@ -13,7 +13,7 @@ from harness.certificates import Certificates
 from kvplace.core.annotations import REQUEST
 from kvplace.core.marks import PLACED_LABEL, RELEASED_AT
 from kvplace.core.scalars import NodeName
-from kvplace.kube.records import PodRecord
+from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.serve.process import serving
 from tests.controller.replicas import asking_pod

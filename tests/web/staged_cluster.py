@@ -24,8 +24,7 @@ from kvplace.core.request import OnFailure, PinningOptions, Policy, Request, Sco
 from kvplace.core.request_json import request_document
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.conditions import Condition
-from kvplace.kube.records import PodReport
+from kvplace.kube.object_records import Condition, PodReport
 from kvplace.web.application import MapSettings, web_map
 from tests.kube.faulty_cluster import FaultyCluster
 

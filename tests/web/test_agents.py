@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.scalars import NodeName
-from kvplace.kube.conditions import Condition
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.kube.records import TopologyRecord
+from kvplace.kube.object_records import Condition, TopologyRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS
 from kvplace.service.process import in_background

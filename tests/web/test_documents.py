@@ -13,7 +13,7 @@ from kvplace.core.marks import PINNED
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, NodeName
-from kvplace.kube.conditions import Condition
+from kvplace.kube.object_records import Condition
 from kvplace.machines.server_types import read_machine
 from tests.core.requests import request_with
 from tests.kube.claims import claim, taking

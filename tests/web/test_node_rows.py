@@ -13,7 +13,7 @@ import pytest
 
 from kvplace.core.errors import Unavailable
 from kvplace.core.scalars import NodeName
-from kvplace.kube.conditions import Condition
+from kvplace.kube.object_records import Condition
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS, NODES, Alive, Interrupted
 from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
