@@ -17,7 +17,7 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, claim_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
-from kvplace.core.reservation import RESERVED_S
+from kvplace.core.reservation import RESERVED_S, is_for_migration
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
 
@@ -57,6 +57,8 @@ def action_from_cache(
     `patience_s`: how long a claim may wait for its binding before its pod is read.
     `reserved_s`: how long a reservation may stay.
     """
+    if is_for_migration(claim):  # the UID is not of a pod
+        return ClaimAction.RELEASE if age_s > reserved_s else ClaimAction.KEEP
     if pod is None:
         is_settled = was_deleted or age_s > SETTLE_S
         return ClaimAction.READ_POD if is_settled else ClaimAction.KEEP

@@ -28,7 +28,7 @@ from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.log_fields import about_pod
 from kvplace.core.request import Policy
-from kvplace.core.reservation import LONGEST_S, RESERVED_S, grown
+from kvplace.core.reservation import LONGEST_S, RESERVED_S, grown, is_for_migration
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.concurrency import all_ended
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
@@ -196,7 +196,7 @@ class Reconciler:
             patience_s=self._patience_s,
             reserved_s=self._reserved_s(node, claim),
         )
-        if action is ClaimAction.KEEP and pod is None:
+        if action is ClaimAction.KEEP and pod is None and not is_for_migration(claim):
             self._look_again(node, SETTLE_S)
         elif action is ClaimAction.KEEP and claim.reserved is not None:
             left_s = self._reserved_s(node, claim) - self._ages.age_s(node, claim)

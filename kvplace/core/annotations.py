@@ -170,7 +170,12 @@ def wants_explanation(annotations: Mapping[str, str]) -> bool:
 
 def is_movable(annotations: Mapping[str, str]) -> bool:
     """Whether the VM may get other cores while it runs, to make room for others; raises BadAnnotation."""
-    return _flag(annotations, MOVABLE)
+    return _lookup(annotations, MOVABLE, {**_FLAGS, _NODES: True}) or False
+
+
+def may_migrate(annotations: Mapping[str, str]) -> bool:
+    """Whether the VM may also go to another node to make room for others."""
+    return annotations.get(MOVABLE) == _NODES
 
 
 def wants_room(annotations: Mapping[str, str]) -> bool:
@@ -186,6 +191,9 @@ def wants_crane_result(annotations: Mapping[str, str]) -> bool:
 _Word = TypeVar("_Word", bound=Enum)
 _Value = TypeVar("_Value")
 
+_FLAGS = {"true": True, "false": False}
+_NODES = "nodes"
+"""Value of `kvplace.io/movable`: other cores of its node, or another node."""
 _AWARENESS: dict[str, Scope | None] = {"true": Scope.ONE_NUMA, "false": None}
 _CRANE_POLICIES: dict[str, Policy | None] = {
     word: Policy(word) for word in ("none", "exclusive", "numa", "immovable")
@@ -207,7 +215,7 @@ def _word(annotations: Mapping[str, str], key: str, kind: type[_Word], default: 
 
 
 def _flag(annotations: Mapping[str, str], key: str) -> bool:
-    return _lookup(annotations, key, {"true": True, "false": False}) or False
+    return _lookup(annotations, key, _FLAGS) or False
 
 
 def _lookup(annotations: Mapping[str, str], key: str, words: Mapping[str, _Value]) -> _Value | None:

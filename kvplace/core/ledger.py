@@ -52,6 +52,11 @@ class Reserved:
     """CPUs that the pod is to own; its claim already owns the free ones."""
     until: str
     """When it ends at the latest, unless renewed, RFC 3339. For people: each replica measures the time."""
+    migration: str = ""
+    """The name of the live migration with the pod that gets them, which does not exist yet.
+
+    The claim is under the UID of the VMI and owns nothing. Empty where a pod waits.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +325,8 @@ def _relocation_document(relocation: Relocation) -> dict[str, str]:
 
 
 def _reserved_document(reserved: Reserved) -> dict[str, str]:
-    return {"owned": format_cpu_list(reserved.owned), "until": reserved.until}
+    document = {"owned": format_cpu_list(reserved.owned), "until": reserved.until}
+    return {**document, "migration": reserved.migration} if reserved.migration else document
 
 
 def read_claim(uid: PodUid, raw: object) -> Claim:
@@ -368,7 +374,7 @@ def _read_claim(uid: PodUid, fields: Fields) -> Claim:
 
 
 def _read_reserved(fields: Fields) -> Reserved:
-    return Reserved(fields.cpus("owned", ""), fields.text("until", ""))
+    return Reserved(fields.cpus("owned", ""), fields.text("until", ""), fields.text("migration", ""))
 
 
 def _read_relocation(fields: Fields) -> Relocation:

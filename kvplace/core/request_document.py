@@ -13,6 +13,7 @@ from functools import lru_cache
 from kvplace.core.annotations import (
     REQUEST,
     is_movable,
+    may_migrate,
     wants_crane_result,
     wants_explanation,
     wants_room,
@@ -38,6 +39,8 @@ class PodRequest:
     """Whether the result is also written in Crane's annotation."""
     movable: bool = False
     """Whether it may get other cores while it runs, to make room for others."""
+    may_migrate: bool = False
+    """Whether it may go to another node for that, too."""
     make_room: bool = False
     """Whether movable VMs are to make room for it where it does not fit."""
 
@@ -50,6 +53,7 @@ class PodRequest:
             explain=wants_explanation(annotations),
             crane_result=wants_crane_result(annotations),
             movable=is_movable(annotations),
+            may_migrate=may_migrate(annotations),
             make_room=wants_room(annotations),
         )
 
@@ -70,6 +74,8 @@ def write_request(pod: PodRequest) -> str:
     }
     if pod.movable:
         document["movable"] = True
+    if pod.may_migrate:
+        document["mayMigrate"] = True
     if pod.make_room:
         document["makeRoom"] = True
     return json.dumps(document, separators=(",", ":"))
@@ -86,6 +92,7 @@ def read_pod_request(text: str) -> PodRequest:
             explain=fields.raw.get("explain") is True,
             crane_result=fields.raw.get("craneResult") is True,
             movable=fields.raw.get("movable") is True,
+            may_migrate=fields.raw.get("mayMigrate") is True,
             make_room=fields.raw.get("makeRoom") is True,
         )
     except ValueError as error:

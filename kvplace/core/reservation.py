@@ -1,11 +1,14 @@
 """Claims of pods that wait for cores that others leave for them: what is freed for one, no other client gets.
 
-Running VMs move to other cores, or VMs of lower priority are evicted.
+Running VMs move to other cores or nodes, or VMs of lower priority are evicted.
 
 A CPU cannot go from one owner to the next in one write. So a reservation has two parts. What is free when it
 is made it owns at once, and the API server keeps everybody else off. What others still own is written in it,
 and every replica takes that for given away. When it has been released, the next write of the ledger, whatever
 it is about, makes the waiting pod its owner; the replica that released it makes that write at once.
+
+What a live migration needs on its target is reserved before its pod exists, under the UID of the VMI. It owns
+nothing, so that the bind of that pod can make the pod the owner of free CPUs in one write.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free
 from kvplace.core.ledger import Claim, Ledger, Reserved
 from kvplace.core.request import Policy
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 
 RESERVED_S = 30.0
 """How long a reservation stays after it was made, renewed or has grown, as each replica measures it."""
@@ -35,6 +38,32 @@ def reserve(ledger: Ledger, whole: Claim, *, but: CpuMask, until: str) -> Claim:
     owned = CpuMask(before.owned & wanted if before is not None else 0)
     cpus = CpuMask(whole.cpus & ~whole.owned | owned)
     return grown_claim(ledger, replace(whole, cpus=cpus, owned=owned, reserved=Reserved(wanted, until)))
+
+
+def reserve_for_migration(whole: Claim, migration: str, *, until: str) -> Claim:
+    """Reserve for the target pod of a migration what its claim is to be; `whole` is under the VMI's UID."""
+    cpus = CpuMask(whole.cpus & ~whole.owned)
+    return replace(whole, cpus=cpus, owned=NO_CPUS, reserved=Reserved(whole.owned, until, migration))
+
+
+def is_for_migration(claim: Claim) -> bool:
+    """Whether a claim is reserved for the target pod of a migration."""
+    return claim.reserved is not None and bool(claim.reserved.migration)
+
+
+def reserved_for_target(ledger: Ledger, vmi_uid: str, migration: str) -> Claim | None:
+    """Return what is reserved for the target pod of a migration, as the claim that it is to become.
+
+    Its key is still the UID of the VMI. None where nothing is reserved for this migration, and where an older
+    release has let the reservation own CPUs: they cannot go to the pod in one write.
+    """
+    kept = ledger.claims.get(PodUid(vmi_uid))
+    if kept is None or kept.reserved is None or not migration or kept.reserved.migration != migration:
+        return None
+    if kept.owned:
+        return None
+    owned = kept.reserved.owned
+    return replace(kept, cpus=CpuMask(kept.cpus | owned), owned=owned, reserved=None)
 
 
 def kept_for(whole: Claim, ledger: Ledger, free: Free) -> Claim:
@@ -57,7 +86,7 @@ def grown(ledger: Ledger) -> Iterator[Claim]:
     """
     given = NO_CPUS
     for claim in ledger.claims.values():
-        if not claim.still_in_use or _is_contested(ledger, claim):
+        if not claim.still_in_use or is_for_migration(claim) or _is_contested(ledger, claim):
             continue
         if (more := grown_claim(ledger, claim, but=given)) != claim:
             given = CpuMask(given | more.owned)

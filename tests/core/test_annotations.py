@@ -14,6 +14,7 @@ from kvplace.core.annotations import (
     OPTING_IN,
     RESULTS,
     is_movable,
+    may_migrate,
     meant_keys,
     read_options,
     wants_crane_result,
@@ -145,6 +146,16 @@ def test_moves_are_agreed_to_or_wanted_where_the_annotation_states_true(
     assert not read({"cpu-set": "any"})
     with pytest.raises(BadAnnotation, match="must be one of true, false"):
         read_options({"cpu-set": "any", key: "yes"})
+
+
+def test_a_vm_that_may_go_to_other_nodes_may_move_inside_its_node_too() -> None:
+    for value, moves, migrates in (("nodes", True, True), ("true", True, False), ("false", False, False)):
+        asked = {"cpu-set": "any", "kvplace.io/movable": value}
+        assert read_options(asked) == read_options({"cpu-set": "any"})
+        assert (is_movable(asked), may_migrate(asked)) == (moves, migrates)
+    assert not may_migrate({"cpu-set": "any"})
+    with pytest.raises(BadAnnotation, match="must be one of true, false, nodes; did you mean 'nodes'"):
+        read_options({"cpu-set": "any", "kvplace.io/movable": "node"})
 
 
 @pytest.mark.parametrize(

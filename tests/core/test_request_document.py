@@ -59,6 +59,7 @@ pod_requests = st.builds(
     vmi=st.sampled_from(["", "default/db", "ns/a-b-c"]),
     explain=st.booleans(),
     movable=st.booleans(),
+    may_migrate=st.booleans(),
     make_room=st.booleans(),
     crane_result=st.booleans(),
 )

@@ -20,7 +20,7 @@ from kvplace.core.ledger import (
     read_ledger,
 )
 from kvplace.core.request import Policy
-from kvplace.core.reservation import grown, reserve
+from kvplace.core.reservation import grown, reserve, reserve_for_migration, reserved_for_target
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 from kvplace.kube.ledgers import decide_together
 from tests.core.claims import claim
@@ -112,6 +112,47 @@ def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         elif value is not None:
             result[key] = value
     return result
+
+
+@given(wanted=masks)
+def test_what_a_migration_needs_on_its_target_is_taken_and_has_no_owner_until_its_pod_is_bound(
+    wanted: CpuMask,
+) -> None:
+    whole = claim("vmi", wanted)
+    kept = reserve_for_migration(whole, "move-1", until=UNTIL)
+    ledger = ledger_of(kept)
+    assert (kept.owned, kept.cpus) == (0, 0)
+    assert not free_of(TWO, ledger).pool & wanted
+    assert not decide_together(ledger, []).change  # it does not grow
+    assert read_ledger(document_of(ledger)) == ledger
+    ledger.check()
+
+    found = reserved_for_target(ledger, "vmi", "move-1")
+    assert found == whole
+    bound = ledger.after(LedgerChange(claims=(replace(found, uid=C, pod="target"),), releases=(kept.uid,)))
+    assert set(bound.claims) == {C}
+    assert bound.owned == wanted
+    bound.check()
+
+
+def test_a_migrations_reservation_is_for_its_own_pod_and_for_none_where_an_older_release_let_it_grow() -> (
+    None
+):
+    kept = reserve_for_migration(claim("vmi", 0b11), "move-1", until=UNTIL)
+    ledger = ledger_of(kept)
+    assert reserved_for_target(ledger, "vmi", "move-2") is None
+    assert reserved_for_target(ledger, "other", "move-1") is None
+    assert reserved_for_target(reserved(ledger_of(), 0b11), "c", "") is None
+    grown_by_older = ledger_of(replace(kept, cpus=CpuMask(0b11), owned=CpuMask(0b11)))
+    assert reserved_for_target(grown_by_older, "vmi", "move-1") is None
+
+
+def test_a_vm_that_shares_its_cpus_keeps_them_from_exclusive_vms_while_its_pod_is_awaited() -> None:
+    whole = claim("vmi", 0b11, 0, Policy.SHARE)
+    ledger = ledger_of(reserve_for_migration(whole, "move-1", until=UNTIL))
+    assert not free_of(TWO, ledger).cpus & 0b11
+    assert free_of(TWO, ledger).pool & 0b11 == 0b11
+    assert reserved_for_target(ledger, "vmi", "move-1") == whole
 
 
 def test_of_two_reservations_of_one_cpu_the_first_one_gets_it_and_the_ledger_can_be_written() -> None:

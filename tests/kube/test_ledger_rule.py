@@ -34,7 +34,7 @@ EVERYTHING = claim(
     huge_pages={NumaId(0): {Bytes(1 << 30): 1}},
     revision=2,
     relocation=Relocation(PLACED, PLACED),
-    reserved=Reserved(mask_of([1, 5]), "2026-01-02T03:04:05Z"),
+    reserved=Reserved(mask_of([1, 5]), "2026-01-02T03:04:05Z", "kvplace-db-3f9a1c"),
 )
 """A claim with every field."""
 
@@ -199,6 +199,8 @@ def test_only_cpu_ids_have_owners(ledger: Foreigner, key: str) -> None:
         ("reserved", {"owned": "one", "until": "2026-01-02T03:04:05Z"}),
         ("reserved", {"owned": "1", "until": "soon"}),
         ("reserved", {"owned": "1", "until": "2026-01-02T03:04:05Z", "for": "b"}),
+        ("reserved", {"owned": "1", "until": "2026-01-02T03:04:05Z", "migration": "Not A Name"}),
+        ("reserved", {"owned": "1", "until": "2026-01-02T03:04:05Z", "migration": ""}),
         ("reserved", "yes"),
     ],
 )
