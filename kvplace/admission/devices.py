@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from kvplace.admission.objects import AdmittedContainer, VmiDomain, read_quantity
-from kvplace.core.device_resources import is_device, read_device_counts
 from kvplace.core.errors import Misconfigured
+from kvplace.core.node_devices import is_device, read_device_counts
 from kvplace.core.scalars import ResourceName
 
 

@@ -23,9 +23,8 @@ from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.pinning_guard import PlannedNode
 from kvplace.agent.settings import AgentSettings
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.core.node_devices import NodeDevices, PodDevice, TopologyPolicy
+from kvplace.core.node_devices import DeviceReport, NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.scalars import NumaId, PodUid
 from kvplace.kube.object_records import PodRecord
 from kvplace.kubelet.pod_resources import (

@@ -30,10 +30,10 @@ from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpu_map import CPU_MAP
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, KvplaceError, Refused
 from kvplace.core.memory_in_use import NOTHING_IN_USE
+from kvplace.core.node_devices import DeviceReport
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.kube.list_watch import is_newer

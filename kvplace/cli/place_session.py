@@ -15,7 +15,7 @@ from typing import BinaryIO
 from kvplace.core.allocator.allocate import place
 from kvplace.core.answer_json import move_document, placement_document, refusal_document
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
-from kvplace.core.device_prediction import after_pods
+from kvplace.core.device_locality import after_pods
 from kvplace.core.errors import BadBody
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of

@@ -11,11 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvplace.core.cpuset import MAX_CPU, format_cpu_list
-from kvplace.core.device_report import read_device_report
-from kvplace.core.device_resources import MOST_DEVICES, is_device
 from kvplace.core.errors import BadTopology
 from kvplace.core.fields import Fields
-from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, TopologyPolicy
+from kvplace.core.node_devices import (
+    MOST_DEVICES,
+    NO_NUMA,
+    DeviceCount,
+    NodeDevices,
+    TopologyPolicy,
+    is_device,
+    read_device_report,
+)
 from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId, ResourceName
 from kvplace.core.strict_json import shown, unknown_key
 from kvplace.core.topology import Topology

@@ -21,10 +21,10 @@ from kvplace.core.annotations import (
     SMT,
 )
 from kvplace.core.contradictions import contradiction_in
-from kvplace.core.device_resources import read_device_counts, write_device_counts
 from kvplace.core.errors import BadBody
 from kvplace.core.fields import Fields
 from kvplace.core.huge_pages import bytes_in_pages, write_page_counts
+from kvplace.core.node_devices import read_device_counts, write_device_counts
 from kvplace.core.options_json import OPTION_KEYS, options_document, read_options_document
 from kvplace.core.quantity import about_bytes, parse_memory
 from kvplace.core.request import MAX_VCPUS, GuestNuma, NumaMemory, Policy, Request, Smt

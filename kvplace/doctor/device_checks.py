@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from kvplace.core.device_report import DeviceReport
-from kvplace.core.node_devices import NO_NUMA, DeviceCount, TopologyPolicy
+from kvplace.core.node_devices import NO_NUMA, DeviceCount, DeviceReport, TopologyPolicy
 from kvplace.core.scalars import NodeName, NumaId, ResourceName
 from kvplace.doctor.installation import Finding, Installation, name_nodes, warning
 

@@ -18,10 +18,10 @@ from typing import Any, TypeVar, cast
 
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Forbidden, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
+from kvplace.core.node_devices import DeviceReport
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.scalars import CpuMask, NodeName, PodUid

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Ledger
 from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse
+from kvplace.core.node_devices import DeviceReport
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 

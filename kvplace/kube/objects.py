@@ -35,11 +35,11 @@ from kvplace.core.annotations import (
 )
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.device_report import DeviceReport, read_device_report
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadTopology
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.memory_in_use import NOTHING_IN_USE, read_memory_in_use
+from kvplace.core.node_devices import DeviceReport, read_device_report
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.scalars import NO_CPUS, ContainerId, NodeName, PodUid
 from kvplace.core.topology import Topology

@@ -9,9 +9,9 @@ from typing import Any
 
 from kvplace.core.cpu_usage import CpuUsage
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse
+from kvplace.core.node_devices import DeviceReport
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.kube.object_records import Condition, PodReport
 

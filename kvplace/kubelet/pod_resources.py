@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvplace.core.device_resources import is_device
 from kvplace.core.errors import Unavailable
-from kvplace.core.node_devices import NO_NUMA, DeviceCount, PodDevice
+from kvplace.core.node_devices import NO_NUMA, DeviceCount, PodDevice, is_device
 from kvplace.core.protobuf import BadMessage, fields_of
 from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.kubelet.grpc_call import unary_call

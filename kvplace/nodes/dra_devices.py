@@ -16,8 +16,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Protocol
 
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.errors import KvplaceError
+from kvplace.core.node_devices import DeviceReport
 from kvplace.core.scalars import NodeName, NumaId, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.kube.resource_claims import (

@@ -10,14 +10,13 @@ from functools import lru_cache
 from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.cluster.node_choice import Fit
 from kvplace.core.cpu_map import read_node_cpu_map
-from kvplace.core.device_prediction import after_pods
-from kvplace.core.device_report import DeviceReport
+from kvplace.core.device_locality import after_pods
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadAnnotation, BadTopology
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.memory_in_use import NOTHING_IN_USE
-from kvplace.core.node_devices import NodeDevices
+from kvplace.core.node_devices import DeviceReport, NodeDevices
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_CPUS, CpuMask, PackageId, PodUid

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.errors import Unavailable
+from kvplace.core.node_devices import DeviceReport
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import DeviceNuma, Request
 from kvplace.core.scalars import NodeName

@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from kvplace.core.device_report import DeviceReport
-from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, PodDevice, TopologyPolicy
+from kvplace.core.node_devices import (
+    NO_NUMA,
+    DeviceCount,
+    DeviceReport,
+    NodeDevices,
+    PodDevice,
+    TopologyPolicy,
+)
 from kvplace.core.request import DeviceNuma, Scope
 from kvplace.core.scalars import ContainerId, NumaId, PodUid, ResourceName
 from kvplace.kube.object_records import PodRecord

@@ -1,14 +1,17 @@
-"""A device is local where its NUMA node is one of the cores'; with `socket`, where its package is."""
+"""A device is local where its NUMA node is one of the cores'; with `socket`, where its package is.
+
+The NUMA nodes of devices that a pod has not got yet are predicted.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.device_locality import device_phrases, located
+from kvplace.core.device_locality import Certainty, after_pods, device_phrases, located, predicted_devices
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.node_devices import NO_NUMA, PodDevice
+from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.placement import Placement
 from kvplace.core.request import DeviceNuma, PinningOptions, Request, Scope
 from kvplace.core.scalars import NumaId, ResourceName
@@ -62,3 +65,88 @@ def test_equal_devices_are_counted(on_node_0: Placement) -> None:
         "1 intel.com/vf on no known NUMA node",
         "1 nvidia.com/gpu on NUMA 3 (not local)",
     )
+
+
+ALIGNING = ("best-effort", "restricted", "single-numa-node")
+
+
+def devices(policy: str = "none", **by_resource: dict[int, tuple[int, int]]) -> NodeDevices:
+    """Make devices from `vf={node: (total, free)}` and `gpu=...`."""
+    names = {"vf": VF, "gpu": GPU}
+    counts = [
+        DeviceCount(names[name], NumaId(node), *count)
+        for name, by_node in by_resource.items()
+        for node, count in by_node.items()
+    ]
+    return NodeDevices.of(counts, TopologyPolicy(policy))
+
+
+def predicted(found: NodeDevices, **wanted: int) -> tuple[Certainty, set[int]]:
+    """Predict for `vf=1` and `gpu=1`."""
+    names = {"vf": VF, "gpu": GPU}
+    result = predicted_devices(found, {names[name]: count for name, count in wanted.items()})
+    return result.certainty, set(result.nodes)
+
+
+def test_devices_that_are_all_on_one_numa_node_are_certain_under_every_policy() -> None:
+    for policy in ("none", *ALIGNING):
+        found = devices(policy, vf={1: (8, 8)})
+        assert predicted(found, vf=2) == (Certainty.CERTAIN, {1})
+
+
+def test_devices_without_a_numa_node_restrict_nothing() -> None:
+    assert predicted(devices(vf={-1: (8, 8)}), vf=1) == (Certainty.CERTAIN, set())
+    assert predicted(devices(vf={-1: (8, 8), 1: (4, 4)}), vf=1) == (Certainty.CERTAIN, {1})
+
+
+def test_nothing_is_known_of_a_resource_that_the_agent_does_not_report() -> None:
+    assert predicted(devices(vf={0: (8, 8)}), vf=1, gpu=1) == (Certainty.UNKNOWN, set())
+
+
+@pytest.mark.parametrize("policy", ALIGNING)
+def test_a_kubelet_that_aligns_takes_the_lowest_numa_node_with_enough_of_all(policy: str) -> None:
+    found = devices(policy, vf={0: (8, 8), 1: (8, 8), 2: (8, 8)}, gpu={0: (2, 0), 1: (2, 1), 2: (2, 2)})
+    assert predicted(found, vf=1) == (Certainty.PREDICTED, {0})
+    assert predicted(found, vf=1, gpu=1) == (Certainty.PREDICTED, {1})
+    assert predicted(found, vf=1, gpu=2) == (Certainty.PREDICTED, {2})
+
+
+def test_more_devices_than_a_numa_node_has_come_from_the_fewest_lowest_nodes() -> None:
+    gpu = {0: (2, 1), 1: (2, 2), 2: (2, 2), 3: (2, 2)}
+    assert predicted(devices("best-effort", gpu=gpu), gpu=4) == (Certainty.PREDICTED, {1, 2})
+    assert predicted(devices("restricted", gpu=gpu), gpu=4) == (Certainty.PREDICTED, {1, 2})
+    assert predicted(devices("single-numa-node", gpu=gpu), gpu=4) == (Certainty.REJECTED, {0, 1, 2, 3})
+
+
+def test_devices_that_cannot_be_aligned_are_anywhere_or_fail_the_pod() -> None:
+    apart = {"vf": {0: (8, 1), 1: (8, 0)}, "gpu": {0: (2, 0), 1: (2, 2)}}
+    assert predicted(devices("best-effort", **apart), vf=1, gpu=1) == (Certainty.PREDICTED, {0, 1})
+    assert predicted(devices("restricted", **apart), vf=1, gpu=1) == (Certainty.REJECTED, {0, 1})
+    wide = {0: (2, 1), 1: (2, 1), 2: (2, 1)}
+    assert predicted(devices("best-effort", gpu=wide), gpu=2) == (Certainty.UNKNOWN, {0, 1, 2})
+    on_one_node_each = {"vf": {0: (8, 8)}, "gpu": {1: (2, 2)}}
+    assert predicted(devices("restricted", **on_one_node_each), vf=1, gpu=1) == (Certainty.REJECTED, {0, 1})
+    assert predicted(devices("none", **on_one_node_each), vf=1, gpu=1) == (Certainty.CERTAIN, {0, 1})
+
+
+def test_without_alignment_any_numa_node_with_a_free_device_is_possible() -> None:
+    vf = {0: (8, 2), 1: (8, 0), 2: (8, 1)}
+    assert predicted(devices(vf=vf), vf=1) == (Certainty.UNKNOWN, {0, 2})
+    assert predicted(devices(vf=vf), vf=3) == (Certainty.PREDICTED, {0, 2})
+    assert predicted(devices(vf={0: (8, 0), 1: (8, 3)}), vf=1) == (Certainty.PREDICTED, {1})
+    assert predicted(devices(vf={0: (8, 0), 1: (8, 0)}), vf=1) == (Certainty.UNKNOWN, {0, 1})
+
+
+def test_pods_that_are_bound_take_the_devices_that_are_predicted_for_them() -> None:
+    found = devices("best-effort", vf={0: (2, 2), 1: (4, 4)})
+    left = after_pods(found, [{VF: 2}, {VF: 1}])
+    assert [(one.node, one.total, one.free) for one in left.counts] == [(0, 2, 0), (1, 4, 3)]
+    left = after_pods(devices("none", vf={0: (2, 2), 1: (4, 4)}), [{VF: 1}])
+    assert [one.free for one in left.counts] == [2, 3], "of all that are possible, where most are free"
+    left = after_pods(found, [{VF: 100}, {GPU: 1}])
+    assert [one.free for one in left.counts] == [0, 0]
+
+
+def test_devices_without_a_node_are_taken_last() -> None:
+    left = after_pods(devices("best-effort", vf={NO_NUMA: (9, 9), 1: (1, 1)}), [{VF: 2}])
+    assert [(one.node, one.free) for one in left.counts] == [(-1, 8), (1, 0)]

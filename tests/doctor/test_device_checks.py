@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvplace.core.device_report import DeviceReport
-from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, PodDevice, TopologyPolicy
+from kvplace.core.node_devices import (
+    NO_NUMA,
+    DeviceCount,
+    DeviceReport,
+    NodeDevices,
+    PodDevice,
+    TopologyPolicy,
+)
 from kvplace.core.scalars import NumaId, PodUid, ResourceName
 from kvplace.doctor.device_checks import check_devices
 from tests.doctor.examples import problems, view

@@ -6,10 +6,9 @@ from typing import Any
 
 from kvplace.cli.explain_lines import seat_lines
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.marks import PINNED
 from kvplace.core.neighbours import Nearness
-from kvplace.core.node_devices import NO_NUMA, NodeDevices, PodDevice
+from kvplace.core.node_devices import NO_NUMA, DeviceReport, NodeDevices, PodDevice
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.request_document import PodRequest, write_request

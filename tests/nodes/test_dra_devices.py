@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvplace.core.device_report import DeviceReport
-from kvplace.core.node_devices import NodeDevices
+from kvplace.core.node_devices import DeviceReport, NodeDevices
 from kvplace.core.scalars import NodeName, NumaId
 from kvplace.kube.resource_claims import (
     DRA_RESOURCES,

@@ -8,11 +8,10 @@ import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.free import Free
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.memory_in_use import MemoryInUse
-from kvplace.core.node_devices import DeviceCount, NodeDevices, PodDevice, TopologyPolicy
+from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId, PodUid, ResourceName

@@ -12,11 +12,10 @@ from typing import Any
 import msgspec
 
 from kvplace.cli.view_tables import vm_columns
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.label_terms import read_label_terms
 from kvplace.core.ledger import Ledger, Reserved
 from kvplace.core.marks import PINNED
-from kvplace.core.node_devices import NodeDevices, PodDevice
+from kvplace.core.node_devices import DeviceReport, NodeDevices, PodDevice
 from kvplace.core.request import PinningOptions, Policy, Scope
 from kvplace.core.scalars import CpuId, CpuMask, NodeName, NumaId, PodUid, ResourceName
 from kvplace.kube.api_errors import Denied, Missing

@@ -20,7 +20,7 @@ from harness.real_node.kubelet import Kubelet
 from harness.real_node.node_access import NodeAccess, apiserver_flags
 from harness.real_node.runtime import ContainerRuntime
 from harness.real_node.sandbox import Sandbox
-from kvplace.core.device_prediction import Certainty, DevicePrediction, predicted_devices
+from kvplace.core.device_locality import Certainty, DevicePrediction, predicted_devices
 from kvplace.core.node_devices import NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.kubelet.pod_resources import ListedPod, count_devices, devices_of_pod, read_pod_resources

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, LedgerChange, claim_of
 from kvplace.core.marks import PINNED
+from kvplace.core.node_devices import DeviceReport
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import OnFailure, PinningOptions, Policy, Request, Scope
 from kvplace.core.request_json import request_document

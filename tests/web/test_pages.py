@@ -11,10 +11,9 @@ import pytest
 
 from harness.browser.page import Page, new_page
 from harness.browser.process import Browser, running_browser
-from kvplace.core.device_report import DeviceReport
 from kvplace.core.drawing.svg_style import DARK, LIGHT
 from kvplace.core.ledger import LedgerChange, claim_of
-from kvplace.core.node_devices import DeviceCount, NodeDevices, PodDevice
+from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice
 from kvplace.core.scalars import NodeName, NumaId, PodUid, ResourceName
 from kvplace.machines.server_types import read_machine
 from kvplace.web.feed import Feed

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from kvplace.core.device_prediction import Certainty, predicted_devices
+from kvplace.core.device_locality import Certainty, predicted_devices
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.request import DeviceNuma, Request
 from kvplace.core.scalars import CpuMask, NumaId, NumaIndex

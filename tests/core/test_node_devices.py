@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from kvplace.core.device_report import DeviceReport, read_device_report
-from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, PodDevice, TopologyPolicy
+from kvplace.core.node_devices import (
+    NO_NUMA,
+    DeviceCount,
+    DeviceReport,
+    NodeDevices,
+    PodDevice,
+    TopologyPolicy,
+    read_device_report,
+)
 from kvplace.core.scalars import NumaId, PodUid, ResourceName
 
 VF = ResourceName("intel.com/vf")
