@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_BYTES, Bytes, CpuId, CpuMask
 from kvplace.core.topology import Topology

@@ -23,7 +23,7 @@ from kvplace.admission import pod, vmi
 from kvplace.admission.http import admission_application
 from kvplace.admission.review import AdmissionSettings, allow, read_review
 from kvplace.core.allocator.allocate import place
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import PinningOptions, Request

@@ -7,7 +7,7 @@ import random
 import time
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes, PodUid

@@ -15,7 +15,7 @@ from benchmarks._api_requests import Call, ask_all
 from harness.control_plane.cluster import ControlPlane
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_document, claim_of
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid

@@ -13,7 +13,7 @@ from benchmarks.peers.best_fit import best_fit
 from kvplace.core.allocator.allocate import place
 from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import Occupant
 from kvplace.core.refusal import Refusal

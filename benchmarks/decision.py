@@ -27,7 +27,7 @@ import msgspec
 from benchmarks._tables import table
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt

@@ -30,7 +30,7 @@ from harness.control_plane.cluster import ControlPlane
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import ExitCode
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of, ledger_document
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.request import PinningOptions, Request, Scope

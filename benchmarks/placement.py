@@ -46,7 +46,7 @@ from benchmarks.peers.kubelet import packed
 from kvplace.core.allocator.allocate import place
 from kvplace.core.allocator.layout import layout_of
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt

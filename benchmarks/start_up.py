@@ -27,7 +27,7 @@ from harness.control_plane.cluster import ControlPlane
 from harness.kvplace_cluster.installation import MANIFESTS, Installation, Replica
 from harness.kvplace_cluster.machines import node_shape, node_topology
 from kvplace.core.allocator.allocate import place
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_document, claim_of
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import Placement, PodPlacement

@@ -13,9 +13,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 
 from kvplace.core.errors import BadBody, Misconfigured
-from kvplace.core.fields import MAX_BYTES
-from kvplace.core.huge_pages import MOST_PAGES
-from kvplace.core.quantity import parse_bytes, parse_quantity
+from kvplace.core.json_fields import MAX_BYTES
+from kvplace.core.quantity import MOST_PAGES, parse_bytes, parse_quantity
 from kvplace.core.scalars import Bytes
 from kvplace.core.strict_json import shown
 from kvplace.kube.pod_spec import OwnerReference

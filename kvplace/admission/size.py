@@ -27,7 +27,7 @@ from kvplace.admission.objects import (
     whole_pages,
 )
 from kvplace.core.errors import Misconfigured
-from kvplace.core.fields import MAX_BYTES
+from kvplace.core.json_fields import MAX_BYTES
 from kvplace.core.request import MAX_VCPUS
 from kvplace.core.request_json import MAX_IO_THREADS
 from kvplace.core.scalars import NO_BYTES, Bytes

@@ -9,7 +9,7 @@ from kvplace.cli.output import Column, Output, console, document_text, rows_of, 
 from kvplace.cli.view_tables import NOTHING
 from kvplace.core.cpuset import union
 from kvplace.core.drawing.core_map_json import KIND, core_map_document
-from kvplace.core.free_blocks import Domain
+from kvplace.core.free_resources import Domain
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology

@@ -54,7 +54,7 @@ def _complete_state(_context: click.Context, _option: click.Parameter, begun: st
 
 
 def _read_state(text: str) -> VmState:
-    from kvplace.core.near_words import did_you_mean
+    from kvplace.core.strict_json import did_you_mean
     from kvplace.nodes.cluster_view import VmState
 
     states = {state.value.lower(): state for state in VmState}
@@ -231,7 +231,7 @@ def _print(
     listing: Listing[T], found: Sequence[T], names: tuple[str, ...], known: Iterable[str], what: str
 ) -> int:
     """Print what was found, and state which names were not."""
-    from kvplace.core.near_words import did_you_mean
+    from kvplace.core.strict_json import did_you_mean
 
     known = list(known)
     missing = [name for name in names if name not in known]

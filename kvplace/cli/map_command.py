@@ -282,7 +282,7 @@ def names_a_node(machine: str) -> bool:
     """
     from pathlib import Path
 
-    from kvplace.core.near_words import near_word
+    from kvplace.core.strict_json import near_word
     from kvplace.kube.kubeconfig import kubeconfig_files
     from kvplace.machines.server_types import machine_names
 
@@ -306,8 +306,8 @@ def names_a_node(machine: str) -> bool:
 def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
     """Read one node and draw it; raises KvplaceError with the reason why there is nothing to draw."""
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
-    from kvplace.core.near_words import did_you_mean
     from kvplace.core.scalars import NodeName
+    from kvplace.core.strict_json import did_you_mean
     from kvplace.kube.watches import NODES
     from kvplace.machines.server_types import machine_names
     from kvplace.nodes.cluster_reading import read_node

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from kvplace.cli.completion import names_and_files
 from kvplace.cli.output import Output, say
-from kvplace.core.near_words import did_you_mean
+from kvplace.core.strict_json import did_you_mean
 
 if TYPE_CHECKING:
     from kvplace.machines.machine import Machine

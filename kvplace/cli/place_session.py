@@ -17,7 +17,7 @@ from kvplace.core.answer_json import move_document, placement_document, refusal_
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.device_locality import after_pods
 from kvplace.core.errors import BadBody
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.moves.budget import MAX_STEPS, MAX_STEPS_THOROUGH, Watch, unwatched
 from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room

@@ -10,9 +10,8 @@ from kvplace.admission.stated_request import devices_elsewhere, expanded, stated
 from kvplace.cli.output import say
 from kvplace.core.annotations import CPU_SET, OPTING_IN, written_without_effect
 from kvplace.core.errors import BadBody, KvplaceError
-from kvplace.core.near_words import near_word
 from kvplace.core.request import Request
-from kvplace.core.strict_json import Json, shown
+from kvplace.core.strict_json import Json, near_word, shown
 
 _KINDS = {"VirtualMachine": "spec.template.metadata", "VirtualMachineInstance": "metadata", "Pod": "metadata"}
 """Where the annotations are, by kind."""

@@ -108,7 +108,7 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
 
 
 def _node_keys() -> Mapping[str, Callable[[NodeView], tuple[object, ...]]]:
-    from kvplace.core.free_blocks import Domain
+    from kvplace.core.free_resources import Domain
 
     def free_blocks(node: NodeView) -> tuple[int, int, float]:
         if node.free_blocks is None:

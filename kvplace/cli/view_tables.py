@@ -8,7 +8,7 @@ from datetime import datetime
 from kvplace.cli.output import Column
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.device_locality import device_phrases
-from kvplace.core.free_blocks import Domain, FreeBlocks
+from kvplace.core.free_resources import Domain, FreeBlocks
 from kvplace.core.node_devices import NO_NUMA
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import Placement

@@ -13,7 +13,6 @@ from typing import Any, TypeVar, cast
 
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.near_words import did_you_mean, near_word
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import (
     DeviceNuma,
@@ -27,6 +26,7 @@ from kvplace.core.request import (
     Smt,
     scope_hint,
 )
+from kvplace.core.strict_json import did_you_mean, near_word
 
 PREFIX = "kvplace.io/"
 CPU_SET = "cpu-set"

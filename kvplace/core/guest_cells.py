@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvplace.core.cpuset import MAX_CPU, bits_of, cpus_of, format_cpu_list, mask_of
-from kvplace.core.fields import MAX_BYTES, Fields
+from kvplace.core.json_fields import MAX_BYTES, Fields
 from kvplace.core.scalars import NO_BYTES, Bytes, CpuId, NumaId
 from kvplace.core.strict_json import Json, shown
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, union
 from kvplace.core.errors import BadAnnotation, Conflict, Corrupt
-from kvplace.core.fields import Fields
-from kvplace.core.huge_pages import plain_bytes, write_page_counts
+from kvplace.core.json_fields import Fields
 from kvplace.core.placement import MAX_REVISION, Placement, PodPlacement
+from kvplace.core.quantity import plain_bytes, write_page_counts
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.strict_json import shown

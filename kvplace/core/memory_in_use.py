@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvplace.core.fields import MAX_BYTES
-from kvplace.core.huge_pages import bytes_in_pages, read_page_counts, write_page_counts
+from kvplace.core.json_fields import MAX_BYTES
 from kvplace.core.ledger import Claim
-from kvplace.core.quantity import format_bytes, parse_bytes
+from kvplace.core.quantity import (
+    bytes_in_pages,
+    format_bytes,
+    parse_bytes,
+    read_page_counts,
+    write_page_counts,
+)
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, NumaId, PodUid
 from kvplace.core.strict_json import Json, shown

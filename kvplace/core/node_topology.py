@@ -12,7 +12,7 @@ from typing import Any
 
 from kvplace.core.cpuset import MAX_CPU, format_cpu_list
 from kvplace.core.errors import BadTopology
-from kvplace.core.fields import Fields
+from kvplace.core.json_fields import Fields
 from kvplace.core.node_devices import (
     MOST_DEVICES,
     NO_NUMA,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.placement import Placement

@@ -19,10 +19,9 @@ from functools import lru_cache
 from kvplace.core.cpu_map import read_cpu_map
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
-from kvplace.core.huge_pages import write_page_counts
-from kvplace.core.options_json import options_document, read_options_document
+from kvplace.core.json_fields import Fields, options_document, read_options_document
+from kvplace.core.quantity import write_page_counts
 from kvplace.core.request import DeviceNuma, NumaMemory, OnFailure, PinningOptions, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PackageId, PodUid
 from kvplace.core.strict_json import Json, shown

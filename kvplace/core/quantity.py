@@ -1,11 +1,13 @@
-"""Kubernetes quantities of bytes and CPUs, read exactly, and numbers written for people.
+"""Kubernetes quantities of bytes, CPUs and huge pages, read exactly, and numbers written for people.
 
-Follows apimachinery's resource.Quantity: binary suffixes Ki..Ei, decimal k..E, `m`, and exponents.
+Follows apimachinery's resource.Quantity: binary suffixes Ki..Ei, decimal k..E, `m`, and exponents. Huge pages
+are counted by page size: `{"1Gi": 8}`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 
@@ -123,3 +125,45 @@ def about_bytes(count: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Write how many there are of something that people count: `1 node`, `2 nodes`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+MOST_PAGES = 1 << 40
+
+
+def bytes_in_pages(pages: Mapping[Bytes, int]) -> Bytes:
+    """Add up what pages hold."""
+    return Bytes(sum(size * count for size, count in pages.items()))
+
+
+def plain_bytes(memory: Bytes, pages: Mapping[Bytes, int]) -> Bytes:
+    """State how much memory lies outside huge pages, given all of it."""
+    return Bytes(max(0, memory - bytes_in_pages(pages)))
+
+
+def write_page_counts(pages: Mapping[Bytes, int]) -> dict[str, int]:
+    """Write counts by page size, smallest first."""
+    return {format_bytes(size): count for size, count in sorted(pages.items())}
+
+
+def read_page_counts(pages: object, at: str) -> dict[Bytes, int]:
+    """Read counts by page size; raises ValueError that names the entry, also for a size given twice."""
+    if not isinstance(pages, Mapping):
+        raise ValueError(  # noqa: TRY004
+            f'{at} is {shown(pages)}; it must be an object of counts by page size such as {{"1Gi": 8}}'
+        )
+    counts: dict[Bytes, int] = {}
+    for text, count in pages.items():
+        try:
+            size = parse_bytes(text)
+        except ValueError as error:
+            raise ValueError(f"{at}: {error}") from None
+        if not size:
+            raise ValueError(f"{at}: {shown(text)} is not a page size; write 2Mi or 1Gi")
+        if size in counts:
+            raise ValueError(f"{at} has pages of {format_bytes(size)} twice; write one count of them")
+        if type(count) is not int or not 0 <= count <= MOST_PAGES:
+            raise ValueError(
+                f"{at}[{shown(text)}] is {shown(count)}; it must be a whole number from 0 to {MOST_PAGES}"
+            )
+        counts[size] = count
+    return counts

@@ -19,7 +19,7 @@ from kvplace.core.annotations import (
     wants_room,
 )
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.fields import Fields
+from kvplace.core.json_fields import Fields
 from kvplace.core.request import Request
 from kvplace.core.request_json import read_request, request_document
 

@@ -22,11 +22,9 @@ from kvplace.core.annotations import (
 )
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.errors import BadBody
-from kvplace.core.fields import Fields
-from kvplace.core.huge_pages import bytes_in_pages, write_page_counts
+from kvplace.core.json_fields import OPTION_KEYS, Fields, options_document, read_options_document
 from kvplace.core.node_devices import read_device_counts, write_device_counts
-from kvplace.core.options_json import OPTION_KEYS, options_document, read_options_document
-from kvplace.core.quantity import about_bytes, parse_memory
+from kvplace.core.quantity import about_bytes, bytes_in_pages, parse_memory, write_page_counts
 from kvplace.core.request import MAX_VCPUS, GuestNuma, NumaMemory, Policy, Request, Smt
 from kvplace.core.strict_json import Json, shown
 

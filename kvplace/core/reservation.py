@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.ledger import Claim, Ledger, Reserved
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid

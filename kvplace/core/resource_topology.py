@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.node_devices import DeviceCount, TopologyPolicy
 from kvplace.core.quantity import format_bytes
 from kvplace.core.scalars import NumaId

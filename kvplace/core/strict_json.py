@@ -1,7 +1,8 @@
 """Reads JSON strictly and names its values in error messages.
 
 Python's own reader accepts duplicate keys and NaN, and raises errors of its own for documents that are nested
-too deeply and numbers that are too long. Here each is refused with one sentence in the terms of JSON.
+too deeply and numbers that are too long. Here each is refused with one sentence in the terms of JSON. For a
+key or value that is not known, the sentence ends with the known one that is most like it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from kvplace.core.errors import BadBody
-from kvplace.core.near_words import did_you_mean
 
 Json: TypeAlias = dict[str, Any]
 
@@ -111,3 +111,23 @@ def _whole(digits: str) -> int:
 
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is not a JSON number")
+
+
+_MOST_COMPARED = 60
+
+
+def near_word(word: object, known: Iterable[str]) -> str:
+    """Return the known word that is most like this one, whatever its case; empty when none is like it."""
+    import difflib  # seldom needed, and slow to load
+
+    if not isinstance(word, str):
+        return ""
+    by_lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(word[:_MOST_COMPARED].strip().lower(), by_lower, n=1)
+    return by_lower[near[0]] if near else ""
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Write `; did you mean 'x'?`, or nothing when no known word is like this one."""
+    near = near_word(word, known)
+    return f"; did you mean {near!r}?" if near else ""

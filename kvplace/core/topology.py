@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, place_of_each
 from kvplace.core.errors import BadTopology
-from kvplace.core.huge_pages import plain_bytes
+from kvplace.core.quantity import plain_bytes
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from kvplace.core.cpuset import MAX_CPU, format_cpu_list
 from kvplace.core.errors import BadTopology
-from kvplace.core.fields import Fields
-from kvplace.core.huge_pages import write_page_counts
-from kvplace.core.quantity import format_bytes
+from kvplace.core.json_fields import Fields
+from kvplace.core.quantity import format_bytes, write_page_counts
 from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
-from kvplace.core.huge_pages import bytes_in_pages
+from kvplace.core.quantity import bytes_in_pages
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 

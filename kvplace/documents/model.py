@@ -23,8 +23,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import ErrorDetails
 
 from kvplace.core.errors import BadBody
-from kvplace.core.near_words import did_you_mean
-from kvplace.core.strict_json import known_keys, shown
+from kvplace.core.strict_json import did_you_mean, known_keys, shown
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -20,8 +20,8 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from kvplace.core.errors import BadBody
+from kvplace.core.json_fields import OPTION_KEYS
 from kvplace.core.node_devices import MOST_DEVICES
-from kvplace.core.options_json import OPTION_KEYS
 from kvplace.core.request import MAX_VCPUS, PinningOptions, Policy, Request
 from kvplace.core.request_json import MAX_IO_THREADS, request_of
 from kvplace.core.strict_json import Json, shown

@@ -11,10 +11,9 @@ from typing import Any, Protocol, TypeVar
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import Absent, BadBody, Forbidden
 from kvplace.core.marks import PINNED
-from kvplace.core.near_words import did_you_mean
 from kvplace.core.request_document import PodRequest
 from kvplace.core.scalars import NodeName
-from kvplace.core.strict_json import shown
+from kvplace.core.strict_json import did_you_mean, shown
 from kvplace.explain.explanation import Event, Explanation, asked_nodes, fit, seat_of
 from kvplace.explain.notes import (
     condition,

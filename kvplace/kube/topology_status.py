@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from kvplace.core.cpu_usage import CpuUsage
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.enforcement import Enforcement
+from kvplace.core.free_resources import CpuUsage
 from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.scalars import NO_CPUS, CpuMask

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.core.huge_pages import bytes_in_pages
-from kvplace.core.quantity import parse_bytes
+from kvplace.core.quantity import bytes_in_pages, parse_bytes
 from kvplace.core.scalars import Bytes, NumaId
 from kvplace.linux.cgroup import UNIFIED
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_text

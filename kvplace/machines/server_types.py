@@ -23,8 +23,8 @@ from operator import or_
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import BadTopology
-from kvplace.core.near_words import did_you_mean
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId
+from kvplace.core.strict_json import did_you_mean
 from kvplace.core.topology import NumaNode, Package, Topology
 
 GIB = Bytes(1 << 30)

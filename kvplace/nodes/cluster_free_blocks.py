@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from kvplace.core.free_blocks import Domain, FreeBlocks, free_blocks_of
+from kvplace.core.free_resources import Domain, FreeBlocks, free_blocks_of
 from kvplace.core.scalars import NodeName
 from kvplace.kube.concurrency import Turns
 from kvplace.nodes.node_cache import NodeCache

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from kvplace.core.device_locality import LocatedDevice, located
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.free_blocks import FreeBlocks, free_blocks_of
+from kvplace.core.free_resources import FreeBlocks, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement

@@ -13,7 +13,7 @@ from kvplace.core.cpu_map import read_node_cpu_map
 from kvplace.core.device_locality import after_pods
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadAnnotation, BadTopology
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.memory_in_use import NOTHING_IN_USE
 from kvplace.core.node_devices import DeviceReport, NodeDevices

@@ -17,12 +17,12 @@ from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.cluster.planning import PlannedVm, VmRequest, plan
 from kvplace.core.errors import Absent
 from kvplace.core.marks import PLACED_LABEL
-from kvplace.core.near_words import did_you_mean
 from kvplace.core.occupant import Occupant
 from kvplace.core.quantity import counted
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.strict_json import did_you_mean
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 from kvplace.kube.object_reader import ApiKind

@@ -7,12 +7,10 @@ from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.device_locality import LocatedDevice
-from kvplace.core.free import Free
-from kvplace.core.free_blocks import FreeBlocks
-from kvplace.core.huge_pages import write_page_counts
+from kvplace.core.free_resources import Free, FreeBlocks
 from kvplace.core.ledger import Claim, Reserved
 from kvplace.core.node_topology import API_VERSION
-from kvplace.core.quantity import format_bytes
+from kvplace.core.quantity import format_bytes, write_page_counts
 from kvplace.core.request_json import request_document
 from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology

@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 
 from kvplace.core.errors import Absent, BadBody, Conflict, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
-from kvplace.core.near_words import did_you_mean
 from kvplace.core.quantity import counted
-from kvplace.core.strict_json import json_object, shown
+from kvplace.core.strict_json import did_you_mean, json_object, shown
 from kvplace.documents.rollout import name_problem
 from kvplace.kube.retry import retrying
 from kvplace.kube.store import Store

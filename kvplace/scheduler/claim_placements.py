@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.ledger import Claim
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Request

@@ -20,7 +20,7 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate, scores
 from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError, Refused, Unavailable
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.log_fields import about_pod
 from kvplace.core.refusal import Refusal

@@ -13,7 +13,7 @@ from prometheus_client import Gauge
 
 from kvplace.controller.controller import Controller
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.free_blocks import Domain
+from kvplace.core.free_resources import Domain
 from kvplace.core.ledger import Claim
 from kvplace.core.scalars import NodeName
 from kvplace.kube.concurrency import Turns

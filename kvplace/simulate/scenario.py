@@ -16,7 +16,7 @@ from pathlib import Path
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
-from kvplace.core.huge_pages import plain_bytes
+from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import Request
 from kvplace.documents.cluster import MOST_REQUESTS, ScenarioDocument, VmEntry
 from kvplace.documents.model import numbered, read_model

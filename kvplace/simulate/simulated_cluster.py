@@ -11,7 +11,7 @@ from functools import cache
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import Occupant

@@ -15,12 +15,12 @@ from typing import Any
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.node_choice import Candidate, Strategy
-from kvplace.core.free import free_of
-from kvplace.core.huge_pages import plain_bytes
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.percentiles import Percentiles
 from kvplace.core.placement import Placement
+from kvplace.core.quantity import plain_bytes
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName

@@ -13,8 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 from kvplace.admission.objects import Vmi, typed
 from kvplace.admission.sidecar import HOOK_SIDECARS
 from kvplace.admission.size import VmSize, size_of_vm
-from kvplace.core.huge_pages import bytes_in_pages
-from kvplace.core.quantity import format_bytes
+from kvplace.core.quantity import bytes_in_pages, format_bytes
 
 Json = dict[str, Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from kvplace.core.free_blocks import Domain
+from kvplace.core.free_resources import Domain
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import NodeRecord, PodRecord, TopologyRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request

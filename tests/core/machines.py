@@ -16,7 +16,7 @@ from types import MappingProxyType
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NumaId, PackageId

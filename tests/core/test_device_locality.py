@@ -9,7 +9,7 @@ import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.device_locality import Certainty, after_pods, device_phrases, located, predicted_devices
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.placement import Placement

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import CELL_GRANULE, GuestCell, apportion, mirrored, read_guest_cells
+from kvplace.core.json_fields import Fields
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid

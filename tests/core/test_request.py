@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import (
     DeviceNuma,

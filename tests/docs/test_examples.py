@@ -11,7 +11,7 @@ from lxml import etree
 from kvplace.core import annotations as keys
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of, parse_cpu_list
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, PinningOptions, Request

@@ -10,7 +10,7 @@ import pytest
 from harness.install_page.page import Block
 from harness.install_page.quickstart import CONSOLE, PAGE, commands_and_output, masked
 from harness.kvplace_cluster.machines import two_socket_machine
-from kvplace.core.cpu_usage import usage_of
+from kvplace.core.free_resources import usage_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.topology_document import topology_document
 from tests.docs.blocks import block, blocks

@@ -21,7 +21,7 @@ from harness.pod_cgroups import container_id
 from kvplace.core.allocator.allocate import place
 from kvplace.core.annotations import read_options
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of, merge_patch
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import Placement, PodPlacement

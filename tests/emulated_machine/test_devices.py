@@ -14,7 +14,7 @@ from harness.pod_cgroups import Driver, container_id
 from kvplace.core.allocator.allocate import place
 from kvplace.core.annotations import read_options
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import DeviceNuma, OnFailure, Request

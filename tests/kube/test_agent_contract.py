@@ -10,7 +10,7 @@ import pytest
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Refused
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.node_devices import TopologyPolicy

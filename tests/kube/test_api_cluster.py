@@ -16,7 +16,7 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, RequestRefused
-from kvplace.core.cpu_usage import CpuUsage
+from kvplace.core.free_resources import CpuUsage
 from kvplace.core.ledger import Claim, LedgerChange, claim_document
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid

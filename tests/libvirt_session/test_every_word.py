@@ -16,7 +16,7 @@ from harness.libvirt_session.documents import minimal_domain
 from kvplace.core.allocator.allocate import place
 from kvplace.core.annotations import OPTING_IN, read_options
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request

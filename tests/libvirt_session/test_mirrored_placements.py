@@ -18,7 +18,7 @@ from harness.libvirt_session.daemon import LibvirtSession, RunningDomain
 from harness.libvirt_session.documents import minimal_domain
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import GuestNuma, NumaMemory, Policy, Request, Scope, Smt

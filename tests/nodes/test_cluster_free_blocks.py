@@ -8,7 +8,7 @@ import pytest
 
 from kvplace.core import step_budget
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free_blocks import Domain, free_blocks_of
+from kvplace.core.free_resources import Domain, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, NodeName, PodUid

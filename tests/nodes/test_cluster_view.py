@@ -12,7 +12,7 @@ import pytest
 
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Forbidden, Unavailable
-from kvplace.core.free_blocks import Domain
+from kvplace.core.free_resources import Domain
 from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy

@@ -8,7 +8,7 @@ import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice, TopologyPolicy

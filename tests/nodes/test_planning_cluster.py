@@ -11,7 +11,7 @@ import msgspec
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.planning import VmRequest, plan
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason

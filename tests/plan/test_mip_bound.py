@@ -15,7 +15,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.planning import Tally, VmRequest, plan
 from kvplace.core.errors import Misconfigured
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement

@@ -14,7 +14,7 @@ from kvplace.core import step_budget
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped, grouped_by
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request

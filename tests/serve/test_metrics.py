@@ -16,7 +16,7 @@ from harness.certificates import Certificates
 from kvplace.core import step_budget
 from kvplace.core.annotations import REQUEST
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.free_blocks import Domain
+from kvplace.core.free_resources import Domain
 from kvplace.core.ledger import Ledger
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.request import Request

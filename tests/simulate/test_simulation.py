@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, NumaId

@@ -10,7 +10,7 @@ from kvplace.admission.review import AdmissionSettings
 from kvplace.admission.vmi import admit_vmi, review_vm
 from kvplace.core.allocator.allocate import place
 from kvplace.core.annotations import ASKING, read_options
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal

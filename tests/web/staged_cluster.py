@@ -15,7 +15,7 @@ from typing import Any
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, LedgerChange, claim_of
 from kvplace.core.marks import PINNED
 from kvplace.core.node_devices import DeviceReport

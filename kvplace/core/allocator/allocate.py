@@ -37,7 +37,7 @@ from kvplace.core.allocator.objectives import CoreRank
 from kvplace.core.allocator.refusing import refuse, refuse_devices
 from kvplace.core.allocator.serving import Serving, fragmentation
 from kvplace.core.allocator.supply import Supply
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal

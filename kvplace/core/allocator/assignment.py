@@ -10,8 +10,8 @@ from kvplace.core.allocator.core_choice import CoreShare
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.guest_cells import mirrored
-from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.placement import Placement
+from kvplace.core.quantity import bytes_in_pages
 from kvplace.core.request import EmulatorThreads, GuestNuma, Level, NumaMemory, Policy, Smt
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, NumaIndex
 

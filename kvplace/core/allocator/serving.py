@@ -18,7 +18,7 @@ from kvplace.core.allocator.numa_sets import NumaSet, most_shares_of, spread_gro
 from kvplace.core.allocator.objectives import CoreRank
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import union
-from kvplace.core.free import crowd
+from kvplace.core.free_resources import crowd
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuMask, NumaIndex
 

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 from kvplace.core.allocator.layout import layout_of
 from kvplace.core.allocator.supply import counted_unit, units_needed
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import Free
-from kvplace.core.huge_pages import plain_bytes
+from kvplace.core.free_resources import Free
+from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import NumaMemory, Request, Smt
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask
 from kvplace.core.topology import Topology

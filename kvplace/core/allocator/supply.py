@@ -15,8 +15,8 @@ from kvplace.core.allocator.device_choices import ANYWHERE, DeviceChoice, Unknow
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.layout import L3Part, NodePart, PartCount, ScopeDomain, Segment, layout_of
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import Free
-from kvplace.core.huge_pages import plain_bytes
+from kvplace.core.free_resources import Free
+from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Smt
 from kvplace.core.scalars import Bytes, CpuMask, NumaIndex
 from kvplace.core.topology import Topology

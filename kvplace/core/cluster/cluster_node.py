@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant
 from kvplace.core.scalars import NodeName, PodUid

@@ -28,8 +28,8 @@ from kvplace.core.cluster.node_choice import (
     standing,
 )
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import Free, crowd
-from kvplace.core.huge_pages import plain_bytes
+from kvplace.core.free_resources import Free, crowd
+from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import Level, NumaMemory, Policy, Request, Smt
 from kvplace.core.scalars import Bytes
 from kvplace.core.topology import Topology

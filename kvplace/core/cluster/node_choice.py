@@ -26,10 +26,10 @@ from typing import NamedTuple
 from kvplace.core.allocator.device_choices import far_devices
 from kvplace.core.allocator.fragmentation import slots_lost
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import Free, crowd
-from kvplace.core.huge_pages import bytes_in_pages
+from kvplace.core.free_resources import Free, crowd
 from kvplace.core.occupant import locality_of
 from kvplace.core.placement import Placement
+from kvplace.core.quantity import bytes_in_pages
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology

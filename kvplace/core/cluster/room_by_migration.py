@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.placement import Placement
 from kvplace.core.preemption.victims import OccupiedMachine
 from kvplace.core.request import Request

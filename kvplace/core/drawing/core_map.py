@@ -16,11 +16,10 @@ from types import MappingProxyType
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, place_of_each
 from kvplace.core.device_locality import LocatedDevice, device_phrases
 from kvplace.core.drawing.occupancy import Fault, FaultKind, Occupancy
-from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_devices import DeviceCount
 from kvplace.core.placement import Placement
-from kvplace.core.quantity import counted, format_bytes
+from kvplace.core.quantity import bytes_in_pages, counted, format_bytes
 from kvplace.core.scalars import (
     NO_BYTES,
     NO_CPUS,

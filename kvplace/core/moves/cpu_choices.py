@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import compress, product
 
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.moves.targets import VmToPlace
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Smt

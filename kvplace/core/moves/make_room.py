@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.moves.budget import MAX_STEPS, Watch, unwatched
 from kvplace.core.moves.move_search import MoveSearch

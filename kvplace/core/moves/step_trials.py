@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.moves.budget import LOOKUP, PLACEMENT, Budget
 from kvplace.core.moves.cpu_choices import cpu_choices
 from kvplace.core.moves.targets import Step, Target, VmToPlace

@@ -13,12 +13,11 @@ from typing import Any
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.free import Free
-from kvplace.core.huge_pages import bytes_in_pages
+from kvplace.core.free_resources import Free
 from kvplace.core.moves.make_room import Move, MovePlan, NoMoves, make_room
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
-from kvplace.core.quantity import about_bytes, counted, format_bytes
+from kvplace.core.quantity import about_bytes, bytes_in_pages, counted, format_bytes
 from kvplace.core.request import (
     NARROW_FIRST,
     EmulatorThreads,

@@ -14,9 +14,9 @@ from math import comb
 
 from kvplace.core.allocator.layout import layout_of
 from kvplace.core.allocator.set_cover import fewest
-from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, memory_of
 from kvplace.core.placement import Placement
+from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import DeviceNuma, EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.core.topology import NumaNode, Topology

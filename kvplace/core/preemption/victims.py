@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.placement import Placement

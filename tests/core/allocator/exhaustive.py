@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import combinations, combinations_with_replacement
 
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import NumaNode, Package, Topology

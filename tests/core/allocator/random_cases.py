@@ -11,7 +11,7 @@ from dataclasses import replace
 from random import Random
 
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.topology import Topology

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request, Scope, Smt

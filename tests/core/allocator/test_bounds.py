@@ -15,7 +15,7 @@ from kvplace.core.allocator import allocate, serving
 from kvplace.core.allocator import supply as supply_module
 from kvplace.core.allocator.allocate import place
 from kvplace.core.allocator.effort import Effort
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal

@@ -10,7 +10,7 @@ import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, TopologyPolicy
 from kvplace.core.placement import Placement

@@ -8,7 +8,7 @@ import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope

@@ -14,7 +14,7 @@ import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import CpuMask, NumaId

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kvplace.core.allocator import layout
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal

@@ -15,7 +15,7 @@ from kvplace.core.allocator.numa_sets import best_numa_sets, giving_cpus
 from kvplace.core.allocator.serving import Serving
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope

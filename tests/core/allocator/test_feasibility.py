@@ -10,7 +10,7 @@ import pytest
 from kvplace.core.allocator.feasibility import fits, near_set
 from kvplace.core.allocator.numa_sets import best_numa_sets, rank_of
 from kvplace.core.allocator.supply import Supply
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.request import Request
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import best_key, levels_nest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of, parse_cpu_list
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt

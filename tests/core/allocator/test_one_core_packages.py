@@ -6,8 +6,7 @@ import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of, parse_cpu_list
-from kvplace.core.free import free_of
-from kvplace.core.free_blocks import Domain, free_blocks_of
+from kvplace.core.free_resources import Domain, free_blocks_of, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import locality_of
 from kvplace.core.placement import Placement

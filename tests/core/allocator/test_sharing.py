@@ -10,7 +10,7 @@ import pytest
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.cpuset import mask_of
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope

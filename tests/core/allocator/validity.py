@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.scalars import NO_CPUS, CpuMask

@@ -10,7 +10,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.cluster.planning import Plan, Tally, VmRequest
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.node_bound import NodeCounts, StandingBound
 from kvplace.core.cluster.node_choice import Fit, Strategy
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request
 from kvplace.core.topology import Topology

@@ -20,7 +20,7 @@ from kvplace.core.cluster.node_choice import (
     why,
 )
 from kvplace.core.cpuset import mask_of, parse_cpu_list
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_devices import DeviceCount, NodeDevices, TopologyPolicy
 from kvplace.core.placement import Placement

@@ -15,7 +15,7 @@ from kvplace.core.drawing.core_map import Thread, ThreadState, draw
 from kvplace.core.drawing.core_map_json import core_map_document
 from kvplace.core.drawing.occupancy import label_of
 from kvplace.core.drawing.svg_map import svg_map
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.node_devices import DeviceCount, PodDevice
 from kvplace.core.placement import Placement

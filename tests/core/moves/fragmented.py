@@ -14,7 +14,7 @@ from random import Random
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.occupant import Occupant, RunningVms, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt

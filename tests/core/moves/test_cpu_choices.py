@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.moves.cpu_choices import cpu_choices
 from kvplace.core.moves.targets import VmToPlace

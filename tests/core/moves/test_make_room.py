@@ -12,7 +12,7 @@ import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
-from kvplace.core.free import free_of
+from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.moves.make_room import MovePlan, NoMoves, make_room
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, within

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free import Free, free_of
+from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.moves.budget import MAX_STEPS, MAX_STEPS_THOROUGH
 from kvplace.core.moves.make_room import MovePlan, make_room

@@ -11,7 +11,7 @@ import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of, parse_cpu_list
-from kvplace.core.free import Free
+from kvplace.core.free_resources import Free
 from kvplace.core.moves.make_room import NoMoves
 from kvplace.core.moves.suggestions import Suggestion, Suggestions, find_suggestions
 from kvplace.core.occupant import Occupant, RunningVms, within

@@ -2,12 +2,16 @@
 
 `Free` is hashable and holds nothing else, so that an answer found for one (machine, free, request)
 serves every node in the same state.
+
+A free block is what is free inside one socket, NUMA node or L3 group. Blocks are only counted: whether a
+certain VM fits, with its memory and its threads, is the allocator's answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from kvplace.core.cpuset import cpus_of, union
 from kvplace.core.ledger import Claim, Ledger
@@ -131,3 +135,109 @@ def crowd(uses: Sequence[int], vcpus: int) -> int:
     size, using_all = len(uses), min(uses)
     wanted = (using_all + 1) * vcpus + sum(uses) - using_all * size
     return max(0, wanted - size) * 1000 // size
+
+
+class Domain(Enum):
+    """The kind of domain around a free block; the values are labels of metrics."""
+
+    SOCKET = "socket"
+    NUMA = "numa"
+    L3 = "l3"
+
+
+@dataclass(frozen=True, slots=True)
+class FreeBlock:
+    """The most that is free inside one domain of a kind."""
+
+    cpus: int
+    cores: int
+    """Whole free cores of the domain that has most of them; perhaps not the one with most CPUs."""
+    possible: int
+    """CPUs of the largest free block that as many free CPUs could form on this machine."""
+
+    @property
+    def fragmentation(self) -> float:
+        """How much of that is missing, from 0 to 1; 0 where nothing is free."""
+        return 1 - self.cpus / self.possible if self.possible else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FreeBlocks:
+    """The number of free CPUs of one machine, and its largest free blocks."""
+
+    allocatable: int
+    free: int
+    largest: Mapping[Domain, FreeBlock]
+
+
+def free_blocks_of(topology: Topology, allocatable: CpuMask, free: CpuMask) -> FreeBlocks:
+    """Count what is free, and the largest free block of every kind of domain."""
+    whole_cores = NO_CPUS  # each by one of its CPUs
+    for core in topology.cores:
+        if core & free == core:
+            whole_cores |= CpuMask(core & -core)
+    count = free.bit_count()
+    return FreeBlocks(
+        allocatable.bit_count(),
+        count,
+        {
+            domain: _largest(sets, allocatable, free, whole_cores, count)
+            for domain, sets in (
+                (Domain.SOCKET, [socket.cpus for socket in topology.sockets]),
+                (Domain.NUMA, [node.cpus for node in topology.numa_nodes]),
+                (Domain.L3, topology.l3_groups),
+            )
+        },
+    )
+
+
+def _largest(
+    sets: Iterable[CpuMask], allocatable: CpuMask, free: CpuMask, whole_cores: CpuMask, count: int
+) -> FreeBlock:
+    cpus = cores = size = 0
+    for of_domain in sets:
+        cpus = max(cpus, (of_domain & free).bit_count())
+        cores = max(cores, (of_domain & whole_cores).bit_count())
+        size = max(size, (of_domain & allocatable).bit_count())
+    return FreeBlock(cpus, cores, min(count, size))
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUsage:
+    """Counts of CPUs, and of the pods that have claims."""
+
+    cpus: int
+    """All CPUs of the machine."""
+    owned: int
+    """CPUs that one pod has for itself."""
+    shared: int
+    """CPUs without an owner that claims name."""
+    free: int
+    """CPUs that an exclusive pod could get."""
+    largest_numa: int
+    """Most of those inside one NUMA node."""
+    pods: int
+
+    def document(self) -> dict[str, int]:
+        """Write it as JSON: `status.usage` of a NodeTopology."""
+        return {
+            "cpus": self.cpus,
+            "owned": self.owned,
+            "shared": self.shared,
+            "free": self.free,
+            "largestNuma": self.largest_numa,
+            "pods": self.pods,
+        }
+
+
+def usage_of(topology: Topology, allocatable: CpuMask, ledger: Ledger, free: CpuMask) -> CpuUsage:
+    """Count what a ledger uses of a machine and what it leaves free."""
+    free_blocks = free_blocks_of(topology, allocatable, free)
+    return CpuUsage(
+        topology.cpus.bit_count(),
+        ledger.owned.bit_count(),
+        ledger.shared.bit_count(),
+        free_blocks.free,
+        free_blocks.largest[Domain.NUMA].cpus,
+        len(ledger.claims),
+    )

@@ -2,7 +2,7 @@
 
 Every document that kvplace reads (annotations, ledgers, machines, requests) is read with `Fields`, so that a
 wrong field is reported in the same words everywhere. Errors are ValueErrors; the reader of a document turns
-them into an error that names the document.
+them into an error that names the document. `PinningOptions` have one JSON form in all of them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from kvplace.core.cpuset import MAX_CPU, parse_cpu_list
-from kvplace.core.huge_pages import read_page_counts
-from kvplace.core.near_words import did_you_mean
-from kvplace.core.quantity import parse_bytes
-from kvplace.core.request import Scope, scope_hint
+from kvplace.core.quantity import parse_bytes, read_page_counts
+from kvplace.core.request import PinningOptions, Scope, scope_hint
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
-from kvplace.core.strict_json import shown, unknown_key
+from kvplace.core.strict_json import Json, did_you_mean, shown, unknown_key
 
 MAX_BYTES = 1 << 60
 """More memory than a machine has."""
@@ -169,3 +167,31 @@ class Fields:
 @lru_cache(maxsize=256)
 def _cpu_lists(entries: tuple[str, ...]) -> tuple[CpuMask, ...]:
     return tuple([parse_cpu_list(entry) for entry in entries])
+
+
+OPTION_KEYS = {
+    "cpuSet": "scope",
+    "policy": "policy",
+    "smt": "smt",
+    "emulatorThreads": "emulator_threads",
+    "numaMemory": "numa_memory",
+    "guestNuma": "guest_numa",
+    "deviceNuma": "device_numa",
+    "onFailure": "on_failure",
+}
+"""Field of `PinningOptions` by the key that sets it."""
+
+
+def options_document(options: PinningOptions) -> Json:
+    """Write options; `read_options_document` gives them back unchanged."""
+    return {key: getattr(options, field).value for key, field in OPTION_KEYS.items()}
+
+
+def read_options_document(fields: Fields) -> PinningOptions:
+    """Read options, where all may be missing; raises ValueError that names the field."""
+    defaults = PinningOptions()
+    options = {
+        field: fields.word(key, type(getattr(defaults, field)), getattr(defaults, field))
+        for key, field in OPTION_KEYS.items()
+    }
+    return PinningOptions(**options)
