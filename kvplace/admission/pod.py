@@ -50,6 +50,7 @@ from kvplace.core.annotations import (
     EMULATOR_THREADS,
     GUEST_NUMA,
     ON_FAILURE,
+    PLACE_AGAIN,
     REQUEST,
     RESULTS,
     VM_SIZE,
@@ -67,7 +68,7 @@ from kvplace.kube.pod_spec import OwnerReference
 FORGEABLE = (PLACEMENT, REQUEST)
 """Results that are removed from pods without options, too. Their `cpu-map` stays: another scheduler may use
 it."""
-_NOT_KEPT = (*RESULTS, VM_SIZE)
+_NOT_KEPT = (*RESULTS, PLACE_AGAIN, VM_SIZE)
 """What does not stay on a pod with a request, which has the size in it."""
 
 _DEFAULT_SCHEDULER = "default-scheduler"

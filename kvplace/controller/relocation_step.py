@@ -17,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from kvplace.core.annotations import MOVABLE, place_again_of
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.cpuset import union
 from kvplace.core.errors import BadAnnotation
@@ -53,6 +54,8 @@ class Begin:
     """The placement in effect; None for a pod that was never placed."""
     device_nodes: frozenset[NumaId] = frozenset()
     """NUMA nodes of its devices: the cores of a pod without a QEMU yet follow them."""
+    only_better: bool = False
+    """Whether it gets only cores that are better than the present ones, and else none."""
 
     @property
     def revision(self) -> int:
@@ -97,10 +100,21 @@ class Resume:
 Step: TypeAlias = Nothing | Cannot | Begin | Write | Wait | Finish | GoBack | Resume
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The present request in the annotations of a running VM."""
+
+    options: PinningOptions
+    place_again: str
+    """The value of `kvplace.io/place-again`; empty without it."""
+    agrees: bool
+    """Whether the owner agrees that the VM gets other cores."""
+
+
 def next_step(
     pod: PodRecord,
     ledger: Ledger,
-    asked: PinningOptions | None,
+    asked: Asked | None,
     report: PodReport | None,
     *,
     enforces: bool,
@@ -109,7 +123,7 @@ def next_step(
 ) -> Step:
     """Return the next step for a pod that is bound to the node with this ledger.
 
-    `asked`: the options that its owner asks for now, None where they were not edited. `enforces`:
+    `asked`: what its owner asks for now, None where that was not edited. `enforces`:
     whether the node has an agent that sets cpusets. `migrates`: whether the VM has another pod.
     `device_nodes`: those of `nodes_to_follow`.
     """
@@ -130,26 +144,40 @@ def next_step(
         return Resume(Relocation(placed, restored_placement)) if is_settled else Wait()
     if device_nodes and placed is not None and enforces and not migrates and _holds(claim, placed):
         return Begin(read_pod_request(pod.request), placed, device_nodes)
-    if asked is None:
-        return Nothing()
+    return Nothing() if asked is None else _answer_edit(pod, claim, placed, report, asked, enforces, migrates)
+
+
+def _answer_edit(
+    pod: PodRecord,
+    claim: Claim | None,
+    placed: PodPlacement | None,
+    report: PodReport | None,
+    asked: Asked,
+    enforces: bool,
+    migrates: bool,
+) -> Step:
     try:
         pod_request = read_pod_request(pod.request) if pod.request else None
     except BadAnnotation as error:
         return Cannot(str(error))
     if pod_request is None:
         return Cannot("the VM was started without options, so its size is not known; restart it")
-    if not pod.vmi:
-        asked = asked.of_plain_pod()
+    options = asked.options if pod.vmi else asked.options.of_plain_pod()
     answered = pod_request.request.options if placed is None or placed.options is None else placed.options
-    if asked == answered:
+    only_better = options == answered
+    if only_better and (placed is None or asked.place_again != place_again_of(pod.uid, placed.revision)):
         return Nothing()
-    obstacle = _obstacle(pod, placed, asked, enforces=enforces, migrates=migrates)
+    if only_better and not asked.agrees:
+        return Cannot(f"its owner has not agreed to other cores; set {MOVABLE}")
+    obstacle = _obstacle(pod, placed, options, enforces=enforces, migrates=migrates)
     if obstacle:
         return Cannot(obstacle)
     if placed is not None and not (_holds(claim, placed) and _is_in_force(placed, report)):
         return Wait()
-    asking = replace(pod_request, request=replace(pod_request.request, options=asked))
-    return Begin(asking, placed)
+    if only_better and (report is None or not report.pinned):
+        return Wait()
+    asking = replace(pod_request, request=replace(pod_request.request, options=options))
+    return Begin(asking, placed, only_better=only_better)
 
 
 def nodes_to_follow(pod: PodRecord, described: TopologyRecord | None) -> frozenset[NumaId]:

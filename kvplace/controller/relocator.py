@@ -16,6 +16,7 @@ from prometheus_client import Counter
 
 from kvplace.controller.pod_index import PodIndex
 from kvplace.controller.relocation_step import (
+    Asked,
     Begin,
     Cannot,
     Finish,
@@ -28,12 +29,13 @@ from kvplace.controller.relocation_step import (
     nodes_to_follow,
 )
 from kvplace.core.allocator.allocate import place, try_place
-from kvplace.core.annotations import CRANE_RESULT, read_options
+from kvplace.core.annotations import CRANE_RESULT, PLACE_AGAIN, is_movable, read_options
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import format_cpu_list, union
 from kvplace.core.errors import BadAnnotation, Conflict, Forbidden, KvplaceError, Refused
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.log_fields import about_pod
+from kvplace.core.moves.better_cores import is_better
 from kvplace.core.occupant import keeps_memory
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.refusal import Refusal
@@ -45,7 +47,7 @@ from kvplace.core.relocation import (
     held_by_others,
     way_back,
 )
-from kvplace.core.request import DeviceNuma, PinningOptions, Policy, Request
+from kvplace.core.request import DeviceNuma, Policy, Request
 from kvplace.core.request_document import read_pod_request
 from kvplace.core.result_annotations import result_annotations
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
@@ -59,7 +61,7 @@ from kvplace.kube.object_records import Condition, PodRecord, VmiRecord
 from kvplace.kube.store import Store
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
-from kvplace.nodes.relocation_times import PAUSE_AFTER_EDIT_S
+from kvplace.nodes.relocation_times import PAUSE_AFTER_EDIT_S, PEACE_S
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +181,8 @@ class Relocator:
                 await self._cannot(pod, why)
                 return False
             case Begin():
-                if rest_s := self._cache.relocation_times.rest_s(node, pod.uid, PAUSE_AFTER_EDIT_S):
+                pause_s = PEACE_S if step.only_better else PAUSE_AFTER_EDIT_S
+                if rest_s := self._cache.relocation_times.rest_s(node, pod.uid, pause_s):
                     self._look_again(node, rest_s)
                     return False
                 return await self._begin(node, pod, claim, step)
@@ -193,13 +196,17 @@ class Relocator:
             case Resume(relocation):
                 return await self._resume(node, pod, claim, relocation)
 
-    def _asked(self, pod: PodRecord) -> PinningOptions | None:
+    def _asked(self, pod: PodRecord) -> Asked | None:
         """Read what a pod's owner asks for now; None where it was not edited."""
-        if not pod.vmi:
-            return read_options(pod.asking)
-        vmi = self._vmis.get(pod.vmi_uid)
-        # Whoever creates a pod writes its owner; only one in its own namespace can be true.
-        return read_options(vmi.asking) if vmi is not None and vmi.namespace == pod.namespace else None
+        asking = pod.asking
+        if pod.vmi:
+            vmi = self._vmis.get(pod.vmi_uid)
+            # Whoever creates a pod writes its owner; only one in its own namespace can be true.
+            asking = vmi.asking if vmi is not None and vmi.namespace == pod.namespace else {}
+        options = read_options(asking)
+        if options is None:
+            return None
+        return Asked(options, asking.get(PLACE_AGAIN, ""), is_movable(asking))
 
     def _migrates(self, pod: PodRecord) -> bool:
         others = self._index.of_vmi(pod.vmi_uid)
@@ -405,6 +412,8 @@ class Relocator:
 def _place_again(machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Begin) -> Placement | str:
     """Choose cores for a running pod as if it had none: its present ones if they serve, else the best.
 
+    When it is only to get better ones, the best, if these are better than the present ones.
+
     The memory of a VM with devices of the host cannot move, so it gets cores of its NUMA nodes only. Returns
     the reason where it gets none.
     """
@@ -419,7 +428,7 @@ def _place_again(machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Beg
     if nodes:
         cpus = union(node.cpus for node in machine.topology.numa_nodes if node.id in nodes)
         machine = replace(machine, allocatable=machine.allocatable & cpus)
-    if present is not None and request.options.policy is not Policy.NUMA:
+    if present is not None and request.options.policy is not Policy.NUMA and not step.only_better:
         present_cpus = replace(machine, allocatable=machine.allocatable & present.cpus)
         staying = try_place(machine.topology, present_cpus.free(others), request)
         if staying is not None and (before is None or keeps_memory(request, before, staying)):
@@ -429,6 +438,10 @@ def _place_again(machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Beg
     stays = f"devices of the host access its memory, which stays on {named} while it runs" if nodes else ""
     if isinstance(found, Refusal):
         return f"{found.message}; {stays}" if stays else found.message
+    if step.only_better and step.previous is not None:
+        free, present_placement = machine.free(others), step.previous.placement
+        if not is_better(machine.topology, free, present_placement, found):
+            return "there are no better cores for it"
     return found if before is None or keeps_memory(request, before, found) else stays
 
 

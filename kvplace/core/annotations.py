@@ -26,6 +26,7 @@ from kvplace.core.request import (
     Smt,
     scope_hint,
 )
+from kvplace.core.scalars import PodUid
 from kvplace.core.strict_json import did_you_mean, near_word
 
 PREFIX = "kvplace.io/"
@@ -68,6 +69,9 @@ ASKING = (*OPTING_IN, *MODIFIERS)
 
 RESULTS = (CPU_MAP, PLACEMENT, REQUEST, EXPLANATION, CRANE_RESULT)
 """Keys that only kvplace writes, and only on pods."""
+PLACE_AGAIN = "kvplace.io/place-again"
+"""Key of `kvplace defragment` on a running VM: `serve` is to give the pod with this UID, while it has this
+revision, better cores if there are some. See `place_again_of`."""
 VM_SIZE = "kvplace.io/vm-size"
 """Key that only admission writes, on VMIs: their size as KubeVirt reads it from their spec."""
 
@@ -178,6 +182,11 @@ def may_migrate(annotations: Mapping[str, str]) -> bool:
     return annotations.get(MOVABLE) == _NODES
 
 
+def place_again_of(uid: PodUid, revision: int) -> str:
+    """Write the value of `kvplace.io/place-again`: it counts for one revision of one pod, so at most once."""
+    return f"{uid}/{revision}"
+
+
 def wants_room(annotations: Mapping[str, str]) -> bool:
     """Whether movable VMs are to make room for the VM where it does not fit; raises BadAnnotation."""
     return _flag(annotations, MAKE_ROOM)
@@ -249,7 +258,7 @@ def _one_of_spellings(
 
 def _refuse_unknown_keys(annotations: Mapping[str, str]) -> None:
     for key, value in annotations.items():
-        if not key.startswith(PREFIX) or key in (*ASKING, *RESULTS, VM_SIZE):
+        if not key.startswith(PREFIX) or key in (*ASKING, *RESULTS, PLACE_AGAIN, VM_SIZE):
             continue
         asking = [known.removeprefix(PREFIX) for known in ASKING if known.startswith(PREFIX)]
         near = near_word(key.removeprefix(PREFIX), asking)

@@ -30,6 +30,7 @@ from kvplace.core.annotations import (
     MOVABLE,
     NUMA_MEMORY,
     ON_FAILURE,
+    PLACE_AGAIN,
     REQUEST,
     SMT,
 )
@@ -88,6 +89,7 @@ class Annotations(_ApiObject, frozen=True):
     explain: str | None = msgspec.field(name=EXPLAIN, default=None)
     movable: str | None = msgspec.field(name=MOVABLE, default=None)
     make_room: str | None = msgspec.field(name=MAKE_ROOM, default=None)
+    place_again: str | None = msgspec.field(name=PLACE_AGAIN, default=None)
     cpu_set: str | None = msgspec.field(name=CPU_SET, default=None)
     crane_policy: str | None = msgspec.field(name=CRANE_POLICY, default=None)
     crane_awareness: str | None = msgspec.field(name=CRANE_AWARENESS, default=None)
@@ -101,7 +103,7 @@ class Annotations(_ApiObject, frozen=True):
 
 
 _NAMES = {field.encode_name: field.name for field in msgspec.structs.fields(Annotations)}
-_ASKING_FIELDS = {key: _NAMES[key] for key in ASKING}
+_ASKING_FIELDS = {key: _NAMES[key] for key in (*ASKING, PLACE_AGAIN)}
 
 
 class Labels(_ApiObject, frozen=True):

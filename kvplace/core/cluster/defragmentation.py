@@ -1,0 +1,333 @@
+"""Moves that gather the free CPUs of a cluster: first inside nodes, then between them.
+
+No VM waits for these moves, so each one must be worth it by itself: the VM comes together on fewer sockets
+or NUMA nodes, or the places for later VMs that appear have as many CPUs as the VM. A VM moves once at most.
+The search is greedy: it takes the move with the largest gain, and searches again from there; inside a node it
+tries each first move. The moves are made in their order, and may end after any of them. Equal input gives
+equal answers: the bounds count placements, not seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from kvplace.core.allocator.allocate import try_place
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.cluster.draft import ClosedNodes
+from kvplace.core.free_resources import Domain, Free, free_blocks_of, free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.moves.better_cores import (
+    SIZES,
+    better_placement,
+    cpus_in_places,
+    left_by,
+    places,
+)
+from kvplace.core.occupant import Occupant, bytes_moved, locality_of
+from kvplace.core.placement import Placement
+from kvplace.core.request import Policy, Request
+from kvplace.core.scalars import Bytes, NodeName
+from kvplace.core.topology import Topology
+
+MOST_PLACEMENTS = 20_000
+"""Placements of the search inside all nodes, and again of the search between them: some seconds each."""
+MOST_MIGRATIONS = 20
+"""Moves between nodes in one answer; each copies the memory of a VM over the network."""
+_MOST_VMS = 16
+"""VMs that are tried for one move between nodes: those that gain most where they are now."""
+_MOST_TARGETS = 16
+"""Nodes that one of them is tried on: those with the fewest free CPUs that suffice."""
+
+_MOVING_POLICIES = (Policy.EXCLUSIVE, Policy.SHARE)
+
+Watch = Callable[[int], bool]
+"""Called with the moves found so far; False ends the search with these."""
+
+
+@dataclass(frozen=True, slots=True)
+class DefragmentingMove:
+    """One move; the nodes are equal for one inside a node."""
+
+    id: str
+    node: NodeName
+    target: NodeName
+    before: Placement
+    after: Placement
+    comes_together: bool
+    """Whether the VM gets fewer sockets or NUMA nodes than it has."""
+    cpus_gained: int
+    """CPUs of places for later VMs that appear, less those that are lost."""
+    bytes_moved: Bytes
+    """Memory that goes to another NUMA node, or over the network."""
+
+    @property
+    def is_migration(self) -> bool:
+        """Whether the VM goes to another node."""
+        return self.node != self.target
+
+    @property
+    def rank(self) -> tuple[int, int, int, str, NodeName]:
+        """The smallest is the best."""
+        return -self.comes_together, -self.cpus_gained, self.bytes_moved, self.id, self.target
+
+
+@dataclass(frozen=True, slots=True)
+class FreeRoom:
+    """The room that a cluster has for later VMs, by free CPUs alone."""
+
+    largest: Mapping[Domain, int]
+    """CPUs of the largest free block of any node."""
+    places: Mapping[int, int]
+    """VMs of each size that fit on single NUMA nodes, if there are no others."""
+    split: int
+    """Running VMs on more NUMA nodes than they need on their machine when it is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defragmentation:
+    """The moves, in their order of execution."""
+
+    moves: tuple[DefragmentingMove, ...]
+    before: FreeRoom
+    after: FreeRoom
+    complete: bool
+    """False when the search stopped at a bound: more moves may help."""
+
+
+def defragment(
+    nodes: Sequence[ClusterNode],
+    inside: Collection[str],
+    between: Mapping[str, ClosedNodes],
+    *,
+    most_placements: int = MOST_PLACEMENTS,
+    watch: Watch = lambda _: True,
+) -> Defragmentation:
+    """Find the moves that the owners of the VMs agreed to.
+
+    `inside` are the ids of VMs that may get other cores of their node, `between` of those that may migrate,
+    each with the nodes that are closed to it. Ids are unique in the cluster. A VM with devices of the host
+    does not move.
+    """
+    search = _Regrouping([_NodeState(node) for node in nodes], watch)
+    before = search.room()
+    search.move_inside(inside, most_placements)
+    search.move_between(between, most_placements)
+    return Defragmentation(tuple(search.moves), before, search.room(), search.complete)
+
+
+@dataclass
+class _NodeState:
+    """A node as the moves so far leave it."""
+
+    node: ClusterNode
+
+    @property
+    def running(self) -> tuple[Occupant, ...]:
+        return self.node.running
+
+    @property
+    def topology(self) -> Topology:
+        return self.node.topology
+
+    @cached_property
+    def free(self) -> Free:
+        return self.node.free
+
+    def become(self, node: ClusterNode) -> None:
+        self.node = node
+        self.__dict__.pop("free", None)
+
+
+class _Regrouping:
+    def __init__(self, nodes: Sequence[_NodeState], watch: Watch) -> None:
+        self._nodes = nodes
+        self._watch = watch
+        self._left = 0
+        self._empty: dict[tuple[str, tuple[object, ...]], Placement | None] = {}
+        self._moved: set[str] = set()
+        self.moves: list[DefragmentingMove] = []
+        self.complete = True
+
+    # Inside nodes.
+
+    def move_inside(self, movable: Collection[str], most_placements: int) -> None:
+        """Find moves on one node after the other, until no single move gains anything.
+
+        Each move that gains something is tried as the first one on its node.
+        """
+        self._left = most_placements
+        for state in self._nodes:
+            if not self._goes_on():
+                return
+            found: list[tuple[tuple[int, int, int], list[DefragmentingMove]]] = []
+            for first in sorted(self._inside(state.node, movable), key=lambda move: move.rank):
+                moves = [first]
+                node = _after(state.node, first)
+                while others := list(self._inside(node, set(movable) - {move.id for move in moves})):
+                    moves.append(min(others, key=lambda move: move.rank))
+                    node = _after(node, moves[-1])
+                found.append((_gain(moves), moves))
+            if found:
+                for move in max(found, key=lambda one: one[0])[1]:
+                    state.become(_after(state.node, move))
+                    self._take(move)
+
+    def _inside(self, node: ClusterNode, movable: Collection[str]) -> Iterator[DefragmentingMove]:
+        name, topology = node.name, node.topology
+        for vm in node.running:
+            if vm.id not in movable or not self._may_move(vm) or not self._spend():
+                continue
+            free = _without(node, vm).free
+            after = better_placement(topology, free, vm.request, vm.placement)
+            if after is None:
+                continue
+            gained = cpus_in_places(topology, left_by(free, after))
+            gained -= cpus_in_places(topology, left_by(free, vm.placement))
+            moved = bytes_moved(vm.request, vm.placement, after)
+            together = _domains(topology, after) < _domains(topology, vm.placement)
+            move = DefragmentingMove(vm.id, name, name, vm.placement, after, together, gained, moved)
+            if _is_worth_it(move, vm.request):
+                yield move
+
+    # Between nodes.
+
+    def move_between(self, closed: Mapping[str, ClosedNodes], most_placements: int) -> None:
+        """Find moves between nodes, until no single move gains anything."""
+        self._left = most_placements
+        for _ in range(MOST_MIGRATIONS):
+            if not self._goes_on():
+                return
+            best = min(self._between(closed), key=lambda move: move.rank, default=None)
+            if best is None:
+                return
+            by_name = {state.node.name: state for state in self._nodes}
+            source, target = by_name[best.node], by_name[best.target]
+            vm = next(one for one in source.running if one.id == best.id)
+            source.become(_without(source.node, vm))
+            arrived = replace(vm, placement=best.after)
+            target.become(replace(target.node, running=(*target.running, arrived)))
+            self._take(best)
+        self.complete = False
+
+    def _between(self, closed: Mapping[str, ClosedNodes]) -> Iterator[DefragmentingMove]:
+        """Try the VMs that gain most where they are now on the fullest nodes that can hold them."""
+        leaving = []
+        for index, state in enumerate(self._nodes):
+            for vm in state.running:
+                if vm.id not in closed or not self._may_move(vm):
+                    continue
+                free = _without(state.node, vm).free
+                gained = cpus_in_places(state.topology, free.cpus)
+                gained -= cpus_in_places(state.topology, left_by(free, vm.placement))
+                if gained >= vm.request.vcpus or self._is_split(state.topology, vm):
+                    split = self._is_split(state.topology, vm)
+                    leaving.append((-split, -gained, vm.request.vcpus, vm.id, index, vm))
+        leaving.sort(key=lambda one: one[:4])
+        for _, negative, _, _, index, vm in leaving[:_MOST_VMS]:
+            yield from self._targets(self._nodes[index], vm, -negative, closed[vm.id])
+
+    def _targets(
+        self, source: _NodeState, vm: Occupant, gained: int, closed: ClosedNodes
+    ) -> Iterator[DefragmentingMove]:
+        request = vm.request
+        able = sorted(
+            (state.free.cpus.bit_count(), state.node.name, index)
+            for index, state in enumerate(self._nodes)
+            if state is not source
+            and state.node.name not in closed
+            and (state.free.cpus if request.owns_cpus else state.free.pool).bit_count() >= request.vcpus
+        )
+        for _, name, index in able[:_MOST_TARGETS]:
+            if not self._spend():
+                return
+            state = self._nodes[index]
+            after = try_place(state.topology, state.free, request)
+            if after is None:
+                continue
+            was, now = _domains(source.topology, vm.placement), _domains(state.topology, after)
+            if now > was:
+                continue
+            lost = cpus_in_places(state.topology, state.free.cpus)
+            lost -= cpus_in_places(state.topology, left_by(state.free, after))
+            copied = Bytes(request.memory)
+            move = DefragmentingMove(
+                vm.id, source.node.name, name, vm.placement, after, now < was, gained - lost, copied
+            )
+            if _is_worth_it(move, request):
+                yield move
+
+    # Both.
+
+    def room(self) -> FreeRoom:
+        """Count what is free now."""
+        blocks = [
+            free_blocks_of(state.topology, state.topology.allocatable, state.free.cpus)
+            for state in self._nodes
+        ]
+        return FreeRoom(
+            {domain: max((one.largest[domain].cpus for one in blocks), default=0) for domain in Domain},
+            {
+                size: sum(places(state.topology, state.free.cpus, size) for state in self._nodes)
+                for size in SIZES
+            },
+            sum(self._is_split(state.topology, vm) for state in self._nodes for vm in state.running),
+        )
+
+    def _is_split(self, topology: Topology, vm: Occupant) -> bool:
+        if len(vm.placement.numa_nodes) < 2 or not vm.placement.vcpus:
+            return False
+        key = (topology.fingerprint, vm.request.key)
+        if key not in self._empty:
+            alone = free_of(topology, Ledger())
+            self._empty[key] = try_place(topology, alone, vm.request.without_devices)
+        empty = self._empty[key]
+        return empty is not None and len(vm.placement.numa_nodes) > len(empty.numa_nodes)
+
+    def _may_move(self, vm: Occupant) -> bool:
+        is_new = vm.movable and vm.id not in self._moved
+        return is_new and vm.request.options.policy in _MOVING_POLICIES and not vm.request.devices
+
+    def _take(self, move: DefragmentingMove) -> None:
+        self.moves.append(move)
+        self._moved.add(move.id)
+
+    def _spend(self) -> bool:
+        self._left -= 1
+        self.complete = self.complete and self._left >= 0
+        return self._left >= 0
+
+    def _goes_on(self) -> bool:
+        if not self._watch(len(self.moves)):
+            self.complete = False
+            return False
+        return True
+
+
+def _without(node: ClusterNode, vm: Occupant) -> ClusterNode:
+    return replace(node, running=tuple(one for one in node.running if one is not vm))
+
+
+def _after(node: ClusterNode, move: DefragmentingMove) -> ClusterNode:
+    """The node after a move inside it."""
+    moved = (replace(vm, placement=move.after) if vm.id == move.id else vm for vm in node.running)
+    return replace(node, running=tuple(moved))
+
+
+def _gain(moves: Sequence[DefragmentingMove]) -> tuple[int, int, int]:
+    """The larger the better."""
+    return (
+        sum(move.comes_together for move in moves),
+        sum(move.cpus_gained for move in moves),
+        -sum(move.bytes_moved for move in moves),
+    )
+
+
+def _domains(topology: Topology, placement: Placement) -> tuple[int, int]:
+    """Sockets and NUMA nodes."""
+    return locality_of(topology, placement)[:2]
+
+
+def _is_worth_it(move: DefragmentingMove, request: Request) -> bool:
+    return move.comes_together or move.cpus_gained >= request.vcpus
