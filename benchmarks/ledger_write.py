@@ -37,7 +37,7 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.node_topology import GROUP
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
-from kvplace.kube.ledger_calls import write_call
+from kvplace.kube.ledger_objects import write_call
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.session import JSON, MERGE_PATCH, METADATA_ONLY, METHODS, Call
 

@@ -37,9 +37,15 @@ from kvplace.core.node_devices import DeviceReport
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.kube.list_watch import is_newer
-from kvplace.kube.object_records import NodeRecord, PodReport, ResourceTopologyRecord, TopologyRecord
+from kvplace.kube.object_records import (
+    NodeRecord,
+    PodReport,
+    ResourceTopologyRecord,
+    TopologyRecord,
+    TopologyStatus,
+    transition_times,
+)
 from kvplace.kube.retry import Backoff
-from kvplace.kube.topology_status import TopologyStatus, transition_times
 
 log = logging.getLogger(__name__)
 

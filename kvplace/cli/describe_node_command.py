@@ -14,7 +14,7 @@ from kvplace.cli.parameters import Answer, FloatRange, output_option
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster
     from kvplace.core.scalars import CpuMask, NodeName
-    from kvplace.kube.object_reader import ObjectReader
+    from kvplace.kube.object_client import ObjectReader
 
 _MANAGER = "kvplace-describe-node"
 
@@ -108,8 +108,7 @@ async def _described(
     from kvplace.core.errors import BadBody, Conflict, Misconfigured
     from kvplace.core.node_topology import GROUP, VERSION, node_topology
     from kvplace.kube.node_filters import SchedulableNode
-    from kvplace.kube.object_reader import ApiKind
-    from kvplace.kube.object_writer import ObjectWriter
+    from kvplace.kube.object_client import ApiKind, ObjectWriter
     from kvplace.nodes.cluster_reading import read_node
     from kvplace.nodes.describing_pod import check_node, describe_through_pod
     from kvplace.nodes.kubelet_reserved import reserved_by_kubelet
@@ -155,7 +154,7 @@ async def _described(
 
 async def _serve(reader: ObjectReader) -> tuple[str, str]:
     """Find the namespace and the image of `serve`; empty where it is not installed."""
-    from kvplace.kube.object_reader import ApiKind
+    from kvplace.kube.object_client import ApiKind
 
     labels = "app.kubernetes.io/name=kvplace,app.kubernetes.io/component=serve"
     for one in await reader.read_list(ApiKind("deployments", "apps"), labels=labels):

@@ -49,8 +49,7 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     from kvplace.doctor.examination import examine
     from kvplace.doctor.installation import Installation, Severity
     from kvplace.doctor.reading import read_installation
-    from kvplace.kube.object_reader import ObjectReader
-    from kvplace.kube.object_writer import ObjectWriter
+    from kvplace.kube.object_client import ObjectReader, ObjectWriter
 
     if trial in LEFT_ALONE:
         raise click.UsageError(f"the webhooks do not see pods of {trial}: name another namespace with -n")

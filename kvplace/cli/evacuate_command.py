@@ -38,7 +38,7 @@ def command(*, flags: ClusterFlags, node: str, dry_run: bool, make_room: bool, o
     from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.core.cluster.planning import plan
     from kvplace.core.scalars import NodeName
-    from kvplace.kube.object_reader import ObjectReader
+    from kvplace.kube.object_client import ObjectReader
     from kvplace.nodes.planning_cluster import read_evacuation
 
     if not dry_run:

@@ -17,7 +17,7 @@ from kvplace.core.errors import Absent, ExitCode
 if TYPE_CHECKING:
     from kvplace.core.request_document import PodRequest
     from kvplace.explain.explanation import Explanation
-    from kvplace.kube.object_reader import Document
+    from kvplace.kube.object_client import Document
 
 _NAMED = 3
 """Nodes that a line names; `wide` names more."""
@@ -85,7 +85,7 @@ def command(
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
     from kvplace.explain.reading import explain_document, explain_target, read_target
     from kvplace.kube.kubeconfig import kubeconfig_files
-    from kvplace.kube.object_reader import ObjectReader
+    from kvplace.kube.object_client import ObjectReader
 
     given = _read_files(filenames, target) if filenames else None
     if machine is not None and given is not None:

@@ -26,8 +26,7 @@ from kvplace.core.errors import Absent, Forbidden, KvplaceError, Misconfigured, 
 from kvplace.core.node_topology import GROUP, VERSION
 from kvplace.kube import list_watch
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.api_errors import ApiUnavailable, Denied, Expired, Missing, Unauthenticated
-from kvplace.kube.call_failures import unanswered
+from kvplace.kube.api_errors import ApiUnavailable, Denied, Expired, Missing, Unauthenticated, unanswered
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import Call, Limits, Session, open_session
 from kvplace.kube.watches import PLACED_PODS, Selector

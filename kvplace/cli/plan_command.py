@@ -203,7 +203,7 @@ def _read_requests(
 def _live(flags: ClusterFlags) -> PlanningCluster:
     """Read the nodes of the cluster, and state what the plan starts from."""
     from kvplace.cli.live_cluster import run_with_cluster
-    from kvplace.kube.object_reader import ObjectReader
+    from kvplace.kube.object_client import ObjectReader
     from kvplace.nodes.planning_cluster import read_planning_cluster
 
     found = run_with_cluster(flags, lambda live: read_planning_cluster(live.api, ObjectReader(live.session)))

@@ -57,7 +57,7 @@ def _say_what_is_missing(found: Releases) -> None:
 def _of_cluster(flags: ClusterFlags) -> Releases:
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
     from kvplace.doctor.releases import read_releases
-    from kvplace.kube.object_reader import ObjectReader
+    from kvplace.kube.object_client import ObjectReader
 
     async def body(cluster: LiveCluster) -> Releases:
         return await read_releases(ObjectReader(cluster.session))

@@ -22,7 +22,7 @@ from kvplace.doctor.installation import (
     warning,
     wrong,
 )
-from kvplace.kube.object_reader import Document
+from kvplace.kube.object_client import Document
 from kvplace.service.tls import certificate_ends
 
 WEBHOOKS = {

@@ -10,7 +10,7 @@ from kvplace.core.ledger import Claim
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 from kvplace.doctor.installation import Finding, Installation, at, some, title, warning, wrong
-from kvplace.kube.object_reader import Document
+from kvplace.kube.object_client import Document
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 from kvplace.nodes.node_machine import Unusable
 

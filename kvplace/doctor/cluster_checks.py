@@ -28,7 +28,7 @@ from kvplace.doctor.installation import (
     wrong,
 )
 from kvplace.kube.api_errors import OWNERSHIP_RULE
-from kvplace.kube.object_reader import Document
+from kvplace.kube.object_client import Document
 
 KINDS = ("nodeledgers.kvplace.io", "nodetopologies.kvplace.io")
 OLDEST_KUBERNETES = (1, 31)

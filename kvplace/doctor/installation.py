@@ -13,7 +13,7 @@ from typing import Any
 
 from kvplace.core.quantity import counted
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_reader import Document
+from kvplace.kube.object_client import Document
 from kvplace.nodes.cluster_view import ClusterView
 
 SERVE, SCHEDULER, AGENT, CERTIFICATES = "serve", "scheduler", "agent", "certificates"

@@ -23,7 +23,7 @@ from kvplace.doctor.installation import (
 )
 from kvplace.doctor.program_checks import pods_of
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_reader import Document
+from kvplace.kube.object_client import Document
 from kvplace.kube.object_records import TopologyRecord
 from kvplace.nodes.cluster_view import NodeView
 from kvplace.nodes.node_machine import NOT_DESCRIBED, Unusable

@@ -26,7 +26,7 @@ from kvplace.doctor.installation import (
     wrong,
 )
 from kvplace.doctor.installation import COMPONENT_LABEL as COMPONENT
-from kvplace.kube.object_reader import Document
+from kvplace.kube.object_client import Document
 
 _APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")

@@ -27,7 +27,7 @@ from kvplace.doctor.installation import (
 from kvplace.kube.api_errors import Denied, Missing, Unauthenticated
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.object_client import ApiKind, Document
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView

@@ -15,7 +15,7 @@ from kvplace.doctor.installation import AGENT, COMPONENT_LABEL, NAME_LABEL, SERV
 from kvplace.doctor.program_checks import release_of
 from kvplace.kube.api_errors import Denied
 from kvplace.kube.concurrency import together
-from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.object_client import ApiKind, Document
 
 T = TypeVar("T")
 

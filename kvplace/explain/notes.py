@@ -11,8 +11,8 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.ledger import Claim, Reserved
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NodeName
-from kvplace.kube.call_failures import unanswered
-from kvplace.kube.object_reader import Document
+from kvplace.kube.api_errors import unanswered
+from kvplace.kube.object_client import Document
 from kvplace.nodes.cluster_view import VmState
 
 _STARTING = ("ContainerCreating", "PodInitializing")

@@ -27,7 +27,7 @@ from kvplace.explain.notes import (
 )
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode, demands_of
-from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.object_client import ApiKind, Document
 from kvplace.kube.vm_statuses import VmStatus
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster

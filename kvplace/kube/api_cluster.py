@@ -30,22 +30,23 @@ from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
-from kvplace.kube import ledger_calls, pod_calls, topology_calls
-from kvplace.kube.agent_pods import AGENT_POD_RESOURCE
+from kvplace.kube import ledger_objects, pod_calls, topology_objects
 from kvplace.kube.api_errors import Missing, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Resource
 from kvplace.kube.disruption_budgets import PATH as BUDGETS_PATH
 from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
 from kvplace.kube.events import EventRecord
-from kvplace.kube.ledger_reading import ledger_record
+from kvplace.kube.ledger_objects import ledger_record
 from kvplace.kube.list_watch import ListWatch, follow
 from kvplace.kube.object_records import (
     Condition,
     LedgerRecord,
     NodeRecord,
     PodRecord,
+    ResourceClaimRecord,
     ResourceTopologyRecord,
     TopologyRecord,
+    TopologyStatus,
 )
 from kvplace.kube.objects import (
     AGENT,
@@ -54,23 +55,17 @@ from kvplace.kube.objects import (
     NodeObject,
     NodeRow,
     PodObject,
-    TopologyReader,
     VersionOnly,
     VmiObject,
+    agent_pod_record,
     node_of_row,
     node_record,
     pod_record,
-    resource_topology_record,
     vmi_record,
 )
-from kvplace.kube.resource_claims import (
-    DRA_RESOURCES,
-    ResourceClaimRecord,
-    read_resource_claim,
-    read_resource_claim_call,
-)
+from kvplace.kube.resource_claims import DRA_RESOURCES, read_resource_claim, read_resource_claim_call
 from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
-from kvplace.kube.topology_status import TopologyStatus
+from kvplace.kube.topology_objects import TopologyReader, resource_topology_record
 from kvplace.kube.vm_statuses import STATUS_RESOURCES
 from kvplace.kube.watches import (
     AGENT_PODS,
@@ -126,15 +121,15 @@ class ApiCluster:
             NODE_STATUSES: Resource.of(
                 "nodes", path_of("api", "v1", "nodes"), _NODE_ROW, node_of_row, form=ListForm.TABLE
             ),
-            TOPOLOGIES: _custom(topology_calls.RESOURCE, TopologyReader().record),
-            LEDGERS: _custom(ledger_calls.RESOURCE, self._ledger_record),
+            TOPOLOGIES: _custom(topology_objects.RESOURCE, TopologyReader().record),
+            LEDGERS: _custom(ledger_objects.RESOURCE, self._ledger_record),
             VMIS: Resource.of(
                 "virtualmachineinstances",
                 path_of("apis", "kubevirt.io", "v1", "virtualmachineinstances"),
                 _VMI,
                 vmi_record,
             ),
-            AGENT_PODS: AGENT_POD_RESOURCE,
+            AGENT_PODS: Resource.of(AGENT_PODS.name, path_of("api", "v1", "pods"), _POD, agent_pod_record),
             **STATUS_RESOURCES,
             **DRA_RESOURCES,
         }
@@ -244,8 +239,8 @@ class ApiCluster:
         spec = topology_document(topology)
         if before is not None:
             return await self._patch_topology(node.name, before.resource_version, {"spec": spec})
-        body = await self._session.request(topology_calls.create_call(node, spec, self._written_by))
-        return decoded(_VERSION, body, topology_calls.RESOURCE).metadata.resource_version
+        body = await self._session.request(topology_objects.create_call(node, spec, self._written_by))
+        return decoded(_VERSION, body, topology_objects.RESOURCE).metadata.resource_version
 
     async def write_topology_status(self, node: NodeName, status: TopologyStatus, version: str) -> str:
         """Replace the status of a NodeTopology that still has this resource version; returns the new one.
@@ -257,10 +252,10 @@ class ApiCluster:
     async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
         """Read who wrote a NodeResourceTopology; None where there is none, or no such kind."""
         try:
-            body = await self._session.request(topology_calls.read_resource_topology_call(node))
+            body = await self._session.request(topology_objects.read_resource_topology_call(node))
         except Missing:
             return None
-        return resource_topology_record(decoded(_VERSION, body, topology_calls.RESOURCE_TOPOLOGY))
+        return resource_topology_record(decoded(_VERSION, body, topology_objects.RESOURCE_TOPOLOGY))
 
     async def write_resource_topology(
         self, node: NodeRecord, document: Mapping[str, Any], before: ResourceTopologyRecord | None
@@ -270,9 +265,9 @@ class ApiCluster:
         Raises Conflict when there is another one by now, and Refused when the cluster has no such kind.
         """
         body = await self._session.request(
-            topology_calls.write_resource_topology_call(node, document, before, self._written_by)
+            topology_objects.write_resource_topology_call(node, document, before, self._written_by)
         )
-        return resource_topology_record(decoded(_VERSION, body, topology_calls.RESOURCE_TOPOLOGY))
+        return resource_topology_record(decoded(_VERSION, body, topology_objects.RESOURCE_TOPOLOGY))
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a VirtualMachineInstance as JSON; None when there is none."""
@@ -285,30 +280,30 @@ class ApiCluster:
     async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
         """Read a ledger, as `LedgerClient` states."""
         try:
-            body = await self._session.request(ledger_calls.read_call(node))
+            body = await self._session.request(ledger_objects.read_call(node))
         except Missing:
             return None
-        return ledger_record(decoded(_CUSTOM, body, ledger_calls.RESOURCE))
+        return ledger_record(decoded(_CUSTOM, body, ledger_objects.RESOURCE))
 
     async def create_ledger(self, node: NodeName) -> LedgerRecord:
         """Create an empty ledger, as `LedgerClient` states."""
         try:
-            body = await self._session.request(ledger_calls.create_call(node))
+            body = await self._session.request(ledger_objects.create_call(node))
         except Conflict:
             there = await self.read_ledger(node)
             if there is None:
                 raise
             return there
-        return ledger_record(decoded(_CUSTOM, body, ledger_calls.RESOURCE))
+        return ledger_record(decoded(_CUSTOM, body, ledger_objects.RESOURCE))
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
         """Change a ledger, as `LedgerClient` states."""
         after = before.ledger.after(change)
         try:
-            body = await self._session.request(ledger_calls.write_call(before, change, after))
+            body = await self._session.request(ledger_objects.write_call(before, change, after))
         except Missing as error:
             raise Conflict(f"the ledger of node {before.node} is gone") from error
-        stored = decoded(_VERSION, body, ledger_calls.RESOURCE).metadata
+        stored = decoded(_VERSION, body, ledger_objects.RESOURCE).metadata
         written = LedgerRecord(
             before.node, after, stored.resource_version, stored.uid, is_whole=before.is_whole
         )
@@ -323,7 +318,7 @@ class ApiCluster:
         Raises Conflict when it has changed, is another one, or still has owners.
         """
         try:
-            await self._session.request(ledger_calls.delete_call(before))
+            await self._session.request(ledger_objects.delete_call(before))
         except Missing:
             return
         except Rejected as error:
@@ -380,9 +375,9 @@ class ApiCluster:
     async def _patch_topology(
         self, node: NodeName, version: str, change: Mapping[str, Any], *subresource: str
     ) -> str:
-        call = topology_calls.change_call(node, version, change, self._written_by, *subresource)
+        call = topology_objects.change_call(node, version, change, self._written_by, *subresource)
         body = await self._session.request(call)
-        return decoded(_VERSION, body, topology_calls.RESOURCE).metadata.resource_version
+        return decoded(_VERSION, body, topology_objects.RESOURCE).metadata.resource_version
 
     async def _get(self, resource: str, path: str, name: str) -> bytes | None:
         try:

@@ -8,10 +8,14 @@
 401 after fresh credentials        Unauthenticated (Forbidden)
 403                                Denied (Forbidden), with the right that is missing if one is
 429, 5xx, timeouts, connections    ApiUnavailable, with the pause that the server asks for
+
+Messages of the API server, kube-scheduler and virt-controller about a program that did not answer name an
+address and a Go error. `unanswered` names the program instead, and `passes` states whether it may recover.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -28,6 +32,15 @@ OWNERSHIP_RULE = "a CPU must be released before it gets another owner"
 LONGEST_ASKED_PAUSE_S = 60.0
 """A longer Retry-After is cut to this."""
 
+_WEBHOOK = re.compile(r'failed calling webhook "(?P<name>[^"]+)": (?:failed to call webhook: )?(?P<cause>.+)')
+_EXTENDER = re.compile(r'Post "[^"]*/v1/(?:filter|bind|preempt)": (?P<cause>.+)')
+_ADDRESS = re.compile(r'^Post "[^"]*": ')
+_OURS = ".kvplace.io"
+_CERTIFICATE = ("x509:", "tls:")
+_PASSING = re.compile(
+    r"failed calling webhook|Internal error occurred|the object has been modified|etcdserver: |"
+    r"[Tt]oo many requests|[Tt]imeout: |timed out|connection refused"
+)
 
 NOT_JSON = (msgspec.MsgspecError, RecursionError)
 """What a decoder raises for bytes that are not JSON, have other types, or are nested too deeply."""
@@ -173,3 +186,30 @@ def _pause(header: str | None, status: ApiStatus) -> float | None:
     if status.details is not None and status.details.retry_after_seconds > 0:
         return min(float(status.details.retry_after_seconds), LONGEST_ASKED_PAUSE_S)
     return None
+
+
+def unanswered(message: str) -> str:
+    """State in one sentence which program did not answer, and where to check; empty where all did."""
+    message = " ".join(message.split())
+    if (found := _EXTENDER.search(message)) is not None:
+        return _sentence("`kvplace serve`", "kube-scheduler", "", found["cause"])
+    found = _WEBHOOK.search(message)
+    if found is None:
+        return ""
+    name, cause = found["name"], _ADDRESS.sub("", found["cause"]).rstrip(")")
+    if name.endswith(_OURS):
+        return _sentence("`kvplace serve`", "the API server", f" (webhook {name})", cause)
+    return f"webhook {name} does not answer the API server: {cause}"
+
+
+def passes(message: str) -> bool:
+    """Return whether an obstacle may pass by itself, as an outage does and a refusal does not."""
+    return _PASSING.search(message) is not None
+
+
+def _sentence(who: str, whom: str, at: str, cause: str) -> str:
+    if any(word in cause for word in _CERTIFICATE):
+        why = "`kubectl kvplace doctor` reports why"
+        return f"{whom} does not accept the certificate of {who}{at}: {cause}; {why}"
+    look = "`kubectl -n kvplace-system get pods` shows whether it runs"
+    return f"{who} does not answer {whom}{at}: {cause}; {look}"

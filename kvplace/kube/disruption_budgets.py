@@ -10,7 +10,7 @@ import msgspec
 
 from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
-from kvplace.kube.match_expressions import MatchExpression
+from kvplace.kube.node_filters import MatchExpression
 
 PATH = ("apis", "policy", "v1", "poddisruptionbudgets")
 

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from prometheus_client import Counter, Gauge, Histogram
+
 from kvplace.core.errors import (
     Conflict,
     Corrupt,
@@ -29,13 +31,30 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.log_fields import about_pod
 from kvplace.core.reservation import grown
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.ledger_metrics import LEDGER_CHANGES, LEDGER_CONFLICTS, LEDGER_LAST_WRITE, LEDGER_WRITES
 from kvplace.kube.list_watch import is_newer
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store
 
 T = TypeVar("T")
+
+LEDGER_WRITES = Histogram(
+    "kvplace_ledger_write_seconds",
+    "Time of one write of a node's ledger, whatever became of it.",
+    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+LEDGER_CHANGES = Counter(
+    "kvplace_ledger_changes_total",
+    "Changes that were stored; divided by the writes, how many went together.",
+)
+LEDGER_LAST_WRITE = Gauge(
+    "kvplace_ledger_last_write_timestamp_seconds", "When this replica last changed a ledger, as Unix time."
+)
+LEDGER_CONFLICTS = Counter(
+    "kvplace_ledger_conflicts_total",
+    "Lost writes of ledgers: version (conflict with another writer) or owner (a CPU had another owner).",
+    ["kind"],
+)
 
 Decision = Callable[[Ledger], tuple[LedgerChange, T]]
 """A pure question to the ledger as it will be: what to change, and what to answer the caller.

@@ -12,8 +12,16 @@ from typing import Any
 import msgspec
 
 from kvplace.core.errors import BadBody
-from kvplace.kube.match_expressions import MatchExpression
+from kvplace.core.label_terms import LabelTerm, Operator
 
+_OPERATORS = {
+    "In": Operator.IN,
+    "NotIn": Operator.NOT_IN,
+    "Exists": Operator.EXISTS,
+    "DoesNotExist": Operator.ABSENT,
+    "Gt": Operator.GREATER,
+    "Lt": Operator.LESS,
+}
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _SCHEDULABLE = "kubevirt.io/schedulable"
 """Label of the nodes with a live virt-handler."""
@@ -24,6 +32,20 @@ _OF_UNREADY_NODES = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreach
 
 class _ApiObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Base of everything here: keys in camelCase, and not tracked by the garbage collector."""
+
+
+class MatchExpression(_ApiObject, frozen=True):
+    """An entry of `matchExpressions`, or of `matchFields`."""
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+    @property
+    def term(self) -> LabelTerm | None:
+        """The condition; None for an unknown operator: nothing meets such a condition."""
+        operator = _OPERATORS.get(self.operator)
+        return None if operator is None else LabelTerm(self.key, operator, self.values or ())
 
 
 class Taint(_ApiObject, frozen=True):

@@ -6,15 +6,27 @@ five thousand pods cheap. Annotations stay texts here; core reads their content 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any, TypeAlias
 
+from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.enforcement import Enforcement
+from kvplace.core.free_resources import CpuUsage
 from kvplace.core.ledger import Ledger
 from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse
 from kvplace.core.node_devices import DeviceReport
-from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NodeName, PodUid
+from kvplace.core.scalars import (
+    NO_CPUS,
+    ContainerId,
+    CpuMask,
+    NodeName,
+    NumaId,
+    PciAddress,
+    PodUid,
+    ResourceName,
+)
 from kvplace.core.topology import Topology
 
 OUR_PREFIX = "kvplace.io/"
@@ -258,3 +270,143 @@ class LedgerRecord:
     problem: str = ""
     is_whole: bool = True
     """Whether `ledger` has all stored fields, so that writing it as a whole loses nothing of others."""
+
+
+ResourceClaimName: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+DeviceKey: TypeAlias = tuple[str, str, str]
+"""Driver, pool and name of a device, as an allocation names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceDevice:
+    """A device that a driver publishes."""
+
+    name: str
+    numa_node: NumaId | None = None
+    """As the driver states it; None where it does not, or states -1."""
+    address: PciAddress | None = None
+    pcie_root: str = ""
+    node: NodeName = NO_NODE
+    """Its node, where the devices of one slice are on several."""
+    is_shared: bool = False
+    """Whether several resource claims may have it at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRecord:
+    """A ResourceSlice: some devices of one pool."""
+
+    name: str
+    driver: str
+    pool: str
+    generation: int = 0
+    """Only the slices with the highest generation of a pool count."""
+    node: NodeName = NO_NODE
+    """Empty for devices that are not of one node."""
+    devices: tuple[SliceDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """One request of a resource claim."""
+
+    device_class: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceClaimRecord:
+    """A ResourceClaim."""
+
+    namespace: str
+    name: str
+    requests: tuple[DeviceRequest, ...] = ()
+    """Requests for a number of devices of one class; others, such as lists of alternatives, are left out."""
+    allocated: tuple[DeviceKey, ...] | None = None
+    """None until kube-scheduler has allocated devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClassRecord:
+    """A DeviceClass."""
+
+    name: str
+    driver: str = ""
+    """The driver of all its devices; empty where its selectors do not name one."""
+    extended_resource: ResourceName | None = None
+    """Resource of a container that requests such a device without a resource claim."""
+
+
+MAX_PODS = 1024
+"""Entries that the CRD allows; a node has a tenth of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyStatus:
+    """Everything that the agent observes; equal values need no write."""
+
+    observed_generation: int = 0
+    """Generation of the spec that the agent has seen."""
+    enforcement: Enforcement = Enforcement.NONE
+    kubelet_cpus: CpuMask = NO_CPUS
+    """CPUs that the kubelet's static policy has allocated."""
+    usage: CpuUsage | None = None
+    """How many CPUs are used and free; for people, and up to some seconds old."""
+    pods: tuple[PodReport, ...] = ()
+    in_use: MemoryInUse = NOTHING_IN_USE
+    devices: DeviceReport | None = None
+    """None while nothing is known of the devices."""
+    conditions: tuple[Condition, ...] = ()
+    changed: Mapping[str, datetime] = field(default_factory=dict)
+    """When the status of each condition last changed, by its type."""
+
+    def document(self) -> dict[str, Any]:
+        """Write it as JSON: every field, so that a merge patch replaces what is stored."""
+        return {
+            "observedGeneration": self.observed_generation,
+            "enforcement": self.enforcement.value,
+            "kubeletCpus": format_cpu_list(self.kubelet_cpus),
+            "usage": None if self.usage is None else self.usage.document(),
+            "inUse": self.in_use.document(),
+            "devices": None if self.devices is None else self.devices.document(),
+            "pods": [_pod_document(pod) for pod in self.pods[:MAX_PODS]],
+            "conditions": [
+                {
+                    **condition.document(self.changed[condition.type]),
+                    "observedGeneration": self.observed_generation,
+                }
+                for condition in self.conditions
+            ],
+        }
+
+
+def transition_times(
+    before: TopologyStatus | None, conditions: Iterable[Condition], now: datetime
+) -> dict[str, datetime]:
+    """Return when the status of each condition last changed, given the status written before."""
+    old = {} if before is None else {found.type: found.status for found in before.conditions}
+    changed = {} if before is None else before.changed
+    return {
+        found.type: changed[found.type] if found.type in old and old[found.type] == found.status else now
+        for found in conditions
+    }
+
+
+def _pod_document(pod: PodReport) -> dict[str, Any]:
+    document = {
+        "uid": pod.uid,
+        "namespace": pod.namespace,
+        "pod": pod.pod,
+        "running": pod.running,
+        "pinned": pod.pinned,
+        "cpus": format_cpu_list(pod.cpus),
+        "drift": pod.drift[:1024],
+    }
+    # Revisions begin at 1; 0 means none and is left out.
+    optional = {
+        "revision": pod.revision,
+        "failedRevision": pod.failed_revision,
+        "restoredPlacement": pod.restored_placement,
+    }
+    return {**document, **{key: value for key, value in optional.items() if value}}

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -35,26 +33,16 @@ from kvplace.core.annotations import (
     SMT,
 )
 from kvplace.core.cpu_map import CPU_MAP
-from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.enforcement import Enforcement
-from kvplace.core.errors import BadTopology
 from kvplace.core.marks import PLACED_LABEL
-from kvplace.core.memory_in_use import NOTHING_IN_USE, read_memory_in_use
-from kvplace.core.node_devices import DeviceReport, read_device_report
 from kvplace.core.placement import PLACEMENT
-from kvplace.core.scalars import NO_CPUS, ContainerId, NodeName, PodUid
-from kvplace.core.topology import Topology
-from kvplace.core.topology_document import read_topology
-from kvplace.kube.api_errors import NOT_JSON
+from kvplace.core.scalars import ContainerId, NodeName, PodUid
 from kvplace.kube.object_records import (
     NO_SHAPE,
     OUR_PREFIX,
+    AgentPod,
     Condition,
     NodeRecord,
     PodRecord,
-    PodReport,
-    ResourceTopologyRecord,
-    TopologyRecord,
     VmiRecord,
 )
 from kvplace.kube.pod_spec import OwnerReference, PodResourceClaim, PodSpec, vmi_of
@@ -65,14 +53,15 @@ COMPUTE = "compute"
 
 AGENT = "kvplace-agent"
 """The field manager of the agent."""
-_ABSENT = msgspec.Raw(b"")
+ABSENT = msgspec.Raw(b"")
+"""A field that an object does not have."""
 
 
-class _ApiObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class ApiObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Base of everything here: keys in camelCase, and not tracked by the garbage collector."""
 
 
-class Annotations(_ApiObject, frozen=True):
+class Annotations(ApiObject, frozen=True):
     """The annotations that kvplace reads; hundreds of others are skipped."""
 
     request: str = msgspec.field(name=REQUEST, default="")
@@ -106,13 +95,13 @@ _NAMES = {field.encode_name: field.name for field in msgspec.structs.fields(Anno
 _ASKING_FIELDS = {key: _NAMES[key] for key in (*ASKING, PLACE_AGAIN)}
 
 
-class Labels(_ApiObject, frozen=True):
+class Labels(ApiObject, frozen=True):
     """The labels that kvplace reads."""
 
     placed: str = msgspec.field(name=PLACED_LABEL, default="")
 
 
-class ObjectMeta(_ApiObject, frozen=True):
+class ObjectMeta(ApiObject, frozen=True):
     """The part of `metadata` that records are made of."""
 
     name: str = ""
@@ -123,22 +112,22 @@ class ObjectMeta(_ApiObject, frozen=True):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     annotations: Annotations | None = None
-    labels: msgspec.Raw = _ABSENT
+    labels: msgspec.Raw = ABSENT
     """As JSON: most of them are read only when a user asks."""
     owner_references: tuple[OwnerReference, ...] | None = None
 
 
-class Terminated(_ApiObject, frozen=True):
+class Terminated(ApiObject, frozen=True):
     """The end of a container; none of its fields matters here."""
 
 
-class ContainerState(_ApiObject, frozen=True):
+class ContainerState(ApiObject, frozen=True):
     """Whether a container has ended."""
 
     terminated: Terminated | None = None
 
 
-class ContainerStatus(_ApiObject, frozen=True):
+class ContainerStatus(ApiObject, frozen=True):
     """One container of a pod."""
 
     name: str = ""
@@ -147,33 +136,38 @@ class ContainerStatus(_ApiObject, frozen=True):
     state: ContainerState | None = None
 
 
-class PodConditionObject(_ApiObject, frozen=True):
-    """A condition of a pod."""
+class ConditionObject(ApiObject, frozen=True):
+    """A condition of a pod or of a NodeTopology."""
 
     type: str = ""
     status: str = ""
     reason: str = ""
     message: str = ""
 
+    @property
+    def record(self) -> Condition:
+        """The condition as records have it."""
+        return Condition.read(self.type, self.status, self.reason, self.message)
 
-class ExtendedResourceClaim(_ApiObject, frozen=True):
+
+class ExtendedResourceClaim(ApiObject, frozen=True):
     """The ResourceClaim that kube-scheduler has made for extended resources."""
 
     resource_claim_name: str = ""
 
 
-class PodStatus(_ApiObject, frozen=True):
+class PodStatus(ApiObject, frozen=True):
     """The phase, conditions and containers of a pod."""
 
     phase: str = ""
     nominated_node_name: str = ""
-    conditions: tuple[PodConditionObject, ...] | None = None
+    conditions: tuple[ConditionObject, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
     resource_claim_statuses: tuple[PodResourceClaim, ...] | None = None
     extended_resource_claim_status: ExtendedResourceClaim | None = None
 
 
-class PodObject(_ApiObject, frozen=True):
+class PodObject(ApiObject, frozen=True):
     """A pod."""
 
     metadata: ObjectMeta
@@ -181,33 +175,33 @@ class PodObject(_ApiObject, frozen=True):
     status: PodStatus = PodStatus()
 
 
-class VmiObject(_ApiObject, frozen=True):
+class VmiObject(ApiObject, frozen=True):
     """A VirtualMachineInstance."""
 
     metadata: ObjectMeta
 
 
-class OwnedAnnotations(_ApiObject, frozen=True):
+class OwnedAnnotations(ApiObject, frozen=True):
     """The annotations with a writer that matters."""
 
-    cpu_map: msgspec.Raw = msgspec.field(name=f"f:{CPU_MAP}", default=_ABSENT)
+    cpu_map: msgspec.Raw = msgspec.field(name=f"f:{CPU_MAP}", default=ABSENT)
 
 
-class OwnedMetadata(_ApiObject, frozen=True):
+class OwnedMetadata(ApiObject, frozen=True):
     """Which fields of `metadata` a writer owns."""
 
     annotations: OwnedAnnotations = msgspec.field(name="f:annotations", default=OwnedAnnotations())
 
 
-class OwnedFields(_ApiObject, frozen=True):
+class OwnedFields(ApiObject, frozen=True):
     """Which fields a writer owns; others are skipped."""
 
     metadata: OwnedMetadata = msgspec.field(name="f:metadata", default=OwnedMetadata())
-    spec: msgspec.Raw = msgspec.field(name="f:spec", default=_ABSENT)
-    zones: msgspec.Raw = msgspec.field(name="f:zones", default=_ABSENT)
+    spec: msgspec.Raw = msgspec.field(name="f:spec", default=ABSENT)
+    zones: msgspec.Raw = msgspec.field(name="f:zones", default=ABSENT)
 
 
-class ManagedFields(_ApiObject, frozen=True):
+class ManagedFields(ApiObject, frozen=True):
     """An entry of `metadata.managedFields`: who has written which fields last."""
 
     manager: str = ""
@@ -227,13 +221,13 @@ class MetaWithWriters(ObjectMeta, frozen=True):
         return next((entry.fields_v1 for entry in writers if entry.fields_v1 != _NOTHING), _NOTHING)
 
 
-class NodeObject(_ApiObject, frozen=True):
+class NodeObject(ApiObject, frozen=True):
     """A node."""
 
     metadata: MetaWithWriters
 
 
-class CustomObject(_ApiObject, frozen=True):
+class CustomObject(ApiObject, frozen=True):
     """A NodeTopology or NodeLedger; its spec stays unread until its version turns out to be new."""
 
     metadata: MetaWithWriters
@@ -241,69 +235,42 @@ class CustomObject(_ApiObject, frozen=True):
     status: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class PodReportObject(_ApiObject, frozen=True):
-    """An entry of `status.pods` of a NodeTopology."""
-
-    uid: str
-    namespace: str = ""
-    pod: str = ""
-    revision: int = 0
-    pinned: bool = False
-    running: bool = False
-    failed_revision: int = 0
-    restored_placement: str = ""
-    cpus: str = ""
-    drift: str = ""
-
-
-class StatusObject(_ApiObject, frozen=True):
-    """The fields of a NodeTopology's status."""
-
-    kubelet_cpus: str = ""
-    enforcement: Enforcement = Enforcement.NONE
-    pods: tuple[PodReportObject, ...] = ()
-    conditions: tuple[PodConditionObject, ...] = ()
-    observed_generation: int | None = None
-    in_use: dict[str, Any] | None = None
-    devices: dict[str, Any] | None = None
-
-
-class ListMeta(_ApiObject, frozen=True):
+class ListMeta(ApiObject, frozen=True):
     """The resource version of a list, and where its next page is."""
 
     resource_version: str = ""
     continue_: str = msgspec.field(name="continue", default="")
 
 
-class ObjectList(_ApiObject, frozen=True):
+class ObjectList(ApiObject, frozen=True):
     """One page of a list."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
 
 
-class NodeRow(_ApiObject, frozen=True):
+class NodeRow(ApiObject, frozen=True):
     """A node as a row of the table that kubectl prints."""
 
     cells: tuple[str | int | float | bool | None, ...]
     object: NodeObject
 
 
-class RowsOfTable(_ApiObject, frozen=True):
+class RowsOfTable(ApiObject, frozen=True):
     """One page of a list as a table, or what a watch reports of one object."""
 
     metadata: ListMeta
     rows: list[msgspec.Raw] | None = None
 
 
-class WatchLine(_ApiObject, frozen=True):
+class WatchLine(ApiObject, frozen=True):
     """One line of a watch; what the object is depends on the type."""
 
     type: str
     object: msgspec.Raw
 
 
-class VersionOnly(_ApiObject, frozen=True):
+class VersionOnly(ApiObject, frozen=True):
     """The object of a bookmark, or the answer to a write of known content."""
 
     metadata: MetaWithWriters
@@ -316,7 +283,7 @@ def pod_record(pod: PodObject) -> PodRecord:
     """
     metadata, status = pod.metadata, pod.status
     annotations = metadata.annotations or _NO_ANNOTATIONS
-    labels = _LABELS.decode(metadata.labels) if metadata.labels != _ABSENT else None
+    labels = _LABELS.decode(metadata.labels) if metadata.labels != ABSENT else None
     placed = labels is not None and labels.placed == "true"
     request = annotations.request if placed else ""
     vmi = vmi_of(request, metadata.owner_references or ())
@@ -338,7 +305,7 @@ def pod_record(pod: PodObject) -> PodRecord:
         ),
         compute_container=ContainerId("" if compute is None else compute.container_id.partition("://")[2]),
         conditions=tuple(
-            _condition(found) for found in status.conditions or () if found.type.startswith(OUR_PREFIX)
+            found.record for found in status.conditions or () if found.type.startswith(OUR_PREFIX)
         ),
         asking={} if vmi.name else annotations.asking,
         resource_version=metadata.resource_version,
@@ -367,18 +334,22 @@ def _resource_claims(pod: PodObject) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _condition(found: PodConditionObject) -> Condition:
-    return Condition.read(found.type, found.status, found.reason, found.message)
-
-
-def _was_tried(condition: PodConditionObject) -> bool:
+def _was_tried(condition: ConditionObject) -> bool:
     """Whether a condition shows that kube-scheduler has checked a pod; a closed gate is not an attempt."""
     return condition.type == "PodScheduled" and condition.reason != "SchedulingGated"
 
 
-def _why_unscheduled(conditions: Iterable[PodConditionObject]) -> str:
+def _why_unscheduled(conditions: Iterable[ConditionObject]) -> str:
     scheduled = next((one for one in conditions if one.type == "PodScheduled"), None)
     return scheduled.message if scheduled is not None and scheduled.status == "False" else ""
+
+
+def agent_pod_record(pod: PodObject) -> AgentPod:
+    """Cut a pod of an agent down to its node, and whether it is ready and stays."""
+    metadata = pod.metadata
+    ready = any(one.type == "Ready" and one.status == "True" for one in pod.status.conditions or ())
+    is_ready = ready and metadata.deletion_timestamp is None
+    return AgentPod(PodUid(metadata.uid), NodeName(pod.spec.node_name), is_ready)
 
 
 def vmi_record(vmi: VmiObject) -> VmiRecord:
@@ -401,7 +372,7 @@ def node_record(node: NodeObject) -> NodeRecord:
         uid=metadata.uid,
         cpu_map=(metadata.annotations or _NO_ANNOTATIONS).cpu_map,
         resource_version=metadata.resource_version,
-        cpu_map_by_agent=metadata.agents.metadata.annotations.cpu_map != _ABSENT,
+        cpu_map_by_agent=metadata.agents.metadata.annotations.cpu_map != ABSENT,
     )
 
 
@@ -410,84 +381,6 @@ def node_of_row(row: NodeRow) -> NodeRecord:
     return replace(node_record(row.object), status=str(row.cells[1]))
 
 
-class TopologyReader:
-    """Makes records of NodeTopology objects; nodes with equal specs share one machine, which is read once.
-
-    An agent writes the status far more often than the spec. A machine is remembered for as long as a record
-    of it is in use, so that of deleted nodes nothing stays.
-    """
-
-    def __init__(self) -> None:
-        self._machines: WeakValueDictionary[bytes, Topology] = WeakValueDictionary()
-        """Machines by their specs."""
-
-    def record(self, document: CustomObject) -> TopologyRecord:
-        """Read a NodeTopology; content that cannot be read becomes the record's problem."""
-        metadata = document.metadata
-        spec = bytes(document.spec)
-        topology, problem = self._machines.get(spec), ""
-        kubelet_cpus, enforcement, in_use = NO_CPUS, Enforcement.NONE, NOTHING_IN_USE
-        pods: dict[PodUid, PodReport] = {}
-        devices: DeviceReport | None = None
-        status: StatusObject | None = None
-        try:
-            if topology is None:
-                topology = self._machines[spec] = read_topology(_JSON.decode(spec))
-        except (BadTopology, ValueError, *NOT_JSON) as error:
-            problem = str(error)
-        # Each on its own: what runs on a machine runs there whatever a person has made of its description.
-        try:
-            status = _STATUS.decode(document.status)
-            if status is not None:
-                kubelet_cpus = parse_cpu_list(status.kubelet_cpus, what="status.kubeletCpus")
-                enforcement = status.enforcement
-                in_use = read_memory_in_use(status.in_use, "status.inUse")
-                devices = read_device_report(status.devices, "status.devices")
-                pods = {PodUid(pod.uid): _pod_report(pod) for pod in status.pods}
-        except (ValueError, *NOT_JSON) as error:
-            topology, problem = None, problem or str(error)
-        return TopologyRecord(
-            NodeName(metadata.name),
-            topology,
-            problem,
-            kubelet_cpus,
-            metadata.resource_version,
-            enforcement,
-            pods,
-            metadata.generation,
-            metadata.agents.spec != _ABSENT,
-            () if status is None else tuple(_condition(one) for one in status.conditions),
-            None if status is None else status.observed_generation,
-            in_use,
-            devices,
-        )
-
-
-def _pod_report(pod: PodReportObject) -> PodReport:
-    return PodReport(
-        uid=PodUid(pod.uid),
-        namespace=pod.namespace,
-        pod=pod.pod,
-        revision=pod.revision,
-        pinned=pod.pinned,
-        running=pod.running,
-        failed_revision=pod.failed_revision,
-        restored_placement=pod.restored_placement,
-        cpus=parse_cpu_list(pod.cpus, what="status.pods.cpus"),
-        drift=pod.drift,
-    )
-
-
-def resource_topology_record(document: VersionOnly) -> ResourceTopologyRecord:
-    """Cut a NodeResourceTopology down to its record."""
-    metadata = document.metadata
-    return ResourceTopologyRecord(
-        NodeName(metadata.name), metadata.resource_version, metadata.agents.zones != _ABSENT
-    )
-
-
 _NOTHING = OwnedFields()
 _NO_ANNOTATIONS = Annotations()
 _LABELS = msgspec.json.Decoder(Labels | None)
-_JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-_STATUS: msgspec.json.Decoder[StatusObject | None] = msgspec.json.Decoder(StatusObject | None)

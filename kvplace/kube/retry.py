@@ -16,14 +16,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
 
+from prometheus_client import Counter
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
 from kvplace.core.errors import Conflict, KvplaceError, Unavailable
 from kvplace.kube.api_errors import ApiUnavailable
-from kvplace.kube.metrics import RETRIES
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+RETRIES = Counter(
+    "kvplace_api_retries_total",
+    "Calls that were tried again, after a conflict or because the API server was unavailable.",
+    ["cause"],
+)
 
 
 class Retrying(Protocol):

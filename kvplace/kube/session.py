@@ -23,16 +23,21 @@ from urllib.parse import quote, urlencode
 from weakref import WeakSet
 
 import aiohttp
+from prometheus_client import Counter
 from yarl import URL
 
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.kube.api_errors import ApiUnavailable, Silent, TooLarge, error_of_response
 from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
-from kvplace.kube.metrics import API_ERRORS
 from kvplace.kube.retry import retrying
 
 _LAST_ROUNDS = 100
 """Rounds of the loop for closing sockets; a few are enough."""
+API_ERRORS = Counter(
+    "kvplace_api_errors_total",
+    "Answers of the API server that were errors, by resource and HTTP status; status none: no answer.",
+    ["verb", "resource", "status"],
+)
 
 
 class Sockets:

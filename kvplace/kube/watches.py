@@ -17,9 +17,13 @@ from kvplace.core.marks import EDITED_LABEL, PLACED_LABEL
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import (
     AgentPod,
+    DeviceClassRecord,
     LedgerRecord,
     NodeRecord,
     PodRecord,
+    ResourceClaimName,
+    ResourceClaimRecord,
+    SliceRecord,
     TopologyRecord,
     VmiRecord,
 )
@@ -73,8 +77,16 @@ VMIS: Kind[str, VmiRecord] = Kind(
 LEDGERS: Kind[NodeName, LedgerRecord] = Kind(
     "nodeledgers", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
 )
-AGENT_PODS: Kind[PodUid, AgentPod] = Kind("pods", lambda record: record.uid, {})
+AGENT_PODS: Kind[PodUid, AgentPod] = Kind(
+    "pods", lambda record: record.uid, {NODE_FIELD: lambda record: record.node}
+)
 """For lists of nodes: an agent that is gone cannot report that itself."""
+
+SLICES: Kind[str, SliceRecord] = Kind("resourceslices", lambda record: record.name, {})
+RESOURCE_CLAIMS: Kind[ResourceClaimName, ResourceClaimRecord] = Kind(
+    "resourceclaims", lambda record: (record.namespace, record.name), {}
+)
+DEVICE_CLASSES: Kind[str, DeviceClassRecord] = Kind("deviceclasses", lambda record: record.name, {})
 
 
 @dataclass(frozen=True)

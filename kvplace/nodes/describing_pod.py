@@ -18,7 +18,7 @@ from kvplace.core.strict_json import json_object
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import Missing
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.object_client import ApiKind, Document
 
 PODS = ApiKind("pods")
 CONTAINER = "topology"

@@ -20,10 +20,7 @@ from kvplace.core.errors import KvplaceError
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.scalars import NodeName, NumaId, ResourceName
 from kvplace.core.topology import Topology
-from kvplace.kube.resource_claims import (
-    DEVICE_CLASSES,
-    RESOURCE_CLAIMS,
-    SLICES,
+from kvplace.kube.object_records import (
     DeviceKey,
     DeviceRequest,
     ResourceClaimRecord,
@@ -31,7 +28,7 @@ from kvplace.kube.resource_claims import (
     SliceRecord,
 )
 from kvplace.kube.store import Store
-from kvplace.kube.watches import ListClient, WatchClient
+from kvplace.kube.watches import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES, ListClient, WatchClient
 
 _log = logging.getLogger(__name__)
 

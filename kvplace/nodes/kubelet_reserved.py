@@ -14,7 +14,7 @@ from kvplace.core.errors import KvplaceError
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import Denied
-from kvplace.kube.object_reader import Document
+from kvplace.kube.object_client import Document
 
 
 class KubeletReader(Protocol):

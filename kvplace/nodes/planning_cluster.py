@@ -25,7 +25,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.strict_json import did_you_mean
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
-from kvplace.kube.object_reader import ApiKind
+from kvplace.kube.object_client import ApiKind
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, VmState

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from kvplace.core.scalars import NodeName
-from kvplace.kube.quotas import Quota
+from kvplace.kube.api_rollouts import Quota
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 from kvplace.nodes.planning_cluster import PlanningCluster
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-
-import msgspec
+from dataclasses import replace
 
 from kvplace.core.errors import Forbidden
 from kvplace.core.scalars import NodeName
@@ -13,16 +12,12 @@ from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_rollouts import ApiRollouts
 from kvplace.kube.concurrency import together
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.object_reader import ApiKind, ObjectReader
+from kvplace.kube.object_client import ObjectReader
 from kvplace.kube.session import Session, open_session
-from kvplace.kube.watches import AGENTS, NAME_FIELD, TOPOLOGIES, Selector
+from kvplace.kube.watches import AGENT_PODS, AGENTS, NAME_FIELD, NODE_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
 from kvplace.rollout.cluster_calls import AgentReport
 from kvplace.rollout.rollouts import Rollouts
-
-_PODS = ApiKind("pods")
-_AGENT = ",".join(f"{key}={value}" for key, value in AGENTS.labels.items())
-"""Labels of the agent's pods."""
 
 
 @contextlib.asynccontextmanager
@@ -46,7 +41,7 @@ def rollouts_on(session: Session, namespace: str) -> Rollouts:
 
     async def reported_on(node: NodeName) -> AgentReport | None:
         found, has_pod = await together(
-            api.read_all(TOPOLOGIES, Selector(fields={NAME_FIELD: node})), has_agent_pod(session, node)
+            api.read_all(TOPOLOGIES, Selector(fields={NAME_FIELD: node})), has_agent_pod(api, node)
         )
         # A person may have described the node; a status is an agent's in any case.
         spoken = [one for one in found if one.by_agent or one.observed_generation is not None]
@@ -61,28 +56,10 @@ def rollouts_on(session: Session, namespace: str) -> Rollouts:
     )
 
 
-async def has_agent_pod(session: Session, node: NodeName) -> bool | None:
+async def has_agent_pod(api: ApiCluster, node: NodeName) -> bool | None:
     """Return whether a pod of the agent is ready on a node; None without the right to see it."""
-    reader = ObjectReader(session)
     try:
-        pods = await reader.read_list_as(_AgentPod, _PODS, labels=_AGENT, fields=f"spec.nodeName={node}")
+        pods = await api.read_all(AGENT_PODS, replace(AGENTS, fields={NODE_FIELD: node}))
     except Forbidden:
         return None
     return any(pod.is_ready for pod in pods)
-
-
-class _AgentCondition(msgspec.Struct, frozen=True):
-    type: str = ""
-    status: str = ""
-
-
-class _PodStatus(msgspec.Struct, frozen=True):
-    conditions: tuple[_AgentCondition, ...] | None = None
-
-
-class _AgentPod(msgspec.Struct, frozen=True):
-    status: _PodStatus = _PodStatus()
-
-    @property
-    def is_ready(self) -> bool:
-        return any(one.type == "Ready" and one.status == "True" for one in self.status.conditions or ())

@@ -24,7 +24,7 @@ from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.strict_json import shown
 from kvplace.kube.api_errors import Missing, Rejected
-from kvplace.kube.quotas import Quota
+from kvplace.kube.api_rollouts import Quota
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
 from kvplace.kube.watches import Selector
 from kvplace.rollout.cluster_calls import RolloutCluster

@@ -17,7 +17,7 @@ from typing import Any
 from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.quantity import counted
-from kvplace.kube.call_failures import unanswered
+from kvplace.kube.api_errors import unanswered
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS

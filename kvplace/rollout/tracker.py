@@ -16,7 +16,7 @@ from enum import Enum
 
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
-from kvplace.kube.call_failures import passes
+from kvplace.kube.api_errors import passes
 from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.vm_progress import LauncherPod, VmiObjectPhase, VmObject
 from kvplace.rollout.templates import Rollout, WantedVm

@@ -23,8 +23,7 @@ from kvplace.core.request import DeviceNuma, Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.kube.concurrency import Turns, together
-from kvplace.kube.object_records import PodRecord
-from kvplace.kube.resource_claims import DeviceKey, ResourceClaimRecord
+from kvplace.kube.object_records import DeviceKey, PodRecord, ResourceClaimRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot
 from kvplace.scheduler.extender_protocol import BindingArgs

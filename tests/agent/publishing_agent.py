@@ -13,8 +13,7 @@ from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.publisher import Publisher
 from kvplace.core.enforcement import Enforcement
-from kvplace.kube.object_records import Condition, TopologyRecord
-from kvplace.kube.topology_status import TopologyStatus
+from kvplace.kube.object_records import Condition, TopologyRecord, TopologyStatus
 from kvplace.service.process import in_background
 from tests.agent.hosts import NODE, Host
 from tests.kube.faulty_cluster import FaultyCluster

@@ -21,8 +21,7 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.list_watch import is_newer
-from kvplace.kube.object_records import Condition, PodReport
-from kvplace.kube.topology_status import TopologyStatus
+from kvplace.kube.object_records import Condition, PodReport, TopologyStatus
 from tests.agent.hosts import NODE, Host
 from tests.agent.publishing_agent import PERIOD_S, Agent, publishing
 from tests.kube.claims import claim, taking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from kvplace.core.ledger import Ledger
-from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.object_client import ApiKind, Document
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord
 from kvplace.kube.watches import EVERYTHING, LEDGERS, NODES, PODS, Kind, Selector
 from tests.doctor.examples import WORKER, pod

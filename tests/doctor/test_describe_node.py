@@ -14,8 +14,7 @@ from kvplace.core.errors import Conflict, ExitCode
 from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NodeName
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.object_reader import ApiKind
-from kvplace.kube.object_writer import ObjectWriter
+from kvplace.kube.object_client import ApiKind, ObjectWriter
 from kvplace.kube.session import open_session
 from kvplace.nodes.describing_pod import describing_pod
 from tests.cli.calls import COMMAND, Called, call_process

@@ -22,8 +22,7 @@ from kvplace.doctor.installation import Finding, Severity
 from kvplace.doctor.reading import read_installation
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.object_reader import ObjectReader
-from kvplace.kube.object_writer import ObjectWriter
+from kvplace.kube.object_client import ObjectReader, ObjectWriter
 from kvplace.kube.session import open_session
 from tests.cli.calls import call_process
 from tests.docs.blocks import block

@@ -11,7 +11,7 @@ from kvplace.core.errors import KvplaceError
 from kvplace.doctor.installation import ADMITTED
 from kvplace.doctor.reading import read_installation
 from kvplace.kube.api_errors import Denied, Rejected
-from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.object_client import ApiKind, Document
 from tests.doctor.changing import GONE, UNCLAIMED, Changing
 from tests.doctor.examples import NOW
 

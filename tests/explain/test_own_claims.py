@@ -12,7 +12,7 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, NodeName
 from kvplace.explain.reading import explain_target, read_target
-from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.object_client import ApiKind, Document
 from tests.core.requests import request_with
 from tests.kube.claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster

@@ -24,8 +24,8 @@ from kvplace.kube.object_records import (
     PodRecord,
     ResourceTopologyRecord,
     TopologyRecord,
+    TopologyStatus,
 )
-from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from tests.kube.faults import FaultScript, Operation
 

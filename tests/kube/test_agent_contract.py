@@ -17,8 +17,7 @@ from kvplace.core.node_devices import TopologyPolicy
 from kvplace.core.resource_topology import resource_topology
 from kvplace.core.scalars import Bytes, NumaId, PodUid
 from kvplace.core.topology_document import read_topology
-from kvplace.kube.object_records import Condition, NodeRecord, PodReport
-from kvplace.kube.topology_status import TopologyStatus
+from kvplace.kube.object_records import Condition, NodeRecord, PodReport, TopologyStatus
 from kvplace.kube.watches import (
     NAME_FIELD,
     NODES,

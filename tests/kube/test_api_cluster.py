@@ -33,8 +33,8 @@ from kvplace.kube.events import (
     pod_reference,
 )
 from kvplace.kube.list_watch import Empty, InitListed, step
+from kvplace.kube.object_records import TopologyStatus
 from kvplace.kube.session import open_session
-from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
     LEDGERS,
     NAME_FIELD,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplace.kube.call_failures import passes, unanswered
+from kvplace.kube.api_errors import passes, unanswered
 
 LOOK = "`kubectl -n kvplace-system get pods` shows whether it runs"
 FAILED = 'Internal error occurred: failed calling webhook "%s": failed to call webhook: '

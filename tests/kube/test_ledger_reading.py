@@ -10,7 +10,7 @@ import pytest
 
 from kvplace.core.ledger import read_ledger
 from kvplace.core.scalars import PodUid
-from kvplace.kube.ledger_reading import ledger_record
+from kvplace.kube.ledger_objects import ledger_record
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.objects import CustomObject
 

@@ -20,7 +20,7 @@ from harness.install_page.checkout import EARLIER_CLAIM
 from kvplace.core.ledger import Ledger, LedgerChange, claim_document, merge_patch, read_ledger
 from kvplace.core.scalars import PodUid
 from kvplace.kube.api_errors import OWNERSHIP_RULE
-from kvplace.kube.ledger_reading import ledger_record
+from kvplace.kube.ledger_objects import ledger_record
 from kvplace.kube.objects import CustomObject
 from tests.kube.claims import claim
 from tests.kube.conftest import ledger_json

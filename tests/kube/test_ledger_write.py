@@ -18,8 +18,7 @@ from kvplace.core.ledger import (
     read_ledger,
 )
 from kvplace.core.scalars import NodeName
-from kvplace.kube.ledger_calls import write_call
-from kvplace.kube.ledger_reading import ledger_record
+from kvplace.kube.ledger_objects import ledger_record, write_call
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.objects import CustomObject
 from tests.kube.claims import claim, taking

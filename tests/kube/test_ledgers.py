@@ -12,8 +12,7 @@ import pytest
 from kvplace.core.errors import Conflict, Corrupt, Refused, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.scalars import CpuId, NodeName, PodUid
-from kvplace.kube.ledger_metrics import LEDGER_CONFLICTS, LEDGER_LAST_WRITE
-from kvplace.kube.ledgers import Ledgers
+from kvplace.kube.ledgers import LEDGER_CONFLICTS, LEDGER_LAST_WRITE, Ledgers
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS, Apply, Delete

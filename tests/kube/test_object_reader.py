@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvplace.kube.api_errors import Expired
-from kvplace.kube.object_reader import ApiKind, ObjectReader
+from kvplace.kube.object_client import ApiKind, ObjectReader
 from kvplace.kube.session import open_session
 from tests.kube.api_stub import answer, api_stub, status
 

@@ -21,18 +21,18 @@ from kvplace.core.quantity import parse_quantity
 from kvplace.core.scalars import ContainerId, CpuMask, NodeName, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.core.topology_document import topology_document
-from kvplace.kube.ledger_reading import ledger_record
+from kvplace.kube.ledger_objects import ledger_record
 from kvplace.kube.object_records import NO_SHAPE, NodeRecord, PodRecord
 from kvplace.kube.objects import (
     CustomObject,
     NodeObject,
     ObjectList,
     PodObject,
-    TopologyReader,
     node_record,
     pod_record,
 )
 from kvplace.kube.store import Store
+from kvplace.kube.topology_objects import TopologyReader
 from kvplace.kube.watches import TOPOLOGIES, Apply, Delete
 from tests.core.machines import topologies
 from tests.kubevirt_documents import PODS

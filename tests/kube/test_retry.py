@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.errors import Conflict, Corrupt, Forbidden, KvplaceError, Refused, Unavailable
 from kvplace.kube.api_errors import ApiUnavailable
-from kvplace.kube.metrics import RETRIES
-from kvplace.kube.retry import Backoff, retrying
+from kvplace.kube.retry import RETRIES, Backoff, retrying
 
 LONGEST = Backoff(first_s=1, longest_s=8, jitter=lambda: 1.0)
 

@@ -26,11 +26,22 @@ from kvplace.kube.object_records import (
     PodRecord,
     ResourceTopologyRecord,
     TopologyRecord,
+    TopologyStatus,
 )
-from kvplace.kube.resource_claims import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES
 from kvplace.kube.session import open_session
-from kvplace.kube.topology_status import TopologyStatus
-from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, VMIS, Alive, Interrupted, Kind
+from kvplace.kube.watches import (
+    DEVICE_CLASSES,
+    LEDGERS,
+    NODES,
+    PODS,
+    RESOURCE_CLAIMS,
+    SLICES,
+    TOPOLOGIES,
+    VMIS,
+    Alive,
+    Interrupted,
+    Kind,
+)
 from kvplace.service.listening import listening
 from kvplace.service.settings import Address
 from tests.nodes.machines import EIGHT

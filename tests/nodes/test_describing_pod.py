@@ -12,7 +12,7 @@ from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_errors import Missing
 from kvplace.kube.node_filters import NodeCondition, NodeStatus, SchedulableNode
-from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.object_client import ApiKind, Document
 from kvplace.nodes.describing_pod import (
     MAX_LOG_BYTES,
     check_node,

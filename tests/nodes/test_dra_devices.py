@@ -11,17 +11,9 @@ import pytest
 
 from kvplace.core.node_devices import DeviceReport, NodeDevices
 from kvplace.core.scalars import NodeName, NumaId
-from kvplace.kube.resource_claims import (
-    DRA_RESOURCES,
-    RESOURCE_CLAIMS,
-    SLICES,
-    DeviceRequest,
-    ResourceClaimRecord,
-    SliceRecord,
-    driver_of,
-    read_resource_claim,
-)
-from kvplace.kube.watches import Apply, Delete
+from kvplace.kube.object_records import DeviceRequest, ResourceClaimRecord, SliceRecord
+from kvplace.kube.resource_claims import DRA_RESOURCES, driver_of, read_resource_claim
+from kvplace.kube.watches import RESOURCE_CLAIMS, SLICES, Apply, Delete
 from kvplace.nodes.dra_devices import DraDevices, numa_node_of
 from tests.nodes.machines import TWO
 

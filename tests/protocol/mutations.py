@@ -28,8 +28,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.kube.object_records import PodRecord
-from kvplace.kube.topology_status import TopologyStatus
+from kvplace.kube.object_records import PodRecord, TopologyStatus
 from kvplace.scheduler import binder, preemptor, room_maker
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.holds import Holds

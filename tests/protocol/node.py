@@ -14,9 +14,8 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.list_watch import is_newer
-from kvplace.kube.object_records import PodRecord, PodReport, TopologyRecord
+from kvplace.kube.object_records import PodRecord, PodReport, TopologyRecord, TopologyStatus
 from kvplace.kube.store import Store
-from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, TOPOLOGIES, Selector
 from tests.protocol.network import View
 

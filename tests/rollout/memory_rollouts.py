@@ -15,8 +15,8 @@ from typing import Any, TypeVar, cast
 from kvplace.core.errors import Conflict
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.scalars import NodeName
+from kvplace.kube.api_rollouts import Quota
 from kvplace.kube.object_log import ObjectLog
-from kvplace.kube.quotas import Quota
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 

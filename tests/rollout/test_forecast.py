@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplace.core.errors import Absent, Forbidden
-from kvplace.kube.quotas import Quota
+from kvplace.kube.api_rollouts import Quota
 from tests.rollout.examples import rollout, rollouts_of, vm
 from tests.rollout.memory_rollouts import MemoryRollouts
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvplace.core.errors import Refused
-from kvplace.kube.quotas import Quota
+from kvplace.kube.api_rollouts import Quota
 from tests.rollout.examples import rollout, rollouts_of, vm
 from tests.rollout.memory_rollouts import MemoryRollouts
 

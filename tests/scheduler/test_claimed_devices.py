@@ -11,10 +11,10 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.request import DeviceNuma, OnFailure, PinningOptions, Request, Scope
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, NumaId, PodUid, ResourceName
-from kvplace.kube.object_records import PodRecord
-from kvplace.kube.resource_claims import (
+from kvplace.kube.object_records import (
     DeviceClassRecord,
     DeviceRequest,
+    PodRecord,
     ResourceClaimRecord,
     SliceDevice,
     SliceRecord,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH
 from kvplace.core.scalars import NodeName
+from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import open_session
 from kvplace.rollout.connect import has_agent_pod
@@ -15,7 +16,7 @@ LABELS = {"app.kubernetes.io/name": "kvplace", "app.kubernetes.io/component": "a
 async def seen(cluster: SmallCluster, node: str, user: str | None = None) -> bool | None:
     options = CredentialOptions(str(cluster.plane.kubeconfig), user=user)
     async with await open_session(options) as session:
-        return await has_agent_pod(session, NodeName(node))
+        return await has_agent_pod(ApiCluster(session), NodeName(node))
 
 
 async def test_a_pod_of_the_agent_counts_on_its_node_once_it_is_ready(cluster: SmallCluster) -> None:
