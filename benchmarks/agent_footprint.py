@@ -60,7 +60,6 @@ credentials.SERVICE_ACCOUNT = Path(sys.argv[1])
 from kvplace.agent.process import run
 from kvplace.agent.settings import AgentSettings
 from kvplace.core.enforcement import Enforcement
-from kvplace.service.settings import Address
 host, enforcement = Path(sys.argv[2]), Enforcement.CGROUP
 run(AgentSettings("worker", Address("127.0.0.1", 18082), host=host, enforcement=enforcement))
 """

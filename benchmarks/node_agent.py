@@ -42,7 +42,7 @@ from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import ContainerId, NodeName, PodUid
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.linux.cpuset_hierarchy import CgroupVersion
-from kvplace.service.settings import Address
+from kvplace.service.connections import Address
 
 NODE = NodeName("worker-1")
 SETTLED_S = 5.0

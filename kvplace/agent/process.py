@@ -31,10 +31,10 @@ from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
 from kvplace.kube.watches import WatchClient
+from kvplace.service.connections import Address
 from kvplace.service.health import Readiness, health_application, watch_loop
 from kvplace.service.listening import listening
 from kvplace.service.process import in_background, log_as_json, run_until_signal
-from kvplace.service.settings import Address
 
 _PAGE_SIZE = 50
 """Pods read at once: a page of 500 would be 10 MB for a moment."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import CpuMask, NodeName
-from kvplace.service.settings import Address
+from kvplace.service.connections import Address
 
 
 @dataclass(frozen=True, slots=True)

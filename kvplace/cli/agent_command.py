@@ -71,7 +71,7 @@ def command(
     from kvplace.core.enforcement import Enforcement
     from kvplace.core.errors import Misconfigured
     from kvplace.core.scalars import NodeName
-    from kvplace.service.settings import Address
+    from kvplace.service.connections import Address
 
     for flag, path in (
         ("--nri-socket", nri_socket),

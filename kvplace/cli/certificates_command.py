@@ -55,7 +55,7 @@ def command(
     trust the webhooks by this CA. Runs until SIGTERM.
     """
     from kvplace.certificates.keeper import CertificatesSettings, run
-    from kvplace.service.settings import Address
+    from kvplace.service.connections import Address
 
     run(
         CertificatesSettings(

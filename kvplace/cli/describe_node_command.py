@@ -110,8 +110,7 @@ async def _described(
     from kvplace.kube.node_filters import SchedulableNode
     from kvplace.kube.object_client import ApiKind, ObjectWriter
     from kvplace.nodes.cluster_reading import read_node
-    from kvplace.nodes.describing_pod import check_node, describe_through_pod
-    from kvplace.nodes.kubelet_reserved import reserved_by_kubelet
+    from kvplace.nodes.describing_pod import check_node, describe_through_pod, reserved_by_kubelet
 
     writer = ObjectWriter(cluster.session)
     found = await writer.read(ApiKind("nodes"), node)

@@ -13,7 +13,7 @@ from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.refusal import Reason
 from kvplace.core.request import DeviceNuma, EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
 from kvplace.explain.explanation import Event, Explanation, Fitting, Seat
-from kvplace.nodes.consent_to_moves import agreement_needed
+from kvplace.nodes.cluster_view import agreement_needed
 from kvplace.nodes.node_machine import NodeMachine
 
 _CHANGES = 4

@@ -213,7 +213,7 @@ async def _get_nodes(
 async def _watch_nodes(
     live: LiveCluster, listing: Listing[NodeView], names: tuple[str, ...], selector: Selector
 ) -> None:
-    from kvplace.nodes.watched_view import watched_nodes
+    from kvplace.nodes.cluster_reading import watched_nodes
 
     async for first, nodes in watched_nodes(live.api, selector, gather_s=GATHER_S):
         chosen = _named(nodes, names)

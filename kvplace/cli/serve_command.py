@@ -166,7 +166,8 @@ def command(
     from kvplace.scheduler.extender import ExtenderSettings, Mode
     from kvplace.scheduler.room_maker import MakeRoom
     from kvplace.serve.process import ServeSettings, run
-    from kvplace.service.settings import Address, TlsFiles
+    from kvplace.service.connections import Address
+    from kvplace.service.tls import TlsFiles
 
     run(
         ServeSettings(

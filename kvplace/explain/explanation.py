@@ -22,8 +22,7 @@ from kvplace.core.request_document import PodRequest
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 from kvplace.kube.object_records import PodReport
-from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
-from kvplace.nodes.consent_to_moves import agrees
+from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView, agrees
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, answer_of
 
 _LOOKED_INTO = 2

@@ -1,7 +1,7 @@
 """The view of a cluster for people: every node with its CPUs and claims, every VM with its place and state.
 
 Values of one moment, made of the records that the API server gives: from lists that were read once
-(`cluster_reading`), or from watches (`watched_view`). A VM here is a pod that opted in, so a plain pod
+(`cluster_reading`), or from watches. A VM here is a pod that opted in, so a plain pod
 is one, too, and during a live migration there are two of a name.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
+from kvplace.core.annotations import MOVABLE
 from kvplace.core.device_locality import LocatedDevice, located
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free_resources import FreeBlocks, free_blocks_of
@@ -336,3 +337,20 @@ def vm_views(pods: Iterable[PodRecord], nodes: Mapping[NodeName, NodeView]) -> d
             views.append(with_devices(VmView(pod, node.ledger.claims.get(pod.uid)), node))
     views.sort(key=lambda vm: (vm.namespace, vm.name, vm.pod.name, vm.pod.uid))
     return {vm.pod.uid: vm for vm in views}
+
+
+def agrees(vm: VmView | None) -> bool:
+    """Whether the owner of a VM had agreed to moves when its pod was made."""
+    return vm is not None and vm.request is not None and vm.request.movable
+
+
+def agreement_needed(names: Iterable[str]) -> str:
+    """State in one clause which VMs need the annotation for a move; empty where all have it."""
+    needed = sorted(set(names))
+    if not needed:
+        return ""
+    return f'for that {_listed(needed)} {"needs" if len(needed) == 1 else "need"} {MOVABLE}: "true"'
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

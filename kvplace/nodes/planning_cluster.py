@@ -1,11 +1,12 @@
 """A live cluster as plans start from it: its nodes, what keeps VMs away from them, and VMs that wait already.
 
 What kube-scheduler's own filters state counts as in `explain`, with the same words. An evacuation is a plan
-for the VMs of one node on all other nodes.
+for the VMs of one node on all other nodes. Nodes are the same values as those of a cluster document.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
@@ -16,21 +17,23 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.cluster.planning import PlannedVm, VmRequest, plan
 from kvplace.core.errors import Absent
+from kvplace.core.ledger import Claim
 from kvplace.core.marks import PLACED_LABEL
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import Occupant, occupant_of_claim
+from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.strict_json import did_you_mean
+from kvplace.core.topology import Topology
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 from kvplace.kube.object_client import ApiKind
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
-from kvplace.nodes.cluster_view import ClusterView, VmState
-from kvplace.nodes.consent_to_moves import agrees
-from kvplace.nodes.planning_nodes import names_of_claims, planning_nodes
+from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, agrees
+from kvplace.nodes.node_machine import NodeMachine, Unusable
 
 T = TypeVar("T")
 
@@ -253,3 +256,69 @@ def _taken(nodes: tuple[ClusterNode, ...], planned: Iterable[PlannedVm]) -> tupl
         held = Request(max(1, len(one.placement.vcpus)), stays)
         taken.setdefault(one.node, []).append(Occupant(one.id, held, one.placement))
     return tuple(replace(node, running=(*node.running, *taken.get(node.name, ()))) for node in nodes)
+
+
+def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
+    """Return every node where something can be placed, with the VMs that its ledger names.
+
+    A VM is called `namespace/name`. A VM with an unknown placement, or one that is getting other cores, holds
+    what its claim states and stays there.
+    """
+    narrowed: dict[tuple[str, CpuMask], Topology] = {}
+    names = names_of_claims(view)
+    found = []
+    for name, node in view.nodes.items():
+        if isinstance(node.snapshot, Unusable):
+            continue
+        machine = node.snapshot.machine
+        key = (machine.topology.fingerprint, machine.allocatable)
+        topology = narrowed.setdefault(key, _given_out(machine))
+        running = tuple(
+            _occupant(names[claim.uid], view, node, claim) for claim in node.ledger.claims.values()
+        )
+        if (others := machine.others) is not None:
+            running += (occupant_of_claim(f"{others.pod} of {name}", others, topology),)
+        found.append(ClusterNode(NodeName(name), topology, running, pools_shrink=machine.pools_shrink))
+    return tuple(found)
+
+
+def names_of_claims(view: ClusterView) -> Mapping[PodUid, str]:
+    """Name the VM of every claim, by its UID; two pods of one VM by their pods."""
+    claims = [claim for node in view.nodes.values() for claim in node.ledger.claims.values()]
+    times = Counter(map(_name, claims))
+    return {claim.uid: _name(claim) if times[_name(claim)] == 1 else _pod(claim) for claim in claims}
+
+
+def _given_out(machine: NodeMachine) -> Topology:
+    """The topology with the CPUs reserved that the node does not give out."""
+    if not machine.is_narrowed:
+        return machine.topology
+    return replace(machine.topology, reserved=CpuMask(machine.topology.cpus & ~machine.allocatable))
+
+
+def _occupant(name: str, view: ClusterView, node: NodeView, claim: Claim) -> Occupant:
+    vm = view.vms.get(claim.uid)
+    known = _as_claimed(vm, claim) if vm is not None and claim.relocation is None else None
+    if known is not None:
+        return Occupant(name, *known)
+    topology = node.machine.topology if isinstance(node.machine, NodeMachine) else None
+    return occupant_of_claim(name, claim, topology)
+
+
+def _as_claimed(vm: VmView, claim: Claim) -> tuple[Request, Placement] | None:
+    """The VM's own request and placement, where they report what its claim states."""
+    if vm.request is None or vm.placement is None:
+        return None
+    placement = vm.placement.placement
+    if (placement.cpus, placement.owned) != (claim.cpus, claim.owned):
+        return None
+    options = vm.placement.options or vm.request.request.options
+    return replace(vm.request.request, options=options), placement
+
+
+def _name(claim: Claim) -> str:
+    return f"{claim.namespace}/{claim.vmi or claim.pod}"
+
+
+def _pod(claim: Claim) -> str:
+    return f"{claim.namespace}/{claim.pod}"

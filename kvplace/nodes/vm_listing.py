@@ -21,9 +21,9 @@ from kvplace.kube.object_records import LedgerRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
 from kvplace.kube.vm_statuses import VM_STATUSES, VMI_STATUSES, VmName, VmStatus
 from kvplace.kube.watches import LEDGERS, PODS, TOPOLOGIES, Kind, ListClient, Selector, WatchClient
+from kvplace.nodes.cluster_reading import wait_for_list
 from kvplace.nodes.cluster_view import NodeView, VmView, vm_views
 from kvplace.nodes.node_machine import NOT_KNOWN
-from kvplace.nodes.watched_view import wait_for_list
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import Json
-from kvplace.nodes.consent_to_moves import agreement_needed
+from kvplace.nodes.cluster_view import agreement_needed
 from kvplace.plan.mip_bound import MipBound
 
 INTERRUPTED = "the search was interrupted; a longer one may place more VMs"

@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Callable, Collection
 
 from kvplace.scheduler.http import Routes, extender_application
 from kvplace.scheduler.http2 import Http2Connection
-from kvplace.service.connections import ConnectionLimits, Connections, accepting
+from kvplace.service.connections import Address, ConnectionLimits, Connections, accepting
 from kvplace.service.listening import GRACE_S, http1_server, may_call
-from kvplace.service.settings import Address
 
 _log = logging.getLogger(__name__)
 

@@ -36,12 +36,11 @@ from kvplace.scheduler.extender import Extender, ExtenderClient, ExtenderSetting
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
 from kvplace.serve.metrics import ClusterGauges
-from kvplace.service.connections import ConnectionLimits
+from kvplace.service.connections import Address, ConnectionLimits
 from kvplace.service.health import Health, Readiness, health_application, watch_loop
 from kvplace.service.listening import listening
 from kvplace.service.process import in_background, log_as_json, run_until_signal
-from kvplace.service.settings import Address, TlsFiles
-from kvplace.service.tls import RenewedTls
+from kvplace.service.tls import RenewedTls, TlsFiles
 
 
 @dataclass(frozen=True, slots=True)

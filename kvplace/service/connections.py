@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,18 +27,41 @@ from aiohttp.web_protocol import RequestHandler
 
 from kvplace.core.errors import Misconfigured
 from kvplace.service.health import CUT_CONNECTIONS
-from kvplace.service.settings import Address
 
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.1
 """Pause before accepting again when the process has no file descriptors left."""
 
+_HOST_AND_PORT = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*:[^\[\]]*)\]|(?P<host>[^\[\]:]*)):(?P<port>[0-9]{1,5})")
+
 Choose = Callable[[asyncio.Transport], asyncio.Protocol | None]
 """Gives the protocol of a new connection, after its TLS handshake; None refuses the caller."""
 _BACKLOG = 128
 _NO_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 """The answer of a kernel with ipv6.disable=1, or without an IPv6 address to bind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a listener listens: no host means all addresses of both families; port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read `HOST:PORT`, `[IPV6]:PORT` or `:PORT`; raises Misconfigured that names the text."""
+        found = _HOST_AND_PORT.fullmatch(text)
+        if found is None or int(found["port"]) > 65535:
+            raise Misconfigured(
+                f"{text!r} is not an address; write HOST:PORT, for example 127.0.0.1:8443 or [::1]:8443, "
+                "or :8443 for all addresses"
+            )
+        return cls(found["ipv6"] or found["host"] or "", int(found["port"]))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

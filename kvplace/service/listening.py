@@ -15,8 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from kvplace.service.connections import ConnectionLimits, Connections, accepting
-from kvplace.service.settings import Address
+from kvplace.service.connections import Address, ConnectionLimits, Connections, accepting
 
 _log = logging.getLogger(__name__)
 

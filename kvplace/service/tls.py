@@ -15,17 +15,31 @@ import logging
 import re
 import ssl
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kvplace.core.errors import Misconfigured
 from kvplace.service.health import CERTIFICATE_END
-from kvplace.service.settings import TlsFiles
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The certificate files of a listener."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+    """Every client must have a certificate of this CA; None: clients need none."""
+    client_names: tuple[str, ...] = ()
+    """Names of the clients that may call: common name, DNS name or URI; empty: all of the CA."""
+    check_every_s: float = 10.0
+    """How often a running process checks whether the files have changed."""
 
 
 def certificate_end(pem: bytes) -> datetime | None:

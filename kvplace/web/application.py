@@ -22,10 +22,9 @@ from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS
 from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache, NodeClient, running_node_cache
-from kvplace.service.connections import ConnectionLimits
+from kvplace.service.connections import Address, ConnectionLimits
 from kvplace.service.listening import listening, while_connected
 from kvplace.service.process import in_background
-from kvplace.service.settings import Address
 from kvplace.web.access import Handler, new_secret, only_for_holders
 from kvplace.web.agents import Agents
 from kvplace.web.documents import MAX_QUERY, VmiClient, node_document, search, vm_document

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvplace.agent.settings import AgentSettings
 from kvplace.core.scalars import CpuMask, NodeName
-from kvplace.service.settings import Address
+from kvplace.service.connections import Address
 
 NODE = NodeName("worker-1")
 CPUS = 8

@@ -17,7 +17,7 @@ from kvplace.core.node_devices import TopologyPolicy
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.linux.cpu_manager_state import MAX_BYTES
 from kvplace.linux.kernel_files import Gone, NotPermitted
-from kvplace.service.settings import Address
+from kvplace.service.connections import Address
 from tests.agent.hosts import CONFIG, NODE, STATE, STATIC_STATE, Host
 
 

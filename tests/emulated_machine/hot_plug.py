@@ -9,8 +9,8 @@ from pathlib import Path
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.settings import AgentSettings
 from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.service.connections import Address
 from kvplace.service.process import in_background
-from kvplace.service.settings import Address
 
 NEVER_S = 3600.0
 """Only the kernel's events can make the watch read."""

@@ -18,7 +18,7 @@ from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import ContainerId, NodeName, PodUid
 from kvplace.linux.cpuset_hierarchy import find_cpuset_hierarchy
-from kvplace.service.settings import Address
+from kvplace.service.connections import Address
 from tests.emulated_machine.cgroups import ROOT, Group, pages_by_node
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

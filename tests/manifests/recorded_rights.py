@@ -42,8 +42,8 @@ from kvplace.kube.watches import (
     Interrupted,
     Kind,
 )
+from kvplace.service.connections import Address
 from kvplace.service.listening import listening
-from kvplace.service.settings import Address
 from tests.nodes.machines import EIGHT
 
 KVPLACE = Path(__file__).resolve().parents[2] / "kvplace"

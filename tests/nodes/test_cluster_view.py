@@ -19,9 +19,8 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import Condition, PodRecord
 from kvplace.kube.watches import EVERYTHING, NODE_STATUSES, Interrupted
-from kvplace.nodes.cluster_reading import read_cluster, read_node
+from kvplace.nodes.cluster_reading import read_cluster, read_node, watched_nodes
 from kvplace.nodes.cluster_view import ClusterView, VmState, VmView
-from kvplace.nodes.watched_view import watched_nodes
 from tests.kube.claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO

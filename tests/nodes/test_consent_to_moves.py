@@ -14,8 +14,7 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid
 from kvplace.kube.node_filters import PodDemands, SchedulableNode
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
-from kvplace.nodes.cluster_view import cluster_view
-from kvplace.nodes.consent_to_moves import agreement_needed
+from kvplace.nodes.cluster_view import agreement_needed, cluster_view
 from kvplace.nodes.planning_cluster import PlanningCluster, planning_cluster
 from kvplace.plan.plan_report import plan_document, summary
 from tests.nodes.machines import TWO_QUADS

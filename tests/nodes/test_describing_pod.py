@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvplace.core.errors import BadTopology, Misconfigured, Unavailable
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.errors import BadTopology, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NodeName
-from kvplace.kube.api_errors import Missing
+from kvplace.kube.api_errors import ApiUnavailable, Denied, Missing
 from kvplace.kube.node_filters import NodeCondition, NodeStatus, SchedulableNode
 from kvplace.kube.object_client import ApiKind, Document
 from kvplace.nodes.describing_pod import (
@@ -18,6 +19,7 @@ from kvplace.nodes.describing_pod import (
     check_node,
     describe_through_pod,
     describing_pod,
+    reserved_by_kubelet,
 )
 from tests.nodes.machines import TWO
 
@@ -149,3 +151,41 @@ def test_a_node_that_is_not_there_or_not_ready_is_named() -> None:
         check_node(None, NODE)
     with pytest.raises(Unavailable, match="node worker is not Ready"):
         check_node(SchedulableNode(), NODE)
+
+
+class Kubelet:
+    """States what it was made with."""
+
+    def __init__(self, says: dict[str, Any] | KvplaceError) -> None:
+        self.says = says
+
+    async def read_kubelet_configuration(self, node: str) -> dict[str, Any]:
+        assert node == NODE
+        if isinstance(self.says, KvplaceError):
+            raise self.says
+        return self.says
+
+
+async def test_what_the_kubelet_reserves_is_reserved() -> None:
+    reserved, said = await reserved_by_kubelet(Kubelet({"reservedSystemCPUs": "1,9"}), NODE, TWO)
+    assert reserved == parse_cpu_list("1,9")
+    assert said == "CPU 1,9 is reserved, as the kubelet's reservedSystemCPUs state"
+
+
+@pytest.mark.parametrize(
+    ("says", "because"),
+    [
+        ({}, "the kubelet of worker reserves no CPU (reservedSystemCPUs)"),
+        ({"reservedSystemCPUs": "99"}, "the kubelet of worker reserves no CPU (reservedSystemCPUs)"),
+        ({"reservedSystemCPUs": "a"}, "could not be read"),
+        (Denied("get", "nodes/proxy", "no"), "were not read (you may not get nodes/proxy)"),
+        (ApiUnavailable("the kubelet does not answer"), "could not be read (the kubelet does not answer)"),
+    ],
+)
+async def test_otherwise_the_core_of_the_lowest_cpu_is_and_a_sentence_states_why(
+    says: dict[str, Any] | KvplaceError, because: str
+) -> None:
+    reserved, said = await reserved_by_kubelet(Kubelet(says), NODE, TWO)
+    assert reserved == parse_cpu_list("0,8")
+    assert because in said
+    assert said.endswith("CPU 0,8 is reserved, the core of the lowest CPU; --reserved names others")

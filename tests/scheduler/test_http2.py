@@ -23,8 +23,7 @@ from kvplace.scheduler.extender_protocol import MAX_BODY
 from kvplace.scheduler.http import ExtenderReply
 from kvplace.scheduler.http2 import Http2Connection
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, ExtenderListener, extender_listening
-from kvplace.service.connections import ConnectionLimits
-from kvplace.service.settings import Address
+from kvplace.service.connections import Address, ConnectionLimits
 from tests.scheduler.http2_client import PSEUDO_HEADERS, Calls, Client, Wire, over_http1, over_http2
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -9,7 +9,7 @@ from datetime import timedelta
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from harness.certificates import Certificates
-from kvplace.service.settings import Address
+from kvplace.service.connections import Address
 from tests.scheduler.http2_client import over_http1, over_http2
 
 

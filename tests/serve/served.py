@@ -7,7 +7,8 @@ import aiohttp
 from harness.certificates import Certificates
 from kvplace.admission.review import AdmissionSettings
 from kvplace.serve.process import ServeSettings
-from kvplace.service.settings import Address, TlsFiles
+from kvplace.service.connections import Address
+from kvplace.service.tls import TlsFiles
 
 LOOPBACK = Address("127.0.0.1", 0)
 

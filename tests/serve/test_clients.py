@@ -14,7 +14,7 @@ import pytest
 
 from harness.certificates import Certificates
 from kvplace.serve.process import serving
-from kvplace.service.settings import Address
+from kvplace.service.connections import Address
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.serve.extender_callers import answer, context
 from tests.serve.served import settings_for

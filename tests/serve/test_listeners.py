@@ -21,8 +21,8 @@ from kvplace.core.errors import Misconfigured
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.watches import EVERYTHING, NODES, PODS, Kind, Selector, WatchEvent
 from kvplace.serve.process import serving
+from kvplace.service.connections import Address
 from kvplace.service.process import run_until_signal
-from kvplace.service.settings import Address
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.serve.served import ready, settings_for
 

@@ -15,8 +15,7 @@ from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.session import Limits, open_session
 from kvplace.service.process import JsonLines
-from kvplace.service.settings import TlsFiles
-from kvplace.service.tls import RenewedTls
+from kvplace.service.tls import RenewedTls, TlsFiles
 from tests.controller.replicas import asking_pod, replica
 from tests.kube.api_stub import api_stub, broken, status
 from tests.kube.faults import Operation

@@ -26,7 +26,7 @@ from kvplace.kube.store import Store
 from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.serve.metrics import ClusterGauges
 from kvplace.serve.process import serving
-from kvplace.service.settings import Address
+from kvplace.service.connections import Address
 from tests.controller.replicas import asking_pod, replica
 from tests.event_loop_turns import with_turns
 from tests.kube.claims import claim, taking

@@ -27,7 +27,7 @@ from kvplace.kube.watches import (
     WatchEvent,
 )
 from kvplace.serve.process import ServeReadiness, serving
-from kvplace.service.settings import Address
+from kvplace.service.connections import Address
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.serve.extender_callers import answer, context
 from tests.serve.served import ready, settings_for

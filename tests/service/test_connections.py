@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
@@ -12,11 +13,11 @@ import pytest
 from aiohttp import web
 
 from harness.certificates import Certificates
-from kvplace.service.connections import ConnectionLimits
+from kvplace.core.errors import Misconfigured
+from kvplace.service.connections import Address, ConnectionLimits
 from kvplace.service.health import CUT_CONNECTIONS
 from kvplace.service.listening import listening
-from kvplace.service.settings import Address, TlsFiles
-from kvplace.service.tls import RenewedTls
+from kvplace.service.tls import RenewedTls, TlsFiles
 
 SHORT = ConnectionLimits(connections=4, handshake_s=0.2, request_s=0.2, idle_s=60, unread_bytes=200_000)
 REQUEST = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
@@ -290,3 +291,21 @@ async def test_a_compressed_body_is_not_unpacked() -> None:
         caller = await listener.call()
         caller.writer.write(head + body)
         assert b"415" in await caller.reader.readline()
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("0.0.0.0:8443", Address("0.0.0.0", 8443)), ("[::1]:0", Address("::1", 0)), (":80", Address("", 80))],
+)
+def test_an_address_is_read_and_written_alike(text: str, address: Address) -> None:
+    assert Address.parse(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["8443", "host:", "host:99999", "host:x", "host:²", "", "fd00::1", ":::80", "[::1:80", "[host]:80"],
+)
+def test_an_invalid_address_is_named_with_an_example(text: str) -> None:
+    with pytest.raises(Misconfigured, match=re.escape(f"'{text}' is not an address; write HOST:PORT")):
+        Address.parse(text)

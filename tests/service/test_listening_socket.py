@@ -13,9 +13,8 @@ import pytest
 from aiohttp import web
 
 from kvplace.core.errors import Misconfigured
-from kvplace.service.connections import listening_socket
+from kvplace.service.connections import Address, listening_socket
 from kvplace.service.listening import listening
-from kvplace.service.settings import Address
 
 OF_BOTH_FAMILIES = ["127.0.0.1", "::1"]
 

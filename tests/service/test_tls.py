@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from harness.certificates import Certificates
 from kvplace.core.errors import Misconfigured
 from kvplace.service.process import in_background
-from kvplace.service.settings import TlsFiles
-from kvplace.service.tls import RenewedTls
+from kvplace.service.tls import RenewedTls, TlsFiles
 
 
 @contextlib.asynccontextmanager
