@@ -94,7 +94,7 @@ CODE: dict[tuple[str, str], list[str]] = {
         "agent.libvirt_pins:ANSWER_WITHIN_S",
         "libvirt.pinning_process:MOST_MEMORY",
     ],
-    (AGENT, "status writes"): ["kube.topology_objects:MAX_PODS"],
+    (AGENT, "status writes"): ["kube.object_records:MAX_PODS"],
     (AGENT, "pod that is gone"): ["controller.reconciler:SILENCE_S"],
     (OTHERS, "domain XML"): ["core.protobuf:MAX_MESSAGE_BYTES"],
     (OTHERS, "hook: clients"): [
