@@ -25,10 +25,9 @@ from kvplace.admission.review import AdmissionSettings, allow, read_review
 from kvplace.core.allocator.allocate import place
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.placement import Placement, PodPlacement, result_annotations
 from kvplace.core.request import PinningOptions, Request
-from kvplace.core.request_document import PodRequest
-from kvplace.core.result_annotations import result_annotations
+from kvplace.core.request_json import PodRequest
 from kvplace.core.scalars import Bytes
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
@@ -86,7 +85,7 @@ class FirstNode:
             self._request.request.options.on_failure,
             self._placement,
         )
-        annotations = result_annotations(self._topology, bound, self._request)
+        annotations = result_annotations(self._topology, bound)
         await self._cluster.bind(args.namespace, args.name, args.uid, args.node, annotations)
         return BindingResult()
 

@@ -16,7 +16,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Free
 from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import Occupant
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology

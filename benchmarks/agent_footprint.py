@@ -59,7 +59,7 @@ from kvplace.kube import credentials
 credentials.SERVICE_ACCOUNT = Path(sys.argv[1])
 from kvplace.agent.process import run
 from kvplace.agent.settings import AgentSettings
-from kvplace.core.enforcement import Enforcement
+from kvplace.core.node_topology import Enforcement
 host, enforcement = Path(sys.argv[2]), Enforcement.CGROUP
 run(AgentSettings("worker", Address("127.0.0.1", 18082), host=host, enforcement=enforcement))
 """

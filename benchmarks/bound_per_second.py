@@ -53,8 +53,8 @@ from harness.kvplace_cluster.installation import Installation
 from harness.kvplace_cluster.machines import node_shape, node_topology
 from kvplace.admission.pod import admit_pod
 from kvplace.admission.review import AdmissionSettings
-from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import MARKER_RESOURCE
 from kvplace.machines.server_types import read_machine
 
 SERVER_TYPES = ("2x-epyc-9354-nps2", "2x-xeon-6338", "epyc-9654p", "2x-xeon-8480plus-snc4")

@@ -35,7 +35,7 @@ from benchmarks._tables import table
 from benchmarks.decision import filled
 from kvplace.core.ledger import Claim, LedgerChange
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import Bytes, NodeName
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster

@@ -28,16 +28,15 @@ from benchmarks._api_requests import Call, ask_all
 from benchmarks._tables import table
 from harness.control_plane.cluster import ControlPlane
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import ExitCode
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of, ledger_document
-from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.node_topology import topology_document
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import Bytes, PodUid
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import topology_document
+from kvplace.core.well_known_names import PLACED_LABEL, REQUEST
 from kvplace.machines.server_types import read_machine
 
 CRDS = Path(__file__).resolve().parents[1] / "manifests" / "crd"

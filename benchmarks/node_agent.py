@@ -35,11 +35,12 @@ from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.process import running_agent
 from kvplace.agent.settings import AgentSettings
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import LedgerChange, claim_of
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.node_topology import Enforcement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import ContainerId, NodeName, PodUid
+from kvplace.core.well_known_names import PLACEMENT
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.linux.cpuset_hierarchy import CgroupVersion
 from kvplace.service.connections import Address

@@ -37,7 +37,7 @@ from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
 from kvplace.core.preemption.victims import OccupiedMachine, Tenant, by_importance, cost_of
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder

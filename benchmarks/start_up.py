@@ -29,13 +29,11 @@ from harness.kvplace_cluster.machines import node_shape, node_topology
 from kvplace.core.allocator.allocate import place
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_document, claim_of
-from kvplace.core.marks import PLACED_LABEL
-from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.placement import Placement, PodPlacement, result_annotations
 from kvplace.core.request import OnFailure, Request
-from kvplace.core.request_document import PodRequest
-from kvplace.core.result_annotations import result_annotations
 from kvplace.core.scalars import Bytes, CpuId, NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PLACED_LABEL
 from kvplace.machines.server_types import read_machine
 
 PODS_PER_NODE = 4
@@ -131,7 +129,7 @@ def _binding(number: int, own: int, machine: Machine, uids: Mapping[str, PodUid]
     name, node = _pod_name(number, own), _node_name(number)
     topology, placement = machine.topology, machine.placements[own]
     bound = PodPlacement(uids[name], node, topology.fingerprint, OnFailure.WAIT, placement)
-    annotations = result_annotations(topology, bound, PodRequest(ASKED, f"vms/{name}"))
+    annotations = result_annotations(topology, bound)
     binding = {
         "apiVersion": "v1",
         "kind": "Binding",

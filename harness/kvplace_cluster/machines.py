@@ -8,9 +8,9 @@ from typing import Any
 
 from harness.control_plane.hollow_node import NodeShape
 from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.node_topology import topology_document
 from kvplace.core.scalars import Bytes, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
-from kvplace.core.topology_document import topology_document
 
 GIB = Bytes(1 << 30)
 

@@ -17,7 +17,7 @@ from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.kube_stream import STRATEGIC_MERGE_PATCH, ApiRefused, KubeClient
 from harness.control_plane.kubevirt_parts import NAMESPACE as KUBEVIRT
 from harness.loop_thread import loop_thread
-from kvplace.core.marks import PINNED
+from kvplace.core.well_known_names import PINNED
 
 Json = dict[str, Any]
 

@@ -45,24 +45,23 @@ from kvplace.admission.sidecar import (
 )
 from kvplace.admission.size import PodSize, VmSize, read_size, size_of_pod, size_of_vm
 from kvplace.admission.vmi import conflict_with_kubevirt
-from kvplace.core.annotations import (
+from kvplace.core.annotations import check_agreement, read_options, without_effect
+from kvplace.core.errors import Conflict, KvplaceError, Misconfigured
+from kvplace.core.request import OnFailure, PinningOptions, Policy, Request
+from kvplace.core.request_json import PodRequest, write_request
+from kvplace.core.well_known_names import (
     ASKING,
+    ASKS_LABEL,
     EMULATOR_THREADS,
     GUEST_NUMA,
     ON_FAILURE,
     PLACE_AGAIN,
+    PLACED_LABEL,
+    PLACEMENT,
     REQUEST,
     RESULTS,
     VM_SIZE,
-    read_options,
-    without_effect,
 )
-from kvplace.core.contradictions import check_agreement
-from kvplace.core.errors import Conflict, KvplaceError, Misconfigured
-from kvplace.core.marks import ASKS_LABEL, PLACED_LABEL
-from kvplace.core.placement import PLACEMENT
-from kvplace.core.request import OnFailure, PinningOptions, Policy, Request
-from kvplace.core.request_document import PodRequest, write_request
 from kvplace.kube.pod_spec import OwnerReference
 
 FORGEABLE = (PLACEMENT, REQUEST)

@@ -27,8 +27,8 @@ from kvplace.admission.objects import (
 from kvplace.admission.sidecar import compute_of
 from kvplace.admission.size import PodSize, VmSize
 from kvplace.core.errors import Misconfigured
-from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.request import Request
+from kvplace.core.well_known_names import MARKER_RESOURCE
 
 _LEAST = Fraction(1, 10)
 """What a container requests at least of each CPU that the pod requests: KubeVirt's own default for a vCPU."""

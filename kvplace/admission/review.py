@@ -15,7 +15,7 @@ import msgspec
 
 from kvplace.admission.edits import Operation
 from kvplace.core.errors import BadBody
-from kvplace.core.marks import FrontEnd
+from kvplace.core.well_known_names import FrontEnd
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 """More than etcd stores of an object (1.5 MiB). An update shows the object twice; VMIs have some 10 KiB."""

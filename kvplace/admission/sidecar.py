@@ -27,11 +27,15 @@ import msgspec
 
 from kvplace.admission.edits import EditedObject
 from kvplace.admission.objects import AdmittedContainer, Pod, Volume, is_guaranteed
-from kvplace.core.annotations import REQUEST
-from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadAnnotation, Misconfigured
-from kvplace.core.marks import FRONT_END_LABEL, PLUGIN_SOCKET, FrontEnd
-from kvplace.core.placement import PLACEMENT
+from kvplace.core.well_known_names import (
+    CPU_MAP,
+    FRONT_END_LABEL,
+    PLACEMENT,
+    PLUGIN_SOCKET,
+    REQUEST,
+    FrontEnd,
+)
 from kvplace.kube.objects import COMPUTE
 
 HOOK_SIDECARS = "hooks.kubevirt.io/hookSidecars"

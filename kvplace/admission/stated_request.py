@@ -19,12 +19,11 @@ from kvplace.admission.devices import (
 from kvplace.admission.objects import AdmittedMetadata, Pod, Vm, Vmi, VmiSpec, title, typed
 from kvplace.admission.size import size_of_pod, size_of_vm
 from kvplace.admission.vmi import check_vm
-from kvplace.core.annotations import read_options
-from kvplace.core.contradictions import check_agreement
+from kvplace.core.annotations import check_agreement, read_options
 from kvplace.core.errors import BadBody, Misconfigured
 from kvplace.core.quantity import counted
 from kvplace.core.request import Policy, Request
-from kvplace.core.request_document import PodRequest
+from kvplace.core.request_json import PodRequest
 from kvplace.core.strict_json import Json, shown
 
 _CLUSTER_WIDE = "virtualmachineclusterinstancetype"

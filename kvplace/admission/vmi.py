@@ -23,22 +23,23 @@ from kvplace.admission.objects import AdmittedMetadata, Cpu, Quantity, Vm, Vmi, 
 from kvplace.admission.review import AdmissionSettings, Admitted
 from kvplace.admission.sidecar import HOOK_SIDECARS, with_hook_sidecar
 from kvplace.admission.size import size_of_vm, write_size
-from kvplace.core.annotations import (
+from kvplace.core.annotations import check_agreement, read_options, without_effect
+from kvplace.core.errors import KvplaceError, Misconfigured
+from kvplace.core.quantity import parse_quantity
+from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy, Request
+from kvplace.core.well_known_names import (
     ASKING,
+    ASKS_LABEL,
     CPU_POLICY,
     DEVICE_NUMA,
+    EDITED_LABEL,
     EMULATOR_THREADS,
+    FRONT_END_LABEL,
     GUEST_NUMA,
     RESULTS,
     VM_SIZE,
-    read_options,
-    without_effect,
+    FrontEnd,
 )
-from kvplace.core.contradictions import check_agreement
-from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.core.marks import ASKS_LABEL, EDITED_LABEL, FRONT_END_LABEL, FrontEnd
-from kvplace.core.quantity import parse_quantity
-from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy, Request
 
 _WITHOUT_GUEST_CELLS = ("s390x",)
 """Architectures without guest NUMA cells in QEMU."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from kvplace.core.marks import NO_LONGER_RUNNING
+from kvplace.core.well_known_names import NO_LONGER_RUNNING
 
 
 class TopologyCondition(StrEnum):

@@ -11,8 +11,8 @@ from kvplace.agent.cpuset_keeper import ContainerSource, CpusetKeeper, cpusets_e
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.settings import AgentSettings
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured
+from kvplace.core.node_topology import Enforcement
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetHierarchy, find_cpuset_hierarchy
 
 _CGROUPS = Path("/sys/fs/cgroup")

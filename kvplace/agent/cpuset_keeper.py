@@ -34,8 +34,8 @@ from kvplace.agent.node_report import NodeReport
 from kvplace.agent.planner import SHOWN_OF_ID, plan_node, setting_of_new
 from kvplace.agent.this_node import NodeContainer, ThisNode
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured, Unavailable
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
 from kvplace.kube.object_records import Condition

@@ -18,11 +18,11 @@ from kvplace.agent.conditions import TopologyCondition, TopologyReason
 from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpu_map import read_node_cpu_map, write_cpu_map
 from kvplace.core.cpuset import cpus_of, format_cpu_list, union
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free_resources import CpuUsage, free_of, usage_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_devices import DeviceReport
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.resource_topology import resource_topology
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import Topology

@@ -30,11 +30,10 @@ from kvplace.agent.conditions import TopologyReason
 from kvplace.agent.cpuset_keeper import CpusetKeeper, cpusets_enforced
 from kvplace.agent.given_devices import given_devices
 from kvplace.agent.this_node import NodeContainer
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.core.marks import PLACED_LABEL
-from kvplace.core.placement import PLACEMENT
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NO_CPUS, ContainerId
+from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.kube.objects import COMPUTE
 from kvplace.linux.container_cgroups import cgroup_folder
 from kvplace.linux.cpuset_hierarchy import CpusetFile

@@ -32,9 +32,9 @@ from kvplace.agent.node_report import NodeReport
 from kvplace.agent.pinning_sweep import PinningSweep, PodFinding
 from kvplace.agent.this_node import NodeContainer
 from kvplace.agent.verification import CpusetDifference, Verdict, differences_in_words
-from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, PodUid
+from kvplace.core.well_known_names import PINNED
 from kvplace.kube.events import EventRecorder, pinning_drift, pod_reference, vmi_reference
 from kvplace.kube.object_records import Condition, PodRecord, PodReport
 from kvplace.libvirt.domain_pins import DomainPins

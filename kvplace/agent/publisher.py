@@ -29,13 +29,13 @@ from kvplace.agent.node_documents import (
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.this_machine import ThisMachine
-from kvplace.core.cpu_map import CPU_MAP
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, KvplaceError, Refused
 from kvplace.core.memory_in_use import NOTHING_IN_USE
 from kvplace.core.node_devices import DeviceReport
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import CPU_MAP
 from kvplace.kube.list_watch import is_newer
 from kvplace.kube.object_records import (
     NodeRecord,

@@ -15,8 +15,8 @@ from kvplace.agent.back_off import MOST_REPAIRS, PERIOD_S
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.node_plan import ClaimRefusal, PodPlan
 from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.core.marks import PINNED
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuMask, NumaId
+from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import ThreadName, ThreadRole

@@ -68,8 +68,8 @@ def command(
     from kvplace.agent.process import run
     from kvplace.agent.settings import AgentSettings
     from kvplace.core.cpuset import parse_cpu_list
-    from kvplace.core.enforcement import Enforcement
     from kvplace.core.errors import Misconfigured
+    from kvplace.core.node_topology import Enforcement
     from kvplace.core.scalars import NodeName
     from kvplace.service.connections import Address
 

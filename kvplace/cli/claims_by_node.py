@@ -16,11 +16,12 @@ from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, Corrupt
 from kvplace.core.ledger import Claim, Ledger, claim_of, read_ledger
 from kvplace.core.node_topology import API_VERSION
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.quantity import counted
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuId, PodUid
 from kvplace.core.strict_json import did_you_mean, json_object, kind_of, known_keys, shown
+from kvplace.core.well_known_names import PLACEMENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ def _namespaces(_live: LiveCluster) -> Call:
 
 
 def _rollouts(live: LiveCluster) -> Call:
-    from kvplace.core.marks import ROLLOUT_LABEL
+    from kvplace.core.well_known_names import ROLLOUT_LABEL
 
     return _list("configmaps", _path_in(live, "configmaps"), ROLLOUT_LABEL)
 
@@ -153,7 +153,7 @@ def _name(metadata: Mapping[str, Any]) -> str:
 
 
 def _rollout_name(metadata: Mapping[str, Any]) -> str:
-    from kvplace.core.marks import ROLLOUT_LABEL
+    from kvplace.core.well_known_names import ROLLOUT_LABEL
 
     return str(metadata["labels"][ROLLOUT_LABEL])
 

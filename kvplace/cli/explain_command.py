@@ -15,7 +15,7 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import Absent, ExitCode
 
 if TYPE_CHECKING:
-    from kvplace.core.request_document import PodRequest
+    from kvplace.core.request_json import PodRequest
     from kvplace.explain.explanation import Explanation
     from kvplace.kube.object_client import Document
 

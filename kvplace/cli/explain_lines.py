@@ -8,9 +8,8 @@ from kvplace.cli.output import Column, rows_of
 from kvplace.cli.view_tables import measured
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.neighbours import Nearness, Neighbour
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, Reason
 from kvplace.core.quantity import about_bytes, counted
-from kvplace.core.refusal import Reason
 from kvplace.core.request import DeviceNuma, EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
 from kvplace.explain.explanation import Event, Explanation, Fitting, Seat
 from kvplace.nodes.cluster_view import agreement_needed

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from kvplace.cli.explain_lines import asked
 from kvplace.cli.place_session import Decision
 from kvplace.cli.stated_vms import StatedVm
-from kvplace.core.annotations import (
+from kvplace.core.cpu_map import cpu_map_of
+from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.moves.suggestions import move_text
+from kvplace.core.placement import Placement, Refusal
+from kvplace.core.quantity import about_bytes, counted
+from kvplace.core.request import Policy, Request
+from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import (
+    CPU_MAP,
     CPU_POLICY,
     CPU_SET,
     DEVICE_NUMA,
@@ -17,14 +25,6 @@ from kvplace.core.annotations import (
     NUMA_MEMORY,
     SMT,
 )
-from kvplace.core.cpu_map import CPU_MAP, cpu_map_of
-from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.core.moves.suggestions import move_text
-from kvplace.core.placement import Placement
-from kvplace.core.quantity import about_bytes, counted
-from kvplace.core.refusal import Refusal
-from kvplace.core.request import Policy, Request
-from kvplace.core.topology import Topology
 
 _KEY_WIDTH = 30
 _VALUE_WIDTH = 13

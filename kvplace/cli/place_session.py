@@ -24,8 +24,7 @@ from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room
 from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestions, find_suggestions, move_text
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.occupant import Occupant
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_json import id_of, request_of
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid

@@ -162,7 +162,7 @@ def command(
     """
     from kvplace.admission.review import AdmissionSettings
     from kvplace.core.cluster.node_choice import Strategy
-    from kvplace.core.marks import FrontEnd
+    from kvplace.core.well_known_names import FrontEnd
     from kvplace.scheduler.extender import ExtenderSettings, Mode
     from kvplace.scheduler.room_maker import MakeRoom
     from kvplace.serve.process import ServeSettings, run

@@ -8,10 +8,11 @@ from typing import Any
 
 from kvplace.admission.stated_request import devices_elsewhere, expanded, stated_request
 from kvplace.cli.output import say
-from kvplace.core.annotations import CPU_SET, OPTING_IN, written_without_effect
+from kvplace.core.annotations import written_without_effect
 from kvplace.core.errors import BadBody, KvplaceError
 from kvplace.core.request import Request
 from kvplace.core.strict_json import Json, near_word, shown
+from kvplace.core.well_known_names import CPU_SET, OPTING_IN
 
 _KINDS = {"VirtualMachine": "spec.template.metadata", "VirtualMachineInstance": "metadata", "Pod": "metadata"}
 """Where the annotations are, by kind."""

@@ -23,10 +23,10 @@ from kvplace.controller.claim_action import (
 )
 from kvplace.controller.pod_index import PodIndex
 from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.log_fields import about_pod
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import Policy
 from kvplace.core.reservation import LONGEST_S, RESERVED_S, grown, is_for_migration
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid

@@ -17,8 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from kvplace.core.annotations import MOVABLE, place_again_of
-from kvplace.core.contradictions import contradiction_in
+from kvplace.core.annotations import contradiction_in, place_again_of
 from kvplace.core.cpuset import union
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, Ledger, Relocation, claim_of
@@ -26,8 +25,9 @@ from kvplace.core.node_devices import NO_NUMA
 from kvplace.core.placement import PodPlacement
 from kvplace.core.relocation import held_by_others
 from kvplace.core.request import DeviceNuma, GuestNuma, PinningOptions, Policy
-from kvplace.core.request_document import PodRequest, read_pod_request
+from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NumaId
+from kvplace.core.well_known_names import MOVABLE
 from kvplace.kube.object_records import PodRecord, PodReport, TopologyRecord
 
 

@@ -29,16 +29,14 @@ from kvplace.controller.relocation_step import (
     nodes_to_follow,
 )
 from kvplace.core.allocator.allocate import place, try_place
-from kvplace.core.annotations import CRANE_RESULT, PLACE_AGAIN, is_movable, read_options
-from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.annotations import is_movable, read_options
 from kvplace.core.cpuset import format_cpu_list, union
 from kvplace.core.errors import BadAnnotation, Conflict, Forbidden, KvplaceError, Refused
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.log_fields import about_pod
 from kvplace.core.moves.better_cores import is_better
 from kvplace.core.occupant import keeps_memory
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, PodPlacement, Refusal, result_annotations
 from kvplace.core.relocation import (
     claim_after_relocation,
     claim_while_relocating,
@@ -48,9 +46,9 @@ from kvplace.core.relocation import (
     way_back,
 )
 from kvplace.core.request import DeviceNuma, Policy, Request
-from kvplace.core.request_document import read_pod_request
-from kvplace.core.result_annotations import result_annotations
+from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.core.well_known_names import CPU_MAP, CRANE_RESULT, PLACE_AGAIN, PLACEMENT
 from kvplace.kube.events import (
     EventRecorder,
     owner_reference,
@@ -295,7 +293,8 @@ class Relocator:
         if following.placement.floats or following.placement.cpus & ~machine.topology.cpus:
             annotations = {PLACEMENT: following.to_json(), CPU_MAP: None, CRANE_RESULT: None}
         else:
-            annotations = result_annotations(machine.topology, following, read_pod_request(pod.request))
+            crane_result = read_pod_request(pod.request).crane_result
+            annotations = result_annotations(machine.topology, following, crane_result=crane_result)
         try:
             await self._cluster.replace_placement(pod.namespace, pod.name, pod.uid, annotations)
         except (Refused, Conflict) as error:

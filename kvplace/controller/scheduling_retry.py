@@ -22,8 +22,8 @@ from typing import Protocol
 from prometheus_client import Counter
 
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
-from kvplace.core.marks import RELEASED_AT
 from kvplace.core.scalars import NodeName
+from kvplace.core.well_known_names import RELEASED_AT
 from kvplace.kube.object_records import NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.node_cache import NodeCache
 

@@ -1,19 +1,21 @@
-"""The annotations of a request, in every spelling, read into `PinningOptions`.
+"""The annotations of a request, in every spelling, read into `PinningOptions` that do not exclude each other.
 
 Precedence is kvplace.io, then the bare `cpu-set`, then topology.crane.io, then qos.gocrane.io; since two
 spellings that contradict each other are refused, it only decides which of two keys an error names first.
+
+Two options that cannot both be kept are refused at admission, where their author sees it, with both named.
+So nothing after admission has to choose between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, cast
 
-from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import (
     DeviceNuma,
     EmulatorThreads,
@@ -28,53 +30,30 @@ from kvplace.core.request import (
 )
 from kvplace.core.scalars import PodUid
 from kvplace.core.strict_json import did_you_mean, near_word
-
-PREFIX = "kvplace.io/"
-CPU_SET = "cpu-set"
-KVPLACE_CPU_SET = "kvplace.io/cpu-set"
-CPU_POLICY = "kvplace.io/cpu-policy"
-SMT = "kvplace.io/smt"
-EMULATOR_THREADS = "kvplace.io/emulator-threads"
-NUMA_MEMORY = "kvplace.io/numa-memory"
-GUEST_NUMA = "kvplace.io/guest-numa"
-DEVICE_NUMA = "kvplace.io/device-numa"
-ON_FAILURE = "kvplace.io/on-failure"
-EXPLAIN = "kvplace.io/explain"
-MOVABLE = "kvplace.io/movable"
-MAKE_ROOM = "kvplace.io/make-room"
-CRANE_POLICY = "topology.crane.io/cpu-policy"
-CRANE_AWARENESS = "topology.crane.io/topology-awareness"
-CRANE_MANAGER = "qos.gocrane.io/cpu-manager"
-
-REQUEST = "kvplace.io/request"
-EXPLANATION = "kvplace.io/explanation"
-CRANE_RESULT = "topology.crane.io/topology-result"
-
-OPTING_IN = (CPU_SET, KVPLACE_CPU_SET, CPU_POLICY, CRANE_POLICY, CRANE_AWARENESS, CRANE_MANAGER)
-"""Keys that request cores; a VM without any of them is not touched."""
-MODIFIERS = (
-    SMT,
-    EMULATOR_THREADS,
-    NUMA_MEMORY,
-    GUEST_NUMA,
+from kvplace.core.well_known_names import (
+    ASKING,
+    CPU_POLICY,
+    CPU_SET,
+    CRANE_AWARENESS,
+    CRANE_MANAGER,
+    CRANE_POLICY,
     DEVICE_NUMA,
-    ON_FAILURE,
+    EMULATOR_THREADS,
     EXPLAIN,
-    MOVABLE,
+    GUEST_NUMA,
+    KVPLACE_CPU_SET,
     MAKE_ROOM,
+    MODIFIERS,
+    MOVABLE,
+    NUMA_MEMORY,
+    ON_FAILURE,
+    OPTING_IN,
+    PLACE_AGAIN,
+    PREFIX,
+    RESULTS,
+    SMT,
+    VM_SIZE,
 )
-"""Keys that change such a request, and do nothing alone."""
-ASKING = (*OPTING_IN, *MODIFIERS)
-"""All keys of a request."""
-
-RESULTS = (CPU_MAP, PLACEMENT, REQUEST, EXPLANATION, CRANE_RESULT)
-"""Keys that only kvplace writes, and only on pods."""
-PLACE_AGAIN = "kvplace.io/place-again"
-"""Key of `kvplace defragment` on a running VM: `serve` is to give the pod with this UID, while it has this
-revision, better cores if there are some. See `place_again_of`."""
-VM_SIZE = "kvplace.io/vm-size"
-"""Key that only admission writes, on VMIs: their size as KubeVirt reads it from their spec."""
-
 
 _FOREIGN_WORDS = (EXPLAIN, MOVABLE)
 """Options with bare words that other programs may use as keys of their own."""
@@ -268,3 +247,82 @@ def _refuse_unknown_keys(annotations: Mapping[str, str]) -> None:
             else f"known are {', '.join(PREFIX + known for known in asking)}"
         )
         raise BadAnnotation(key, value, f"is not an annotation of kvplace; {hint}")
+
+
+_KEYS: Mapping[type[Enum], tuple[str, ...]] = {
+    Policy: (CPU_POLICY, CRANE_POLICY, CRANE_MANAGER),
+    Smt: (SMT,),
+    NumaMemory: (NUMA_MEMORY,),
+    GuestNuma: (GUEST_NUMA,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two options that exclude each other, the reason, and what to ask for instead."""
+
+    word: Enum
+    other: Enum
+    reason: str
+
+
+CONTRADICTIONS = (
+    *(
+        Contradiction(
+            Smt.ISOLATE,
+            policy,
+            f"a sibling stays idle only when the VM owns it, and with {policy.value} it owns none; "
+            "ask for exclusive, or for smt require",
+        )
+        for policy in (Policy.SHARE, Policy.IMMOVABLE)
+    ),
+    *(
+        Contradiction(
+            smt,
+            Policy.NUMA,
+            "with numa every vCPU may use all shared CPUs of the NUMA nodes, so none has a core; "
+            "ask for share, which names CPUs, or leave smt out",
+        )
+        for smt in (Smt.ISOLATE, Smt.REQUIRE)
+    ),
+    Contradiction(
+        GuestNuma.MIRROR,
+        Policy.NUMA,
+        "with numa no vCPU has a CPU of its own, so there is nothing to mirror; ask for share, which names "
+        "CPUs, or leave guest-numa out",
+    ),
+    Contradiction(
+        GuestNuma.MIRROR,
+        NumaMemory.INTERLEAVE,
+        "the memory of a guest cell lies on one NUMA node, interleaved memory on all of them; ask for "
+        "preferred or strict",
+    ),
+    Contradiction(
+        GuestNuma.MIRROR,
+        NumaMemory.OFF,
+        "guest cells promise memory near their vCPUs, which off does not provide; ask for preferred",
+    ),
+)
+
+
+def contradiction_in(options: PinningOptions) -> Contradiction | None:
+    """Find the first two options that exclude each other."""
+    words = (options.policy, options.smt, options.numa_memory, options.guest_numa)
+    return next((found for found in CONTRADICTIONS if found.word in words and found.other in words), None)
+
+
+def check_agreement(options: PinningOptions, annotations: Mapping[str, str]) -> None:
+    """Raise BadAnnotation for two options that exclude each other, naming both as the user wrote them."""
+    found = contradiction_in(options)
+    if found is None:
+        return
+    (key, value), (other_key, other_value) = (
+        _as_written(word, annotations) for word in (found.word, found.other)
+    )
+    raise BadAnnotation(key, value, f"contradicts {other_key}: {other_value!r}: {found.reason}")
+
+
+def _as_written(word: Enum, annotations: Mapping[str, str]) -> tuple[str, str]:
+    keys = _KEYS[type(word)]
+    key = next((key for key in keys if key in annotations), keys[0])
+    return key, annotations.get(key, str(word.value))

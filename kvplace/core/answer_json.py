@@ -6,8 +6,7 @@ from kvplace.core.cpu_map import cpu_map_of
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.moves.make_room import Move
 from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestion, Suggestions
-from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, PodPlacement, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.strict_json import Json

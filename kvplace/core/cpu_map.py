@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from kvplace.core.cpuset import MAX_CPU, mask_of
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.scalars import CpuId, CpuMask, PackageId
+from kvplace.core.well_known_names import CPU_MAP
 
 if TYPE_CHECKING:
     from kvplace.core.topology import Topology  # costs the hook a fifth of its start
 
-CPU_MAP = "cpu-map"
 _SOCKET = re.compile(r"socket(\d{1,6})", re.ASCII)
 _MAX_TEXT = 256 * 1024
 

@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.scalars import NumaId, PodUid, ResourceName
 from kvplace.core.strict_json import Json, shown
+from kvplace.core.well_known_names import MARKER_RESOURCE
 
 NO_NUMA = NumaId(-1)
 """Of a device that is on no known NUMA node, as Linux writes it."""

@@ -2,14 +2,34 @@
 
 The keys are a stable interface. What is wrong is reported in one sentence that names the key, its value and
 what it must be.
+
+The annotation `kvplace.io/request` carries a normalised request from admission to the extender. Only pod
+admission writes it; the extender reads nothing else of the pod.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kvplace.core.annotations import (
+    contradiction_in,
+    is_movable,
+    may_migrate,
+    wants_crane_result,
+    wants_explanation,
+    wants_room,
+)
+from kvplace.core.errors import BadAnnotation, BadBody
+from kvplace.core.json_fields import OPTION_KEYS, Fields, options_document, read_options_document
+from kvplace.core.node_devices import read_device_counts, write_device_counts
+from kvplace.core.quantity import about_bytes, bytes_in_pages, parse_memory, write_page_counts
+from kvplace.core.request import MAX_VCPUS, GuestNuma, NumaMemory, Policy, Request, Smt
+from kvplace.core.strict_json import Json, shown
+from kvplace.core.well_known_names import (
     CPU_POLICY,
     CPU_SET,
     DEVICE_NUMA,
@@ -18,15 +38,9 @@ from kvplace.core.annotations import (
     NUMA_MEMORY,
     ON_FAILURE,
     PREFIX,
+    REQUEST,
     SMT,
 )
-from kvplace.core.contradictions import contradiction_in
-from kvplace.core.errors import BadBody
-from kvplace.core.json_fields import OPTION_KEYS, Fields, options_document, read_options_document
-from kvplace.core.node_devices import read_device_counts, write_device_counts
-from kvplace.core.quantity import about_bytes, bytes_in_pages, parse_memory, write_page_counts
-from kvplace.core.request import MAX_VCPUS, GuestNuma, NumaMemory, Policy, Request, Smt
-from kvplace.core.strict_json import Json, shown
 
 REQUEST_KEYS = ("vcpus", *OPTION_KEYS, "memory", "hugepages", "ioThreads", "devices")
 MAX_IO_THREADS = 256
@@ -139,3 +153,91 @@ def _check_memory(request: Request, document: Mapping[str, Any]) -> None:
             f"hugepages hold {about_bytes(paged)}, more than the {about_bytes(request.memory)} of memory that"
             " they are part of"
         )
+
+
+VERSION = 1
+_MAX_TEXT = 16 * 1024
+
+
+@dataclass(frozen=True)
+class PodRequest:
+    """A request together with what is needed to answer it on the pod it came from."""
+
+    request: Request
+    vmi: str = ""
+    """`namespace/name` of the VMI, empty for a plain pod."""
+    explain: bool = False
+    crane_result: bool = False
+    """Whether the result is also written in Crane's annotation."""
+    movable: bool = False
+    """Whether it may get other cores while it runs, to make room for others."""
+    may_migrate: bool = False
+    """Whether it may go to another node for that, too."""
+    make_room: bool = False
+    """Whether movable VMs are to make room for it where it does not fit."""
+
+    @classmethod
+    def of(cls, request: Request, annotations: Mapping[str, str], *, vmi: str = "") -> PodRequest:
+        """Complete a request with what the annotations of its object state; raises BadAnnotation."""
+        return cls(
+            request,
+            vmi=vmi,
+            explain=wants_explanation(annotations),
+            crane_result=wants_crane_result(annotations),
+            movable=is_movable(annotations),
+            may_migrate=may_migrate(annotations),
+            make_room=wants_room(annotations),
+        )
+
+    @property
+    def vmi_name(self) -> str:
+        """The name of the VMI without its namespace, empty for a plain pod."""
+        return self.vmi.rpartition("/")[2]
+
+
+def write_request(pod: PodRequest) -> str:
+    """Write the annotation's one line."""
+    document = {
+        "version": VERSION,
+        **request_document(pod.request),
+        "vmi": pod.vmi,
+        "explain": pod.explain,
+        "craneResult": pod.crane_result,
+    }
+    if pod.movable:
+        document["movable"] = True
+    if pod.may_migrate:
+        document["mayMigrate"] = True
+    if pod.make_room:
+        document["makeRoom"] = True
+    return json.dumps(document, separators=(",", ":"))
+
+
+@lru_cache(maxsize=1024)
+def read_pod_request(text: str) -> PodRequest:
+    """Read the annotation; raises BadAnnotation that names the field."""
+    try:
+        fields = _fields(text)
+        return PodRequest(
+            read_request(fields),
+            vmi=fields.text("vmi", ""),
+            explain=fields.raw.get("explain") is True,
+            crane_result=fields.raw.get("craneResult") is True,
+            movable=fields.raw.get("movable") is True,
+            may_migrate=fields.raw.get("mayMigrate") is True,
+            make_room=fields.raw.get("makeRoom") is True,
+        )
+    except ValueError as error:
+        raise BadAnnotation(REQUEST, text, str(error)) from None
+
+
+def _fields(text: str) -> Fields:
+    if len(text) > _MAX_TEXT:
+        raise ValueError(f"is longer than {_MAX_TEXT} characters")
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("is not valid JSON; only pod admission writes it: delete the pod") from None
+    if not isinstance(raw, dict) or type(raw.get("version")) is not int or raw["version"] != VERSION:
+        raise ValueError(f"must be an object of version {VERSION}; only pod admission writes it")
+    return Fields(raw)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kvplace.core.marks import PLUGIN_SOCKET, FrontEnd
 from kvplace.core.node_topology import VERSION
+from kvplace.core.well_known_names import PLUGIN_SOCKET, FrontEnd
 from kvplace.doctor.admission_checks import POLICIES, WEBHOOKS
 from kvplace.doctor.installation import (
     SERVE,

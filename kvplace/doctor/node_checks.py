@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.enforcement import Enforcement
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NumaId
 from kvplace.core.topology import Topology

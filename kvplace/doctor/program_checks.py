@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from kvplace.core.errors import BadBody
-from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.quantity import counted
+from kvplace.core.well_known_names import MARKER_RESOURCE
 from kvplace.doctor.installation import (
     AGENT,
     SCHEDULER,

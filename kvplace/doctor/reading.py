@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Protocol, TypeVar
 
 from kvplace.core.errors import Forbidden, KvplaceError
-from kvplace.core.marks import ASKS_LABEL, PLACED_LABEL
+from kvplace.core.well_known_names import ASKS_LABEL, PLACED_LABEL
 from kvplace.doctor.admission_checks import secrets_of
 from kvplace.doctor.claim_checks import VMIS, suspects
 from kvplace.doctor.cluster_checks import INSTALLED_RESOURCES, KINDS, PLUGINS_CRD, RIGHTS, Right

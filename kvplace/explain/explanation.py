@@ -16,9 +16,9 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.moves.suggestions import Suggestions, find_suggestions
 from kvplace.core.neighbours import Neighbour, neighbours_of
 from kvplace.core.occupant import Occupant, occupant_of_claim
-from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import Request
-from kvplace.core.request_document import PodRequest
+from kvplace.core.request_json import PodRequest
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 from kvplace.kube.object_records import PodReport

@@ -10,10 +10,10 @@ from typing import Any, Protocol, TypeVar
 
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import Absent, BadBody, Forbidden
-from kvplace.core.marks import PINNED
-from kvplace.core.request_document import PodRequest
+from kvplace.core.request_json import PodRequest
 from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import did_you_mean, shown
+from kvplace.core.well_known_names import PINNED
 from kvplace.explain.explanation import Event, Explanation, asked_nodes, fit, seat_of
 from kvplace.explain.notes import (
     condition,

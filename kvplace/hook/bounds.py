@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from kvplace.core.annotations import ON_FAILURE
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId
+from kvplace.core.well_known_names import ON_FAILURE
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.linux import affinity, cgroup
 from kvplace.linux.kernel_files import read_cpu_list

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvplace.core.annotations import DEVICE_NUMA
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import DeviceNuma, OnFailure
 from kvplace.core.scalars import CpuId, NumaId
+from kvplace.core.well_known_names import DEVICE_NUMA
 from kvplace.hook.bounds import node_of_cpus
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.linux.kernel_files import Gone, read_text

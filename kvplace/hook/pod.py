@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 
-from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import Misconfigured
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import PodUid
+from kvplace.core.well_known_names import CPU_MAP, PLACEMENT
 from kvplace.hook.pod_environment import PodEnvironment
 
 _MAX_FILE_BYTES = 512 * 1024

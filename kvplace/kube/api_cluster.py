@@ -25,11 +25,10 @@ import msgspec
 
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import LedgerChange
-from kvplace.core.node_topology import GROUP, VERSION
+from kvplace.core.node_topology import GROUP, VERSION, topology_document
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import topology_document
 from kvplace.kube import ledger_objects, pod_calls, topology_objects
 from kvplace.kube.api_errors import Missing, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Resource

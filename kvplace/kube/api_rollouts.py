@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.quantity import parse_quantity
+from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import Missing, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Resource
 from kvplace.kube.list_watch import follow

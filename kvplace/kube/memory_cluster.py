@@ -16,16 +16,15 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from kvplace.core.annotations import REQUEST
-from kvplace.core.cpu_map import CPU_MAP
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Forbidden, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.node_devices import DeviceReport
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.node_topology import Enforcement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import CPU_MAP, PLACEMENT, REQUEST
 from kvplace.kube.events import EventRecord
 from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.object_records import (

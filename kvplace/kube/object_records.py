@@ -12,11 +12,11 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.free_resources import CpuUsage
 from kvplace.core.ledger import Ledger
 from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse
 from kvplace.core.node_devices import DeviceReport
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import (
     NO_CPUS,
     ContainerId,

@@ -12,8 +12,10 @@ from dataclasses import replace
 
 import msgspec
 
-from kvplace.core.annotations import (
+from kvplace.core.scalars import ContainerId, NodeName, PodUid
+from kvplace.core.well_known_names import (
     ASKING,
+    CPU_MAP,
     CPU_POLICY,
     CPU_SET,
     CRANE_AWARENESS,
@@ -29,13 +31,11 @@ from kvplace.core.annotations import (
     NUMA_MEMORY,
     ON_FAILURE,
     PLACE_AGAIN,
+    PLACED_LABEL,
+    PLACEMENT,
     REQUEST,
     SMT,
 )
-from kvplace.core.cpu_map import CPU_MAP
-from kvplace.core.marks import PLACED_LABEL
-from kvplace.core.placement import PLACEMENT
-from kvplace.core.scalars import ContainerId, NodeName, PodUid
 from kvplace.kube.object_records import (
     NO_SHAPE,
     OUR_PREFIX,

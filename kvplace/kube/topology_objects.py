@@ -13,15 +13,13 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadTopology
 from kvplace.core.memory_in_use import NOTHING_IN_USE, read_memory_in_use
 from kvplace.core.node_devices import DeviceReport, read_device_report
-from kvplace.core.node_topology import API_VERSION, GROUP, VERSION
+from kvplace.core.node_topology import API_VERSION, GROUP, VERSION, Enforcement, read_topology
 from kvplace.core.resource_topology import API_VERSION as RESOURCE_TOPOLOGIES
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.object_records import (
     NodeRecord,

@@ -12,8 +12,8 @@ from functools import partial
 
 import msgspec
 
-from kvplace.core.marks import NO_LONGER_RUNNING, PINNED
 from kvplace.core.scalars import NodeName
+from kvplace.core.well_known_names import NO_LONGER_RUNNING, PINNED
 from kvplace.kube.api_list_watch import Resource
 from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.pod_spec import OwnerReference

@@ -13,8 +13,8 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from kvplace.core.errors import KvplaceError
 from kvplace.core.label_terms import LabelTerms
-from kvplace.core.marks import EDITED_LABEL, PLACED_LABEL
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.well_known_names import EDITED_LABEL, PLACED_LABEL
 from kvplace.kube.object_records import (
     AgentPod,
     DeviceClassRecord,

@@ -11,7 +11,7 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadBody, BadTopology
 from kvplace.core.occupant import Occupant, within
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Refusal
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.documents.cluster import MOST_NODES, ClusterDocument, NodeEntry, RunningVm

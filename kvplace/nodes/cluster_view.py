@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from kvplace.core.annotations import MOVABLE
 from kvplace.core.device_locality import LocatedDevice, located
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free_resources import FreeBlocks, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
-from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import DeviceNuma, PinningOptions
-from kvplace.core.request_document import PodRequest, read_pod_request
+from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
+from kvplace.core.well_known_names import MOVABLE, PINNED
 from kvplace.kube.object_records import (
     NO_NODE,
     Condition,

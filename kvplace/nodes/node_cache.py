@@ -10,12 +10,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Any, Protocol
 
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_devices import NodeDevices
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import Request
-from kvplace.core.request_document import read_pod_request
+from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import LedgerClient, Ledgers
 from kvplace.kube.object_records import NodeRecord, TopologyRecord

@@ -11,13 +11,13 @@ from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.cluster.node_choice import Fit
 from kvplace.core.cpu_map import read_node_cpu_map
 from kvplace.core.device_locality import after_pods
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadAnnotation, BadTopology
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.memory_in_use import NOTHING_IN_USE
 from kvplace.core.node_devices import DeviceReport, NodeDevices
-from kvplace.core.refusal import Refusal
+from kvplace.core.node_topology import Enforcement
+from kvplace.core.placement import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_CPUS, CpuMask, PackageId, PodUid
 from kvplace.core.topology import Topology, topology_of_cpu_map

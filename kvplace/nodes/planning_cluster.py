@@ -18,15 +18,14 @@ from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.cluster.planning import PlannedVm, VmRequest, plan
 from kvplace.core.errors import Absent
 from kvplace.core.ledger import Claim
-from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.occupant import Occupant, occupant_of_claim
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.quantity import counted
-from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.strict_json import did_you_mean
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PLACED_LABEL
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 from kvplace.kube.object_client import ApiKind

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Refused
-from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.strict_json import shown
+from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import Missing, Rejected
 from kvplace.kube.api_rollouts import Quota
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject

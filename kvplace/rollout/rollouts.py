@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from kvplace.core.errors import Absent, BadBody, Conflict, Refused, Unavailable
-from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.quantity import counted
 from kvplace.core.strict_json import did_you_mean, json_object, shown
+from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.documents.rollout import name_problem
 from kvplace.kube.retry import retrying
 from kvplace.kube.store import Store

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Unavailable
-from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.quantity import counted
+from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import unanswered
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store

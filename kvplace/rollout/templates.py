@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from kvplace.admission.stated_request import stated_request
-from kvplace.core.annotations import ASKING, meant_keys, read_options
+from kvplace.core.annotations import meant_keys, read_options
 from kvplace.core.errors import BadBody, KvplaceError, Misconfigured
-from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.quantity import parse_bytes
 from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.scalars import NO_BYTES, Bytes
 from kvplace.core.strict_json import Json, json_object, shown
 from kvplace.core.vm_stage import VmStage
+from kvplace.core.well_known_names import ASKING, ROLLOUT_LABEL
 from kvplace.documents.model import numbered, read_model
 from kvplace.documents.reading import read_manifests, source_name
 from kvplace.documents.rollout import MOST_VMS, RolloutDocument, TemplatedVms, name_problem

@@ -20,9 +20,8 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
 from kvplace.core.log_fields import about_pod
-from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.placement import Placement, PodPlacement, floating_annotations, result_annotations
 from kvplace.core.request import OnFailure, Request
-from kvplace.core.result_annotations import floating_annotations, result_annotations
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import ApiUnavailable
@@ -173,7 +172,12 @@ class Binder:
             enforced=self._cache.enforces(args.node),
             device_numa=pod_request.request.options.device_numa,
         )
-        annotations = result_annotations(decision.topology, bound, pod_request, explanation=explanation)
+        annotations = result_annotations(
+            decision.topology,
+            bound,
+            crane_result=pod_request.crane_result,
+            explanation=explanation if pod_request.explain else "",
+        )
         await self._bind_pod(args, decision, annotations, deadline)
 
     # Step 1.

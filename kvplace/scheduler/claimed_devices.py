@@ -18,7 +18,7 @@ from typing import Protocol
 from kvplace.core.allocator.allocate import place
 from kvplace.core.errors import Unavailable
 from kvplace.core.node_devices import DeviceReport
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Refusal
 from kvplace.core.request import DeviceNuma, Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology

@@ -23,7 +23,7 @@ from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError, Refused, 
 from kvplace.core.free_resources import Free
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.log_fields import about_pod
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.reservation import grown_claim
 from kvplace.core.scalars import NodeName, PodUid

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 
 from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped_by
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy
-from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.step_budget import UNLIMITED, StepBudget

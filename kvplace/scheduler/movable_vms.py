@@ -19,7 +19,7 @@ from kvplace.core.ledger import Claim
 from kvplace.core.occupant import Occupant, occupant_of_claim
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import PinningOptions, Policy
-from kvplace.core.request_document import PodRequest, read_pod_request
+from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
-from kvplace.core.contradictions import check_agreement
+from kvplace.core.annotations import check_agreement
 from kvplace.core.errors import Refused
-from kvplace.core.request_document import PodRequest, read_pod_request
+from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NodeName, PodUid, ResourceName
 from kvplace.kube.events import ObjectReference, vmi_reference
 from kvplace.kube.object_records import PodRecord

@@ -29,7 +29,6 @@ from typing import Protocol
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.placement import Placement
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget, budgets_taken
 from kvplace.core.preemption.victim_search import VictimSearch
@@ -37,6 +36,7 @@ from kvplace.core.preemption.victims import OccupiedMachine, Question, Tenant, V
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.reservation import LONGEST_S, kept_for, reserve
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.core.well_known_names import MARKER_RESOURCE
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.ledgers import no_change
 from kvplace.kube.object_records import PodRecord

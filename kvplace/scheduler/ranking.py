@@ -18,7 +18,7 @@ from kvplace.core.allocator.shortage import Shortage
 from kvplace.core.cluster.grouped_refusals import GroupedRefusals
 from kvplace.core.cluster.node_bound import StandingBound
 from kvplace.core.cluster.node_choice import Candidate, Fit, Standing, Strategy
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.step_budget import StepBudget

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from prometheus_client import Gauge
 
 from kvplace.controller.controller import Controller
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.free_resources import Domain
 from kvplace.core.ledger import Claim
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NodeName
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventRecorder

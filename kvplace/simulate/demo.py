@@ -23,11 +23,11 @@ import msgspec
 from kvplace.admission.pod import admit_pod
 from kvplace.admission.review import AdmissionSettings
 from kvplace.admission.vmi import admit_vmi, review_vm
-from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import KvplaceError
-from kvplace.core.placement import PLACEMENT, Placement
+from kvplace.core.placement import Placement
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PLACEMENT, REQUEST
 from kvplace.domainxml import rewrite
 from kvplace.hook.pod import placement_of_pod
 from kvplace.hook.pod_environment import PodEnvironment

@@ -15,8 +15,7 @@ from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import Occupant
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology

@@ -19,9 +19,8 @@ from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.percentiles import Percentiles
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.quantity import plain_bytes
-from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology

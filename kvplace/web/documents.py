@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from kvplace.core.annotations import OPTING_IN
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.drawing.core_map_json import core_map_document
 from kvplace.core.errors import KvplaceError
@@ -15,6 +14,7 @@ from kvplace.core.ledger import Claim
 from kvplace.core.neighbours import neighbours_of
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import OPTING_IN
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import NO_NODE, PodRecord
 from kvplace.kube.vm_statuses import VmStatus

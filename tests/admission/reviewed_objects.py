@@ -11,7 +11,7 @@ from typing import Any
 
 from kvplace.admission.review import AdmissionSettings, Admitted
 from kvplace.core.errors import Unavailable
-from kvplace.core.request_document import PodRequest, read_pod_request
+from kvplace.core.request_json import PodRequest, read_pod_request
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, KubectlFailed, RequestRefused
 from harness.control_plane.kubevirt_parts import KubeVirt
-from kvplace.core.annotations import ASKING, OPTING_IN
+from kvplace.core.well_known_names import ASKING, OPTING_IN
 from tests.admission.conftest import Admission
 from tests.admission.registered import registered
 from tests.admission.reviewed_objects import ASKS, OUR_ENTRY, Json, container, plain_pod, written_request

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from kvplace.core.annotations import ASKING, RESULTS
+from kvplace.core.well_known_names import ASKING, RESULTS
 from tests.admission.reviewed_objects import (
     ASKS,
     Json,

@@ -10,9 +10,7 @@ import yaml
 
 from kvplace.admission.http import admission_application
 from kvplace.admission.pod import FORGEABLE
-from kvplace.core.annotations import ASKING, PREFIX
-from kvplace.core.cpu_map import CPU_MAP
-from kvplace.core.marks import ASKS_LABEL, MARKER_RESOURCE, PLACED_LABEL
+from kvplace.core.well_known_names import ASKING, ASKS_LABEL, CPU_MAP, MARKER_RESOURCE, PLACED_LABEL, PREFIX
 from tests.admission.reviewed_objects import SETTINGS, Json, Vmis
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"

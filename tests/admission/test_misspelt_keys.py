@@ -12,7 +12,8 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from harness.control_plane.cluster import ControlPlane, KubectlFailed
 from harness.control_plane.kubevirt_parts import KubeVirt
-from kvplace.core.annotations import ASKING, meant_keys
+from kvplace.core.annotations import meant_keys
+from kvplace.core.well_known_names import ASKING
 from tests.admission.registered import registered
 from tests.admission.reviewed_objects import vm
 from tests.manifests.policies import NotInForce

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.admission.pod import admit_pod
-from kvplace.core.annotations import ASKING, RESULTS
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes
+from kvplace.core.well_known_names import ASKING, RESULTS
 from tests.admission.pod_admission import admit, cpu, patch_for, refusal
 from tests.admission.reviewed_objects import (
     ASKS,

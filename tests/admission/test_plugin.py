@@ -14,7 +14,7 @@ import yaml
 from kvplace.admission.pod import admit_pod
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.errors import Misconfigured
-from kvplace.core.marks import FrontEnd
+from kvplace.core.well_known_names import FrontEnd
 from tests.admission.pod_admission import launcher
 from tests.admission.reviewed_objects import (
     ASKS,

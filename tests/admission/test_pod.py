@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.core.annotations import RESULTS
 from kvplace.core.errors import Conflict, Misconfigured
 from kvplace.core.request import (
     EmulatorThreads,
@@ -23,6 +22,7 @@ from kvplace.core.request import (
     Smt,
 )
 from kvplace.core.scalars import Bytes
+from kvplace.core.well_known_names import RESULTS
 from tests.admission.pod_admission import (
     admit,
     is_guaranteed,

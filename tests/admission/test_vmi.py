@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kvplace.admission.objects import Vmi, typed
 from kvplace.admission.size import read_size, size_of_vm
 from kvplace.admission.vmi import admit_vmi
-from kvplace.core.annotations import ASKING, RESULTS
 from kvplace.core.errors import KvplaceError, Misconfigured
+from kvplace.core.well_known_names import ASKING, RESULTS
 from tests.admission.reviewed_objects import ASKS, OUR_ENTRY, SETTINGS, Json, unchanged_but_for, vmi
 from tests.kubevirt_documents import DOMAINS
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvplace.admission.vmi import admit_vmi, admit_vmi_edit
 from kvplace.core.errors import KvplaceError
-from kvplace.core.marks import ASKS_LABEL, EDITED_LABEL
+from kvplace.core.well_known_names import ASKS_LABEL, EDITED_LABEL
 from tests.admission.reviewed_objects import ASKS, SETTINGS, Json, unchanged_but_for, vmi
 
 MARKED = {ASKS_LABEL: "true", EDITED_LABEL: "true"}

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from kvplace.agent.nri_source import NriSource
 from kvplace.agent.this_node import ThisNode
-from kvplace.core.marks import PLACED_LABEL
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
+from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.linux.cpuset_hierarchy import CpusetFile
 from kvplace.linux.kernel_files import Gone, KernelError
 from kvplace.nri import values as nri

@@ -23,9 +23,9 @@ from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NumaId
 from kvplace.kube.object_records import LedgerRecord, PodRecord

@@ -14,7 +14,7 @@ from kvplace.agent.container_sources import keeper_of
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.nri_source import NriSource
-from kvplace.core.enforcement import Enforcement
+from kvplace.core.node_topology import Enforcement
 from kvplace.service.process import in_background
 from tests.agent.hosts import NODE, Host
 from tests.nodes.machines import EIGHT

@@ -13,9 +13,9 @@ from kvplace.agent import back_off, cpuset_keeper, nri_source
 from kvplace.agent.back_off import MOST_REPAIRS
 from kvplace.agent.conditions import PinnedReason, TopologyCondition
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.ledger import Ledger
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import CpuMask, NumaId
 from kvplace.linux.cpuset_hierarchy import CpusetFile
 from kvplace.linux.kernel_events import Inotify

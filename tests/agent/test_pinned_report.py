@@ -20,8 +20,8 @@ from kvplace.agent.verification import (
     Verdict,
 )
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.marks import PINNED
 from kvplace.core.scalars import Bytes, NumaId
+from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import classify

@@ -24,7 +24,7 @@ from kvplace.agent.planner import plan_node
 from kvplace.agent.this_node import NodeContainer
 from kvplace.agent.verification import Measurement, QemuThread, ThreadDifference
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.enforcement import Enforcement
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NumaId, PodUid
 from kvplace.kube.events import EventRecord, EventRecorder

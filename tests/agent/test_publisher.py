@@ -13,9 +13,9 @@ import pytest
 from kvplace.agent import publisher
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.core.cpuset import cpus_of, parse_cpu_list
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Misconfigured, Unavailable
 from kvplace.core.ledger import LedgerChange, claim_of
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid

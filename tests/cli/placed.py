@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 from kvplace.core.cpuset import mask_of
-from kvplace.core.marks import PLACED_LABEL
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, CpuId, NodeName, NumaId, PodUid
+from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.machines.server_types import read_machine
 
 NAME = "epyc-7502p"

@@ -18,9 +18,10 @@ from kvplace.cli.map_command import read_found
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.ledger import Ledger, LedgerChange, merge_patch
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.request import PinningOptions, Request, Scope, Smt
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.well_known_names import PLACEMENT
 from tests.cli.calls import Caller
 from tests.cli.placed import MACHINE, NAME, answer, lines, placement, pod
 from tests.core.claims import with_vm

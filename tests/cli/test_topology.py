@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.node_topology import read_topology, topology_document
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, NumaId
-from kvplace.core.topology_document import read_topology, topology_document
 from kvplace.machines.server_types import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller, on_a_terminal

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.core.topology_document import read_topology
+from kvplace.core.node_topology import read_topology
 from kvplace.machines.server_types import read_machine
 from tests.captured import captured_folder
 from tests.cli.calls import Caller

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kvplace.controller.relocator import RELOCATED
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_devices import DeviceReport
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Scope
 from kvplace.core.scalars import CpuMask, NodeName, PodUid

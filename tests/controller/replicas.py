@@ -11,10 +11,10 @@ from typing import Any
 
 from kvplace.controller.controller import Controller, ControllerSettings
 from kvplace.core.cluster.room_on_nodes import CrowdedNode, RoomOnNode, find_room
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Claim
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import Request
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder

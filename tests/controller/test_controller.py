@@ -11,13 +11,14 @@ import pytest
 from kvplace.controller.controller import ControllerSettings
 from kvplace.controller.reconciler import OVERLAPS
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.node_topology import Enforcement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NO_CPUS, NodeName, NumaId, PodUid
+from kvplace.core.well_known_names import PLACEMENT
 from kvplace.kube.events import EventReason, pod_reference
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import PODS

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kvplace.core.request import Policy
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName
 from kvplace.kube.object_records import PodRecord
 from tests.controller.relocations import EXCLUSIVE, SHARE, NodeAgent, bound, condition, edit

@@ -9,8 +9,8 @@ import pytest
 
 from kvplace.controller.controller import ControllerSettings
 from kvplace.controller.reconciler import SILENCE_S
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Unavailable
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NodeName
 from tests.controller.relocations import LaggingView
 from tests.controller.replicas import Replica, asking_pod, bound_vm, replica, report_running

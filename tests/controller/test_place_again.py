@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from kvplace.core.annotations import MOVABLE, PLACE_AGAIN, place_again_of
+from kvplace.core.annotations import place_again_of
 from kvplace.core.request import Scope
+from kvplace.core.well_known_names import MOVABLE, PLACE_AGAIN
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.relocation_times import PEACE_S
 from tests.controller.relocations import NodeAgent, bound, condition, edit, until_written, wide

@@ -15,9 +15,9 @@ from kvplace.controller.reconciler import RELEASES
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import LedgerChange
-from kvplace.core.marks import RELEASED_AT
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.well_known_names import PLACEMENT, RELEASED_AT
 from kvplace.kube.events import EventReason
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS, PODS

@@ -14,7 +14,7 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import LedgerChange, Relocation, claim_of
 from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Policy, Scope
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid, ResourceName
 from kvplace.kube.events import EventReason
 from kvplace.kube.object_records import PodRecord

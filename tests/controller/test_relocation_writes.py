@@ -7,9 +7,9 @@ import contextlib
 
 import pytest
 
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
 from kvplace.core.ledger import LedgerChange
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.object_records import Condition, LedgerRecord, PodRecord, PodReport
 from tests.controller.relocations import (

@@ -6,10 +6,9 @@ import asyncio
 import json
 
 from kvplace.controller.controller import ControllerSettings
-from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import Unavailable
-from kvplace.core.marks import RELEASED_AT
 from kvplace.core.scalars import NodeName
+from kvplace.core.well_known_names import CPU_MAP, RELEASED_AT
 from kvplace.kube.watches import Alive, Interrupted
 from tests.controller.replicas import asking_pod, bound_vm, replica
 from tests.kube.faulty_cluster import FaultyCluster

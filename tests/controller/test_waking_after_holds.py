@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvplace.core.marks import RELEASED_AT
+from kvplace.core.well_known_names import RELEASED_AT
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from tests.controller.replicas import Replica, asking_pod, replica

@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.errors import BadTopology
-from kvplace.core.node_topology import node_name, node_topology, read_node_topology
+from kvplace.core.node_topology import (
+    node_name,
+    node_topology,
+    read_node_topology,
+    read_topology,
+    topology_document,
+)
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NumaId
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import read_topology, topology_document
 from tests.core.invalid_input import answer_or_sentence, disturbed, json_values
 from tests.core.machines import make_numa_node, make_package, make_topology, topologies
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kvplace.core import annotations as keys
+from kvplace.core import well_known_names as keys
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = sorted([*(PROJECT / "docs").glob("*.md"), *(PROJECT / "docs" / "reference").glob("*.md")])

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 from lxml import etree
 
-from kvplace.core import annotations as keys
+from kvplace.core import well_known_names as keys
 from kvplace.core.allocator.allocate import place
+from kvplace.core.annotations import read_options
 from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
@@ -38,7 +39,7 @@ MACHINE = make_topology(
 def domain_of(wish: dict[str, str], vcpus: int, gibibytes: int) -> etree._Element:
     """The domain of a VM of the page, by the allocator and the hook's rewriting."""
     request = wish if any(key in keys.OPTING_IN for key in wish) else {keys.CPU_SET: "one-socket", **wish}
-    options = keys.read_options(request) or PinningOptions()
+    options = read_options(request) or PinningOptions()
     size = Request(vcpus, options, memory=gibibytes * GIB)
     answer = place(MACHINE, free_of(MACHINE, Ledger()), size)
     assert isinstance(answer, Placement), answer
@@ -73,7 +74,7 @@ RECIPES = [
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: " ".join(recipe.values()))
 def test_a_recipe_opts_in_and_its_vm_is_pinned(recipe: dict[str, str]) -> None:
-    assert keys.read_options(recipe) is not None
+    assert read_options(recipe) is not None
     vcpus, gibibytes = (40, 96) if recipe["cpu-set"].startswith("spread") else (4, 8)
     assert domain_of(recipe, vcpus, gibibytes).findall(".//vcpupin")
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from kvplace.core.annotations import OPTING_IN, read_options
+from kvplace.core.annotations import read_options
+from kvplace.core.well_known_names import OPTING_IN
 from tests.docs.reading import in_code_marks, page, section
 
 _WORD = re.compile(r"((?:kvplace\.io/|topology\.crane\.io/|qos\.gocrane\.io/)[a-z-]+|cpu-set): ([a-z0-9-]+)")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvplace.core import annotations as keys
+from kvplace.core import well_known_names as keys
 from tests.docs.reading import PROJECT, SOURCES, first_cells, in_code_marks, page, section
 
 OBJECTS, CONFIGURATION = page("reference/objects.md"), page("reference/configuration.md")

@@ -18,10 +18,10 @@ from kvplace.cli.agent_command import command as agent_command
 from kvplace.cli.certificates_command import command as certificates_command
 from kvplace.cli.main import COMMANDS
 from kvplace.cli.serve_command import command as serve_command
-from kvplace.core import annotations as keys
-from kvplace.core.contradictions import CONTRADICTIONS
+from kvplace.core import well_known_names as keys
+from kvplace.core.annotations import CONTRADICTIONS
 from kvplace.core.errors import ExitCode
-from kvplace.core.refusal import Reason
+from kvplace.core.placement import Reason
 from kvplace.core.request import PinningOptions
 from kvplace.doctor.cluster_checks import OLDEST_KUBERNETES, OLDEST_KUBEVIRT
 from kvplace.kube.events import EventReason

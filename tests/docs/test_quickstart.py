@@ -12,7 +12,7 @@ from harness.install_page.quickstart import CONSOLE, PAGE, commands_and_output, 
 from harness.kvplace_cluster.machines import two_socket_machine
 from kvplace.core.free_resources import usage_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.topology_document import topology_document
+from kvplace.core.node_topology import topology_document
 from tests.docs.blocks import block, blocks
 from tests.docs.reading import PROJECT
 from tests.docs.shell import Shell

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvplace.core.annotations import ASKING
+from kvplace.core.well_known_names import ASKING
 from kvplace.simulate.virt_launcher import size_of
 from kvplace.simulate.vm_templates import read_templates
 from tests.docs.reading import PROJECT

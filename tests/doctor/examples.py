@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Ledger
-from kvplace.core.marks import PINNED
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuId, NodeName, PodUid
+from kvplace.core.well_known_names import PINNED
 from kvplace.doctor.installation import Checking, Installation
 from kvplace.kube.node_filters import NodeMetadata, SchedulableNode
 from kvplace.kube.object_records import Condition, LedgerRecord, NodeRecord, PodRecord, TopologyRecord

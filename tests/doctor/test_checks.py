@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from harness.certificates import Authority
-from kvplace.core.marks import PLUGIN_SOCKET
 from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.well_known_names import PLUGIN_SOCKET
 from kvplace.doctor.admission_checks import (
     LEFT_ALONE,
     POLICIES,

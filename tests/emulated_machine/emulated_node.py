@@ -23,11 +23,11 @@ from kvplace.core.annotations import read_options
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of, merge_patch
-from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PLACED_LABEL
 from tests.emulated_machine import node_inside as inside
 from tests.emulated_machine import vm_keeper
 from tests.kubevirt_documents import DOMAINS

@@ -15,7 +15,7 @@ from harness.pod_cgroups import Driver, PodCgroups
 from kvplace.agent.process import run
 from kvplace.agent.settings import AgentSettings
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
-from kvplace.core.enforcement import Enforcement
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import ContainerId, NodeName, PodUid
 from kvplace.linux.cpuset_hierarchy import find_cpuset_hierarchy
 from kvplace.service.connections import Address

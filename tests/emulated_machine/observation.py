@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from kvplace.core.node_topology import read_topology, topology_document
 from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import read_topology, topology_document
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import open_tree
 

@@ -20,8 +20,8 @@ from harness.emulated_machine.machine import EmulatedMachine
 from harness.emulated_machine.shape import FOUR_NODES, TWO_SOCKETS
 from harness.pod_cgroups import Driver
 from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.node_topology import read_topology
 from kvplace.core.scalars import CpuMask
-from kvplace.core.topology_document import read_topology
 from tests.emulated_machine import node_inside as inside
 from tests.emulated_machine.emulated_node import RESERVED, Guest, Node, install
 from tests.emulated_machine.observation import observe, set_online

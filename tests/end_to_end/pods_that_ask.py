@@ -11,8 +11,9 @@ from harness.control_plane.hollow_node import NodesInBackground, nodes_in_backgr
 from harness.control_plane.watching import wait_for
 from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PLACEMENT
 
 Json = dict[str, Any]
 LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"

@@ -16,7 +16,8 @@ from harness.kvplace_cluster.installation import SIDECAR_IMAGE, Installation, de
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
 from kvplace.admission.pod import admit_pod
 from kvplace.admission.review import AdmissionSettings
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
+from kvplace.core.well_known_names import PLACEMENT
 
 COUNT = 60
 PODS = "/api/v1/namespaces/default/pods"

@@ -14,7 +14,8 @@ from harness.control_plane.hollow_node import nodes_in_background
 from harness.control_plane.watching import wait_for
 from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.well_known_names import PLACEMENT
 
 Json = dict[str, Any]
 DRA = "/apis/resource.k8s.io/v1"

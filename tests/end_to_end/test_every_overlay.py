@@ -25,7 +25,8 @@ from harness.kvplace_cluster.machines import node_shape, two_socket_machine
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from kvplace import __version__
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
+from kvplace.core.well_known_names import PLACEMENT
 from release.chart import write_chart
 from release.images import IMAGES, ReleasedImage
 from release.manifests import copy_manifests

@@ -29,10 +29,10 @@ from harness.control_plane.watching import wait_for
 from harness.kvplace_cluster.installation import SIDECAR_IMAGE, Installation, described_nodes
 from harness.kvplace_cluster.machines import GIB, node_shape, write_machine
 from harness.kvplace_cluster.vms import VMS, vm_manifest
-from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.scalars import CpuId, CpuMask
+from kvplace.core.well_known_names import CPU_MAP, PLACEMENT
 from kvplace.machines.server_types import read_machine
 
 NODE = "words"

@@ -20,8 +20,9 @@ from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape
 from harness.kvplace_cluster.vms import VMIS, VMS, vm_manifest, vmi_manifest
 from kvplace.core.cpuset import cpus_of, format_cpu_list, parse_cpu_list
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PLACEMENT
 
 
 def test_a_vm_made_from_a_template_that_asks_for_one_socket_starts_pinned_to_one_and_gives_its_cores_back(

@@ -20,8 +20,9 @@ from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from kvplace.core.cpuset import cpus_of, format_cpu_list, parse_cpu_list
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PLACEMENT
 
 COUNT = 50
 LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"

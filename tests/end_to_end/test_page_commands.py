@@ -19,7 +19,7 @@ from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
 from harness.kvplace_cluster.played_vms import played_vms
 from harness.kvplace_cluster.vms import vm_manifest
-from kvplace.core.marks import PINNED
+from kvplace.core.well_known_names import PINNED
 from tests.docs.blocks import block, blocks
 from tests.docs.shell import Shell
 

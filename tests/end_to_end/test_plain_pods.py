@@ -11,7 +11,8 @@ from harness.control_plane.cluster import ControlPlane, RequestRefused
 from harness.control_plane.hollow_node import NodeShape, nodes_in_background
 from harness.control_plane.watching import wait_for
 from harness.kvplace_cluster.installation import Installation
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
+from kvplace.core.well_known_names import PLACEMENT
 
 BY_HAND = {"cpu-map": json.dumps({"socket0": ["1", "2", "3"], "socket1": ["5", "6", "7"]})}
 

@@ -14,9 +14,10 @@ from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PLACEMENT
 
 NODE = "edited"
 LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"

@@ -21,9 +21,10 @@ from harness.kvplace_cluster.machines import GIB, node_shape, two_socket_machine
 from harness.kvplace_cluster.vms import VMIS, VMS
 from kvplace.core.annotations import read_options
 from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, Policy
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PLACEMENT
 from kvplace.simulate.vm_templates import read_templates
 
 Json = dict[str, Any]

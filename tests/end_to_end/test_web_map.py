@@ -21,8 +21,9 @@ from harness.control_plane.watching import wait_for
 from harness.kvplace_cluster.installation import NAMESPACE, Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PLACEMENT
 from tests.docs.blocks import block
 from tests.docs.reading import PROJECT
 from tests.docs.shell import Shell

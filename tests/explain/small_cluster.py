@@ -9,7 +9,7 @@ import msgspec
 
 from kvplace.admission.stated_request import stated_request
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.request_document import PodRequest
+from kvplace.core.request_json import PodRequest
 from kvplace.core.scalars import NodeName
 from kvplace.explain.explanation import Explanation
 from kvplace.explain.reading import explain_document, explain_target, read_target

@@ -6,13 +6,13 @@ from typing import Any
 
 from kvplace.cli.explain_lines import seat_lines
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.marks import PINNED
 from kvplace.core.neighbours import Nearness
 from kvplace.core.node_devices import NO_NUMA, DeviceReport, NodeDevices, PodDevice
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid, ResourceName
+from kvplace.core.well_known_names import PINNED, PLACEMENT
 from kvplace.explain.explanation import Explanation
 from kvplace.explain.report import explanation_document
 from kvplace.kube.object_records import Condition

@@ -16,7 +16,7 @@ from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request, Scope
-from kvplace.core.request_document import read_pod_request
+from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.explain.explanation import AskedNode, fit

@@ -8,7 +8,7 @@ import pytest
 
 from kvplace.admission.stated_request import stated_request
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.explain.reading import explain_target, read_target
 from kvplace.kube.object_client import ApiKind, Document
 from tests.admission.reviewed_objects import vmi

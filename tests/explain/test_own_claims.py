@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, NodeName
 from kvplace.explain.reading import explain_target, read_target

@@ -8,7 +8,7 @@ import pytest
 
 from kvplace.core.errors import Absent, BadAnnotation
 from kvplace.core.ledger import LedgerChange
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS
 from tests.admission.reviewed_objects import vm, vmi

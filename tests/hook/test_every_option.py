@@ -16,13 +16,12 @@ from lxml import etree
 
 from kvplace.admission.pod import NewPod, admit_pod
 from kvplace.admission.vmi import admit_vmi
-from kvplace.core.annotations import REQUEST
-from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import DeviceNuma, NumaMemory
 from kvplace.core.scalars import Bytes, NodeName
+from kvplace.core.well_known_names import CPU_MAP, PLACEMENT, REQUEST
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.simulate.virt_launcher import launcher_pod

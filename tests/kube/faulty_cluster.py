@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from kvplace.core.errors import BadTopology, Conflict
 from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.node_topology import read_topology
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import read_topology
 from kvplace.kube.events import EventRecord
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_records import (

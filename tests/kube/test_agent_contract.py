@@ -8,15 +8,14 @@ from datetime import UTC, datetime
 import pytest
 
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.node_devices import TopologyPolicy
+from kvplace.core.node_topology import Enforcement, read_topology
 from kvplace.core.resource_topology import resource_topology
 from kvplace.core.scalars import Bytes, NumaId, PodUid
-from kvplace.core.topology_document import read_topology
 from kvplace.kube.object_records import Condition, NodeRecord, PodReport, TopologyStatus
 from kvplace.kube.watches import (
     NAME_FIELD,

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, RequestRefused
 from kvplace.core.free_resources import CpuUsage
 from kvplace.core.ledger import Claim, LedgerChange, claim_document
+from kvplace.core.node_topology import topology_document
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import topology_document
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import ApiUnavailable, Expired, Unreadable
 from kvplace.kube.events import (

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
-from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuId, NodeName, PodUid
+from kvplace.core.well_known_names import CPU_MAP, PLACED_LABEL
 from kvplace.kube.events import EventReason, does_not_fit, pod_reference
 from kvplace.kube.watches import (
     LEDGERS,

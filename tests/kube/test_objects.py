@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.enforcement import Enforcement
+from kvplace.core.node_topology import Enforcement, topology_document
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.scalars import ContainerId, CpuMask, NodeName, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
-from kvplace.core.topology_document import topology_document
 from kvplace.kube.ledger_objects import ledger_record
 from kvplace.kube.object_records import NO_SHAPE, NodeRecord, PodRecord
 from kvplace.kube.objects import (

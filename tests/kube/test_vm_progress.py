@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvplace.core.marks import PINNED
+from kvplace.core.well_known_names import PINNED
 from kvplace.kube.vm_progress import LAUNCHER_RESOURCE, LauncherPod
 
 

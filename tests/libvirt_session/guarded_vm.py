@@ -22,10 +22,10 @@ from kvplace.agent.planner import plan_node
 from kvplace.agent.this_node import NodeContainer
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.core.marks import PINNED
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import ContainerId, CpuId, CpuMask, NodeName, PodUid
+from kvplace.core.well_known_names import PINNED
 from kvplace.kube.events import EventRecord, EventRecorder
 from kvplace.kube.object_records import Condition, LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Init, InitDone

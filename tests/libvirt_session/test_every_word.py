@@ -14,7 +14,7 @@ import pytest
 from harness.libvirt_session.daemon import LibvirtSession
 from harness.libvirt_session.documents import minimal_domain
 from kvplace.core.allocator.allocate import place
-from kvplace.core.annotations import OPTING_IN, read_options
+from kvplace.core.annotations import read_options
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
@@ -22,6 +22,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import Request
 from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import OPTING_IN
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.libvirt_session.guest_memory import policies_of_guest_memory
 from tests.libvirt_session.hook_sidecar import Sidecar

@@ -16,7 +16,7 @@ from harness.libvirt_session.documents import minimal_domain
 from kvplace.agent.back_off import MOST_REPAIRS, PERIOD_S
 from kvplace.agent.libvirt_pins import LibvirtPins
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.enforcement import Enforcement
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuMask

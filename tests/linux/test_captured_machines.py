@@ -11,9 +11,9 @@ import pytest
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.errors import BadTopology
+from kvplace.core.node_topology import read_topology, topology_document
 from kvplace.core.scalars import NumaId
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import read_topology, topology_document
 from kvplace.linux.lscpu import read_lscpu
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import FolderTree, open_tree

@@ -10,8 +10,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.core.topology import Topology

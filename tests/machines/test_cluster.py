@@ -12,8 +12,7 @@ from hypothesis import given
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
-from kvplace.core.node_topology import node_topology
-from kvplace.core.topology_document import topology_document
+from kvplace.core.node_topology import node_topology, topology_document
 from kvplace.documents.cluster import ClusterDocument
 from kvplace.documents.model import read_model
 from kvplace.machines.cluster import load_cluster, nodes_of

@@ -12,7 +12,7 @@ from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.publisher import Publisher
-from kvplace.core.enforcement import Enforcement
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from harness.control_plane.cluster import ControlPlane
-from kvplace.core.topology_document import read_topology
+from kvplace.core.node_topology import read_topology
 from kvplace.machines.server_types import machine_names, read_machine
 from tests.manifests.conftest import STRICTLY
 

@@ -13,10 +13,10 @@ import pytest
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.free_resources import Domain
-from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition, PodRecord
 from kvplace.kube.watches import EVERYTHING, NODE_STATUSES, Interrupted
 from kvplace.nodes.cluster_reading import read_cluster, read_node, watched_nodes

@@ -10,7 +10,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, PinningOptions, Policy, Request, Scope
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid
 from kvplace.kube.node_filters import PodDemands, SchedulableNode
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord

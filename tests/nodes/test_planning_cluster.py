@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.planning import VmRequest, plan
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, Ledger, Relocation, claim_of
-from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.refusal import Reason
+from kvplace.core.node_topology import Enforcement
+from kvplace.core.placement import Placement, PodPlacement, Reason
 from kvplace.core.request import OnFailure, PinningOptions, Policy, Request, Scope
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, demands_of
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord

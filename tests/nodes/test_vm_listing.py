@@ -14,10 +14,10 @@ import msgspec
 from kvplace.cli.view_tables import vm_columns
 from kvplace.core.label_terms import read_label_terms
 from kvplace.core.ledger import Ledger, Reserved
-from kvplace.core.marks import PINNED
 from kvplace.core.node_devices import DeviceReport, NodeDevices, PodDevice
 from kvplace.core.request import PinningOptions, Policy, Scope
 from kvplace.core.scalars import CpuId, CpuMask, NodeName, NumaId, PodUid, ResourceName
+from kvplace.core.well_known_names import PINNED
 from kvplace.kube.api_errors import Denied, Missing
 from kvplace.kube.object_records import NO_NODE, Condition, LedgerRecord, PodRecord
 from kvplace.kube.vm_statuses import STATUS_RESOURCES, VM_STATUSES, VMI_STATUSES, VmStatus

@@ -12,7 +12,7 @@ from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import OnFailure, Policy, Request, Scope, Smt
-from kvplace.core.request_document import PodRequest, read_pod_request, write_request
+from kvplace.core.request_json import PodRequest, read_pod_request, write_request
 from kvplace.core.scalars import CpuId, CpuMask, NodeName, PodUid
 from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES

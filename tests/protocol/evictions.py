@@ -14,7 +14,7 @@ from random import Random
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.ledger import LedgerChange
-from kvplace.core.request_document import read_pod_request
+from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_machine import Unusable, describe_node

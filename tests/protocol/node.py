@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
 
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology

@@ -17,7 +17,7 @@ from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.relocation import held_by_others
 from kvplace.core.request import Policy
-from kvplace.core.request_document import read_pod_request
+from kvplace.core.request_json import read_pod_request
 from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.object_log import ObjectLog

@@ -17,8 +17,8 @@ from random import seed as seed_everything
 from typing import TypeAlias
 
 from kvplace.controller.controller import ControllerSettings
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.label_terms import LabelTerm, Operator
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.scheduler.extender import ExtenderSettings, Mode

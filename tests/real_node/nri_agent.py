@@ -13,9 +13,9 @@ from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.nri_source import NriSource
 from kvplace.core.cpuset import format_cpu_list, lowest, mask_of
-from kvplace.core.marks import PLACED_LABEL
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import PodUid
+from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.linux.cpuset_hierarchy import find_cpuset_hierarchy
 from kvplace.nri.courier import NriRuntime
 from tests.agent.nodes_in_use import machine_of, node_with, placed

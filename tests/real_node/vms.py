@@ -14,7 +14,8 @@ from harness.libvirt_session.threads import Affinities
 from harness.real_node.cluster import RealCluster
 from harness.real_node.kernel_view import ContainerInKernel
 from harness.real_node.node import RealNode
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PodPlacement
+from kvplace.core.well_known_names import PLACEMENT
 
 Json = dict[str, Any]
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from kvplace.core.errors import Conflict
-from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.scalars import NodeName
+from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_rollouts import Quota
 from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from kvplace.core.errors import Absent, Conflict, ExitCode, Forbidden, Refused, Unavailable
-from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.vm_stage import VmStage
+from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import Denied
 from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.vm_progress import LAUNCHERS

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Forbidden
 from kvplace.core.ledger import Ledger
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import OnFailure, Policy, Request
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.events import EventReason, EventRecorder, vmi_reference
 from kvplace.kube.object_records import PodRecord

@@ -12,9 +12,9 @@ import pytest
 
 from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim, LedgerChange
-from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import OnFailure
 from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.well_known_names import PLACEMENT
 from kvplace.kube.api_errors import ApiUnavailable
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.object_records import PodRecord

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.contradictions import contradiction_in
+from kvplace.core.annotations import contradiction_in
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement

@@ -9,7 +9,7 @@ import pytest
 
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import DeviceNuma, OnFailure, PinningOptions, Request, Scope
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName, NumaId, PodUid, ResourceName
 from kvplace.kube.object_records import (
     DeviceClassRecord,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplace.core.request import OnFailure
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.core.requests import request_with
 from tests.kube.faulty_cluster import FaultyCluster

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from kvplace.core.annotations import REQUEST
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.refusal import Reason
+from kvplace.core.node_topology import topology_document
+from kvplace.core.placement import Reason
 from kvplace.core.request import GuestNuma, OnFailure, Policy, Scope, Smt
 from kvplace.core.scalars import Bytes, CpuMask, NodeName
-from kvplace.core.topology_document import topology_document
+from kvplace.core.well_known_names import REQUEST
 from kvplace.kube.events import EventReason, EventRecorder
 from kvplace.kube.watches import LEDGERS, PODS
 from kvplace.nodes.node_cache import NodeCache

@@ -15,8 +15,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped, grouped_by
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.free_resources import Free
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
 from kvplace.core.topology import Topology

@@ -5,8 +5,8 @@ Holds are of one replica, and any replica may give the running VM its cores. So 
 
 from __future__ import annotations
 
-from kvplace.core.marks import RELEASED_AT
 from kvplace.core.request import Scope
+from kvplace.core.well_known_names import RELEASED_AT
 from kvplace.kube.object_records import PodRecord
 from tests.controller.relocations import (
     EXCLUSIVE,

@@ -11,8 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kvplace.core.annotations import REQUEST
-from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.well_known_names import PLACED_LABEL, REQUEST
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.http import Routes, extender_application
 from kvplace.scheduler.metrics import REJECTED_CALLS

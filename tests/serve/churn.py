@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from random import Random
 from typing import Any, Self
 
-from kvplace.core.enforcement import Enforcement
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import Policy
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES

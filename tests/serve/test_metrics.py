@@ -14,14 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness.certificates import Certificates
 from kvplace.core import step_budget
-from kvplace.core.annotations import REQUEST
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.free_resources import Domain
 from kvplace.core.ledger import Ledger
-from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import Request
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName
+from kvplace.core.well_known_names import PLACED_LABEL, REQUEST
 from kvplace.kube.store import Store
 from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.serve.metrics import ClusterGauges

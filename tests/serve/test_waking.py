@@ -10,9 +10,8 @@ from dataclasses import replace
 import aiohttp
 
 from harness.certificates import Certificates
-from kvplace.core.annotations import REQUEST
-from kvplace.core.marks import PLACED_LABEL, RELEASED_AT
 from kvplace.core.scalars import NodeName
+from kvplace.core.well_known_names import PLACED_LABEL, RELEASED_AT, REQUEST
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.serve.process import serving

@@ -9,12 +9,12 @@ import pytest
 from kvplace.admission.review import AdmissionSettings
 from kvplace.admission.vmi import admit_vmi, review_vm
 from kvplace.core.allocator.allocate import place
-from kvplace.core.annotations import ASKING, read_options
+from kvplace.core.annotations import read_options
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request
+from kvplace.core.well_known_names import ASKING
 from kvplace.machines.server_types import SERVER_TYPES, read_machine
 from kvplace.simulate.virt_launcher import size_of
 from kvplace.simulate.vm_templates import read_templates

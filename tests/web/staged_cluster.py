@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, LedgerChange, claim_of
-from kvplace.core.marks import PINNED
 from kvplace.core.node_devices import DeviceReport
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import OnFailure, PinningOptions, Policy, Request, Scope
 from kvplace.core.request_json import request_document
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition, PodReport
 from kvplace.web.application import MapSettings, web_map
 from tests.kube.faulty_cluster import FaultyCluster

@@ -9,10 +9,10 @@ import json
 import pytest
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list
-from kvplace.core.marks import PINNED
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, NodeName
+from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition
 from kvplace.machines.server_types import read_machine
 from tests.core.requests import request_with

@@ -39,8 +39,7 @@ from kvplace.core.allocator.serving import Serving, fragmentation
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request, Smt
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import Topology

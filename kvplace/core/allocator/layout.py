@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvplace.core.cpuset import cpus_of, place_of_each, union
-from kvplace.core.refusal import THE_MACHINE
+from kvplace.core.placement import THE_MACHINE
 from kvplace.core.request import Level
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaIndex
 from kvplace.core.topology import Topology

@@ -8,8 +8,8 @@ from dataclasses import replace
 from kvplace.core.allocator.device_choices import names_of_nodes
 from kvplace.core.allocator.layout import ScopeDomain
 from kvplace.core.allocator.supply import Supply
+from kvplace.core.placement import Reason, Refusal
 from kvplace.core.quantity import about_bytes, counted, format_bytes
-from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Level, Request, Smt
 from kvplace.core.scalars import Bytes, NumaId
 

@@ -20,9 +20,8 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant, within
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.quantity import plain_bytes
-from kvplace.core.refusal import Refusal
 from kvplace.core.request import NumaMemory, Request
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology

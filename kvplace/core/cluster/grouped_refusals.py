@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from kvplace.core.placement import THE_MACHINE, Refusal
 from kvplace.core.quantity import counted
-from kvplace.core.refusal import THE_MACHINE, Refusal
 from kvplace.core.scalars import NodeName
 
 

@@ -28,8 +28,7 @@ from kvplace.core.cluster.greedy import (
 from kvplace.core.cluster.local_search import exchange
 from kvplace.core.cluster.node_choice import Strategy, quality
 from kvplace.core.cluster.planned_moves import NodeMove, PlannedMoves, make_room_for_waiting
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import NARROW_FIRST, Request
 from kvplace.core.scalars import CpuMask, NodeName
 

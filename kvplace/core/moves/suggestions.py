@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.contradictions import contradiction_in
+from kvplace.core.annotations import contradiction_in
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free_resources import Free
 from kvplace.core.moves.make_room import Move, MovePlan, NoMoves, make_room

@@ -10,9 +10,9 @@ import pytest
 
 from harness.control_plane.cluster import ControlPlane, RequestRefused
 from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.node_topology import topology_document
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes, NodeName
-from kvplace.core.topology_document import topology_document
 from tests.cli.calls import Called, Caller
 from tests.cli.live_cluster.small_cluster import (
     MANIFESTS,

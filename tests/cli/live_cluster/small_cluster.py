@@ -9,15 +9,14 @@ from pathlib import Path
 
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane, Json, RequestRefused
 from kvplace.core.allocator.allocate import place
-from kvplace.core.annotations import REQUEST
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.ledger import Claim, LedgerChange, claim_of, merge_patch, read_ledger
-from kvplace.core.marks import PINNED, PLACED_LABEL
 from kvplace.core.occupant import Occupant
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Request
-from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import PodUid
+from kvplace.core.well_known_names import PINNED, PLACED_LABEL, PLACEMENT, REQUEST
 from tests.cli.calls import Called
 
 MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"

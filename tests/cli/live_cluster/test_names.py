@@ -11,7 +11,7 @@ from click.shell_completion import ShellComplete
 from kvplace.cli import cluster_flags
 from kvplace.cli.completion import completions
 from kvplace.cli.main import cli
-from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.core.well_known_names import ROLLOUT_LABEL
 from tests.cli.live_cluster.small_cluster import SmallCluster
 
 

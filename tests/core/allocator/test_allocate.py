@@ -17,8 +17,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import NO_BYTES, PodUid
 from kvplace.core.topology import Topology

@@ -17,8 +17,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.allocator.effort import Effort
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology

@@ -13,8 +13,7 @@ from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, TopologyPolicy
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.request import DeviceNuma, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import CpuMask, NumaId, ResourceName
 from kvplace.core.topology import Topology

@@ -21,8 +21,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Policy, Request
 from kvplace.core.scalars import CpuId, CpuMask, NumaId
 from kvplace.core.topology import Topology

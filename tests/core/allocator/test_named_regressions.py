@@ -16,8 +16,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, CpuId, NumaId
 from kvplace.core.topology import Topology

@@ -9,8 +9,7 @@ from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.free_resources import Domain, free_blocks_of, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import locality_of
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import Topology
 from tests.core.allocator.shapes import machine, slit

@@ -11,8 +11,7 @@ from kvplace.core.allocator.shortage import Shortage
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes
 from tests.core.allocator.random_cases import random_case, scarce_memory_case

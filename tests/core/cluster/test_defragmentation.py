@@ -20,7 +20,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Domain
 from kvplace.core.moves.better_cores import better_placement, cpus_in_places, left_by
 from kvplace.core.occupant import Occupant, within
-from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, ResourceName
 from tests.core.cluster.clusters import check_sound, machine, nodes_of, problems

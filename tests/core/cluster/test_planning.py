@@ -19,8 +19,7 @@ from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import make_room
 from kvplace.core.occupant import Occupant, within
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.request import DeviceNuma, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, PodUid, ResourceName
 from tests.core.allocator.running import occupied

@@ -16,8 +16,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.moves.budget import MAX_STEPS, MAX_STEPS_THOROUGH
 from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import Occupant, RunningVms, bytes_moved, locality_of, within
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes
 from kvplace.core.topology import Topology

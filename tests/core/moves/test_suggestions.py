@@ -15,8 +15,7 @@ from kvplace.core.free_resources import Free
 from kvplace.core.moves.make_room import NoMoves
 from kvplace.core.moves.suggestions import Suggestion, Suggestions, find_suggestions
 from kvplace.core.occupant import Occupant, RunningVms, within
-from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology

@@ -22,7 +22,7 @@ from kvplace.core.request import (
     Scope,
     Smt,
 )
-from kvplace.core.request_document import PodRequest, read_pod_request, write_request
+from kvplace.core.request_json import PodRequest, read_pod_request, write_request
 from kvplace.core.scalars import Bytes, ResourceName
 from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
 from tests.core.machines import requests
