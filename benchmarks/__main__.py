@@ -26,6 +26,7 @@ TITLES: Mapping[str, str] = {
     "neighbours": "A job beside busy neighbours",
     "fragmentation": "Fragmentation after long use",
     "across_nodes": "Cluster utilisation",
+    "devices": "Cores beside devices",
     "planning": "Many VMs at once",
     "preemption": "Preemption",
     "placement": "One placement",
