@@ -15,7 +15,7 @@ from typing import BinaryIO
 from kvplace.core.allocator.allocate import place
 from kvplace.core.answer_json import move_document, placement_document, refusal_document
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
-from kvplace.core.device_locality import after_pods
+from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.errors import BadBody
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
@@ -23,7 +23,7 @@ from kvplace.core.moves.budget import MAX_STEPS, MAX_STEPS_THOROUGH, Watch, unwa
 from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room
 from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestions, find_suggestions, move_text
 from kvplace.core.node_devices import NodeDevices
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import Occupant, devices_beside
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_json import id_of, request_of
@@ -198,6 +198,9 @@ class PlaceSession:
         return {**move_document(move), "placement": placed}
 
     def _decide(self, request: Request, only: CpuMask, watch: Watch) -> Decision:
+        refusal = too_few_devices(self._free_devices, request.devices)
+        if refusal is not None:
+            return Decision(refusal, ())
         no_moves = None
         if self._make_room:
             running = tuple(self._kept.values())
@@ -223,9 +226,7 @@ class PlaceSession:
     @property
     def _free_devices(self) -> NodeDevices | None:
         """The devices that the kubelet will not have given to kept VMs."""
-        if self._devices is None:
-            return None
-        return after_pods(self._devices, [one.request.devices for one in self._kept.values()])
+        return devices_beside(self._devices, self._kept.values())
 
     def _free_of(self, only: CpuMask) -> Free:
         return free_of(self._topology, self._ledger, only=only, devices=self._free_devices)
@@ -245,7 +246,8 @@ class PlaceSession:
             self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(PodUid(move.id), move.after),)))
             self._kept[move.id] = replace(self._kept[move.id], placement=move.after)
         self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(PodUid(uid), placement),)))
-        self._kept[uid] = Occupant(uid, request, placement)
+        devices = predicted_held(self._free_devices, request.devices)
+        self._kept[uid] = Occupant(uid, request, placement, devices=devices)
 
     def _release(self, document: Json, name: str) -> Answer:
         known_keys(document, ("release",))

@@ -111,6 +111,7 @@ def command(
         there, nodes = None, read_plan_cluster(cluster)
     closed_to = None if there is None else there.closed_to
     vms = _read_requests(requests, {vm.id for node in nodes for vm in node.running}, closed_to)
+    vms = vms if there is None else there.counting(vms)
     with Progress("planning", len(vms), "VM") as progress:
         solving = partial(progress.show, 0, "solver")
         bound = mip_bound(nodes, vms, seconds=seconds, goes_on=solving) if optimal else None

@@ -37,11 +37,10 @@ def _count(cpus_of: Callable[[NodeView], CpuMask]) -> Callable[[NodeView], str]:
 
 def _free_devices(node: NodeView) -> str:
     """Write the free devices of each resource by NUMA node: `intel.com/vf 0:3/4,1:4/4`."""
-    report = None if node.described is None else node.described.devices
-    if report is None:
+    if node.devices is None:
         return NOTHING
     counts: dict[str, list[str]] = {}
-    for one in report.devices.counts:
+    for one in node.devices.counts:
         place = "?" if one.node == NO_NUMA else str(one.node)
         counts.setdefault(one.resource, []).append(f"{place}:{one.free}/{one.total}")
     return "; ".join(f"{resource} {','.join(places)}" for resource, places in counts.items()) or NOTHING

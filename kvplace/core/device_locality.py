@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
 
 from kvplace.core.cpuset import union
-from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, PodDevice
-from kvplace.core.placement import Placement
+from kvplace.core.node_devices import NO_NUMA, DeviceCount, HeldDevices, NodeDevices, PodDevice
+from kvplace.core.placement import THE_MACHINE, Placement, Reason, Refusal
 from kvplace.core.request import DeviceNuma
 from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.core.topology import Topology
@@ -172,19 +172,46 @@ def _any_of(
     return frozenset(nodes)
 
 
-def after_pods(devices: NodeDevices, requests: Iterable[Mapping[ResourceName, int]]) -> NodeDevices:
-    """Count the devices of pods that are bound and not reported yet as taken, in this order.
+def predicted_held(devices: NodeDevices | None, requested: Mapping[ResourceName, int]) -> HeldDevices:
+    """Predict the devices that the kubelet gives to a pod; as many as are free where it requests more.
 
-    Each takes from the NUMA nodes that are predicted for it, most free devices first.
+    It takes them from the NUMA nodes that `predicted_devices` returns, most free devices first.
     """
+    if devices is None or not requested:
+        return {}
+    missing = dict(requested)
+    nodes = predicted_devices(devices, requested).nodes
+    held: dict[tuple[ResourceName, NumaId], int] = {}
+    for one in sorted(devices.counts, key=lambda one: (one.node not in nodes, -one.free, one.node)):
+        count = max(0, min(one.free, missing.get(one.resource, 0)))
+        if count:
+            missing[one.resource] -= count
+            held[one.resource, one.node] = count
+    return held
+
+
+def after_pods(devices: NodeDevices, requests: Iterable[Mapping[ResourceName, int]]) -> NodeDevices:
+    """Count the devices of pods that are bound and not reported yet as taken, in this order."""
     for requested in requests:
-        taken = dict(requested)
-        nodes = predicted_devices(devices, requested).nodes
-        free: dict[tuple[ResourceName, NumaId], int] = {}
-        for one in sorted(devices.counts, key=lambda one: (one.node not in nodes, -one.free, one.node)):
-            count = max(0, min(one.free, taken.get(one.resource, 0)))
-            taken[one.resource] = taken.get(one.resource, 0) - count
-            free[one.resource, one.node] = one.free - count
-        counts = (replace(one, free=free[one.resource, one.node]) for one in devices.counts)
-        devices = replace(devices, counts=tuple(counts))
+        devices = devices.without(predicted_held(devices, requested))
     return devices
+
+
+def too_few_devices(devices: NodeDevices | None, requested: Mapping[ResourceName, int]) -> Refusal | None:
+    """Refuse a machine with fewer free devices than a VM requests; None also where nothing is known of them.
+
+    In a cluster kube-scheduler counts devices before it calls kvplace.
+    """
+    if devices is None:
+        return None
+    for resource, needed in sorted(requested.items()):
+        counts = devices.by_node(resource).values()
+        best = sum(one.free for one in counts)
+        if best < needed:
+            return Refusal(
+                Reason.NOT_ENOUGH_DEVICES,
+                f"no {needed} free {resource} on {THE_MACHINE}, best {best}",
+                {"needed": needed, "best": best, "missing": needed - best, "where": THE_MACHINE},
+                never=sum(one.total for one in counts) < needed,
+            )
+    return None

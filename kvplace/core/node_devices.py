@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from kvplace.core.scalars import NumaId, PodUid, ResourceName
 from kvplace.core.strict_json import Json, shown
@@ -70,6 +71,10 @@ class PodDevice:
     """PCI address or UUID of a mediated device; empty where only the kubelet's id is known."""
 
 
+HeldDevices: TypeAlias = Mapping[tuple[ResourceName, NumaId], int]
+"""How many devices pods have, by resource and NUMA node."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeDevices:
     """All devices of a node at one moment; hashable, so that nodes in equal states are found."""
@@ -83,9 +88,36 @@ class NodeDevices:
         """Put counts into their order."""
         return cls(tuple(sorted(counts, key=lambda one: (one.resource, one.node))), policy)
 
+    @classmethod
+    def all_free(
+        cls, stated: Iterable[tuple[ResourceName, NumaId, int]], policy: TopologyPolicy
+    ) -> NodeDevices:
+        """Add up counts by resource and NUMA node of devices that no pod has."""
+        counts: dict[tuple[ResourceName, NumaId], int] = {}
+        for resource, node, count in stated:
+            counts[resource, node] = counts.get((resource, node), 0) + count
+        return cls.of((DeviceCount(*place, count, count) for place, count in counts.items()), policy)
+
     def by_node(self, resource: ResourceName) -> dict[NumaId, DeviceCount]:
         """Return the counts of one resource by NUMA node; empty for a resource that is not reported."""
         return {one.node: one for one in self.counts if one.resource == resource}
+
+    def without(self, held: HeldDevices) -> NodeDevices:
+        """Count these devices as taken."""
+        return self._changed(held, -1)
+
+    def returned(self, held: HeldDevices) -> NodeDevices:
+        """Count these devices as free again."""
+        return self._changed(held, 1)
+
+    def _changed(self, held: HeldDevices, sign: int) -> NodeDevices:
+        if not held:
+            return self
+        counts = (
+            replace(one, free=min(one.total, max(0, one.free + sign * held.get((one.resource, one.node), 0))))
+            for one in self.counts
+        )
+        return replace(self, counts=tuple(counts))
 
 
 MOST_DEVICES = 2**31 - 1

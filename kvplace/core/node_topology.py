@@ -24,7 +24,6 @@ from kvplace.core.json_fields import Fields
 from kvplace.core.node_devices import (
     MOST_DEVICES,
     NO_NUMA,
-    DeviceCount,
     NodeDevices,
     TopologyPolicy,
     is_device,
@@ -109,18 +108,15 @@ def read_stated_devices(document: Mapping[str, Any]) -> NodeDevices | None:
         found = read_device_report(report, "status.devices")
         return None if found is None else found.devices
     policy = TopologyPolicy(spec.text("topologyPolicy", TopologyPolicy().policy))
-    counts: dict[tuple[ResourceName, NumaId], int] = {}
+    stated: list[tuple[ResourceName, NumaId, int]] = []
     for entry in spec.each("devices"):
         entry.only(("resource", "numaNode", "count"))
         resource = entry.text("resource")
         if not is_device(resource):
             raise entry.bad("resource", "the resource of a device, such as intel.com/vf")
         node = NumaId(NO_NUMA if entry.raw.get("numaNode") == NO_NUMA else entry.whole("numaNode", MAX_CPU))
-        key = (ResourceName(resource), node)
-        counts[key] = counts.get(key, 0) + entry.whole("count", MOST_DEVICES, default=1)
-    return NodeDevices.of(
-        (DeviceCount(resource, node, count, count) for (resource, node), count in counts.items()), policy
-    )
+        stated.append((ResourceName(resource), node, entry.whole("count", MOST_DEVICES, default=1)))
+    return NodeDevices.all_free(stated, policy)
 
 
 def node_name(text: str) -> str:

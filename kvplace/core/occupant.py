@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from types import MappingProxyType
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
-from kvplace.core.node_devices import NodeDevices
+from kvplace.core.node_devices import HeldDevices, NodeDevices
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request
 from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
@@ -25,6 +26,8 @@ class Occupant:
     placement: Placement
     movable: bool = True
     """Whether it may move at all; one of policy `immovable` never does."""
+    devices: HeldDevices = field(default_factory=lambda: MappingProxyType({}))
+    """Devices that it has and that are counted as free without it."""
 
 
 def occupant_of_claim(name: str, claim: Claim, topology: Topology | None) -> Occupant:
@@ -76,6 +79,13 @@ class RunningVms:
             claim_of(PodUid(f"{uid}/new"), placed) for uid, placed in elsewhere.items() if placed is not None
         ]
         return free_of(self.topology, ledger, holds, only=self._only, devices=self._devices)
+
+
+def devices_beside(devices: NodeDevices | None, vms: Iterable[Occupant]) -> NodeDevices | None:
+    """Count the devices that VMs have as taken."""
+    for vm in vms:
+        devices = devices.without(vm.devices) if devices is not None else None
+    return devices
 
 
 def within(free: Free, cpus: CpuMask) -> Free:

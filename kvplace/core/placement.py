@@ -276,6 +276,8 @@ class Reason(Enum):
     NO_NODE_FITS = "NotEnoughCpus"
     NOT_ENOUGH_MEMORY = "NotEnoughMemory"
     NOT_ENOUGH_HUGE_PAGES = "NotEnoughHugePages"
+    NOT_ENOUGH_DEVICES = "NotEnoughDevices"
+    """Fewer devices are free than the VM requests; a live kube-scheduler refuses such nodes itself."""
     NO_LOCAL_DEVICES = "NoLocalDevices"
     NO_TOPOLOGY = "NoTopology"
     NODE_FILTERED = "NodeFiltered"

@@ -6,6 +6,7 @@ A cluster document lists the nodes of a cluster and the VMs that run there alrea
     - name: worker            # worker-01 to worker-50
       count: 50
       machine: 2x-epyc-9354   # one that comes with kvplace
+      devices: [{resource: intel.com/vf, numaNode: 1, count: 8}]
     - name: edge
       topology: edge.json     # a NodeTopology, or a folder or archive with a machine's sys/
       running:
@@ -29,14 +30,15 @@ Paths are relative to the document. YAML or JSON.
 
 from __future__ import annotations
 
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.cpuset import MAX_CPU, parse_cpu_list
 from kvplace.core.moves.make_room import MAX_MOVES
-from kvplace.core.scalars import CpuMask
+from kvplace.core.node_devices import MOST_DEVICES, NO_NUMA, is_device
+from kvplace.core.scalars import CpuMask, NumaId, ResourceName
 from kvplace.core.strict_json import shown
 from kvplace.documents.model import DocumentModel, Text, unique
 from kvplace.documents.request import RequestKeys
@@ -51,6 +53,9 @@ nodes:
 - name: edge
   count: 2
   machine: epyc-7502p
+#   devices:                    # VMs with `devices` are placed beside these
+#   - {resource: intel.com/vf, numaNode: 0, count: 8}
+#   topologyPolicy: best-effort   # of its kubelet; none by default
 # One node of your own, with the VMs that run there already:
 # - name: lab
 #   topology: lab.json          # what `kvplace topology -o json` prints on the node
@@ -61,6 +66,7 @@ nodes:
 """
 MOST_NODES = 10_000
 _MOST_RUNNING = 4096
+_MOST_DEVICES = 4096
 
 SCENARIO_EXAMPLE = """\
 # A scenario for `kvplace simulate`. To change it and run it:
@@ -119,6 +125,22 @@ class RunningVm(DocumentModel):
     """All CPUs that the VM holds; default: where kvplace would place it."""
 
 
+def _resource(value: str) -> ResourceName:
+    if not is_device(value):
+        raise ValueError(f"{shown(value)} is not the resource of a device, such as intel.com/vf")
+    return ResourceName(value)
+
+
+class NodeDeviceEntry(DocumentModel):
+    """Equal devices of a node, all of them free before its VMs run."""
+
+    resource: Annotated[ResourceName, AfterValidator(_resource)]
+    """The resource of their device plugin."""
+    numa_node: Annotated[NumaId, Field(alias="numaNode", strict=True, ge=NO_NUMA, le=MAX_CPU)]
+    """Their NUMA node, -1 where it is unknown."""
+    count: Annotated[int, Field(strict=True, ge=0, le=MOST_DEVICES)] = 1
+
+
 class NodeEntry(DocumentModel):
     """One node, or `count` equal ones."""
 
@@ -131,6 +153,12 @@ class NodeEntry(DocumentModel):
     """A file or folder that describes the machine, relative to this document."""
     running: Annotated[tuple[RunningVm, ...], Field(max_length=_MOST_RUNNING)] = ()
     """VMs that run on the node already."""
+    devices: Annotated[tuple[NodeDeviceEntry, ...], Field(max_length=_MOST_DEVICES)] | None = None
+    """Devices of the node; default: those in the description of the machine, else they are unknown."""
+    topology_policy: Annotated[
+        Literal["none", "best-effort", "restricted", "single-numa-node"], Field(alias="topologyPolicy")
+    ] = "none"
+    """The kubelet's topologyManagerPolicy, for `devices`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -140,6 +168,8 @@ class NodeEntry(DocumentModel):
             )
         if self.running and self.count is not None:
             raise ValueError("a node with running VMs must not have a count")
+        if self.devices is None and "topology_policy" in self.model_fields_set:
+            raise ValueError("topologyPolicy is for devices; name these, too")
         return self
 
 

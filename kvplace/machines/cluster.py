@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.errors import BadBody, BadTopology
+from kvplace.core.node_devices import NodeDevices, TopologyPolicy
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Refusal
 from kvplace.core.scalars import NodeName
-from kvplace.core.topology import Topology
 from kvplace.documents.cluster import MOST_NODES, ClusterDocument, NodeEntry, RunningVm
 from kvplace.documents.model import numbered, read_model
 from kvplace.documents.reading import load_document, source_name
-from kvplace.machines.machine import read_machine_at
+from kvplace.machines.machine import Machine, read_machine_at
 from kvplace.machines.server_types import read_machine
 
 
@@ -33,7 +35,7 @@ def load_cluster(path: Path) -> tuple[ClusterNode, ...]:
 
 def nodes_of(document: ClusterDocument, folder: Path) -> tuple[ClusterNode, ...]:
     """Read the nodes of a document in a folder; raises BadBody that names the path of the key."""
-    read_at = cache(lambda path: read_machine_at(folder / path).topology)
+    read_at = cache(lambda path: read_machine_at(folder / path))
     found: dict[str, ClusterNode] = {}
     for number, entry in enumerate(document.nodes):
         path = f"nodes[{number}]"
@@ -46,32 +48,42 @@ def nodes_of(document: ClusterDocument, folder: Path) -> tuple[ClusterNode, ...]
     return tuple(found.values())
 
 
-def _nodes(entry: NodeEntry, path: str, read_at: Callable[[str], Topology]) -> Iterator[ClusterNode]:
+def _nodes(entry: NodeEntry, path: str, read_at: Callable[[str], Machine]) -> Iterator[ClusterNode]:
     key = "topology" if entry.machine is None else "machine"
     try:
-        topology = read_machine(entry.machine) if entry.machine else read_at(entry.topology or "")
+        machine = (
+            Machine(entry.machine, read_machine(entry.machine))
+            if entry.machine
+            else read_at(entry.topology or "")
+        )
     except (BadTopology, BadBody) as error:
         raise BadBody(f"{path}.{key}: {error}") from None
+    devices = machine.devices
+    if entry.devices is not None:
+        stated = [(one.resource, one.numa_node, one.count) for one in entry.devices]
+        devices = NodeDevices.all_free(stated, TopologyPolicy(entry.topology_policy))
+    empty = ClusterNode(NodeName(""), machine.topology, devices=devices)
     for name in numbered(entry.name, entry.count):
-        yield ClusterNode(NodeName(name), topology, _running(entry.running, topology, path))
+        yield replace(empty, name=NodeName(name), running=_running(entry.running, empty, path))
 
 
-def _running(vms: Sequence[RunningVm], topology: Topology, path: str) -> tuple[Occupant, ...]:
+def _running(vms: Sequence[RunningVm], empty: ClusterNode, path: str) -> tuple[Occupant, ...]:
     """Place the VMs with given CPUs, then the others where kvplace would; keeps their order."""
     found: dict[int, Occupant] = {}
     for number in sorted(range(len(vms)), key=lambda number: vms[number].cpus is None):
-        node = ClusterNode(NodeName(""), topology, tuple(found.values()))
+        node = replace(empty, running=tuple(found.values()))
         found[number] = _placed(vms[number], node, f"{path}.running[{number}]")
     return tuple(found[number] for number in range(len(vms)))
 
 
 def _placed(vm: RunningVm, node: ClusterNode, path: str) -> Occupant:
     free = node.free if vm.cpus is None else within(node.free, vm.cpus)
-    placement = place(node.topology, free, vm.request)
+    requested = vm.request.devices
+    placement = too_few_devices(free.devices, requested) or place(node.topology, free, vm.request)
     if isinstance(placement, Refusal):
         where = "" if vm.cpus is None else f" on CPUs {format_cpu_list(vm.cpus)}"
         raise BadBody(f"{path}: the VM does not fit{where}: {placement.message}")
     if vm.cpus is not None and vm.cpus != placement.cpus | placement.owned:
         needed = format_cpu_list(placement.cpus | placement.owned)
         raise BadBody(f"{path}.cpus is '{format_cpu_list(vm.cpus)}'; the VM takes only {needed} of them")
-    return Occupant(vm.id, vm.request, placement)
+    return Occupant(vm.id, vm.request, placement, devices=predicted_held(free.devices, requested))

@@ -8,14 +8,16 @@ is one, too, and during a live migration there are two of a name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from types import MappingProxyType
 
 from kvplace.core.device_locality import LocatedDevice, located
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free_resources import FreeBlocks, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
+from kvplace.core.node_devices import NodeDevices
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import DeviceNuma, PinningOptions
 from kvplace.core.request_json import PodRequest, read_pod_request
@@ -32,7 +34,14 @@ from kvplace.kube.object_records import (
 )
 from kvplace.kube.vm_statuses import VmStatus
 from kvplace.nodes.cluster_free_blocks import FreeBlockTotals
-from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
+from kvplace.nodes.node_machine import (
+    NodeMachine,
+    NodeSnapshot,
+    Unusable,
+    describe_node,
+    request_of,
+    snapshot_of,
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,9 @@ class NodeView:
     """Whether the API server has the node; of one that is gone, ledger or NodeTopology may be left."""
     status: str = ""
     """What kubectl prints as its status; empty where that was not read."""
+    pods: Mapping[PodUid, PodRecord] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    """Pods by UID, those of the node among them: devices that its agent has not reported yet count as taken;
+    empty where the pods were not read."""
 
     @property
     def ledger(self) -> Ledger:
@@ -57,7 +69,9 @@ class NodeView:
     @cached_property
     def snapshot(self) -> NodeSnapshot | Unusable:
         """Its machine and what is free there, as the scheduler sees it."""
-        return snapshot_of(self.machine, self.ledger_record)
+        return snapshot_of(
+            self.machine, self.ledger_record, request_of=lambda uid: request_of(self.pods.get(uid))
+        )
 
     def without(self, pod: PodUid) -> NodeView:
         """The node as if a pod held nothing there."""
@@ -71,6 +85,14 @@ class NodeView:
     def problem(self) -> str:
         """The reason, in one clause, why nothing can be placed there; empty if something can."""
         return self.snapshot.problem if isinstance(self.snapshot, Unusable) else ""
+
+    @property
+    def devices(self) -> NodeDevices | None:
+        """Its devices, those of pods with a claim taken; None where its agent reports none."""
+        if not isinstance(self.snapshot, Unusable):
+            return self.snapshot.free.devices
+        report = None if self.described is None else self.described.devices
+        return None if report is None else report.devices
 
     @property
     def reports(self) -> Mapping[PodUid, PodReport]:
@@ -284,10 +306,11 @@ def node_view(
     node: NodeRecord | None,
     described: TopologyRecord | None,
     ledger: LedgerRecord | None,
+    pods: Mapping[PodUid, PodRecord] = MappingProxyType({}),
 ) -> NodeView:
     """Combine what is known of a node."""
     status = "" if node is None else node.status
-    return NodeView(name, describe_node(node, described), described, ledger, node is not None, status)
+    return NodeView(name, describe_node(node, described), described, ledger, node is not None, status, pods)
 
 
 def cluster_view(
@@ -301,8 +324,12 @@ def cluster_view(
     described = {topology.node: topology for topology in topologies}
     written = {ledger.node: ledger for ledger in ledgers}
     names = sorted({*known, *described, *written})
-    views = {name: node_view(name, known.get(name), described.get(name), written.get(name)) for name in names}
-    return ClusterView(views, vm_views(pods, views))
+    by_uid = {pod.uid: pod for pod in pods}
+    views = {
+        name: node_view(name, known.get(name), described.get(name), written.get(name), by_uid)
+        for name in names
+    }
+    return ClusterView(views, vm_views(by_uid.values(), views))
 
 
 def with_devices(vm: VmView, node: NodeView) -> VmView:

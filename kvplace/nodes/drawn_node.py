@@ -27,7 +27,6 @@ def draw_node(node: NodeView, vms: Iterable[VmView]) -> CoreMap | None:
         if strays is not None:
             found[vm.pod.uid] = strays
     foreign = NO_CPUS if node.described is None else node.described.kubelet_cpus
-    report = None if node.described is None else node.described.devices
     return draw(
         node.name,
         node.machine.topology,
@@ -35,7 +34,7 @@ def draw_node(node: NodeView, vms: Iterable[VmView]) -> CoreMap | None:
         foreign=foreign,
         found=found,
         placements=placements,
-        counts=() if report is None else report.devices.counts,
+        counts=() if node.devices is None else node.devices.counts,
         devices={vm.pod.uid: vm.devices for vm in map(partial(with_devices, node=node), vms) if vm.devices},
     )
 

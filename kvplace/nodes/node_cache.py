@@ -10,12 +10,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Any, Protocol
 
-from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import Request
-from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import LedgerClient, Ledgers
 from kvplace.kube.object_records import NodeRecord, TopologyRecord
@@ -38,6 +36,7 @@ from kvplace.nodes.node_machine import (
     Unusable,
     describe_node,
     devices_after,
+    request_of,
     snapshot_of,
 )
 from kvplace.nodes.relocation_times import RelocationTimes
@@ -129,13 +128,7 @@ class NodeCache:
 
     def _request_of(self, uid: PodUid) -> Request | None:
         """Return the request of a pod that may be about to get devices."""
-        pod = self.pods.get(uid)
-        if pod is None or pod.has_ended or not pod.request:
-            return None
-        try:
-            return read_pod_request(pod.request).request
-        except BadAnnotation:
-            return None
+        return request_of(self.pods.get(uid))
 
     def subscribe(self, listener: Callable[[NodeName], None]) -> None:
         """Call the listener with a node's name after each change of its machine or its ledger."""

@@ -19,9 +19,10 @@ from kvplace.core.node_devices import DeviceReport, NodeDevices
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import Refusal
 from kvplace.core.request import Request
+from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, PackageId, PodUid
 from kvplace.core.topology import Topology, topology_of_cpu_map
-from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
+from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 
 
 def answer_of(node: NodeSnapshot, request: Request) -> Fit | Refusal:
@@ -148,6 +149,16 @@ def snapshot_of(
     ledger, holds = Ledger() if record is None else record.ledger, tuple(holds)
     devices = devices_after(machine.devices, ledger, holds, request_of)
     return NodeSnapshot(machine, machine.free(ledger, holds, devices))
+
+
+def request_of(pod: PodRecord | None) -> Request | None:
+    """Return the request of a pod that has or gets devices; None if it has ended or requests nothing."""
+    if pod is None or pod.has_ended or not pod.request:
+        return None
+    try:
+        return read_pod_request(pod.request).request
+    except BadAnnotation:
+        return None
 
 
 def devices_after(

@@ -86,6 +86,20 @@ class PlanningCluster:
                 closed[name] = Refusal(Reason.NODE_FILTERED, sentence, {}, never=True)
         return closed
 
+    def counting(self, vms: Iterable[VmRequest]) -> tuple[VmRequest, ...]:
+        """Leave out of requests the devices that no agent reports.
+
+        kube-scheduler allocates these (Dynamic Resource Allocation), or no node has them.
+        """
+        reports = [node.devices for node in self.nodes if node.devices is not None]
+        known = {one.resource for devices in reports for one in devices.counts}
+        found = []
+        for vm in vms:
+            devices = {name: count for name, count in vm.request.devices.items() if name in known}
+            counted = not reports or len(devices) == len(vm.request.devices)
+            found.append(vm if counted else replace(vm, request=replace(vm.request, devices=devices)))
+        return tuple(found)
+
     def need_movable(self, moved: Iterable[str]) -> tuple[str, ...]:
         """Name those of some VMs that `serve` would not move: their owners have not agreed to it."""
         return tuple(sorted(set(moved) - self.agreed))
@@ -151,7 +165,7 @@ def _with_waiting(
     waiting = 0
     nodes = cluster.nodes
     for priority in sorted(wanted, reverse=True):
-        found = plan(nodes, wanted[priority])
+        found = plan(nodes, cluster.counting(wanted[priority]))
         waiting += len(found.planned)
         nodes = _taken(nodes, found.planned)
     return replace(cluster, nodes=nodes, waiting=waiting)
@@ -244,7 +258,7 @@ def evacuation(
         why = obstacles.get(f"{vm.namespace}/{vm.name}", "") if vm.is_vmi else "a pod does not migrate"
         if why:
             restarting[name] = why
-    return Evacuation(elsewhere, tuple(sorted(vms, key=lambda vm: vm.id)), restarting)
+    return Evacuation(elsewhere, elsewhere.counting(sorted(vms, key=lambda vm: vm.id)), restarting)
 
 
 def _taken(nodes: tuple[ClusterNode, ...], planned: Iterable[PlannedVm]) -> tuple[ClusterNode, ...]:
@@ -253,7 +267,7 @@ def _taken(nodes: tuple[ClusterNode, ...], planned: Iterable[PlannedVm]) -> tupl
     taken: dict[NodeName, list[Occupant]] = {}
     for one in planned:
         held = Request(max(1, len(one.placement.vcpus)), stays)
-        taken.setdefault(one.node, []).append(Occupant(one.id, held, one.placement))
+        taken.setdefault(one.node, []).append(Occupant(one.id, held, one.placement, devices=one.devices))
     return tuple(replace(node, running=(*node.running, *taken.get(node.name, ()))) for node in nodes)
 
 
@@ -277,7 +291,8 @@ def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
         )
         if (others := machine.others) is not None:
             running += (occupant_of_claim(f"{others.pod} of {name}", others, topology),)
-        found.append(ClusterNode(NodeName(name), topology, running, pools_shrink=machine.pools_shrink))
+        devices = node.snapshot.free.devices
+        found.append(ClusterNode(NodeName(name), topology, running, machine.pools_shrink, devices))
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.device_locality import LocatedDevice
 from kvplace.core.free_resources import Free, FreeBlocks
 from kvplace.core.ledger import Claim, Reserved
+from kvplace.core.node_devices import DeviceReport
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.quantity import format_bytes, write_page_counts
 from kvplace.core.request_json import request_document
@@ -47,8 +48,8 @@ def node_document(node: NodeView) -> Json:
         document["enforcement"] = node.described.enforcement.value
     if node.free_blocks is not None:
         document["largestFree"] = free_blocks_document(node.free_blocks)
-    if node.described is not None and node.described.devices is not None:
-        devices = node.described.devices.document()
+    if node.devices is not None:
+        devices = DeviceReport(node.devices).document()
         document["devices"] = {key: devices[key] for key in ("topologyPolicy", "topologyScope", "resources")}
     if isinstance(node.snapshot, NodeSnapshot):
         document["memory"] = list(_memory(node.snapshot.machine.topology, node.snapshot.free))

@@ -77,7 +77,7 @@ def forecast(
         for vm in wanted
         if vm.template.request is not None
     ]
-    found = plan(cluster.nodes, requests, strategy)
+    found = plan(cluster.nodes, cluster.counting(requests), strategy)
     return Forecast(
         {vm.id: vm.node for vm in found.planned},
         tuple(refused_vms(found)),

@@ -11,6 +11,7 @@ from functools import cache
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
+from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.moves.make_room import MovePlan, make_room
@@ -44,7 +45,15 @@ class SimulatedCluster:
 
     def answers(self, request: Request) -> dict[NodeName, Candidate | Refusal]:
         """Give every node's placement or refusal."""
-        return self._fits.answers_at_once(self._nodes, request)
+        if not request.devices:
+            return self._fits.answers_at_once(self._nodes, request)
+        refused = {
+            name: refusal
+            for name, free in self._free.items()
+            if (refusal := too_few_devices(free.devices, request.devices)) is not None
+        }
+        enough = [name for name in self._nodes if name not in refused]
+        return {**refused, **self._fits.answers_at_once(enough, request)}
 
     def best(self, answers: dict[NodeName, Candidate | Refusal]) -> Candidate | None:
         """Choose among the nodes that fit."""
@@ -54,7 +63,9 @@ class SimulatedCluster:
         """Run a VM on a node."""
         uid = _uid(vm)
         self._node_of[uid] = node
-        self._set_running(node, (*self._nodes[node].running, Occupant(uid, vm.request, placement)))
+        devices = predicted_held(self._free[node].devices, vm.request.devices)
+        one = Occupant(uid, vm.request, placement, devices=devices)
+        self._set_running(node, (*self._nodes[node].running, one))
 
     def end(self, vm: SimulatedVm) -> None:
         """Release what a VM holds; nothing when it was refused."""
@@ -73,13 +84,16 @@ class SimulatedCluster:
         enough = [
             (free.cpus.bit_count(), name)
             for name, free in self._free.items()
-            if free.cpus.bit_count() >= request.vcpus and name != first
+            if free.cpus.bit_count() >= request.vcpus
+            and name != first
+            and too_few_devices(free.devices, request.devices) is None
         ]
         names = [name for _, name in sorted(enough)]
         best: tuple[tuple[int, int], NodeName, MovePlan] | None = None
         for name in ([first, *names] if first is not None else names)[:_MOST_NODES_SEARCHED_FOR_MOVES]:
             node = self._nodes[name]
-            plan = make_room(node.topology, node.running, request, most_moves=most_moves)
+            devices = self._free[name].devices
+            plan = make_room(node.topology, node.running, request, devices=devices, most_moves=most_moves)
             if isinstance(plan, MovePlan):
                 cost = (len(plan.moves), plan.bytes_moved)
                 if best is None or cost < best[0]:

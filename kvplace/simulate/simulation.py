@@ -114,8 +114,7 @@ class _Run:
                 self._outcome.complete = False
                 break
             if isinstance(event, Arrival):
-                # Simulated nodes have no devices.
-                self._arrive(replace(event.vm, request=event.vm.request.without_devices))
+                self._arrive(event.vm)
             else:
                 self._cluster.end(event.vm)
         self._outcome.end = self._state()
@@ -176,10 +175,10 @@ class _Run:
             self._random.refused(vm)
 
     def _alone_on(self, topology: Topology, request: Request) -> Placement | None:
-        """Where a VM is placed on an empty machine."""
+        """Where a VM is placed on an empty machine, wherever its devices are."""
         key = (topology.fingerprint, request.key)
         if key not in self._alone:
-            self._alone[key] = try_place(topology, free_of(topology, Ledger()), request)
+            self._alone[key] = try_place(topology, free_of(topology, Ledger()), request.without_devices)
         return self._alone[key]
 
     def _is_split(self, best: Candidate, request: Request) -> bool:

@@ -132,7 +132,8 @@ async def _with_phases(vmis: VmiClient, vms: Sequence[VmView]) -> list[VmView]:
 
 def view_of(cache: NodeCache, name: NodeName) -> NodeView:
     """Give the view of a node as the stores of `serve` have it."""
-    return NodeView(name, cache.machine(name), cache.topologies.get(name), cache.ledgers.current(name))
+    topology, ledger = cache.topologies.get(name), cache.ledgers.current(name)
+    return NodeView(name, cache.machine(name), topology, ledger, pods=cache.pods.records)
 
 
 def vms_on(cache: NodeCache, node: NodeView) -> list[VmView]:

@@ -1,8 +1,14 @@
-"""Small machines for tests."""
+"""Small machines for tests, and nodes as kube-scheduler sees them."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from kvplace.core.cpuset import mask_of, parse_cpu_list
+from kvplace.core.scalars import NodeName
+from kvplace.kube.node_filters import SchedulableNode
 from tests.core.machines import make_numa_node, make_package, make_topology
 
 EIGHT = make_topology(
@@ -31,3 +37,10 @@ TWO_QUADS = make_topology(
     cores=tuple(1 << cpu for cpu in range(8)),
 )
 """One socket with two NUMA nodes of four cores each."""
+
+
+def scheduled(name: NodeName, **spec: Any) -> SchedulableNode:
+    """Make a Ready node with the label `host`, as kube-scheduler sees it."""
+    status = {"conditions": [{"type": "Ready", "status": "True"}]}
+    document = {"metadata": {"name": name, "labels": {"host": name}}, "spec": spec, "status": status}
+    return msgspec.convert(document, SchedulableNode)

@@ -35,16 +35,10 @@ from kvplace.nodes.planning_cluster import (
 )
 from kvplace.plan.plan_input import vm_requests_of
 from kvplace.plan.plan_report import refused_vms
-from tests.nodes.machines import EIGHT, TWO
+from tests.nodes.machines import EIGHT, TWO, scheduled
 
 OPEN, CORDONED, TAINTED, BARE = (NodeName(name) for name in ("open", "cordoned", "tainted", "bare"))
 TOLERATING: dict[str, Any] = {"tolerations": [{"key": "dedicated", "value": "db"}]}
-
-
-def scheduled(name: NodeName, **spec: Any) -> SchedulableNode:
-    status = {"conditions": [{"type": "Ready", "status": "True"}]}
-    document = {"metadata": {"name": name, "labels": {"host": name}}, "spec": spec, "status": status}
-    return msgspec.convert(document, SchedulableNode)
 
 
 OBJECTS = (

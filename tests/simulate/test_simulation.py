@@ -14,6 +14,7 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Reason
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, NumaId
 from kvplace.documents.cluster import SCENARIO_EXAMPLE, ScenarioDocument
@@ -285,7 +286,46 @@ def test_any_vm_is_read_or_refused_in_one_sentence(key: str, value: Any) -> None
     answer_or_sentence(listed, {"request": {"vcpus": 1}, key: value}, BadBody)
 
 
-def test_a_simulation_does_not_count_devices() -> None:
-    request = {"vcpus": 4, "devices": {"intel.com/vf": 1}, "deviceNuma": "required"}
-    found = simulate(listed({"id": "a", "request": request}), Strategy.PACK, None)
-    assert (found.placed, found.refused) == (1, 0)
+WITH_VFS = {
+    "machine": "epyc-7502p",
+    "devices": [{"resource": "intel.com/vf", "numaNode": 0, "count": 2}],
+    "topologyPolicy": "best-effort",
+}
+
+
+def with_vf(name: str, **more: Any) -> dict[str, Any]:
+    request = {"vcpus": 2, "devices": {"intel.com/vf": 1}, "deviceNuma": "required"}
+    return {"id": name, "request": request} | more
+
+
+def test_a_vm_that_finds_no_free_device_is_refused() -> None:
+    nodes = [{"name": "with", **WITH_VFS}, {"name": "without", "machine": "epyc-7502p", "devices": []}]
+    found = simulate(listed(*(with_vf(f"vm-{n}") for n in range(3)), nodes=nodes), Strategy.PACK, None)
+    assert (found.placed, found.refused) == (2, 1)
+    assert found.reasons == {Reason.NOT_ENOUGH_DEVICES: 1}
+
+
+def test_the_devices_of_a_vm_that_ends_are_free_for_the_next_one() -> None:
+    vms = [with_vf(f"vm-{n}", arrives=float(n), lifetime=1.5) for n in range(8)]
+    found = simulate(listed(*vms, nodes=[{"name": "with", **WITH_VFS}]), Strategy.PACK, None)
+    assert (found.placed, found.refused) == (8, 0)
+
+
+def test_running_vms_have_devices_from_the_start() -> None:
+    def with_running(count: int) -> Scenario:
+        running = [{"id": f"old-{n}", "request": with_vf("")["request"]} for n in range(count)]
+        return listed(with_vf("new"), nodes=[{"name": "with", **WITH_VFS, "running": running}])
+
+    assert simulate(with_running(2), Strategy.PACK, None).refused == 1
+    with pytest.raises(BadBody, match=r"running\[2\].*no 1 free intel.com/vf on the machine, best 0"):
+        with_running(3)
+
+
+def test_a_mix_may_request_devices() -> None:
+    document = MIXED | {
+        "nodes": [{"name": "with", "count": 2, **WITH_VFS}],
+        "mix": [{"request": {"vcpus": 1}}, {"share": 0.1, "request": with_vf("")["request"]}],
+    }
+    found = simulate(scenario(document), Strategy.PACK, 1)
+    assert found.placed
+    assert found.reasons == {Reason.NOT_ENOUGH_DEVICES: found.refused}

@@ -66,7 +66,7 @@ class _Waiting:
             tried.add(shape)
             placement = draft.nodes[index].place_within(shape, cpus)
             if placement is not None:
-                draft.assign(vms.pop(position), index, placement)
+                draft.assign(vms.pop(position), shape, index, placement)
                 return
 
 

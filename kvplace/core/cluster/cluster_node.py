@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger, claim_of
-from kvplace.core.occupant import Occupant
+from kvplace.core.node_devices import NodeDevices
+from kvplace.core.occupant import Occupant, devices_beside
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 
@@ -20,9 +21,12 @@ class ClusterNode:
     running: tuple[Occupant, ...] = ()
     pools_shrink: bool = False
     """Whether an agent can take CPUs out of the pools of `numa` VMs."""
+    devices: NodeDevices | None = None
+    """Free devices, together with those that the running VMs have; None where nothing is known of them."""
 
     @property
     def free(self) -> Free:
-        """CPUs and memory that the running VMs leave free."""
+        """CPUs, memory and devices that the running VMs leave free."""
         claims = [claim_of(PodUid(vm.id), vm.placement) for vm in self.running]
-        return free_of(self.topology, Ledger(), claims, pools_shrink=self.pools_shrink)
+        devices = devices_beside(self.devices, self.running)
+        return free_of(self.topology, Ledger(), claims, pools_shrink=self.pools_shrink, devices=devices)

@@ -8,7 +8,7 @@ each placement is computed once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from types import MappingProxyType
@@ -17,8 +17,9 @@ from typing import TypeAlias
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.allocator.layout import ScopeDomain, layout_of
 from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.core.free_resources import Free, free_of
-from kvplace.core.ledger import Ledger, claim_of
+from kvplace.core.device_locality import predicted_held, too_few_devices
+from kvplace.core.free_resources import Free
+from kvplace.core.ledger import claim_of
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.quantity import plain_bytes
@@ -28,7 +29,8 @@ from kvplace.core.topology import Topology
 
 _MAX_CACHED = 200_000
 """Placements that are kept, about 1 KB each."""
-
+PLANNED = "\0"
+"""How the ids of planned VMs begin in a draft; no id that was read does."""
 
 ClosedNodes: TypeAlias = Mapping[NodeName, Refusal]
 """Nodes that a VM never goes to, whatever is free there, each with the reason."""
@@ -45,15 +47,12 @@ class Stopped(Exception):
 
 
 class Shape:
-    """The common part of several VMs; compared by identity.
-
-    Without their devices: a plan does not count these.
-    """
+    """The common part of several VMs; compared by identity."""
 
     __slots__ = ("closed", "memory", "request", "vcpus")
 
     def __init__(self, request: Request, closed: ClosedNodes = OPEN) -> None:
-        self.request = request.without_devices
+        self.request = request
         self.closed = closed
         self.vcpus = request.vcpus
         self.memory = (
@@ -68,7 +67,7 @@ def shapes_of(requests: Iterable[Request], closed: Iterable[ClosedNodes] = repea
     """Give every request its shape; equal ones share one when the same nodes are `closed` to them."""
     known: dict[tuple[object, ...], Shape] = {}
     return [
-        known.setdefault((request.without_devices.key, id(nodes) if nodes else None), Shape(request, nodes))
+        known.setdefault((request.key, id(nodes) if nodes else None), Shape(request, nodes))
         for request, nodes in zip(requests, closed, strict=False)
     ]
 
@@ -90,18 +89,19 @@ class Headroom:
 
 
 class PlacementCache:
-    """The answers of `try_place`, by machine, what is free there, and shape."""
+    """Placements by machine, what is free there, and shape."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Free, Shape], Placement | None] = {}
 
     def place(self, topology: Topology, free: Free, shape: Shape) -> Placement | None:
-        """Answer as `try_place` does."""
+        """Answer as `try_place` does; None also where too few devices are free."""
         key = (topology.fingerprint, free, shape)
         if key not in self._known:
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
-            self._known[key] = try_place(topology, free, shape.request)
+            has_devices = too_few_devices(free.devices, shape.request.devices) is None
+            self._known[key] = try_place(topology, free, shape.request) if has_devices else None
         return self._known[key]
 
 
@@ -113,13 +113,13 @@ class DraftNode:
         node: ClusterNode,
         cache: PlacementCache,
         running: tuple[Occupant, ...],
-        planned: Mapping[int, Placement],
+        planned: Mapping[int, Occupant],
         free: Free | None = None,
     ) -> None:
         self.node = node
         self.running = running
         self.planned = planned
-        """The placements of the planned VMs, by the number of the VM."""
+        """The planned VMs by their number."""
         self._cache = cache
         self._free = free
         self._placements: dict[Shape, Placement | None] = {}
@@ -131,11 +131,8 @@ class DraftNode:
         """Free CPUs and memory of the node."""
         if self._free is not None:
             return self._free
-        claims = [
-            *(claim_of(PodUid(f"running-{number}"), vm.placement) for number, vm in enumerate(self.running)),
-            *(claim_of(PodUid(f"planned-{number}"), placement) for number, placement in self.planned.items()),
-        ]
-        return free_of(self.node.topology, Ledger(), claims, pools_shrink=self.node.pools_shrink)
+        running = [replace(vm, id=f"running-{number}") for number, vm in enumerate(self.running)]
+        return replace(self.node, running=(*running, *self.planned.values())).free
 
     def place(self, shape: Shape) -> Placement | None:
         """Place one more VM on this node."""
@@ -173,18 +170,20 @@ class DraftNode:
             )
         return found
 
-    def with_vm(self, vm: int, placement: Placement) -> DraftNode:
+    def with_vm(self, vm: int, shape: Shape, placement: Placement) -> DraftNode:
         """The node with one planned VM more."""
-        planned = {**self.planned, vm: placement}
-        return DraftNode(self.node, self._cache, self.running, planned, _changed(self.free, placement, -1))
+        devices = predicted_held(self.free.devices, shape.request.devices)
+        one = Occupant(f"{PLANNED}{vm}", shape.request, placement, devices=devices)
+        planned = {**self.planned, vm: one}
+        return DraftNode(self.node, self._cache, self.running, planned, _changed(self.free, one, -1))
 
     def without(self, vm: int) -> DraftNode:
         """The node with one planned VM less."""
-        left = {number: placement for number, placement in self.planned.items() if number != vm}
+        left = {number: one for number, one in self.planned.items() if number != vm}
         free = _changed(self.free, self.planned[vm], 1)
         return DraftNode(self.node, self._cache, self.running, left, free)
 
-    def rearranged(self, running: tuple[Occupant, ...], planned: Mapping[int, Placement]) -> DraftNode:
+    def rearranged(self, running: tuple[Occupant, ...], planned: Mapping[int, Occupant]) -> DraftNode:
         """The node with other placements of its VMs."""
         return DraftNode(self.node, self._cache, running, planned)
 
@@ -219,9 +218,9 @@ class Draft:
         """Take over the state of another draft of the same cluster."""
         self.nodes, self.node_of = list(other.nodes), dict(other.node_of)
 
-    def assign(self, vm: int, node: int, placement: Placement) -> None:
+    def assign(self, vm: int, shape: Shape, node: int, placement: Placement) -> None:
         """Assign a VM to a node."""
-        self.nodes[node] = self.nodes[node].with_vm(vm, placement)
+        self.nodes[node] = self.nodes[node].with_vm(vm, shape, placement)
         self.node_of[vm] = node
 
     def unassign(self, vm: int) -> None:
@@ -229,8 +228,8 @@ class Draft:
         node = self.node_of.pop(vm)
         self.nodes[node] = self.nodes[node].without(vm)
 
-    def placement_of(self, vm: int) -> Placement:
-        """The placement of an assigned VM."""
+    def planned(self, vm: int) -> Occupant:
+        """An assigned VM on its node."""
         return self.nodes[self.node_of[vm]].planned[vm]
 
     def waiting(self, vms: int) -> list[int]:
@@ -253,8 +252,9 @@ def _headroom(domain: ScopeDomain, available: CpuMask, free: Free) -> Headroom:
     )
 
 
-def _changed(free: Free, placement: Placement, sign: int) -> Free | None:
-    """Free CPUs and memory after a VM has come (-1) or gone (1), as in `free_of`; None for VMs that share."""
+def _changed(free: Free, vm: Occupant, sign: int) -> Free | None:
+    """Compute what is free after a VM has come (-1) or gone (1), as in `free_of`; None for VMs that share."""
+    placement = vm.placement
     if placement.cpus & ~placement.owned:
         return None
     pages = {
@@ -263,10 +263,14 @@ def _changed(free: Free, placement: Placement, sign: int) -> Free | None:
         for size, count in sizes.items()
     }
     memory = {node: sign * count for node, count in claim_of(PodUid(""), placement).plain_memory.items()}
+    devices = free.devices
+    if devices is not None and vm.devices:
+        devices = devices.without(vm.devices) if sign < 0 else devices.returned(vm.devices)
     return Free(
         free.cpus ^ placement.owned,
         free.pool ^ placement.owned,
         free.uses,
         tuple((node, count + memory.get(node, 0)) for node, count in free.memory),
         tuple((node, size, count + pages.get((node, size), 0)) for node, size, count in free.huge_pages),
+        devices,
     )

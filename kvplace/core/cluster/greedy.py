@@ -25,7 +25,7 @@ def assign_all(draft: Draft, order: Iterable[int], shapes: Sequence[Shape], choo
         draft.step()
         choice = choose(draft, shapes[vm]) if vm not in draft.node_of else None
         if choice is not None:
-            draft.assign(vm, *choice)
+            draft.assign(vm, shapes[vm], *choice)
 
 
 def by_strategy(strategy: Strategy) -> Chooser:
@@ -36,7 +36,7 @@ def by_strategy(strategy: Strategy) -> Chooser:
         if (node, shape) not in known:
             placement = node.place(shape)
             known[node, shape] = (
-                Candidate(node.node.name, Fit(node.node.topology, placement, node.free, shape.vcpus))
+                Candidate(node.node.name, Fit.of(node.node.topology, node.free, shape.request, placement))
                 if placement is not None
                 else None
             )

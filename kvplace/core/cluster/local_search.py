@@ -50,7 +50,7 @@ def _take_over(draft: Draft, vm: int, order: Sequence[int], shapes: Sequence[Sha
             continue
         placement = node.place(shape) if node.fitting(shape) else None
         if placement is not None:
-            draft.assign(one, index, placement)
+            draft.assign(one, shape, index, placement)
             entered.append(one)
         else:
             refused.add(shape)

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvplace.core.cluster.draft import Draft, DraftNode, Shape, Stopped
+from kvplace.core.cluster.draft import PLANNED, Draft, DraftNode, Shape, Stopped
+from kvplace.core.device_locality import too_few_devices
 from kvplace.core.moves.budget import MAX_STEPS
 from kvplace.core.moves.make_room import Move, MovePlan, make_room
-from kvplace.core.occupant import Occupant
 from kvplace.core.scalars import NodeName
 
 _MAX_NODES = 16
 """Nodes where moves are searched for one VM, the emptiest first."""
 _MAX_TOTAL_STEPS = 20 * MAX_STEPS
 """Search steps for all VMs of a plan: minutes at worst."""
-_PLANNED = "\0"
-"""How the ids of planned VMs begin here; no id that was read does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ def make_room_for_waiting(draft: Draft, shapes: Sequence[Shape]) -> PlannedMoves
         best = min(found, key=lambda one: one.cost)
         node = draft.nodes[best.node]
         moves += [NodeMove(node.node.name, move) for move in _of_running(best.plan)]
-        draft.nodes[best.node] = _after(node, best.plan).with_vm(vm, best.plan.placement)
+        draft.nodes[best.node] = _after(node, best.plan).with_vm(vm, shape, best.plan.placement)
         draft.node_of[vm] = best.node
         failed.clear()
     return PlannedMoves(tuple(moves), search.complete)
@@ -95,6 +93,7 @@ class _Search:
             for index, node in enumerate(draft.nodes)
             if node.node.name not in shape.closed
             and (node.free.cpus.bit_count() >= shape.vcpus or not shape.request.owns_cpus)
+            and too_few_devices(node.free.devices, shape.request.devices) is None
         )
         found: list[_Found] = []
         cut = len(able) > _MAX_NODES
@@ -104,14 +103,11 @@ class _Search:
                 break
             draft.step()
             node = draft.nodes[index]
-            planned = [
-                Occupant(f"{_PLANNED}{vm}", self._shapes[vm].request, placement)
-                for vm, placement in node.planned.items()
-            ]
             answer = make_room(
                 node.node.topology,
-                [*node.running, *planned],
+                [*node.running, *node.planned.values()],
                 shape.request,
+                devices=node.free.devices,
                 max_steps=min(self._steps, MAX_STEPS),
             )
             self._steps -= answer.steps
@@ -128,9 +124,11 @@ def _after(node: DraftNode, plan: MovePlan) -> DraftNode:
     """The node once the moves are made."""
     to = {move.id: move.after for move in plan.moves}
     running = tuple(replace(vm, placement=to.get(vm.id, vm.placement)) for vm in node.running)
-    planned = {vm: to.get(f"{_PLANNED}{vm}", placement) for vm, placement in node.planned.items()}
+    planned = {
+        number: replace(vm, placement=to.get(vm.id, vm.placement)) for number, vm in node.planned.items()
+    }
     return node.rearranged(running, planned)
 
 
 def _of_running(plan: MovePlan) -> list[Move]:
-    return [move for move in plan.moves if not move.id.startswith(_PLANNED)]
+    return [move for move in plan.moves if not move.id.startswith(PLANNED)]

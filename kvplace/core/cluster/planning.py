@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import TypeAlias
 
 from kvplace.core.allocator.allocate import place
@@ -28,9 +29,13 @@ from kvplace.core.cluster.greedy import (
 from kvplace.core.cluster.local_search import exchange
 from kvplace.core.cluster.node_choice import Strategy, quality
 from kvplace.core.cluster.planned_moves import NodeMove, PlannedMoves, make_room_for_waiting
+from kvplace.core.device_locality import located, too_few_devices
+from kvplace.core.node_devices import HeldDevices, PodDevice
+from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement, Refusal
-from kvplace.core.request import NARROW_FIRST, Request
+from kvplace.core.request import NARROW_FIRST, DeviceNuma, Request
 from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.topology import Topology
 
 Hint: TypeAlias = Sequence[tuple[int, int, CpuMask]]
 """(number of a VM, index of a node, CPUs there): an assignment from another search, to start from."""
@@ -54,6 +59,8 @@ class PlannedVm:
     id: str
     node: NodeName
     placement: Placement
+    devices: HeldDevices = field(default_factory=lambda: MappingProxyType({}))
+    """The devices that the kubelet will probably give to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,19 +245,30 @@ def _follow(draft: Draft, hint: Hint, order: Sequence[int], shapes: Sequence[Sha
     ):
         placement = draft.nodes[node].place_within(shapes[vm], cpus)
         if placement is not None:
-            draft.assign(vm, node, placement)
+            draft.assign(vm, shapes[vm], node, placement)
     assign_all(draft, order, shapes, tightest)
 
 
 def _rank(draft: Draft, shapes: Sequence[Shape]) -> tuple[int, ...]:
     """Rank a draft: VMs, vCPUs, then their locality; larger is better."""
     counted = tally(draft, shapes)
-    locality = [0, 0, 0, 0]
+    locality = [0, 0, 0, 0, 0]
     for node in draft.nodes:
-        for placement in node.planned.values():
-            for part, amount in enumerate(quality(node.node.topology, placement)):
+        for vm in node.planned.values():
+            packages, nodes, distance, l3_groups = quality(node.node.topology, vm.placement)
+            far = _far_devices(node.node.topology, vm) if vm.devices else 0
+            for part, amount in enumerate((packages, nodes, far, distance, l3_groups)):
                 locality[part] -= amount
     return (counted.vms, counted.vcpus, *locality)
+
+
+def _far_devices(topology: Topology, vm: Occupant) -> int:
+    """Count the resources and NUMA nodes of its devices that are not local."""
+    mode = vm.request.options.device_numa
+    if mode is DeviceNuma.OFF:
+        return 0
+    devices = (PodDevice(resource, node) for resource, node in vm.devices)
+    return sum(one.is_local is False for one in located(devices, vm.placement, topology, mode))
 
 
 def _plan(
@@ -270,11 +288,13 @@ def _plan(
     for number, (vm, shape) in enumerate(zip(vms, shapes, strict=True)):
         if number in draft.node_of:
             name = draft.nodes[draft.node_of[number]].node.name
-            planned.append(PlannedVm(vm.id, name, draft.placement_of(number)))
+            one = draft.planned(number)
+            planned.append(PlannedVm(vm.id, name, one.placement, one.devices))
             continue
         if shape not in refusals:
             answers = {
-                node.node.name: place(node.node.topology, node.free, shape.request)
+                node.node.name: too_few_devices(node.free.devices, shape.request.devices)
+                or place(node.node.topology, node.free, shape.request)
                 for node in draft.nodes
                 if node.node.name not in shape.closed
             }

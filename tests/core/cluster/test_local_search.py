@@ -24,7 +24,7 @@ def planned(nodes: Sequence[int], shapes: Sequence[Shape], nodes_of_vms: Mapping
     for vm, node in nodes_of_vms.items():
         answer = draft.nodes[node].place(shapes[vm])
         assert answer is not None
-        draft.assign(vm, node, answer)
+        draft.assign(vm, shapes[vm], node, answer)
     return draft
 
 

@@ -20,8 +20,8 @@ from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import make_room
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement, Reason, Refusal
-from kvplace.core.request import DeviceNuma, PinningOptions, Policy, Request, Scope
-from kvplace.core.scalars import CpuMask, NodeName, PodUid, ResourceName
+from kvplace.core.request import PinningOptions, Policy, Request, Scope
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from tests.core.allocator.running import occupied
 from tests.core.cluster.clusters import (
     ANY_REQUEST,
@@ -161,10 +161,10 @@ def test_what_is_free_on_a_draft_is_what_the_ledger_would_leave(data: st.DataObj
         if answer is None:
             continue
         assert draft.nodes[0].fitting(shape)
-        draft.assign(vm, 0, answer)
+        draft.assign(vm, shape, 0, answer)
         if data.draw(st.booleans()):
             draft.unassign(data.draw(st.sampled_from(sorted(draft.node_of))))
-        planned = [claim_of(PodUid(str(number)), draft.placement_of(number)) for number in draft.node_of]
+        planned = [claim_of(PodUid(str(number)), draft.planned(number).placement) for number in draft.node_of]
         claims = [*(claim_of(PodUid(f"running {one.id}"), one.placement) for one in running), *planned]
         assert draft.nodes[0].free == free_of(topology, Ledger(), claims)
 
@@ -344,18 +344,10 @@ def test_copies_of_a_draft_are_independent() -> None:
     kept = draft.copy()
     answer = draft.nodes[0].place(shape)
     assert answer is not None
-    draft.assign(0, 0, answer)
+    draft.assign(0, shape, 0, answer)
     assert (kept.node_of, draft.node_of) == ({}, {0: 0})
     assert isinstance(kept.nodes[0], DraftNode)
     assert kept.nodes[0].free.cpus == 0b1111
     kept.become(draft)
-    assert kept.placement_of(0) == answer
+    assert kept.planned(0).placement == answer
     assert kept.waiting(2) == [1]
-
-
-@pytest.mark.parametrize("mode", DeviceNuma)
-def test_a_plan_does_not_count_devices(mode: DeviceNuma) -> None:
-    (node, *_) = nodes_of(machine(5))
-    request = Request(2, PinningOptions(device_numa=mode), devices={ResourceName("intel.com/vf"): 1})
-    found = plan([node], [VmRequest("a", request), VmRequest("b", replace(request, devices={}))])
-    assert [vm.id for vm in found.planned] == ["a", "b"]
