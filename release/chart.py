@@ -39,6 +39,10 @@ _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (
         "not .Values.scheduler.enabled",
     ),
     (lambda entry: entry["kind"] == "Plugin", 'eq .Values.serve.sidecar "plugin"'),
+    (
+        lambda entry: entry["metadata"]["name"] in ("kvplace-serve-migrations", "migrations.kvplace.io"),
+        'eq (toString .Values.serve.makeRoom) "nodes"',
+    ),
     (lambda entry: entry["metadata"]["name"] == "kvplace-certificates", _OWN),
     (lambda entry: entry["apiVersion"] == _CERT_MANAGER, f"not ({_OWN})"),
     (
@@ -91,7 +95,7 @@ def _all_objects(render: Render, manifests: Path) -> Iterator[Json]:
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": ["../default"],
-        "components": ["../plugin", "../main-scheduler", "../monitoring"],
+        "components": ["../plugin", "../moves-between-nodes", "../main-scheduler", "../monitoring"],
     }
     folder = manifests / "everything-else"
     folder.mkdir(exist_ok=True)

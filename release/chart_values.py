@@ -57,7 +57,7 @@ VALUES: Group = {
         ),
         "makeRoom": Value(
             "off",
-            {"enum": ["off", False, "on-request", "automatic"]},
+            {"enum": ["off", False, "on-request", "automatic", "nodes"]},
             "whether VMs make room for others",
         ),
         "sidecar": Value(

@@ -119,11 +119,11 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
 )
 @click.option(
     "--make-room",
-    type=Words(["off", "on-request", "automatic"]),
+    type=Words(["off", "on-request", "automatic", "nodes"]),
     default="off",
     show_default=True,
     help="Whether running VMs with kvplace.io/movable get other cores of their node so that a waiting "
-    "VM fits; on-request: for VMs with kvplace.io/make-room.",
+    "VM fits; on-request: for VMs with kvplace.io/make-room; nodes: one VM may also go to another node.",
 )
 @click.option("--extender-address", default=":8443", show_default=True, metavar="HOST:PORT")
 @click.option("--admission-address", default=":9443", show_default=True, metavar="HOST:PORT")

@@ -19,7 +19,7 @@ sidecarImage: registry.example/kvplace/hook:1.0
 clientNames: [kvplace-scheduler]
 strategy: pack               # or spread, balance
 mode: decide                 # or advise: leave the choice of the node to kube-scheduler
-makeRoom: "off"              # or on-request, automatic: movable VMs make room for others
+makeRoom: "off"              # or on-request, automatic, nodes: movable VMs make room for others
 otherSchedulers: [batch-scheduler]
 logLevel: info
 """
@@ -65,7 +65,9 @@ class ServeDocument(DocumentModel):
     """Whether Filter answers with the one best node or with all that fit."""
     nominate_from_nodes: Annotated[int, Field(ge=0, strict=True)] | None = None
     """Nodes that a cluster must have for nodes to be nominated; 0: never."""
-    make_room: Annotated[Literal["off", "on-request", "automatic"], BeforeValidator(_off)] | None = None
+    make_room: Annotated[Literal["off", "on-request", "automatic", "nodes"], BeforeValidator(_off)] | None = (
+        None
+    )
     """Whether running VMs that may move make room for VMs that fit nowhere."""
     extender_address: _Address | None = None
     admission_address: _Address | None = None

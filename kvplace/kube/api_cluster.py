@@ -14,6 +14,7 @@ form: on a busy cluster the API server's CPU is what limits binds per second. Er
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections import OrderedDict
@@ -32,11 +33,17 @@ from kvplace.core.topology import Topology
 from kvplace.kube import ledger_objects, pod_calls, topology_objects
 from kvplace.kube.api_errors import Missing, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Resource
+from kvplace.kube.api_migrations import (
+    MIGRATION_RESOURCES,
+    create_migration_call,
+    delete_migration_call,
+)
 from kvplace.kube.disruption_budgets import PATH as BUDGETS_PATH
 from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
 from kvplace.kube.events import EventRecord
 from kvplace.kube.ledger_objects import ledger_record
 from kvplace.kube.list_watch import ListWatch, follow
+from kvplace.kube.migrations import PlannedMigration
 from kvplace.kube.object_records import (
     Condition,
     LedgerRecord,
@@ -130,6 +137,7 @@ class ApiCluster:
             ),
             AGENT_PODS: Resource.of(AGENT_PODS.name, path_of("api", "v1", "pods"), _POD, agent_pod_record),
             **STATUS_RESOURCES,
+            **MIGRATION_RESOURCES,
             **DRA_RESOURCES,
         }
         self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()
@@ -353,6 +361,18 @@ class ApiCluster:
                 accept=METADATA_ONLY,
             )
         )
+
+    async def create_migration(self, migration: PlannedMigration, *, dry_run: bool = False) -> None:
+        """Create a live migration, or only ask whether KubeVirt would accept it.
+
+        Raises Conflict when there is one of this name, and Rejected or Forbidden when KubeVirt refuses it.
+        """
+        await self._session.request(create_migration_call(migration, self._written_by, dry_run=dry_run))
+
+    async def delete_migration(self, namespace: str, name: str) -> None:
+        """Delete a live migration; one that is gone already is not an error."""
+        with contextlib.suppress(Missing):
+            await self._session.request(delete_migration_call(namespace, name))
 
     async def close(self) -> None:
         """End all watches and connections."""

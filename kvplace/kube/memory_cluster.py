@@ -26,6 +26,8 @@ from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import CPU_MAP, PLACEMENT, REQUEST
 from kvplace.kube.events import EventRecord
+from kvplace.kube.memory_migrations import MemoryMigrations
+from kvplace.kube.migrations import MIGRATIONS
 from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.object_records import (
     NO_SHAPE,
@@ -67,10 +69,11 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 
-class MemoryCluster:
+class MemoryCluster(MemoryMigrations):
     """An API server's worth of rules over dictionaries."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[EventRecord] = []
         self.topology_statuses: dict[NodeName, TopologyStatus] = {}
         """The status of each NodeTopology as its agent has written it last."""
@@ -96,6 +99,7 @@ class MemoryCluster:
             RESOURCE_CLAIMS: self._resource_claims,
             SLICES: self._slices,
             DEVICE_CLASSES: self._device_classes,
+            MIGRATIONS: self.migrations,
         }
         self._pod_annotations: dict[str, dict[str, str]] = {}
         self._node_annotations: dict[str, dict[str, str]] = {}
@@ -324,6 +328,7 @@ class MemoryCluster:
         resource_claims: tuple[str, ...] = (),
         resources: Mapping[str, int] | None = None,
         created: str = "",
+        migration: str = "",
     ) -> PodRecord:
         """Create a pod as it is after admission; raises Conflict when the name is taken.
 
@@ -350,6 +355,7 @@ class MemoryCluster:
             labels=json.dumps(dict(labels)),
             resources=resources or {},
             created=created,
+            migration=migration,
         )
         self._pod_annotations[record.uid] = held
         return self._put_pod(record, labels)

@@ -200,7 +200,10 @@ def demands_of(spec: Mapping[str, Any], what: str, *, is_vm: bool = False) -> Po
         demands = msgspec.convert(spec, PodDemands)
     except msgspec.ValidationError as error:
         raise BadBody(f"{what}: {error}") from None
-    if is_vm:
-        selector = {_SCHEDULABLE: "true", **(demands.node_selector or {})}
-        return msgspec.structs.replace(demands, node_selector=selector)
-    return demands
+    return beside_virt_handler(demands) if is_vm else demands
+
+
+def beside_virt_handler(demands: PodDemands) -> PodDemands:
+    """Add what KubeVirt demands for the pod of every VM."""
+    selector = {_SCHEDULABLE: "true", **(demands.node_selector or {})}
+    return msgspec.structs.replace(demands, node_selector=selector)

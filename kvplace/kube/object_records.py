@@ -93,6 +93,8 @@ class PodRecord:
     vmi: str = ""
     """Name of the owning VirtualMachineInstance; empty for a plain pod."""
     vmi_uid: str = ""
+    migration: str = ""
+    """The live migration that the pod is the target of; empty for another pod."""
     compute_terminated: bool = False
     """Whether the container `compute`, the one with QEMU, has ended."""
     compute_container: ContainerId = NO_CONTAINER

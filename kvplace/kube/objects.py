@@ -51,6 +51,8 @@ COMPUTE = "compute"
 """The container of a virt-launcher pod that runs QEMU."""
 
 
+_MIGRATION = "kubevirt.io/migrationJobName"
+"""Annotation of the target pod of a live migration: its name."""
 AGENT = "kvplace-agent"
 """The field manager of the agent."""
 ABSENT = msgspec.Raw(b"")
@@ -80,6 +82,7 @@ class Annotations(ApiObject, frozen=True):
     make_room: str | None = msgspec.field(name=MAKE_ROOM, default=None)
     place_again: str | None = msgspec.field(name=PLACE_AGAIN, default=None)
     cpu_set: str | None = msgspec.field(name=CPU_SET, default=None)
+    migration: str = msgspec.field(name=_MIGRATION, default="")
     crane_policy: str | None = msgspec.field(name=CRANE_POLICY, default=None)
     crane_awareness: str | None = msgspec.field(name=CRANE_AWARENESS, default=None)
     crane_manager: str | None = msgspec.field(name=CRANE_MANAGER, default=None)
@@ -300,6 +303,7 @@ def pod_record(pod: PodObject) -> PodRecord:
         cpu_map=annotations.cpu_map,
         vmi=vmi.name,
         vmi_uid=vmi.uid,
+        migration=annotations.migration if vmi.name else "",
         compute_terminated=(
             compute is not None and compute.state is not None and compute.state.terminated is not None
         ),

@@ -29,7 +29,12 @@ from kvplace.kube.events import EventRecorder, floating, pod_reference
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
-from kvplace.scheduler.claim_placements import is_bound_with, placement_of_claim, rfc3339
+from kvplace.scheduler.claim_placements import (
+    is_bound_with,
+    placement_of_claim,
+    rfc3339,
+    target_claim,
+)
 from kvplace.scheduler.claimed_devices import ClaimedDevices, DeviceReader
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.holds import Holds
@@ -222,14 +227,14 @@ class Binder:
             machine = self._cache.machine(args.node)
             if isinstance(machine, Unusable):
                 raise Refused(f"node {args.node}: {machine.problem}")
-            stored = ledger.claims.get(args.uid)
+            stored, target = ledger.claims.get(args.uid), target_claim(ledger, asking)
             if stored is not None and stored.reserved is None:
                 placement = placement_of_claim(machine.topology, request, stored)
                 is_older = placement is not None and stored not in ours and not self._is_young(stored)
                 claim = replace(stored, since=rfc3339(self._now())) if is_older else stored
                 is_new = (is_new or self._is_young(stored)) and not is_older
             else:
-                placement = self._place(args, request, machine, ledger)
+                placement = self._place(args, request, machine, ledger, target)
                 is_new = stored is None
                 claim = claim_of(
                     args.uid,
@@ -243,8 +248,10 @@ class Binder:
             decision = _Decision(claim, placement, machine.topology, is_new)
             if claim == stored:
                 return LedgerChange(), decision
-            along = self._claims_along(args, machine, ledger.after(LedgerChange(claims=(claim,))))
-            return LedgerChange(claims=(claim, *along)), decision
+            taken = () if target is None else (target.uid,)
+            after = ledger.after(LedgerChange(claims=(claim,), releases=taken))
+            along = self._claims_along(args, machine, after)
+            return LedgerChange(claims=(claim, *along), releases=taken), decision
 
         decision = await self._cache.ledgers.change(args.node, decide)
         self._along.pop(args.uid, None)  # the next attempt cannot know whether this one's binding arrives
@@ -294,8 +301,23 @@ class Binder:
             return False
         return bound_to == node
 
-    def _place(self, args: BindingArgs, request: Request, machine: NodeMachine, ledger: Ledger) -> Placement:
-        """Choose the cores of a pod: reserved or held for it, else any that no other pod holds."""
+    def _place(
+        self,
+        args: BindingArgs,
+        request: Request,
+        machine: NodeMachine,
+        ledger: Ledger,
+        target: Claim | None,
+    ) -> Placement:
+        """Choose the cores of a pod: reserved or held for it, else any that no other pod holds.
+
+        `target`: what is reserved for it as the target of a migration; its claim takes the place of that.
+        """
+        if target is not None:
+            placement = placement_of_claim(machine.topology, request, target)
+            if placement is not None:
+                return placement
+            ledger = ledger.after(LedgerChange(releases=(target.uid,)))
         reserved = ledger.claims.get(args.uid)
         if reserved is not None:
             placement = placement_of_claim(machine.topology, request, reserved)

@@ -9,12 +9,15 @@ from functools import lru_cache
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free_resources import Free
-from kvplace.core.ledger import Claim
+from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Request
+from kvplace.core.reservation import reserved_for_target
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.object_records import PodRecord
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.scheduler.pending_pods import AskingPod
 
 
 def rfc3339(moment: datetime) -> str:
@@ -61,6 +64,26 @@ def placement_of_claim(topology: Topology, request: Request, claim: Claim) -> Pl
     if found is None or (found.owned, found.cpus) != (claim.owned, claim.cpus):
         return None
     return found
+
+
+def migration_target(cache: NodeCache, asking: AskingPod) -> tuple[NodeName, Claim] | None:
+    """Return the node that is reserved for the target pod of a migration, and what it is to claim there."""
+    if not asking.migration or asking.vmi is None:
+        return None
+    for node in sorted(cache.ledgers.nodes_claimed_by(PodUid(asking.vmi.uid))):
+        kept = target_claim(cache.ledger(node), asking)
+        if kept is not None:
+            return node, kept
+    return None
+
+
+def target_claim(ledger: Ledger, asking: AskingPod) -> Claim | None:
+    """Return what the ledger of a node reserves for the target pod of a migration, as its claim."""
+    vmi = asking.vmi
+    if vmi is None:
+        return None
+    kept = reserved_for_target(ledger, vmi.uid, asking.migration)
+    return kept if kept is not None and (kept.namespace, kept.vmi) == (vmi.namespace, vmi.name) else None
 
 
 def is_bound_with(pod: PodRecord | None, claim: Claim | None, *, uid: PodUid, node: NodeName) -> bool:

@@ -21,7 +21,7 @@ from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate, scores
 from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.free_resources import Free
-from kvplace.core.ledger import LedgerChange
+from kvplace.core.ledger import Claim, LedgerChange
 from kvplace.core.log_fields import about_pod
 from kvplace.core.placement import Refusal
 from kvplace.core.request import OnFailure, Request
@@ -33,7 +33,7 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.binder import Binder, PodClient
-from kvplace.scheduler.claim_placements import placement_of_claim
+from kvplace.scheduler.claim_placements import migration_target, placement_of_claim
 from kvplace.scheduler.claimed_devices import ClaimedDevices
 from kvplace.scheduler.extender_protocol import (
     BindingArgs,
@@ -56,10 +56,11 @@ from kvplace.scheduler.metrics import (
     PRIORITIZES,
     REFUSALS,
 )
+from kvplace.scheduler.migrator import Background, MigrationClient
 from kvplace.scheduler.nominations import NominationClient, Nominations
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods
 from kvplace.scheduler.preemptor import BudgetReader, Preemptor
-from kvplace.scheduler.room_maker import MakeRoom, RoomMaker, Search, in_a_thread
+from kvplace.scheduler.room_maker import MakeRoom, RoomMaker
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class ExtenderSettings:
     """Whether running VMs that may move make room for VMs that fit nowhere."""
 
 
-class ExtenderClient(PodClient, NominationClient, BudgetReader, Protocol):
+class ExtenderClient(PodClient, NominationClient, BudgetReader, MigrationClient, Protocol):
     """The cluster calls of the extender, apart from watches and ledgers."""
 
 
@@ -105,9 +106,9 @@ class Extender:
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
-        search_room: Search = in_a_thread,
+        background: Background = asyncio.to_thread,
     ) -> None:
-        """`now` dates claims, `clock` times holds."""
+        """`now` dates claims, `clock` times holds, `background` runs long searches."""
         self._cache = cache
         self._events = events
         self._settings = settings or ExtenderSettings()
@@ -129,9 +130,10 @@ class Extender:
             self.holds,
             events,
             self._settings.make_room,
+            self._settings.strategy,
             now=now,
             clock=clock,
-            search=search_room,
+            background=background,
         )
         cache.subscribe(self._fits.node_changed)
         self._devices = ClaimedDevices(cluster, cache, self._pending, self.holds)
@@ -213,6 +215,9 @@ class Extender:
         self.nominations.drop(uid)
         self.holds.drop_expired()
         claimed = self._claimed(uid, args.names, request)
+        target = migration_target(self._cache, asking)
+        if target is not None and not claimed:
+            return self._offer_target(args, asking, *target)
         if deciding and claimed:
             self.holds.drop(uid)
             await self._plan.plan_ahead(args.pod, args.names)
@@ -246,6 +251,24 @@ class Extender:
             return FilterResult.passing(args, [candidate.node for candidate in candidates])
         self._plan.hold(args.pod, asking, best)
         return FilterResult.passing(args, [best.node])
+
+    def _offer_target(
+        self, args: ExtenderArgs, asking: AskingPod, node: NodeName, kept: Claim
+    ) -> FilterResult:
+        """Offer the target of a migration to its pod, and no other node: a move is made for this one."""
+        self.holds.drop(args.pod.uid)
+        machine, ledger = self._cache.machine(node), self._cache.ledger(node)
+        others = ledger.after(LedgerChange(releases=(kept.uid,)))
+        if node not in args.names or isinstance(machine, Unusable):
+            why = f"migration {asking.migration} goes to node {node}, which kube-scheduler does not offer"
+            return FilterResult.rejecting(args, dict.fromkeys(args.names, why))
+        request = asking.pod_request.request
+        if placement_of_claim(machine.topology, request, kept) is None:
+            free = machine.free(others, self.holds.on_node(node))
+            if try_place(machine.topology, free, request) is None:
+                why = f"the VM has changed since its place on node {node} was reserved"
+                return FilterResult.rejecting(args, dict.fromkeys(args.names, why))
+        return FilterResult.passing(args, [node])
 
     async def _none_fits(
         self, args: ExtenderArgs, asking: AskingPod, groups: GroupedRefusals

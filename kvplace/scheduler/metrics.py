@@ -46,6 +46,9 @@ ROOMS = Counter(
     ["outcome"],
 )
 ROOM_MOVES = Counter("kvplace_extender_room_moves_total", "Running VMs that began to move for others.")
+ROOM_MIGRATIONS = Counter(
+    "kvplace_extender_room_migrations_total", "Live migrations that were created to make room."
+)
 PREEMPTION_SECONDS = Histogram(
     "kvplace_extender_preempt_seconds", "Time to answer a preempt call.", buckets=_SECONDS
 )

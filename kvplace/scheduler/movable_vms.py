@@ -8,11 +8,11 @@ migrate, and it has not moved in the last ten minutes (`nodes/relocation_times.p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from kvplace.core.annotations import is_movable, read_options
+from kvplace.core.annotations import is_movable, may_migrate, read_options
 from kvplace.core.cluster.room_on_nodes import CrowdedNode
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim
@@ -44,6 +44,8 @@ class MovableVm:
     placed: PodPlacement
     options: PinningOptions
     """Those that its placement answers."""
+    may_migrate: bool = False
+    """Whether its owner lets it go to another node, too."""
 
 
 class MovableVms:
@@ -108,21 +110,29 @@ class MovableVms:
         try:
             placed, asked = PodPlacement.from_json(pod.placement), read_pod_request(pod.request)
             options = placed.options or asked.request.options
-            consents = self._consents(pod, asked, options)
+            asking = self._edited(pod)
+            consents = self._consents(pod, asking, asked, options)
         except BadAnnotation:
             return None
         if not (consents and _is_settled(placed, pod, claim, machine) and self._is_pinned(placed, pod)):
             return None
-        return MovableVm(pod, claim, placed, options)
+        migrates = may_migrate(asking) if read_options(asking) is not None else asked.may_migrate
+        return MovableVm(pod, claim, placed, options, migrates)
 
     def _may_consent(self, pod: PodRecord) -> bool:
         edited = bool(pod.asking) if not pod.vmi else pod.vmi_uid in self._cache.edited_vmis.records
         return edited or _MOVABLE in pod.request
 
-    def _consents(self, pod: PodRecord, asked: PodRequest, answered: PinningOptions) -> bool:
-        """Whether its owner lets it move, and asks for nothing else than it has."""
+    def _edited(self, pod: PodRecord) -> Mapping[str, str]:
+        """Return the annotations of a VM that was edited while it ran; empty for another one."""
         edited = self._cache.edited_vmis.get(pod.vmi_uid) if pod.vmi else None
-        asking = edited.asking if edited is not None else pod.asking if not pod.vmi else {}
+        return edited.asking if edited is not None else pod.asking if not pod.vmi else {}
+
+    @staticmethod
+    def _consents(
+        pod: PodRecord, asking: Mapping[str, str], asked: PodRequest, answered: PinningOptions
+    ) -> bool:
+        """Whether its owner lets it move, and asks for nothing else than it has."""
         wanted = read_options(asking)
         if wanted is None:
             return asked.movable

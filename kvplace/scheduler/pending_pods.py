@@ -49,6 +49,8 @@ class AskingPod:
     pod_request: PodRequest
     vmi: ObjectReference | None
     """None for a plain pod."""
+    migration: str = ""
+    """The live migration that the pod is the target of; empty for another pod."""
     extended: frozenset[ResourceName] = frozenset()
     """Extended resources that kube-scheduler allocates as devices (DRA); `pod_request` is without them."""
 
@@ -188,4 +190,4 @@ class PendingPods:
         if extended:
             counted = {name: count for name, count in request.devices.items() if name not in extended}
             pod_request = replace(pod_request, request=replace(request, devices=counted))
-        return AskingPod(pod_request, vmi, extended)
+        return AskingPod(pod_request, vmi, pod.migration, extended)

@@ -18,23 +18,23 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
-from typing import Any
 
-from kvplace.core.cluster.room_on_nodes import MOST_NODES, CrowdedNode, RoomOnNode, find_room
+from kvplace.core.cluster.node_choice import Strategy
+from kvplace.core.cluster.room_on_nodes import MOST_NODES, RoomOnNode, find_room
 from kvplace.core.cpuset import format_cpu_list, union
-from kvplace.core.errors import Conflict, KvplaceError, Unavailable
+from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.log_fields import about_pod
 from kvplace.core.moves.make_room import Move
 from kvplace.core.quantity import counted
 from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Request
-from kvplace.core.reservation import RESERVED_S, reserve
+from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventRecorder, making_room, owner_reference, room_not_made
@@ -43,9 +43,11 @@ from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.claim_placements import rfc3339
 from kvplace.scheduler.holds import Holds
+from kvplace.scheduler.kept_room import RENEW_S, KeptRoom, RoomStopped, until_when
 from kvplace.scheduler.metrics import ROOM_MOVES, ROOMS
+from kvplace.scheduler.migrator import Background, MigrationClient, Migrator, vm_as_known, vm_name
 from kvplace.scheduler.movable_vms import MovableVm, MovableVms
-from kvplace.scheduler.pending_pods import AskingPod, PodReader
+from kvplace.scheduler.pending_pods import AskingPod
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +67,6 @@ _REST = 4
 _REMEMBERED = 10_000
 _SNAPSHOT_STEPS, _DESCRIBE_STEPS = 100, 1_000
 """Steps of counting what is free on a node, and of describing its VMs."""
-_RENEW_S = 10.0
-"""The reservation is renewed so often, to stay for as long as room is being made."""
-
-Search = Callable[[Sequence[CrowdedNode], Request], Coroutine[Any, Any, RoomOnNode | None]]
 
 
 class MakeRoom(Enum):
@@ -78,10 +76,8 @@ class MakeRoom(Enum):
     ON_REQUEST = "on-request"
     """For VMs that request it: `kvplace.io/make-room`."""
     AUTOMATIC = "automatic"
-
-
-class _Stopped(Exception):
-    """No room is made for a VM any more; the message is the reason in one clause."""
+    NODES = "nodes"
+    """For all VMs; where that does not help, one VM goes to another node."""
 
 
 @dataclass(eq=False)
@@ -94,15 +90,10 @@ class _Making:
     found: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when moves have been found; without any, the making is over."""
     node: NodeName | None = None
-    since: str = ""
-    """The date of the reservation: no two attempts make equal ones."""
+    kept: KeptRoom | None = None
+    """The reservation, from the first move on."""
     renewed: float = 0.0
     """When it was written last."""
-
-
-async def in_a_thread(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | None:
-    """Search while the event loop goes on."""
-    return await asyncio.to_thread(find_room, nodes, request)
 
 
 class RoomMaker:
@@ -110,17 +101,18 @@ class RoomMaker:
 
     def __init__(
         self,
-        cluster: PodReader,
+        cluster: MigrationClient,
         cache: NodeCache,
         holds: Holds,
         events: EventRecorder,
         mode: MakeRoom,
+        strategy: Strategy,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
-        search: Search = in_a_thread,
+        background: Background = asyncio.to_thread,
     ) -> None:
-        """`now` dates reservations, `clock` times how long moves may take."""
+        """`now` dates reservations, `clock` times how long moves may take, `background` runs searches."""
         self._cluster = cluster
         self._cache = cache
         self._holds = holds
@@ -128,7 +120,10 @@ class RoomMaker:
         self._mode = mode
         self._now = now
         self._clock = clock
-        self._search = search
+        self._background = background
+        self._migrator = Migrator(
+            cluster, cache, holds, events, strategy, now=now, clock=clock, background=background
+        )
         self._vms = MovableVms(cache)
         self._making: OrderedDict[PodUid, _Making] = OrderedDict()
         self._asked: asyncio.Queue[_Making] = asyncio.Queue()
@@ -187,14 +182,28 @@ class RoomMaker:
             room = await self._find(making)
             if room is not None:
                 outcome = "made" if await self._carry_out(making, room) else "stopped"
-                await self._give_back(making)
-        except KvplaceError as error:
+                assert making.kept is not None
+                await making.kept.give_back(self._cache.ledgers)
+            elif self._mode is MakeRoom.NODES and await self._leave_node(making):
+                outcome = "made"
+        except (RoomStopped, KvplaceError) as error:
+            outcome = "stopped"
             self._say_why(making, str(error))
         finally:
             del self._making[making.pod.uid]
             making.found.set()
             self._leave_alone(making.pod.uid, PAUSE_S)
             ROOMS.labels(outcome).inc()
+
+    async def _leave_node(self, making: _Making) -> bool:
+        """Make room by a migration; returns whether one was found, and raises RoomStopped if it made none."""
+        move = await self._migrator.find(making.pod, making.request, making.nodes)
+        if move is None:
+            return False
+        making.node = move.here.node
+        making.found.set()
+        await self._migrator.carry_out(move, making.pod, lambda: self._waits(making.pod))
+        return True
 
     def _say_why(self, making: _Making, why: str) -> None:
         """Write an event on the VM that waits; the owner of one that waits no longer knows its end."""
@@ -226,7 +235,7 @@ class RoomMaker:
         if not crowded:
             return None
         started = self._clock()
-        found = await self._search(crowded, making.request)
+        found = await self._background(find_room, crowded, making.request)
         self._rest_until = self._clock() + _REST * (self._clock() - started)
         if found is None or any(other.node == found.node for other in self._making.values()):
             return None
@@ -236,14 +245,14 @@ class RoomMaker:
     async def _carry_out(self, making: _Making, room: RoomOnNode) -> bool:
         """Make the moves and wait for the bind; returns whether all were made, after stating why if not."""
         pod, node, moves = making.pod, room.node, room.plan.moves
-        making.since = rfc3339(self._now())
+        making.kept = KeptRoom(node, pod.uid, rfc3339(self._now()))
         whole = claim_of(
             pod.uid,
             room.plan.placement,
             namespace=pod.namespace,
             pod=pod.name,
             vmi=pod.vmi,
-            since=making.since,
+            since=making.kept.since,
         )
         making.found.set()
         log.info("room is made by %s", counted(len(moves), "move"), extra=_about(pod, node))
@@ -255,34 +264,13 @@ class RoomMaker:
                 self._tell(making, vm, move, f"move {number} of {len(moves)}")
                 in_force = partial(self._is_in_force, node, vm, move)
                 await self._until(making, in_force, ends, "was not confirmed")
-        except (_Stopped, KvplaceError) as stopped:
+        except (RoomStopped, KvplaceError) as stopped:
             self._say_why(making, str(stopped))
             return False
         ends = self._clock() + _BOUND_S
-        with contextlib.suppress(_Stopped):
+        with contextlib.suppress(RoomStopped):
             await self._until(making, lambda: not self._waits(pod), ends, "was not bound")
         return True
-
-    async def _give_back(self, making: _Making) -> None:
-        """End the reservation, unless it has become the claim of the VM, or another client's."""
-
-        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
-            is_ours = self._reservation(making, ledger) is not None
-            return LedgerChange(releases=(making.pod.uid,) if is_ours else ()), None
-
-        assert making.node is not None
-        await self._cache.ledgers.change(making.node, decide)
-
-    def _until_when(self) -> str:
-        """Return when a reservation that is written now ends, for people."""
-        ends = self._now() + timedelta(seconds=RESERVED_S)
-        return ends.isoformat(timespec="seconds").replace("+00:00", "Z")
-
-    def _reservation(self, making: _Making, ledger: Ledger) -> Claim | None:
-        """Return what is reserved for the VM by this attempt."""
-        claim = ledger.claims.get(making.pod.uid)
-        is_ours = claim is not None and claim.reserved is not None and claim.since == making.since
-        return claim if is_ours else None
 
     async def _begin(self, making: _Making, whole: Claim, moves: Sequence[Move]) -> MovableVm:
         """Begin the first of the moves that are left: claim the new cores of a VM beside its present ones.
@@ -294,12 +282,12 @@ class RoomMaker:
         assert node is not None
         vm = self._vms.find(node, PodUid(move.id), self._vms.migrating())
         if vm is None or vm.placed.placement != move.before:
-            raise _Stopped(f"a VM on {node} that was to move has changed")
+            raise RoomStopped(f"a VM on {node} that was to move has changed")
         live = await self._cluster.read_pod(vm.pod.namespace, vm.pod.name)
         if live is None or (live.uid, live.placement, live.deleting) != (vm.pod.uid, vm.pod.placement, False):
-            raise _Stopped(f"a VM on {node} that was to move has changed")
+            raise RoomStopped(f"a VM on {node} that was to move has changed")
         if not self._waits(making.pod):
-            raise _Stopped("the VM waits no longer")
+            raise RoomStopped("the VM waits no longer")
         following = replace(
             vm.placed, placement=move.after, revision=vm.placed.revision + 1, options=vm.options
         )
@@ -307,11 +295,12 @@ class RoomMaker:
         is_first = not making.renewed
         making.renewed = self._clock()
         passed = union(move.after.owned for move in moves)
-        until = self._until_when()
+        until, kept = until_when(self._now()), making.kept
+        assert kept is not None
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
             known = ledger.claims.get(making.pod.uid)
-            if known is not None and self._reservation(making, ledger) == known:
+            if known is not None and kept.find(ledger) == known:
                 if ledger.claims.get(vm.pod.uid) == moving:
                     return LedgerChange(), True  # by an earlier write of ours without an answer
             elif known is not None or not is_first:
@@ -324,7 +313,7 @@ class RoomMaker:
             return LedgerChange(claims=(moving, reserved)), True
 
         if not await self._cache.ledgers.change(node, decide):
-            raise _Stopped(f"{node} has changed since the moves were found")
+            raise RoomStopped(f"{node} has changed since the moves were found")
         return vm
 
     def _has_room(self, making: _Making, ledger: Ledger, vm: MovableVm, move: Move) -> bool:
@@ -351,45 +340,32 @@ class RoomMaker:
         return machine.free(others, [*taken, *moved.values()]).can_give(whole)
 
     def _is_in_force(self, node: NodeName, vm: MovableVm, move: Move) -> bool:
-        """Whether a VM has given up its old cores; raises _Stopped where it could not be moved."""
+        """Whether a VM has given up its old cores; raises RoomStopped where it could not be moved."""
         claim = self._cache.ledger(node).claims.get(vm.pod.uid)
         if claim is None or (claim.relocation is None and claim.cpus == move.after.cpus):
             return True
         target = vm.placed.revision + 1
         if claim.relocation is None or claim.relocation.next.revision != target:
             self._leave_alone(vm.pod.uid, 10 * PAUSE_S)
-            raise _Stopped(f"a VM could not be moved on {node}")
+            raise RoomStopped(f"a VM could not be moved on {node}")
         return False
 
     async def _until(self, making: _Making, holds: Callable[[], bool], ends: float, what: str) -> None:
-        """Wait until something comes true; raises _Stopped when the moves are of no use any more, or late."""
+        """Wait until something comes true; raises RoomStopped when the moves are of no use, or late."""
         while not holds():
             self._check(making)
             left = ends - self._clock()
             if left <= 0:
-                raise _Stopped(f"a move on {making.node} {what} in time")
-            due = making.renewed + _RENEW_S - self._clock()
+                raise RoomStopped(f"a move on {making.node} {what} in time")
+            due = making.renewed + RENEW_S - self._clock()
             if due <= 0:
-                await self._renew(making)
+                making.renewed = self._clock()
+                assert making.kept is not None
+                await making.kept.renew(self._cache.ledgers, self._now())
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, due)):
                     await self._change()
-
-    async def _renew(self, making: _Making) -> None:
-        """Begin the time of the reservation again; if that fails, the next time may do."""
-        making.renewed = self._clock()
-        until = self._until_when()
-
-        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
-            claim = self._reservation(making, ledger)
-            if claim is None or claim.reserved is None:
-                return LedgerChange(), None
-            return LedgerChange(claims=(replace(claim, reserved=replace(claim.reserved, until=until)),)), None
-
-        assert making.node is not None
-        with contextlib.suppress(Conflict, Unavailable):
-            await self._cache.ledgers.change(making.node, decide)
 
     async def _change(self) -> None:
         """Wait until a ledger or a pod has changed."""
@@ -397,12 +373,12 @@ class RoomMaker:
         await self._changed.wait()
 
     def _check(self, making: _Making) -> None:
-        """Raise _Stopped when the VM waits no longer, or another client has got what was reserved for it."""
+        """Raise RoomStopped when the VM waits no longer, or what was reserved for it has been taken."""
         if not self._waits(making.pod):
-            raise _Stopped("the VM waits no longer")
-        assert making.node is not None
-        if self._reservation(making, self._cache.ledger(making.node)) is None:
-            raise _Stopped(f"what was reserved on {making.node} has been taken")
+            raise RoomStopped("the VM waits no longer")
+        assert making.kept is not None
+        if making.kept.find(self._cache.ledger(making.kept.node)) is None:
+            raise RoomStopped(f"what was reserved on {making.kept.node} has been taken")
 
     def _waits(self, pod: PodRecord) -> bool:
         known = self._cache.pods.get(pod.uid)
@@ -423,20 +399,11 @@ class RoomMaker:
         """Write an event about the move on both VMs."""
         pod, mover, node = making.pod, vm.pod, making.node
         way = f"from CPUs {format_cpu_list(move.before.cpus)} to {format_cpu_list(move.after.cpus)} of {node}"
-        for_whom = f"this VM moves {way}, to make room for {_called(pod, mover)}"
-        who = f"{_called(mover, pod)} moves {way}, to make room for this VM, {which}"
+        for_whom = f"this VM moves {way}, to make room for {vm_as_known(pod, mover)}"
+        who = f"{vm_as_known(mover, pod)} moves {way}, to make room for this VM, {which}"
         self._events.record(making_room(owner_reference(mover), for_whom))
         self._events.record(making_room(owner_reference(pod), who))
-        log.info("%s moves %s, %s", _name(mover), way, which, extra=_about(pod, node))
-
-
-def _called(one: PodRecord, by: PodRecord) -> str:
-    """Call a VM as the owner of another one may know it."""
-    return _name(one) if one.namespace == by.namespace else "a VM of another namespace"
-
-
-def _name(pod: PodRecord) -> str:
-    return f"{pod.namespace}/{pod.vmi or pod.name}"
+        log.info("%s moves %s, %s", vm_name(mover), way, which, extra=_about(pod, node))
 
 
 def _may_hold(snapshot: NodeSnapshot, request: Request) -> bool:

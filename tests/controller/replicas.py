@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from kvplace.controller.controller import Controller, ControllerSettings
-from kvplace.core.cluster.room_on_nodes import CrowdedNode, RoomOnNode, find_room
 from kvplace.core.ledger import Claim
 from kvplace.core.node_topology import Enforcement
-from kvplace.core.request import Request
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
@@ -31,6 +29,9 @@ from kvplace.scheduler.extender_protocol import (
 from tests.core.requests import request_with
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
 """The wall clock at time 0 of the event loop."""
@@ -104,9 +105,7 @@ async def replica(
         clock = asyncio.get_running_loop().time
         wall = now if callable(now) else (lambda: now or EPOCH + timedelta(seconds=clock()))
         events = EventRecorder(cluster)
-        extender = Extender(
-            cluster, cache, events, extending, now=wall, clock=clock, search_room=search_at_once
-        )
+        extender = Extender(cluster, cache, events, extending, now=wall, clock=clock, background=at_once)
         keeper = Controller(cluster, cache, events, settings, now=wall)
         extender.holds.subscribe(keeper.hold_ended)
         if controller:
@@ -143,9 +142,9 @@ def report_running(cluster: FaultyCluster, pod: PodRecord) -> None:
     cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI, pods=[running])
 
 
-async def search_at_once(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | None:
-    """Search for moves without a thread, so that stories run in one order."""
-    return find_room(nodes, request)
+async def at_once(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Compute without a thread, so that stories run in one order."""
+    return work(*args, **kwargs)
 
 
 def asking_pod(
@@ -155,6 +154,7 @@ def asking_pod(
     *,
     explain: bool = False,
     movable: bool = False,
+    may_migrate: bool = False,
     make_room: bool = False,
     shape: bytes = NO_SHAPE,
     priority: int = 0,
@@ -163,7 +163,12 @@ def asking_pod(
 ) -> PodRecord:
     """Create a pod with a request of one socket, or for what `options` state of its Request."""
     asked = PodRequest(
-        request_with(vcpus, **options), f"default/{name}", explain, movable=movable, make_room=make_room
+        request_with(vcpus, **options),
+        f"default/{name}",
+        explain,
+        movable=movable or may_migrate,
+        may_migrate=may_migrate,
+        make_room=make_room,
     )
     counted = {"cpu": vcpus * 1000, "kvplace.io/vm": 0}
     return cluster.create_pod(

@@ -222,3 +222,14 @@ def test_a_restored_claim_states_for_which_revision_it_is() -> None:
 )
 def test_a_pod_without_a_placement_of_its_own_has_no_claim_to_lose(pod: PodRecord) -> None:
     assert claim_of_bound_pod(pod) is None
+
+
+@pytest.mark.parametrize(("age", "expected"), [(29, ClaimAction.KEEP), (31, ClaimAction.RELEASE)])
+def test_what_a_migration_needs_on_its_target_stays_while_it_is_renewed_although_no_pod_has_its_uid(
+    age: float, expected: ClaimAction
+) -> None:
+    kept = replace(claim(), reserved=Reserved(CpuMask(12), "2026-01-02T03:19:05Z", "move-1"))
+    now = action_from_cache(
+        kept, NodeName("n"), None, was_deleted=False, runs=False, age_s=age, patience_s=PATIENCE
+    )
+    assert now is expected

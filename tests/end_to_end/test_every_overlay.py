@@ -46,13 +46,14 @@ FOLDERS = {
             "own-priority-classes",
             "api-server-anywhere",
             "namespace-limits",
+            "moves-between-nodes",
         ),
     ),
 }
 CHARTS = {
     "default values": (),
     "other values": (
-        'serve.makeRoom="automatic"',
+        'serve.makeRoom="nodes"',
         'serve.strategy="spread"',
         "serve.nominateFromNodes=0",
         'agent.reservedCpus="0-1"',

@@ -30,6 +30,8 @@ class Operation(Enum):
     ANNOTATE_NODE = "annotate_node"
     REPLACE_PLACEMENT = "replace_placement"
     SET_POD_CONDITION = "set_pod_condition"
+    CREATE_MIGRATION = "create_migration"
+    DELETE_MIGRATION = "delete_migration"
     NOMINATE_NODE = "nominate_node"
     WRITE_TOPOLOGY = "write_topology"
     WRITE_TOPOLOGY_STATUS = "write_topology_status"

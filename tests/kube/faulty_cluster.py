@@ -15,8 +15,10 @@ from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.node_topology import read_topology
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.kube.api_migrations import RUNNING_VMIS, SCHEDULABLE_NODES
 from kvplace.kube.events import EventRecord
 from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.migrations import PlannedMigration
 from kvplace.kube.object_records import (
     Condition,
     LedgerRecord,
@@ -28,16 +30,22 @@ from kvplace.kube.object_records import (
 )
 from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from tests.kube.faults import FaultScript, Operation
+from tests.kube.played_vmis import PlayedVmis
 
 K = TypeVar("K")
 R = TypeVar("R")
 
 
-class FaultyCluster(MemoryCluster):
+class FaultyCluster(PlayedVmis, MemoryCluster):
     """A cluster whose calls fail, hang and lose their answers as its script states."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._logs = {
+            **self._logs,
+            RUNNING_VMIS: self.running_vmis,
+            SCHEDULABLE_NODES: self.schedulable_nodes,
+        }
         self.faults = FaultScript()
         self._gated: set[str] = set()
 
@@ -107,6 +115,14 @@ class FaultyCluster(MemoryCluster):
     async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
         async with self.faults.around(Operation.NOMINATE_NODE):
             await super().nominate_node(pod, node)
+
+    async def create_migration(self, migration: PlannedMigration, *, dry_run: bool = False) -> None:
+        async with self.faults.around(Operation.CREATE_MIGRATION):
+            await super().create_migration(migration, dry_run=dry_run)
+
+    async def delete_migration(self, namespace: str, name: str) -> None:
+        async with self.faults.around(Operation.DELETE_MIGRATION):
+            await super().delete_migration(namespace, name)
 
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None

@@ -19,6 +19,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
+from kvplace.kube.migrations import MIGRATIONS, PlannedMigration
 from kvplace.kube.object_records import (
     Condition,
     LedgerRecord,
@@ -60,6 +61,9 @@ NOT_A_CALL = {"close", "list_watch"}
 """Methods of `ApiCluster` that ask the API server nothing."""
 OF_COMMANDS = {"read_all"}
 """Those that commands alone call, with the rights of the person who runs them."""
+
+OF_COMPONENT = {"create_migration", "delete_migration"}
+"""Methods that `serve` calls only with the component moves-between-nodes, which grants the rights."""
 
 Right = tuple[str, str, str, str]
 """API group, resource, the one object it is limited to or "", verb."""
@@ -156,7 +160,17 @@ def _denied(error: Forbidden) -> tuple[str, str]:
 
 
 def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[object]]]:
-    """List calls of every method of the port that a process calls; a watch raises how it was refused."""
+    """List calls of every method of the port that a process calls; a watch raises how it was refused.
+
+    `migrations` are those that `serve` makes with the component moves-between-nodes alone.
+    """
+    migration = PlannedMigration("b", "a", "vm", NodeName("worker"))
+    if process == "migrations":
+        return [
+            lambda: cluster.read_all(MIGRATIONS),
+            lambda: cluster.create_migration(migration),
+            lambda: cluster.delete_migration("b", "a"),
+        ]
     ledger = LedgerRecord(NodeName("worker"), Ledger(), "1", uid="u")
     pod = ObjectReference(kind="Pod", namespace="b", name="a", uid="u")
     node = NodeRecord(NodeName("worker"), "u")
@@ -200,7 +214,7 @@ def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[o
         "write_resource_topology": lambda: cluster.write_resource_topology(node, resources, None),
         "annotate_node": lambda: cluster.annotate_node(NodeName("worker"), {"a": "b"}),
     }
-    assert calls.keys() | {"watch"} == port_methods(), "call every method of the port here"
+    assert calls.keys() | {"watch"} | OF_COMPONENT == port_methods(), "call every method of the port here"
     shared = replace(ledger, is_whole=False)
     later: dict[str, Callable[[], Awaitable[object]]] = {
         "write_ledger": lambda: cluster.write_ledger(shared, LedgerChange()),

@@ -48,6 +48,10 @@ COMPONENTS = {
     },
     "api-server-anywhere": set(),
     "plugin": {"Plugin kvplace"},
+    "moves-between-nodes": {
+        "ClusterRole kvplace-serve-migrations",
+        "ValidatingAdmissionPolicy migrations.kvplace.io",
+    },
     "namespace-limits": {"ValidatingAdmissionPolicy namespace-limits.kvplace.io"},
 }
 """What the objects of an installation differ in, the most important of it."""

@@ -65,6 +65,10 @@ async def test_serve_is_granted_what_it_asks_the_api_server_and_nothing_else(tmp
     assert _granted_by("rbac/serve.yaml") == await rights_in_use(tmp_path, "serve")
 
 
+async def test_a_component_grants_what_serve_asks_for_migrations_and_nothing_else(tmp_path: Path) -> None:
+    assert _granted_by("moves-between-nodes/rbac.yaml") == await rights_in_use(tmp_path, "migrations")
+
+
 async def test_the_agent_is_granted_what_it_asks_the_api_server_and_nothing_else(tmp_path: Path) -> None:
     assert _granted_by("agent/rbac.yaml") == await rights_in_use(tmp_path, "agent")
 
@@ -108,6 +112,9 @@ async def test_the_api_server_grants_exactly_these_rights(
         ("deletecollection", "nodeledgers.kvplace.io"),
         ("patch", "nodetopologies.kvplace.io"),
         ("patch", "virtualmachineinstances.kubevirt.io"),
+        ("list", "virtualmachineinstancemigrations.kubevirt.io"),
+        ("create", "virtualmachineinstancemigrations.kubevirt.io"),
+        ("delete", "virtualmachineinstancemigrations.kubevirt.io"),
         ("create", "serviceaccounts/token"),
         ("impersonate", "users"),
         ("escalate", "clusterroles.rbac.authorization.k8s.io"),

@@ -1,0 +1,198 @@
+"""Live migrations as JSON: what is under way, which VMs can go where, and the calls.
+
+Everything is read at the moment when a VM fits nowhere, not watched: migrations are rare, and the VMIs of a
+cluster change all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kvplace.core.scalars import NodeName
+from kvplace.core.well_known_names import MOVE_LABEL
+from kvplace.kube.api_list_watch import Resource
+from kvplace.kube.migrations import MIGRATIONS, MigrationRecord, PlannedMigration
+from kvplace.kube.node_filters import PodDemands, SchedulableNode, beside_virt_handler, obstacle
+from kvplace.kube.session import METADATA_ONLY, Call, path_of
+from kvplace.kube.watches import NAME_FIELD, Kind
+
+_KUBEVIRT = ("apis", "kubevirt.io", "v1")
+_MIGRATIONS = "virtualmachineinstancemigrations"
+_VMIS = "virtualmachineinstances"
+_CHANGES = ("HotVCPUChange", "HotMemoryChange", "MigrationRequired", "VolumesChange")
+"""Conditions of a VMI that KubeVirt itself is about to migrate."""
+_HOST_MODEL = "host-model-cpu.node.kubevirt.io/"
+_REQUIRED_FEATURE = "host-model-required-features.node.kubevirt.io/"
+_VENDOR = "cpu-vendor.node.kubevirt.io/"
+_LIKE_SOURCE = {
+    _HOST_MODEL: "cpu-model-migration.node.kubevirt.io/",
+    _REQUIRED_FEATURE: "cpu-feature.node.kubevirt.io/",
+}
+"""Labels of the source, and those that KubeVirt then selects the target of a host-model VM by."""
+
+
+class _KubeVirtMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+
+
+class _MigrationSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    vmi_name: str = ""
+
+
+class _MigrationStatus(msgspec.Struct, frozen=True, gc=False):
+    phase: str = ""
+
+
+class _MigrationObject(msgspec.Struct, frozen=True, gc=False):
+    metadata: _KubeVirtMeta
+    spec: _MigrationSpec = _MigrationSpec()
+    status: _MigrationStatus | None = None
+
+
+def _migration_record(migration: _MigrationObject) -> MigrationRecord:
+    meta = migration.metadata
+    return MigrationRecord(
+        namespace=meta.namespace,
+        name=meta.name,
+        vmi=migration.spec.vmi_name,
+        phase=migration.status.phase if migration.status is not None else "",
+        created=meta.creation_timestamp or "",
+        is_ours=(meta.labels or {}).get(MOVE_LABEL) == "true",
+    )
+
+
+class _VmiCondition(msgspec.Struct, frozen=True, gc=False):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+
+
+class _MigrationState(msgspec.Struct, frozen=True, gc=False):
+    completed: bool = False
+    failed: bool = False
+
+
+class _VmiCpu(msgspec.Struct, frozen=True, gc=False):
+    model: str = ""
+
+
+class _VmiDomain(msgspec.Struct, frozen=True, gc=False):
+    cpu: _VmiCpu | None = None
+
+
+class _RunningSpec(PodDemands, frozen=True):
+    eviction_strategy: str | None = None
+    domain: _VmiDomain = _VmiDomain()
+
+
+class _RunningStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    phase: str = ""
+    evacuation_node_name: str = ""
+    conditions: tuple[_VmiCondition, ...] | None = None
+    migration_state: _MigrationState | None = None
+
+
+class RunningVmi(msgspec.Struct, frozen=True, gc=False):
+    """A VirtualMachineInstance, as far as it decides about a migration."""
+
+    metadata: _KubeVirtMeta
+    spec: _RunningSpec = _RunningSpec()
+    status: _RunningStatus = _RunningStatus()
+
+    @property
+    def uid(self) -> str:
+        """Its UID."""
+        return self.metadata.uid
+
+    @property
+    def is_evacuated(self) -> bool:
+        """Whether its node is being emptied."""
+        return bool(self.status.evacuation_node_name)
+
+    @property
+    def obstacle(self) -> str:
+        """The reason why it cannot migrate now, in one clause; empty if it can."""
+        conditions = {one.type: one for one in self.status.conditions or ()}
+        migratable, state = conditions.get("LiveMigratable"), self.status.migration_state
+        under_way = [kind for kind in _CHANGES if kind in conditions and conditions[kind].status == "True"]
+        if self.status.phase != "Running" or self.metadata.deletion_timestamp is not None:
+            return "it does not run"
+        if migratable is None or migratable.status != "True":
+            reason = (
+                migratable.reason if migratable is not None and migratable.reason else "no reason is given"
+            )
+            return f"it is not LiveMigratable ({reason})"
+        if under_way:
+            return f"KubeVirt is about to migrate it ({under_way[0]})"
+        if self.spec.eviction_strategy == "None":
+            return "its evictionStrategy is None"
+        if state is not None and not (state.completed or state.failed):
+            return "it migrates already"
+        return ""
+
+    def obstacle_on(self, target: SchedulableNode, source: SchedulableNode) -> str:
+        """State why its new pod would not be scheduled on a node, apart from cores; empty if it would be.
+
+        KubeVirt adds the CPU model and vendor of the source to the node selector of the new pod.
+        """
+        there = target.metadata.labels or {}
+        model = self.spec.domain.cpu.model if self.spec.domain.cpu is not None else ""
+        for label, value in (source.metadata.labels or {}).items():
+            wanted = label if label.startswith(_VENDOR) else ""
+            for prefix, selected in _LIKE_SOURCE.items() if model in ("", "host-model") else ():
+                if label.startswith(prefix):
+                    wanted = selected + label.removeprefix(prefix)
+            if wanted and there.get(wanted) != value:
+                return f"the node does not have the label {wanted}={value}"
+        return obstacle(target, beside_virt_handler(self.spec))
+
+
+RUNNING_VMIS: Kind[str, RunningVmi] = Kind(_VMIS, lambda vmi: vmi.metadata.uid, {})
+SCHEDULABLE_NODES: Kind[NodeName, SchedulableNode] = Kind(
+    "nodes",
+    lambda node: NodeName(node.metadata.name),
+    {NAME_FIELD: lambda node: node.metadata.name},
+)
+MIGRATION_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
+    MIGRATIONS: Resource.of(
+        _MIGRATIONS,
+        path_of(*_KUBEVIRT, _MIGRATIONS),
+        msgspec.json.Decoder(_MigrationObject),
+        _migration_record,
+    ),
+    RUNNING_VMIS: Resource.of(
+        _VMIS, path_of(*_KUBEVIRT, _VMIS), msgspec.json.Decoder(RunningVmi), lambda vmi: vmi
+    ),
+    SCHEDULABLE_NODES: Resource.of(
+        "nodes", path_of("api", "v1", "nodes"), msgspec.json.Decoder(SchedulableNode), lambda node: node
+    ),
+}
+
+
+def create_migration_call(
+    migration: PlannedMigration, written_by: Mapping[str, str], *, dry_run: bool = False
+) -> Call:
+    """Create a migration, or only ask whether KubeVirt would accept it."""
+    return Call(
+        "create",
+        _MIGRATIONS,
+        path_of(*_KUBEVIRT, "namespaces", migration.namespace, _MIGRATIONS),
+        name=f"{migration.namespace}/{migration.name}",
+        query={**written_by, **({"dryRun": "All"} if dry_run else {})},
+        body=msgspec.json.encode(migration.document()),
+        accept=METADATA_ONLY,
+    )
+
+
+def delete_migration_call(namespace: str, name: str) -> Call:
+    """Delete a migration: KubeVirt then removes its target pod, or aborts it."""
+    path = path_of(*_KUBEVIRT, "namespaces", namespace, _MIGRATIONS, name)
+    return Call("delete", _MIGRATIONS, path, name=f"{namespace}/{name}", accept=METADATA_ONLY)

@@ -1,0 +1,87 @@
+"""Live migrations of VMs: what is known of one, and one that kvplace creates to make room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvplace.core.scalars import NodeName
+from kvplace.core.well_known_names import MOVE_LABEL
+from kvplace.kube.watches import NAME_FIELD, NAMESPACE_FIELD, Kind
+
+_EVACUATION = "kubevirt-evacuation-"
+"""How KubeVirt's evacuation controller names migrations."""
+_STARTED = ("Running", "Succeeded", "Failed")
+_ENDED = ("Succeeded", "Failed")
+UNSCHEDULABLE_S = 30
+"""How long KubeVirt lets the target pod of a move be unschedulable."""
+PENDING_S = 120
+"""How long it lets this pod be pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationRecord:
+    """A VirtualMachineInstanceMigration."""
+
+    namespace: str
+    name: str
+    vmi: str
+    """The name of the VMI that migrates."""
+    phase: str = ""
+    """In KubeVirt's word; empty before KubeVirt has seen it."""
+    created: str = ""
+    """When it was created, RFC 3339."""
+    is_ours: bool = False
+    """Whether kvplace has created it to make room."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the guest is or was on its way: until then nothing of it has moved."""
+        return self.phase in _STARTED
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether KubeVirt has nothing more to do for it."""
+        return self.phase in _ENDED
+
+    @property
+    def is_evacuation(self) -> bool:
+        """Whether it empties a node."""
+        return self.name.startswith(_EVACUATION)
+
+
+MIGRATIONS: Kind[tuple[str, str], MigrationRecord] = Kind(
+    "virtualmachineinstancemigrations",
+    lambda record: (record.namespace, record.name),
+    {NAME_FIELD: lambda record: record.name, NAMESPACE_FIELD: lambda record: record.namespace},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMigration:
+    """A live migration to one node, as kvplace creates it."""
+
+    namespace: str
+    name: str
+    vmi: str
+    target: NodeName
+
+    def document(self) -> dict[str, Any]:
+        """Return the object of KubeVirt."""
+        return {
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstanceMigration",
+            "metadata": {
+                "name": self.name,
+                "namespace": self.namespace,
+                "labels": {MOVE_LABEL: "true"},
+                "annotations": {
+                    "kubevirt.io/migrationUnschedulablePodTimeoutSeconds": str(UNSCHEDULABLE_S),
+                    "kubevirt.io/migrationPendingPodTimeoutSeconds": str(PENDING_S),
+                },
+            },
+            "spec": {
+                "vmiName": self.vmi,
+                "addedNodeSelector": {"kubernetes.io/hostname": self.target},
+            },
+        }
