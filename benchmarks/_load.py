@@ -105,7 +105,7 @@ class ConstantLoad:
         used, cpus = self._running.cpus, vm.request.vcpus
         if not used:
             return True
-        # Half above and half below: whatever the sizes, the mean use is `fill`.
+        # Half above and half below: with all sizes, the mean use is `fill`.
         if used + cpus / 2 > self._fill * self._cpus or used + cpus > self._cpus:
             return False
         return self._memory is None or self._running.memory + vm.request.memory <= self._memory

@@ -66,7 +66,7 @@ ALL_NODES = {"profiles": [{"schedulerName": "default-scheduler", "percentageOfNo
 _WITHOUT_RECORD: dict[str, Any] = {"metadata": {"managedFields": [{}]}}
 """The patch that leaves a pod as admission stores it."""
 SAMPLED_ABOVE = 100
-"""kube-scheduler checks every node of a cluster that is not larger, whatever its configuration."""
+"""kube-scheduler checks every node of a cluster that is not larger, with any configuration."""
 
 Json = dict[str, Any]
 

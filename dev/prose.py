@@ -22,6 +22,10 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 FOLDERS = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
     "docs",
     "kvplace",
     "hooks",
@@ -76,6 +80,13 @@ CLAUSES = (
     _rule(r"\bwhose\b", "a noun with 'with' or 'of', or a second sentence"),
     _rule(
         r"\b(of|for|to|in|on|with|by|from|at|under|after|before|about) (which|whom)\b", "a second sentence"
+    ),
+    _rule(r"\beverybody\b", "all users, all others"),
+    _rule(r"\bwho(so|m)?ever\b", "a user or program that, or the noun"),
+    _rule(r"\b(whatever|whichever)\b", "any, in every case, or a second sentence"),
+    _rule(r"\bfor ever\b", "forever, or without end"),
+    _rule(
+        r"\b(hence|whereby|thereby|thereof|whereas|upon|till|lest)\b", "a plain word, or a second sentence"
     ),
 )
 HEADINGS = (_rule(r"^(what|who|whose)\b", "a heading that names the thing"),)

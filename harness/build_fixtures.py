@@ -31,7 +31,7 @@ class Need:
     modules: tuple[GoModule, ...]
 
 
-# Whoever writes a fixture that runs programs of a module names it here: they are then built before its first
+# A new fixture that runs programs of a module is named here: they are then built before its first
 # test starts, outside that test's time limit and with the message on the terminal.
 NEEDS = {
     "kubernetes_programs": Need("control_plane", (KUBERNETES,)),

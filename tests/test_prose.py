@@ -27,6 +27,11 @@ EXAMPLES = (
 CLAUSES = (
     ("a pod whose node is gone", "whose"),
     ("the node on which it runs", "on which"),
+    ("the page that everybody reads", "everybody"),
+    ("a right of whoever owns it", "whoever"),
+    ("it ends, whatever it does", "whatever"),
+    ("it would wait for ever", "for ever"),
+    ("the pod thereby gets cores", "thereby"),
 )
 
 

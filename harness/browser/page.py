@@ -1,6 +1,6 @@
 """A page in a browser: what a reader does with it, and what he is shown.
 
-Whatever the browser complains about, be it an exception of a script, a refusal of the content security policy
+Every complaint of the browser, be it an exception of a script, a refusal of the content security policy
 or an answer that failed, is kept in `complaints`, so that a test can expect none.
 """
 
@@ -115,12 +115,12 @@ class Page:
         return answer["result"].get("value")
 
     async def until(self, expression: str) -> Any:
-        """Wait until an expression is true in the page, whatever page it is by then; returns its value."""
+        """Wait until an expression is true in the page, also after a navigation; returns its value."""
         as_value = f"(found => found instanceof Node || found)({expression})"
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
-                    # A navigation ends whatever is evaluated, and some of it starts only later.
+                    # A navigation ends every evaluation, and some of it starts only later.
                     with contextlib.suppress(ScriptFailed):
                         if found := await self.evaluate(as_value):
                             return found

@@ -68,7 +68,7 @@ class HollowPod:
         self._notice()
 
     async def run(self) -> None:
-        """Play the pod until it is gone; whatever the end, no process and no file stays behind."""
+        """Play the pod until it is gone; in every case no process and no file stays behind."""
         if self.pod["status"].get("phase") in {"Succeeded", "Failed"}:
             await self._until(lambda: self._is_deleted)
             await self._delete()

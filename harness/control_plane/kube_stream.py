@@ -105,8 +105,8 @@ class KubeClient:
     async def list_and_watch(self, path: str, field_selector: str) -> AsyncGenerator[Change, None]:
         """Yield every object of a collection as it is and at every change, without end.
 
-        Errors of the connection end a watch, not the stream. Several changes may come as one. Whoever stops
-        early closes the generator (`contextlib.aclosing`).
+        Errors of the connection end a watch, not the stream. Several changes may come as one. A caller that
+        stops early closes the generator (`contextlib.aclosing`).
         """
         known: dict[str, Json] = {}
         version = ""

@@ -102,7 +102,7 @@ class PodVolumes:
                 write_atomically(place, payload)
             elif not place.exists():
                 place.mkdir(parents=True)
-                # Whatever user the container runs as may write, as in a kubelet's emptyDir.
+                # Every user that the container runs as may write, as in a kubelet's emptyDir.
                 place.chmod(0o777)
 
     def mounts(self, pod: Json, container: Json) -> tuple[Mount, ...]:

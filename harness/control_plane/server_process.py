@@ -101,7 +101,7 @@ class ServerProcess:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop it in the middle of whatever it does while the block runs (SIGSTOP, SIGCONT)."""
+        """Stop it in the middle of its work while the block runs (SIGSTOP, SIGCONT)."""
         self._process.send_signal(signal.SIGSTOP)
         try:
             yield

@@ -51,7 +51,7 @@ def _answer(call: Call) -> Answer:
         task: Task = pickle.loads(call.task)
     except Exception:
         return Answer(None, "it cannot be imported", traceback.format_exc())
-    # In files, not pipes: a daemon that a call starts may hold them open for ever.
+    # In files, not pipes: a daemon that a call starts may never close them.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as result:
         child = os.fork()
         if child == 0:

@@ -119,7 +119,7 @@ def _fetch(kernel: Kernel, folder: Path) -> None:
 
 
 def _sources(kernel: Kernel, targets: str) -> list[str]:
-    """Name the kernel's suites on the mirrors that this machine's own apt uses, whatever suites it has."""
+    """Name the kernel's suites on the mirrors that this machine's own apt uses, with any suites."""
     mirrors = {"": "", "security": ""}
     for line in targets.splitlines():
         uri, release = line.split()

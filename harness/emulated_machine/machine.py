@@ -102,7 +102,7 @@ class EmulatedMachine:
         return value
 
     def run(self, *command: str | Path) -> Finished:
-        """Run a command inside, whatever its exit code; at most three minutes."""
+        """Run a command inside, with any exit code; at most three minutes."""
         return self.run_within(180.0, *command)
 
     def run_within(self, timeout_s: float, *command: str | Path, folder: Path = Path("/")) -> Finished:

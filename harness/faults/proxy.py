@@ -1,8 +1,8 @@
 """A reverse proxy to the API server that fails as a script states.
 
-TLS on both sides. Whoever is to suffer the faults gets its address and CA in a kubeconfig; tests and checks
-ask the API server itself. It runs on a thread of its own and does not care who the caller is: tokens pass
-through.
+TLS on both sides. The client that is to suffer the faults gets its address and CA in a kubeconfig; tests and
+checks ask the API server itself. It runs on a thread of its own and does not care who the caller is: tokens
+pass through.
 """
 
 from __future__ import annotations

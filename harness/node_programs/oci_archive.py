@@ -49,7 +49,7 @@ class ImageConfiguration:
 class Attributes:
     """Attributes of files of a layer that their folder cannot have without root.
 
-    Paths are relative to the layer's root. Whatever is not named belongs to root.
+    Paths are relative to the layer's root. All other entries belong to root.
     """
 
     owners: Mapping[str, int] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """`./make node`: a cluster with real nodes and kvplace to try by hand, until Ctrl-C.
 
 The same pieces as in the tests: `kubectl apply -f` of a VM that fits this machine makes a QEMU process; its
-threads are pinned. `--without-kvplace` leaves its installation to whoever follows docs/install.md. On PATH
+threads are pinned. `--without-kvplace` leaves its installation to a reader of docs/install.md. On PATH
 there is also a command with the name of each node, which runs another one there. Needs root. Leaves nothing
 behind.
 """

@@ -1,4 +1,4 @@
-"""kube-proxy on a sandboxed node: Services, for its pods and for whoever sends their traffic through it."""
+"""kube-proxy on a sandboxed node: Services, for its pods and other senders of traffic."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A sandbox: a machine of its own inside this one, made of namespaces, control groups and an overlay.
 
 It has its own processes, mounts, host name, network (one link to this machine) and control groups, and shares
-the kernel and the CPUs. Everything in it ends with the process that started it, whatever way that ends.
+the kernel and the CPUs. Everything in it ends with the process that started it, however that ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The first process of a sandbox: it makes the sandbox's root file system and then reaps orphans for ever.
+"""The first process of a sandbox: it makes the sandbox's root file system and then reaps orphans.
 
 Runs as process 1 of new namespaces (`sandbox_process` starts it) and uses the standard library alone, because
 the file system changes under its feet. Its changes of mounts are seen by no client outside.

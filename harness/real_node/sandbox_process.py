@@ -1,7 +1,7 @@
 """`python -m harness.real_node.sandbox_process`: starts one sandbox, supervises it, and removes all of it.
 
 It stays outside the sandbox, and ends at the end of its standard input. The other end of that pipe is held by
-the process that wanted the sandbox, so whatever way that one dies, nothing of the sandbox is left: processes,
+the process that wanted the sandbox, so however that one dies, nothing of the sandbox is left: processes,
 mounts and network go with the namespaces, and the control groups are removed here.
 """
 

@@ -1,6 +1,6 @@
 """Edits of a JSON document, written down as the JSON Patch (RFC 6902) that makes them.
 
-Admission answers with a patch. Whoever changes a document knows what it changes; finding that out again by
+Admission answers with a patch. The code that changes a document knows the change; finding that out again by
 comparing two whole documents cost a quarter of an admission. The document that is given stays as it is:
 what lies on the way to an edit is copied, the rest is shared.
 

@@ -3,8 +3,8 @@
 A body that is not an AdmissionReview gets an HTTP error and one sentence. Every AdmissionReview gets one as
 its answer, with the UID of the request: allowed, perhaps with a patch, or denied with one sentence.
 
-Whoever reaches the port may send reviews (docs/security.md). So each one is bounded, and they take turns:
-other work of the process runs after each, and large ones together take at most half of the time.
+A client that reaches the port may send reviews (docs/security.md). So each one is bounded, and they take
+turns: other work of the process runs after each, and large ones together take at most half of the time.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ async def _answer(review: AdmissionRequest, decide: _Decide) -> tuple[bool, byte
     except KvplaceError as refusal:
         error = refusal
     what = "pod" if review.kind.kind == "Pod" else "vm"
-    # The API server checks names and whatever else a sentence repeats only after this answer.
+    # The API server checks names and other quoted values only after this answer.
     sentence = _cut(str(error))
     about = {"review": _cut(review.uid), what: _cut(f"{review.namespace}/{review.name}")}
     _log.info("refused %s of a %s: %s", review.operation, review.kind.kind, sentence, extra=about)

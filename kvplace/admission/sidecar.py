@@ -8,7 +8,7 @@ effect.
 
 KubeVirt puts the container beside that of QEMU, where it keeps the pod running until KubeVirt asks it to
 end; a killed virt-launcher sends it nothing. So pod admission makes a restartable init container of
-it. The kubelet ends such a container when the others have ended, for whatever reason, and starts those only
+it. The kubelet ends such a container when the others have ended, for any reason, and starts those only
 after its startup probe has passed.
 
 With `plugin` the VMI gets a label. Where the pod has it and KubeVirt's volume for sockets of Plugins, pod

@@ -274,7 +274,7 @@ def admit_vmi_edit(
 ) -> Admitted:
     """Check the edited options of a VMI and mark it; raises Misconfigured for options it cannot have.
 
-    An update that leaves the options as they are is never refused, whatever they are.
+    An update that leaves the options as they are is never refused.
     """
     vmi, before = typed(raw, Vmi), typed(old, Vmi)
     annotations = vmi.metadata.annotations or {}

@@ -107,7 +107,7 @@ class PodPlan:
     def most_threads(self) -> int:
         """How many threads its QEMU may have; one with more is not measured.
 
-        Thread names and counts are in the hand of whoever controls the VM's pod, and each thread costs.
+        A user who controls the VM's pod decides names and number of its threads, and each thread costs.
         """
         return THREADS_BESIDE_VCPUS + 2 * len(self.placement.vcpus)
 

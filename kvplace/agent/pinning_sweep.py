@@ -59,7 +59,7 @@ class PodFinding:
 
     @property
     def follows(self) -> bool:
-        """Whether every thread is where it should be, whatever its cpuset and memory."""
+        """Whether every thread is where it should be; cpuset and memory do not count."""
         return not self.problem and all(
             isinstance(found, CpusetDifference | MemoryDifference) for found in self.differences
         )

@@ -114,7 +114,7 @@ class Authority:
         """Read what a Secret holds; None where nothing in it can sign."""
         signer = _authority_in(stored, CERTIFICATE, KEY)
         successor = _authority_in(stored, _NEXT_CERTIFICATE, _NEXT_KEY)
-        if signer is None:  # damaged: whoever trusts the bundle trusts its successor
+        if signer is None:  # damaged: a client that trusts the bundle trusts its successor
             return None if successor is None else cls(successor)
         return cls(signer, successor, _certificate_in(stored, _PREVIOUS))
 

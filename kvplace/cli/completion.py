@@ -61,7 +61,7 @@ def completions(shell: ShellComplete, arguments: list[str], begun: str) -> list[
     """Return what may be offered for a word that was begun; nothing when the line makes no sense."""
     try:
         return ShellComplete.get_completions(shell, arguments, begun)
-    except Exception:  # nothing may be printed here, whatever went wrong
+    except Exception:  # nothing may be printed here, also after an error
         return []
 
 

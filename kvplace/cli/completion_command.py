@@ -8,11 +8,11 @@ from kvplace.cli.completion import SHELLS, completion_script
 from kvplace.cli.parameters import Words
 
 
-@click.command("completion", short_help="Print the script that makes a shell complete words.")
+@click.command("completion", short_help="Print the completion script of a shell.")
 @click.argument("shell", type=Words(SHELLS), metavar="SHELL")
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    """Print the script that makes a shell complete words: commands, options, server types, files.
+    """Print the script that makes a shell complete commands, options, server types and files.
 
     \b
     bash   echo 'source <(kvplace completion bash)' >> ~/.bashrc

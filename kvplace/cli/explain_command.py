@@ -25,7 +25,7 @@ _NAMED_WIDE = 20
 _TYPE_AND_NAME = 2
 
 
-@click.command("explain", short_help="Explain why a VM fits nowhere, or show its place on its machine.")
+@click.command("explain", short_help="Explain why a VM fits on no node, or show its cores and neighbours.")
 @click.argument("words", nargs=-1, metavar="[vm/NAME|vmi/NAME|pod/NAME]", shell_complete=complete_target)
 @click.option(
     "-f",
@@ -60,11 +60,11 @@ def command(
 ) -> int:
     """Explain a VM.
 
-    One that has no node: what keeps it from every node, with the shortfall, grouped and counted; which
-    changes would make it fit; what kube-scheduler and KubeVirt report. Nodes are asked as the scheduler asks.
+    A VM without a node: the reasons of all nodes with the shortfall, grouped and counted; the changes that
+    would make it fit; the reports of kube-scheduler and KubeVirt. Nodes are asked as the scheduler asks.
 
-    One that runs: its cores, whether its threads were measured there, who uses the same cores, caches and
-    NUMA nodes, and what happened to it.
+    A running VM: its cores, whether its threads were measured there, the VMs that use the same cores, caches
+    and NUMA nodes, and its events.
 
     \b
     kvplace explain -f vm.yaml --topology 2x-epyc-9354
@@ -72,7 +72,7 @@ def command(
     With --topology, no cluster is needed: the VM is explained as if it were alone on this machine, with all
     changes that would make it fit. `kvplace place` takes several VMs side by side.
 
-    Exit code 3 when it waits and fits nowhere.
+    Exit code 3 when it waits and fits on no node.
     """  # noqa: D301 - click needs the literal backslash
     if len(words) > _TYPE_AND_NAME or not (words or filenames):
         raise click.UsageError("name one VM as vm/NAME, vmi/NAME or pod/NAME, or give a file with -f")

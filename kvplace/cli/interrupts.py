@@ -4,7 +4,7 @@
 within a library's callback, the connection breaks under the clean-up that the cancellation is to run.
 
 A signal cancels the command, or calls `on_interrupt` while its block runs. A second one ends the
-program at once. Whoever ignores a signal, as a shell does for what it starts in the background, goes on to.
+program at once. A signal that is ignored, as a shell does for background jobs, stays ignored.
 """
 
 from __future__ import annotations

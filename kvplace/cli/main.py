@@ -86,7 +86,7 @@ class _Commands(Commands):
 )
 @click.version_option(__version__, "--version", message="kvplace %(version)s")
 def cli() -> None:
-    """Give KubeVirt VMs the right physical CPU cores, and show who has which."""
+    """Give KubeVirt VMs the right physical CPU cores, and show which VM has which."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

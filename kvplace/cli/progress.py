@@ -41,7 +41,7 @@ class Progress:
         self.interrupted = False
 
     def __enter__(self) -> Self:
-        # Whoever ignores SIGINT, as a script does for what it starts in the background, goes on to.
+        # If SIGINT is ignored, as in background jobs of a script, it stays ignored.
         if (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGINT) is signal.default_int_handler

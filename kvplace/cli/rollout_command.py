@@ -28,9 +28,9 @@ _MOST_DIGITS = 9
 _yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
-@click.group("rollout", cls=Commands, short_help="Make hundreds of VMs from templates, and follow them.")
+@click.group("rollout", cls=Commands, short_help="Create hundreds of VMs from templates, and follow them.")
 def command() -> None:
-    """Make hundreds of VMs from templates, and follow them until they are pinned.
+    """Create hundreds of VMs from templates, and follow them until they are pinned.
 
     \b
     kvplace rollout create -f vm-templates/web-server.yaml --count 500 --name web

@@ -205,7 +205,7 @@ class Controller:
         async with asyncio.TaskGroup() as group:
             while True:
                 group.create_task(self._reconcile_or_retry(await self._queue.take()))
-                await asyncio.sleep(0)  # between any two nodes whoever else waits has a turn
+                await asyncio.sleep(0)  # between any two nodes other tasks have a turn
 
     async def _reconcile_or_retry(self, node: NodeName) -> None:
         """Do both parts of a node's work; a failure of the first does not stop the second."""
@@ -286,7 +286,7 @@ class Controller:
             self._queue.add(node)
 
     def _follow_reservations(self, node: NodeName, claims: Mapping[PodUid, Claim]) -> None:
-        """Have waiting pods retried where something is no longer reserved, whoever has given it up."""
+        """Have waiting pods retried where any replica has given up a reservation."""
         before = self._reserved.pop(node, frozenset())
         now = frozenset(uid for uid, claim in claims.items() if claim.reserved is not None)
         if now:

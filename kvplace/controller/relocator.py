@@ -199,7 +199,7 @@ class Relocator:
         asking = pod.asking
         if pod.vmi:
             vmi = self._vmis.get(pod.vmi_uid)
-            # Whoever creates a pod writes its owner; only one in its own namespace can be true.
+            # The creator of a pod writes its owner; only one in its own namespace can be true.
             asking = vmi.asking if vmi is not None and vmi.namespace == pod.namespace else {}
         options = read_options(asking)
         if options is None:
@@ -301,7 +301,7 @@ class Relocator:
             log.info("a placement was not written: %s", error, extra=_about(node, pod))
 
     # Finish and GoBack. Each answers on the pod first: while the ledger has the relocation, the step is made
-    # again, whichever of the two writes has failed. A replica with a late cache must not answer.
+    # again after a failure of either write. A replica with a late cache must not answer.
 
     async def _finish(self, node: NodeName, pod: PodRecord, in_force: PodPlacement) -> bool:
         """Answer, and release what is no longer used; returns whether that was done."""

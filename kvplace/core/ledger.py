@@ -242,7 +242,7 @@ class Ledger:
 def merge_patch(ledger: Ledger, change: LedgerChange) -> dict[str, Any]:
     """Write a change as the JSON merge patch of a NodeLedger's spec, touching only what changes.
 
-    A merge patch keeps what it does not name: whatever a claim no longer states is taken out by name.
+    A merge patch keeps what it does not name, so fields that a claim no longer has are removed by name.
     """
     owners: dict[str, str | None] = {}
     claims: dict[str, Any] = {}

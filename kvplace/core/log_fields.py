@@ -1,6 +1,6 @@
 """The fields of a log line that state which pod it is about: `log.info(..., extra=about_pod(...))`.
 
-One way for all components, so that the lines about a pod can be joined by its UID, whoever wrote them.
+One way for all components, so that the lines about a pod can be joined by its UID.
 """
 
 from __future__ import annotations

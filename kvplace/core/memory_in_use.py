@@ -121,7 +121,7 @@ def in_use(measured: Mapping[NumaId, Used], before: MemoryInUse) -> MemoryInUse:
         published = before.memory.get(node, NO_BYTES)
         memory[node] = Bytes(min(used.memory, _rounded(used.taken, used.memory // _PARTS, published)))
         for size, (total, taken) in sorted(used.pages.items()):
-            if taken:  # of huge pages none is kept: whoever reserves them decides how many there are
+            if taken:  # of huge pages none is kept: an administrator decides how many there are
                 known = before.huge_pages.get(node, {}).get(size, 0)
                 count = min(total, _rounded(taken, total // _PARTS_OF_PAGES, known))
                 pages.setdefault(node, {})[size] = count

@@ -118,7 +118,7 @@ def memory_of(request: Request, placement: Placement) -> Mapping[NumaId, Bytes]:
 
 
 def keeps_memory(request: Request, before: Placement, after: Placement) -> bool:
-    """Whether the memory of a VM stays where it is, whatever binds it, when the VM moves."""
+    """Whether the memory of a VM stays where it is when the VM moves."""
     return set(after.numa_nodes) <= set(before.numa_nodes) and not bytes_moved(request, before, after)
 
 

@@ -194,7 +194,7 @@ class PodPlacement:
 
 @lru_cache(maxsize=1024)
 def _placement_of(text: str) -> PodPlacement:
-    """Read an annotation once: whoever manages a pod reads it several times in a row."""
+    """Read an annotation once: a component reads that of a pod several times in a row."""
     try:
         return _read(_fields(text))
     except ValueError as error:
@@ -281,7 +281,7 @@ class Reason(Enum):
     NO_LOCAL_DEVICES = "NoLocalDevices"
     NO_TOPOLOGY = "NoTopology"
     NODE_FILTERED = "NodeFiltered"
-    """kube-scheduler keeps the VM away whatever is free: a cordon, a taint, a label that the node lacks."""
+    """kube-scheduler rejects the node, with any free CPUs: a cordon, a taint, a label that the node lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ class Refusal:
     missing: int = field(init=False, repr=False, compare=False)
     """How much is missing, in the unit of the reason; 0 where that is not known."""
     group: tuple[str, bool, str] = field(init=False, repr=False, compare=False)
-    """Equal for refusals for one reason, whatever their numbers."""
+    """Equal for refusals for one reason, with any numbers."""
 
     def __post_init__(self) -> None:
         missing = self.shortfall.get("missing", 0)

@@ -1,7 +1,7 @@
 """Claims while a running pod gets other cores.
 
 From the moment it is decided until the node's agent has confirmed it, the pod's claim holds its present
-cores and its next ones. So no other pod can get either, whatever crashes in between.
+cores and its next ones. So no other pod can get either, after any crash in between.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Running VMs move to other cores or nodes, or VMs of lower priority are evicted.
 
 A CPU cannot go from one owner to the next in one write. So a reservation has two parts. What is free when it
-is made it owns at once, and the API server keeps everybody else off. What others still own is written in it,
-and every replica takes that for given away. When it has been released, the next write of the ledger, whatever
-it is about, makes the waiting pod its owner; the replica that released it makes that write at once.
+is made it owns at once, and the API server keeps all others off. What others still own is written in it,
+and every replica takes that for given away. When it has been released, the next write of the ledger
+makes the waiting pod its owner; the replica that released it makes that write at once.
 
 What a live migration needs on its target is reserved before its pod exists, under the UID of the VMI. It owns
 nothing, so that the bind of that pod can make the pod the owner of free CPUs in one write.

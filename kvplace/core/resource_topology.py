@@ -1,7 +1,7 @@
 """The NodeResourceTopology of a node (topology.node.k8s.io/v1alpha2), which other schedulers and tools read.
 
 A zone is a NUMA node. What is available there follows from the ledger, so it counts every VM with CPUs of its
-own, whatever its QoS class.
+own, in every QoS class.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ _MOST_COMPARED = 60
 
 
 def near_word(word: object, known: Iterable[str]) -> str:
-    """Return the known word that is most like this one, whatever its case; empty when none is like it."""
+    """Return the known word that is most like this one, in any case; empty when none is like it."""
     import difflib  # seldom needed, and slow to load
 
     if not isinstance(word, str):

@@ -96,7 +96,7 @@ class Levels:
     ) -> tuple[NumaNode, ...]:
         """Assign every online CPU to one of the described nodes; `whole` stands in when there are none.
 
-        A node keeps its id, memory and distances whatever CPUs it is left with, so that memory is only ever
+        A node keeps its id, memory and distances with any CPUs left, so that memory is only ever
         bound where it is. The kernel puts each CPU into several nodes when it emulates nodes (`numa=fake`).
         """
         checked = self._disjoint_nodes(nodes, whole, cores)

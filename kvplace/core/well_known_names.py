@@ -1,6 +1,6 @@
 """Names of kvplace in Kubernetes objects: annotations, labels, the extended resource and a pod condition.
 
-A name is written here once, whoever reads or writes it. `annotations.py` reads the values of requests.
+A name is written here once, for all readers and writers. `annotations.py` reads the values of requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which releases run in a cluster, as far as the caller may see it.
 
-Deployments and DaemonSets state it best. Whoever may not list those of the whole cluster sees the pods of
+Deployments and DaemonSets state it best. A user who may not list them in the whole cluster sees the pods of
 kvplace, with the rights of `kvplace-viewer`. Each part is read by itself: one that may not be read leaves the
 others as they are, and is named.
 """

@@ -330,7 +330,7 @@ async def _elsewhere(reader: ExplainClient, kind: ApiKind, view: ClusterView, ta
     """State where an object of this name is, or which one was likely meant."""
     try:
         found = await reader.read_list(kind, fields=f"metadata.name={target.name}")
-    except Forbidden:  # whoever may search one namespace only
+    except Forbidden:  # the user may search one namespace only
         found = ()
     if namespaces := sorted(one["metadata"]["namespace"] for one in found):
         return f", but one of this name in {_some(namespaces)}: choose its namespace with -n"

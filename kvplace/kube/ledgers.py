@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 LEDGER_WRITES = Histogram(
     "kvplace_ledger_write_seconds",
-    "Time of one write of a node's ledger, whatever became of it.",
+    "Time of one write of a node's ledger, with any result.",
     buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
 LEDGER_CHANGES = Counter(

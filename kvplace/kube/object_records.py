@@ -141,7 +141,7 @@ class PodRecord:
 
         The pod is terminal, or the compute container of its VM has ended.
 
-        A VM's containers are never restarted; those of a plain pod may be, whatever their names.
+        A VM's containers are never restarted; containers of a plain pod may be, with any name.
         """
         return self.is_terminal or bool(self.vmi and self.compute_terminated)
 

@@ -1,7 +1,7 @@
 """API objects as JSON spells them, cut down to the fields that records need, and how they become records.
 
 msgspec skips every field that is not named here without making Python objects of it: 10 µs for a
-virt-launcher pod of 18 KB. Whoever else reads pods as JSON, such as the extender, does it with `PodObject`
+virt-launcher pod of 18 KB. Other readers of pods as JSON, such as the extender, use `PodObject`
 and `pod_record`.
 """
 

@@ -250,6 +250,6 @@ def _sum(containers: Iterable[_Requested]) -> dict[str, int]:
             try:
                 value = parse_quantity(msgspec.json.decode(amount, type=str | int)) * 1000
             except (ValueError, msgspec.DecodeError):
-                continue  # the API server stores no such pod; whoever sends one must not stop anything
+                continue  # the API server stores no such pod; one that is sent must not stop anything
             total[name] = total.get(name, 0) + -(-value.numerator // value.denominator)
     return total

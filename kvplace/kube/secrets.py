@@ -112,7 +112,7 @@ class ApiSecrets:
     async def trust_webhooks(self, authority: bytes) -> str:
         """Let the API server trust kvplace's webhooks by this CA; returns what is still to come, or nothing.
 
-        Only the CA is written: everything else of a webhook belongs to whoever applied it.
+        Only the CA is written: everything else of a webhook belongs to its installer.
         """
         still = [await self._trust(*configuration, authority) for configuration in CONFIGURATIONS]
         return "; ".join(filter(None, still))

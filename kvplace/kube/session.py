@@ -63,7 +63,7 @@ class Sockets:
     async def hang_up(self) -> None:
         """End every connection that is still open, without a TLS shutdown.
 
-        At the end of its stream a transport closes itself and its socket, whatever it was waiting for.
+        At the end of its stream a transport closes itself and its socket in every state.
         """
         for left in self._still_open():
             with suppress(OSError):

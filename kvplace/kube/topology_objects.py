@@ -83,7 +83,7 @@ class TopologyReader:
                 topology = self._machines[spec] = read_topology(_JSON.decode(spec))
         except (BadTopology, ValueError, *NOT_JSON) as error:
             problem = str(error)
-        # Each on its own: what runs on a machine runs there whatever a person has made of its description.
+        # Each on its own: an edit of a description does not change what runs on the machine.
         try:
             status = _STATUS.decode(document.status)
             if status is not None:

@@ -102,7 +102,7 @@ class _CapabilitiesReader:
         return alone
 
     def _pages(self, cell: etree._Element) -> dict[Bytes, int]:
-        """Pages by size; the smallest size is the machine's own, which everybody uses."""
+        """Pages by size; the smallest size is the machine's own, for all programs."""
         pages = {
             Bytes(self._integer(entry, "size") * self._unit(entry)): int(self._digits(entry.text, "<pages>"))
             for entry in cell.findall("pages")

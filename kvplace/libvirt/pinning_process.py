@@ -8,11 +8,11 @@ answer on stdout, and an end:
 
     {"changed": 2}  or  {"error": "one sentence"}
 
-The socket and whatever answers at it are in the hand of whoever controls the VM's pod, so nothing is taken
+A user who controls the VM's pod also controls the socket and the program behind it, so nothing is taken
 for granted. No link on the way to the socket is followed, which could lead out of the container. The domain
 must have the UUID and the name that started the VM's own QEMU. Every size is this machine's or the
 placement's: libvirt's own Python binding is not used, because it allocates what the peer states, for each
-call. Any call may hang for ever. So the process has bounded memory and CPU time, and once it is connected it
+call. Any call may hang. So the process has bounded memory and CPU time, and once it is connected it
 is a user that owns nothing, without capabilities: the connection is all that it has. Another VM gets another
 process.
 """

@@ -1,6 +1,6 @@
 """The containers of a host, kept up to date without polling: the kernel reports each change of their cgroups.
 
-What is reported: cgroups that appear and end, and writes to their cpuset files, whoever makes them. A folder
+What is reported: cgroups that appear and end, and writes of any program to their cpuset files. A folder
 is listed after the watch on it was set, so that nothing between the two is missed. A `kubepods` that is made
 later in a cgroup below the root is found by `look_everywhere` only. Other programs may have used up the
 inotify of root: then `look_everywhere` finds everything, and `obstacle` states why nothing else does.
@@ -125,7 +125,7 @@ class ContainerWatch:
                 self._look(folder / name)
 
     def _look(self, folder: Path) -> None:
-        """Take in a cgroup, whatever it is."""
+        """Take in a cgroup of any kind."""
         uid = pod_uid_of(folder.parent.name)
         if uid is not None:
             container = container_id_of(folder.name)

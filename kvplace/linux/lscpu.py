@@ -2,7 +2,7 @@
 
 These tables have one row for each CPU, with its core, socket, NUMA node and caches. The summary that `lscpu`
 and `lscpu -J` print has only numbers of cores and sockets, so it does not describe a machine. lscpu reports
-neither memory nor distances, and it numbers sockets from 0 whatever ids the kernel gives them.
+neither memory nor distances, and it numbers sockets from 0, not by the ids of the kernel.
 """
 
 from __future__ import annotations

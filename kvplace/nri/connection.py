@@ -1,7 +1,7 @@
 """One connection to an NRI runtime, over which both ends call each other; its frames and messages as bytes.
 
 Calls from the runtime are answered one after the other, in their order: the runtime waits for each of them
-anyway, and what a plugin knows is then never older than the call. So whoever answers must not wait for a call
+anyway, and what a plugin knows is then never older than the call. So a handler must not wait for a call
 to the runtime.
 
 One unix stream carries two connections (github.com/containerd/nri, pkg/net/multiplex): on the one the

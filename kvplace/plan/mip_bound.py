@@ -41,7 +41,7 @@ _TOLERANCE = 1e-3
 _LARGEST = 1 << 24
 """Larger coefficients make the solver numerically unstable."""
 
-_NOT_INSTALLED = "--optimal needs HiGHS, which is not installed: pip install 'kvplace[optimal]'"
+_NOT_INSTALLED = "--optimal needs HiGHS, which is not installed: pip install highspy"
 
 
 @dataclass(frozen=True, slots=True)

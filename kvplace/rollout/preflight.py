@@ -173,7 +173,7 @@ async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
         raise Misconfigured(
             "the cluster serves no VirtualMachines: install KubeVirt, or choose another cluster"
         ) from error
-    # The instance of a VirtualMachine belongs to the VM's rollout, whatever labels it has.
+    # The instance of a VirtualMachine belongs to the VM's rollout, also with other labels.
     rollouts = {one.name: one.rollout for one in vmis} | {one.name: one.rollout for one in vms}
     foreign = {
         name: owner for name, owner in rollouts.items() if name in rollout.by_name and owner != rollout.name

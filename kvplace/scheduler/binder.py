@@ -1,6 +1,6 @@
 """Binding one pod: claim its cores in the node's ledger, then bind it with them in one write.
 
-Idempotent by pod UID: however often and in whatever order kube-scheduler retries, a pod ends with one claim
+Idempotent by pod UID: however often and in any order kube-scheduler retries, a pod ends with one claim
 or none. A claim is released only when it is known that the pod is not bound with it and will not be; where
 that is unknown the claim stays, and the controller reads the pod later.
 """
@@ -264,7 +264,7 @@ class Binder:
     def _is_young(self, claim: Claim) -> bool:
         """Whether this process has stored a claim along with another one a moment ago.
 
-        Whoever takes over any other claim dates it anew: that shows the controllers of all replicas, and
+        A bind that takes over any other claim dates it again: that shows the controllers of all replicas, and
         other binds of the pod, that its binding is about to come.
         """
         along, at = self._along.get(claim.uid, (None, 0.0))

@@ -124,7 +124,7 @@ class ClaimedDevices:
         allocated: Collection[DeviceKey],
         drivers: Collection[str],
     ) -> str:
-        """Return why a pod has no room beside its devices on a node, whichever it gets; empty if it has."""
+        """Return why a pod has no room beside any choice of its devices on a node; empty if it has."""
         snapshot = self._cache.snapshot(node, self._holds.on_node(node, but=pod.uid))
         if not isinstance(snapshot, NodeSnapshot):
             return ""

@@ -30,7 +30,7 @@ class ExtenderListener:
         clients: Collection[str],
         limits: ConnectionLimits,
     ) -> None:
-        """`clients` are the names that may call; empty: whoever passed the handshake."""
+        """`clients` are the names that may call; empty: all that passed the handshake."""
         self._routes = routes
         self._http1 = http1
         self._clients = frozenset(clients)

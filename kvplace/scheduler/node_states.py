@@ -1,6 +1,6 @@
 """The states of the nodes: which machine, and what is free on it.
 
-Nodes in equal states share one `NodeState`, so that whatever is computed about it is computed once. A node is
+Nodes in equal states share one `NodeState`, so that every result about it is computed once. A node is
 described once after each change, however many kinds of VMs are asked about. What is gone is forgotten: a node
 at the next question that does not name it, a state with its last node.
 """

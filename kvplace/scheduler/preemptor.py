@@ -5,8 +5,8 @@ gives the VM enough CPUs in number. Which cores they have it does not know. The 
 it the victims of least cost in kube-scheduler's own order that make the VM fit. They may be others
 than those that were sent, and the node one that was not sent: where Filter has just found only cores missing.
 
-No pod is evicted in vain: where a VM fits once pods have ended that end anyway, it waits for them, but
-not for ever for one that does not come to its end. What the victims leave is reserved for it in the node's
+No pod is evicted in vain: where a VM fits once pods have ended that end anyway, it waits for them,
+for a limited time. What the victims leave is reserved for it in the node's
 ledger (`core/reservation.py`) before they are named, so no replica gives it to any other pod. Only a pod
 of higher priority may take it.
 

@@ -6,7 +6,7 @@ first of these writes also reserves what the VM will get (`core/reservation.py`)
 there, also when this one is gone by then. The next move begins when the last one is in effect. No VM is
 evicted for the one that waits meanwhile.
 
-Whatever happens, only the moves that were begun are completed or undone, and a reservation that nothing
+In every case only the moves that were begun are completed or undone, and a reservation that nothing
 renews ends. So giving up is always safe: when the deadline has passed, a VM could not be moved, or the node
 has changed.
 """
@@ -163,7 +163,7 @@ class RoomMaker:
         return self._making.get(uid) is making
 
     def _is_reserved(self, uid: PodUid) -> bool:
-        """Whether room is being made for a pod, by whichever replica."""
+        """Whether any replica makes room for a pod."""
         nodes = self._cache.ledgers.nodes_claimed_by(uid)
         claims = (self._cache.ledger(node).claims.get(uid) for node in nodes)
         return any(claim is not None and claim.reserved is not None for claim in claims)

@@ -50,7 +50,7 @@ class ServeSettings:
     tls: TlsFiles
     """Certificate of the extender and of admission; CA and names of clients are for the extender alone.
 
-    Whoever has a certificate of that CA with one of those names can bind pods.
+    A client with a certificate of that CA and one of those names can bind pods.
     """
     admission: AdmissionSettings
     extender_address: Address
@@ -98,7 +98,7 @@ async def hang_up_while_unready(
     """End the connections of kube-scheduler whenever this replica cannot serve, until cancelled.
 
     A Service chooses among ready replicas only when a connection is opened. kube-scheduler keeps its own open
-    and would ask this replica for ever.
+    and would always ask this replica.
     """
     while True:
         await asyncio.sleep(every_s)

@@ -1,9 +1,9 @@
 """Accepting connections within bounds: how many, how long a caller may take, and how much it may send.
 
-Whoever reaches a port may open connections and send nothing, or send slowly, or never read. Each of these
-ends after a time, and however many callers do it together, their connections and the bytes of their requests
-stay limited until these are answered.
-What a request may do once it is complete is left to the application.
+A client that reaches a port may open connections and send nothing, or send slowly, or never read. Each of
+these ends after a time, and however many callers do it together, their connections and the bytes of their
+requests stay limited until these are answered. What a request may do once it is complete is left to the
+application.
 
 An address without a host means all: IPv6 and IPv4 on one socket, as Go programs do it, so that the same
 default works in clusters with either family or both. A kernel without IPv6 gets an IPv4 socket.
@@ -270,7 +270,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_answering or self._reading_since is not None:
-            self._forget_unread()  # whoever reads an incomplete body gives it up now
+            self._forget_unread()  # the reader of an incomplete body gives it up now
         self._all.closed(self._transport)
         if self._inner is not None:
             self._inner.connection_lost(exc)
@@ -320,7 +320,7 @@ async def accepting(
 ) -> AsyncIterator[Address]:
     """Accept connections while the block runs; gives the address with the port really used.
 
-    Raises Misconfigured when the address cannot be used. Open connections are left to whoever serves them.
+    Raises Misconfigured when the address cannot be used. Open connections are left to their handlers.
     """
     listening = await listening_socket(address)
     with listening:
@@ -366,7 +366,7 @@ def _listen(family: int, where: tuple[object, ...]) -> socket.socket:
     # follows another one would wait for the caller's delayed acknowledgement, 40 ms on Linux.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if family == socket.AF_INET6:  # `::` takes IPv4, too, whatever the host's net.ipv6.bindv6only states
+        if family == socket.AF_INET6:  # `::` takes IPv4, too, with any net.ipv6.bindv6only of the host
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(where)

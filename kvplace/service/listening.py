@@ -39,7 +39,7 @@ async def listening(
 ) -> AsyncIterator[Address]:
     """Serve an application while the block runs; gives the address with the port really used.
 
-    `clients` are the names of certificates that may call; empty: whoever passed the handshake. Answers the
+    `clients` are the names of certificates that may call; empty: all that passed the handshake. Answers the
     requests that have begun before it ends. Raises Misconfigured when the address cannot be used.
     """
 

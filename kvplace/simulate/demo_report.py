@@ -68,7 +68,7 @@ class DemoReport:
     seconds: float = 0.0
 
     def order_by(self, names: Sequence[str]) -> None:
-        """Put the VMs in this order of their names, whichever was bound first."""
+        """Put the VMs in this order of their names, not in the order of their binds."""
         place = {name: number for number, name in enumerate(names)}
         self.placed.sort(key=lambda vm: place[vm.name])
         self.refused.sort(key=lambda vm: place[vm.name])

@@ -1,6 +1,6 @@
 """Reports to open pages what has changed: server-sent events, gathered, bounded and able to resume.
 
-Changes gather for a second and go to everybody together. Nothing is queued for a page: a page that is
+Changes gather for a second and go to all readers together. Nothing is queued for a page: a page that is
 slow is sent what has changed since the revision it has, once it can take more. A page that comes back names
 the last revision that it has seen (Last-Event-ID); where this process cannot state what it missed, it loads
 everything anew. Without a page open nothing is computed. Pages also learn that a watch of the cluster fails:

@@ -164,7 +164,7 @@ def test_a_bound_at_the_time_limit_still_holds() -> None:
 
 def test_without_the_solver_the_error_states_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
-    with pytest.raises(Misconfigured, match=r"pip install 'kvplace\[optimal\]'"):
+    with pytest.raises(Misconfigured, match=r"pip install highspy"):
         mip_bound(nodes_of(machine(4)), vms_of(1))
 
 

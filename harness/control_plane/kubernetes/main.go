@@ -5,7 +5,7 @@
 // Linking them together costs one build instead of five and shares most of the code.
 //
 // The promise that matters to a test run: a server started by this program ends as soon as its standard input
-// reaches end of file. Whoever starts it holds the other end of that pipe, so however the starter dies
+// reaches end of file. The program that starts it holds the other end of that pipe, so however it dies
 // (SIGKILL included), nothing outlives it.
 package main
 

@@ -26,7 +26,7 @@ class Missing(NamedTuple):
 
 
 class Shortage:
-    """The shortage of a request on one machine, whatever is free there."""
+    """The shortage of a request on one machine, also on an empty one."""
 
     def __init__(self, topology: Topology, request: Request) -> None:
         self._domains = [

@@ -33,7 +33,7 @@ PLANNED = "\0"
 """How the ids of planned VMs begin in a draft; no id that was read does."""
 
 ClosedNodes: TypeAlias = Mapping[NodeName, Refusal]
-"""Nodes that a VM never goes to, whatever is free there, each with the reason."""
+"""Nodes that a VM never goes to, with any free CPUs, each with the reason."""
 OPEN: ClosedNodes = MappingProxyType({})
 """All nodes are open."""
 

@@ -38,7 +38,7 @@ Locality = tuple[int, int, int]
 """Packages, NUMA nodes, largest distance between these."""
 
 _ALONE = (1, 1, 0)
-"""The least locality: on one NUMA node. A placement elsewhere is worse, whatever else it is."""
+"""The least locality: on one NUMA node. Every placement elsewhere is worse."""
 
 
 class NodeCounts:

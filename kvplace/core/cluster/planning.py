@@ -74,7 +74,7 @@ class RefusedVm:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Tally:
-    """How much is placed; more VMs are more, whatever their size."""
+    """How much is placed; more VMs are more, of any size."""
 
     vms: int
     vcpus: int

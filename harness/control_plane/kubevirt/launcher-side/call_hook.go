@@ -56,7 +56,7 @@ func parseCallOptions(args []string) (callOptions, error) {
 	flags.DurationVar(&options.patience, "collect-timeout", 10*time.Second, "patience with missing sidecars")
 	flags.StringVar(&options.domain, "domain", "", "file with the domain XML to begin with; none: converted from the VMI")
 	flags.IntVar(&options.calls, "calls", 3, "calls of OnDefineDomain: as many as virt-launcher makes are 1, 2 or 3")
-	flags.BoolVar(&options.chained, "chained", false, "feed every answer into the next call, whatever their number")
+	flags.BoolVar(&options.chained, "chained", false, "feed every answer into the next call, for any number of calls")
 	flags.IntVar(&options.placeholders, "placeholders", 4, "placeholder interfaces in the first of three calls")
 	flags.IntVar(&options.rootPorts, "root-ports", 4, "root ports that the last of several calls adds")
 	flags.BoolVar(&options.cloudInit, "pre-cloud-init-iso", false, "call PreCloudInitIso first")
@@ -116,7 +116,7 @@ func firstSpec(vmi *v1.VirtualMachineInstance, options callOptions) (*api.Domain
 	return spec, nil
 }
 
-// callHooks follows virt-launcher: whatever fails ends the domain's start, and Shutdown is called
+// callHooks follows virt-launcher: any failure ends the domain's start, and Shutdown is called
 // in any case, as it is when a launcher ends.
 func callHooks(vmi *v1.VirtualMachineInstance, spec *api.DomainSpec, options callOptions) report {
 	manager := hooks.GetManager()

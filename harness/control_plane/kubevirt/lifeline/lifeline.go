@@ -1,4 +1,4 @@
-// Package lifeline ties a program to the one that started it: whoever holds the other end of its
+// Package lifeline ties a program to the one that started it: the process that holds the other end of its
 // standard input keeps it alive, and even a starter that is killed lets go of it.
 package lifeline
 
