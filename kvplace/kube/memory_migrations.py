@@ -1,6 +1,6 @@
 """The live migrations of the in-memory cluster.
 
-No VM migrates by itself here: whoever plays virt-controller takes the migrations and moves them on.
+No VM migrates by itself here: a test that plays virt-controller takes the migrations and moves them on.
 """
 
 from __future__ import annotations
