@@ -32,14 +32,14 @@ def answer_of(node: NodeSnapshot, request: Request) -> Fit | Refusal:
     if not isinstance(answer, Refusal):
         return Fit.of(machine.topology, node.free, request, answer)
     # The allocator takes the whole machine for empty; a node may give out less of it.
-    if machine.is_narrowed and not _fits_empty(machine, request):
+    if machine.is_narrowed and not _fits(machine.topology, machine.free(Ledger()), request.without_devices):
         return replace(answer, never=True)
     return answer
 
 
 @lru_cache(maxsize=4096)
-def _fits_empty(machine: NodeMachine, request: Request) -> bool:
-    return try_place(machine.topology, machine.free(Ledger()), request) is not None
+def _fits(topology: Topology, free: Free, request: Request) -> bool:
+    return try_place(topology, free, request) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.node_choice import Fit
 from kvplace.core.cpuset import mask_of
 from kvplace.core.free_resources import Free
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice, TopologyPolicy
-from kvplace.core.placement import Placement
-from kvplace.core.request import PinningOptions, Request
+from kvplace.core.placement import Placement, Refusal
+from kvplace.core.request import DeviceNuma, PinningOptions, Request
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId, PodUid, ResourceName
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.nodes.node_machine import (
@@ -22,12 +23,14 @@ from kvplace.nodes.node_machine import (
     NodeMachine,
     NodeSnapshot,
     Unusable,
+    answer_of,
     describe_node,
     snapshot_of,
 )
 from tests.core.machines import GIB
 from tests.nodes.machines import EIGHT
 
+VF = ResourceName("intel.com/vf")
 RESERVING = replace(EIGHT, reserved=CpuMask(0b1))
 
 
@@ -59,6 +62,26 @@ def test_its_cpu_map_and_the_cpus_that_the_kubelet_holds_limit_that(
     assert machine == NodeMachine(RESERVING, mask_of(left))
     assert machine.is_narrowed
     assert machine.free(Ledger()).cpus == machine.free(Ledger()).pool == mask_of(left)
+
+
+@pytest.mark.parametrize("device_numa", [DeviceNuma.PREFERRED, DeviceNuma.REQUIRED])
+def test_a_node_with_devices_and_fewer_cpus_than_its_machine_refuses_what_does_not_fit(
+    device_numa: DeviceNuma,
+) -> None:
+    counts = [DeviceCount(VF, NumaId(0), 2, 2)]
+    report = DeviceReport(
+        NodeDevices.of(counts, TopologyPolicy()), {PodUid("a"): (PodDevice(VF, NumaId(0)),)}
+    )
+    described = TopologyRecord(NodeName("n"), RESERVING, kubelet_cpus=CpuMask(0b1100), devices=report)
+    node = snapshot_of(describe_node(NodeRecord(NodeName("n"), "uid"), described), None)
+    assert isinstance(node, NodeSnapshot)
+    request = Request(5, PinningOptions(device_numa=device_numa), devices={VF: 1})
+    assert isinstance(answer_of(node, request), Fit)
+    taken = replace(node, free=replace(node.free, cpus=CpuMask(0b10), pool=CpuMask(0b10)))
+    for_now, for_ever = answer_of(taken, request), answer_of(taken, replace(request, vcpus=6))
+    assert isinstance(for_now, Refusal)
+    assert isinstance(for_ever, Refusal)
+    assert (for_now.never, for_ever.never) == (False, True)
 
 
 def test_a_node_without_a_topology_is_what_its_cpu_map_states() -> None:
