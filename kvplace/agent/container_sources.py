@@ -30,14 +30,16 @@ def keeper_of(
     try:
         hierarchy = find_cpuset_hierarchy(mounted)
     except Misconfigured as error:
-        keeper = CpusetKeeper(own, report, CpusetHierarchy(mounted, CgroupVersion.V2), observes_only=True)
+        hierarchy = CpusetHierarchy(mounted, CgroupVersion.V2)
+        keeper = CpusetKeeper(own, report, hierarchy, observed=Enforcement.NONE)
         keeper.connected(Enforcement.NONE, cpusets_enforced(TopologyReason.NO_CPUSETS, f"{error}."))
         keeper.carry_out()
         return keeper, NoContainers()
     socket = settings.on_host(settings.nri_socket)
     how = settings.enforcement or (Enforcement.NRI if socket.exists() else Enforcement.CGROUP)
-    keeper = CpusetKeeper(own, report, hierarchy, observes_only=how is Enforcement.NONE)
-    if how is Enforcement.NRI:
+    keeper = CpusetKeeper(own, report, hierarchy, observed=None if how.by_agent else how)
+    # dra-driver-cpu needs NRI; two plugins may be connected as long as one of them sets no cpuset.
+    if how in (Enforcement.NRI, Enforcement.DRA):
         # Costs 4 MiB, which nodes without NRI need not pay.
         from kvplace.agent.nri_source import NriSource
         from kvplace.nri.courier import NriRuntime

@@ -131,16 +131,19 @@ class CpusetKeeper:
         report: NodeReport,
         cgroups: CgroupCpusets,
         *,
-        observes_only: bool = False,
+        observed: Enforcement | None = None,
         sweep_s: float = SWEEP_S,
         starting_s: float = STARTING_S,
         own_pid: int | None = None,
     ) -> None:
-        """With `observes_only` it knows the containers and writes nothing; `own_pid` is this process."""
+        """With `observed`, which sets the cpusets here, it knows the containers and writes nothing.
+
+        `own_pid` is this process.
+        """
         self._own = own
         self._report = report
         self._cgroups = cgroups
-        self._observes_only = observes_only
+        self._observed = observed
         self._sweep_s = sweep_s
         self._starting_s = starting_s
         self._own_pid = os.getpid() if own_pid is None else own_pid
@@ -244,7 +247,9 @@ class CpusetKeeper:
         is_new = plan != self._plan
         if is_new:
             self._plan = plan
-        self._report.enforce(Enforcement.NONE if state.observes_only else self._connected[0])
+        self._report.enforce(
+            Enforcement.NONE if self._own.state.observes_only else self._observed or self._connected[0]
+        )
         self._write(list(self._kept.values()), first)
         self._say()
         if is_new:
@@ -299,7 +304,10 @@ class CpusetKeeper:
 
     def _state(self) -> ThisNode:
         state = self._own.state
-        return replace(state, observes_only=True) if self._observes_only else state
+        if self._observed is None:
+            return state
+        follows_claims = self._observed is Enforcement.DRA and not state.observes_only
+        return replace(state, observes_only=True, follows_claims=follows_claims)
 
     def _check(self, candidates: Collection[_Kept]) -> None:
         for kept in candidates:
@@ -422,7 +430,7 @@ class CpusetKeeper:
 
     def _say(self) -> None:
         is_observed = self._connected is not None and self._connected[0] is not Enforcement.NONE
-        if self._report.enforcement is Enforcement.NONE and is_observed:
+        if is_observed and self._report.enforcement in (Enforcement.NONE, Enforcement.DRA):
             self._report.drop_condition(TopologyCondition.CPUSETS_ENFORCED)
         elif condition := self._condition():
             self._report.put_condition(condition)

@@ -147,6 +147,13 @@ def ready(conditions: Iterable[Condition], enforcement: Enforcement, machine: Th
             TopologyReason.NOT_ENFORCED,
             "containers are not kept off the CPUs that VMs own",
         )
+    if enforcement is Enforcement.DRA:
+        return Condition(
+            TopologyCondition.READY,
+            True,
+            TopologyReason.OBSERVING,
+            "dra-driver-cpu sets cpusets here by the ResourceClaims of pods (enforcement dra, experimental)",
+        )
     return Condition(
         TopologyCondition.READY,
         True,

@@ -72,7 +72,7 @@ def plan_node(state: ThisNode, containers: Iterable[NodeContainer]) -> NodePlan:
     for uid, claim in claims.items():
         members = [container for container in known if container.pod_uid == uid and container.runs_claim]
         if members:
-            pods[uid] = _with_containers(claim, members, settings.get(members[0].id), refused.get(uid))
+            pods[uid] = _with_containers(state, claim, members, settings.get(members[0].id), refused.get(uid))
     online = CpuMask(state.topology.cpus)
     if not state.is_known:
         kept = () if state.observes_only else known
@@ -106,17 +106,22 @@ def _as_before(container: NodeContainer) -> Cpuset:
 
 
 def _with_containers(
-    claim: PodPlan, members: Iterable[NodeContainer], setting: Cpuset | None, refusal: ClaimRefusal | None
+    state: ThisNode,
+    claim: PodPlan,
+    members: Iterable[NodeContainer],
+    setting: Cpuset | None,
+    refusal: ClaimRefusal | None,
 ) -> PodPlan:
     cgroups = [
         ClaimContainer(container.name or container.id[:SHOWN_OF_ID], container.folder)
         for container in members
         if container.folder is not None
     ]
+    expected = claim.placement.owned if state.follows_claims and refusal is None else NO_CPUS
     return replace(
         claim,
         containers=tuple(sorted(cgroups, key=lambda cgroup: cgroup.name)),
-        cpuset=NO_CPUS if setting is None else setting.cpus,
+        cpuset=expected if setting is None else setting.cpus,
         sets_threads=setting is not None,
         refusal=refusal,
     )

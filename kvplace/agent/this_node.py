@@ -88,5 +88,7 @@ class ThisNode:
     """CPUs that the kubelet's static policy has allocated; the agent does not write where there is one."""
     observes_only: bool = False
     """Whether cpusets are only observed: by the kubelet's static policy, or by the operator's wish."""
+    follows_claims: bool = False
+    """Whether dra-driver-cpu gives the containers of a claim the CPUs that it owns; this is then observed."""
     is_known: bool = True
     """Whether the objects of the node have been read; until then ledger and pods lack what they state."""

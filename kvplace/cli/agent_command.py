@@ -27,10 +27,11 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option(
     "--enforcement",
-    type=Words(["auto", "nri", "cgroup", "none"]),
+    type=Words(["auto", "nri", "cgroup", "none", "dra"]),
     default="auto",
     show_default=True,
-    help="How containers are kept off the CPUs of others; auto: nri where the container runtime offers it.",
+    help="How containers are kept off the CPUs of others; auto: nri where the container runtime offers"
+    " it. none and dra only observe; dra is experimental.",
 )
 @click.option("--nri-socket", type=_PATH, default="/var/run/nri/nri.sock", show_default=True, metavar="PATH")
 @click.option("--kubelet-folder", type=_PATH, default="/var/lib/kubelet", show_default=True, metavar="PATH")

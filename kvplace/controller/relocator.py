@@ -168,7 +168,7 @@ class Relocator:
             ledger,
             asked,
             described.pods.get(pod.uid) if described is not None else None,
-            enforces=self._cache.enforces(node),
+            enforces=self._cache.enforcement(node).by_agent,
             migrates=self._migrates(pod),
             device_nodes=nodes_to_follow(pod, described),
         )

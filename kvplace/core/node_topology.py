@@ -58,6 +58,13 @@ class Enforcement(Enum):
     """The agent's NRI plugin, from the first instruction of every container."""
     CGROUP = "cgroup"
     """The agent writes cgroups after a container was created."""
+    DRA = "dra"
+    """dra-driver-cpu: each container gets the CPUs of its ResourceClaim; the agent only observes."""
+
+    @property
+    def by_agent(self) -> bool:
+        """Whether the agent itself sets cpusets, so that a running VM can get other cores."""
+        return self in (Enforcement.NRI, Enforcement.CGROUP)
 
 
 def node_topology(name: str, topology: Topology, kubelet_cpus: CpuMask = NO_CPUS) -> dict[str, Any]:

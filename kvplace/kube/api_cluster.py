@@ -69,7 +69,12 @@ from kvplace.kube.objects import (
     pod_record,
     vmi_record,
 )
-from kvplace.kube.resource_claims import DRA_RESOURCES, read_resource_claim, read_resource_claim_call
+from kvplace.kube.resource_claims import (
+    DRA_RESOURCES,
+    read_resource_claim,
+    read_resource_claim_call,
+    write_claim_status_call,
+)
 from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
 from kvplace.kube.topology_objects import TopologyReader, resource_topology_record
 from kvplace.kube.vm_statuses import STATUS_RESOURCES
@@ -80,6 +85,7 @@ from kvplace.kube.watches import (
     NODE_STATUSES,
     NODES,
     PODS,
+    RESOURCE_CLAIMS,
     TOPOLOGIES,
     VMIS,
     Kind,
@@ -180,6 +186,14 @@ class ApiCluster:
         except Missing:
             return None
         return read_resource_claim(body)
+
+    async def write_claim_status(self, claim: ResourceClaimRecord, status: Mapping[str, Any]) -> str:
+        """Change allocation and reservedFor of a ResourceClaim, None removes one; returns its new version.
+
+        Raises Conflict when it has changed since `claim` was read, and Refused when it is gone.
+        """
+        body = await self._session.request(write_claim_status_call(claim, status))
+        return decoded(_VERSION, body, RESOURCE_CLAIMS.name).metadata.resource_version
 
     async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
         """Read all PodDisruptionBudgets of the cluster, page by page."""

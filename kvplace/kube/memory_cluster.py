@@ -25,6 +25,7 @@ from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import CPU_MAP, PLACEMENT, REQUEST
+from kvplace.kube.claimed_cpus import with_status
 from kvplace.kube.events import EventRecord
 from kvplace.kube.memory_migrations import MemoryMigrations
 from kvplace.kube.migrations import MIGRATIONS
@@ -33,14 +34,12 @@ from kvplace.kube.object_records import (
     NO_SHAPE,
     AgentPod,
     Condition,
-    DeviceClassRecord,
     LedgerRecord,
     NodeRecord,
     PodRecord,
     PodReport,
     ResourceClaimRecord,
     ResourceTopologyRecord,
-    SliceRecord,
     TopologyRecord,
     TopologyStatus,
     VmiRecord,
@@ -273,6 +272,13 @@ class MemoryCluster(MemoryMigrations):
         await asyncio.sleep(0)
         return self._resource_claims.get((namespace, name))
 
+    async def write_claim_status(self, claim: ResourceClaimRecord, status: Mapping[str, Any]) -> str:
+        await asyncio.sleep(0)
+        stored = self._resource_claims.get((claim.namespace, claim.name))
+        if stored is None or stored.resource_version != claim.resource_version:
+            raise Conflict(f"ResourceClaim {claim.name} has changed since it was read")
+        return self.put_resource_claim(with_status(stored, status))
+
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         await asyncio.sleep(0)
         return self._vmis.get((namespace, name))
@@ -429,17 +435,11 @@ class MemoryCluster(MemoryMigrations):
         """Take the agent away from a node."""
         self._agents.remove(PodUid(f"agent-{node}"))
 
-    def put_resource_claim(self, record: ResourceClaimRecord) -> None:
-        """Create or replace a ResourceClaim, as users and kube-scheduler do."""
-        self._resource_claims.put((record.namespace, record.name), record)
-
-    def put_slice(self, record: SliceRecord) -> None:
-        """Publish devices, as a DRA driver does."""
-        self._slices.put(record.name, record)
-
-    def put_device_class(self, record: DeviceClassRecord) -> None:
-        """Create or replace a DeviceClass."""
-        self._device_classes.put(record.name, record)
+    def put_resource_claim(self, record: ResourceClaimRecord) -> str:
+        """Create or replace a ResourceClaim, as users and kube-scheduler do; returns its version."""
+        version = self._next_version()
+        self._resource_claims.put((record.namespace, record.name), replace(record, resource_version=version))
+        return version
 
     def put_vmi(self, namespace: str, name: str, document: Mapping[str, Any]) -> None:
         """Create or replace a VirtualMachineInstance."""

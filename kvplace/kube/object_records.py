@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from kvplace.core.cpuset import format_cpu_list
@@ -327,6 +328,9 @@ class ResourceClaimRecord:
     """Requests for a number of devices of one class; others, such as lists of alternatives, are left out."""
     allocated: tuple[DeviceKey, ...] | None = None
     """None until kube-scheduler has allocated devices."""
+    resource_version: str = ""
+    status: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """Its whole status if dra-driver-cpu has a device of it, since kvplace writes that; else empty."""
 
 
 @dataclass(frozen=True, slots=True)

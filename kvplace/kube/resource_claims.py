@@ -22,9 +22,11 @@ from kvplace.kube.object_records import (
     SliceDevice,
     SliceRecord,
 )
-from kvplace.kube.session import Call, path_of
+from kvplace.kube.session import METADATA_ONLY, Call, path_of
 from kvplace.kube.watches import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES, Kind
 
+CPU_DRIVER = "dra.cpu"
+"""The driver with CPUs as devices: dra-driver-cpu."""
 _PATH = ("apis", "resource.k8s.io", "v1")
 _STANDARD = "resource.kubernetes.io/"
 _NUMA_NAMES = (f"{_STANDARD}numaNode", "numaNode", "numa", "numaNodeID", "dra.net/numaNode")
@@ -40,6 +42,7 @@ class _DraObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 class _DraMeta(_DraObject, frozen=True):
     name: str = ""
     namespace: str = ""
+    resource_version: str = ""
 
 
 class _DeviceAttribute(_DraObject, frozen=True):
@@ -117,7 +120,7 @@ class _ResourceClaimStatus(_DraObject, frozen=True):
 class _ResourceClaimObject(_DraObject, frozen=True):
     metadata: _DraMeta
     spec: _ResourceClaimSpec = _ResourceClaimSpec()
-    status: _ResourceClaimStatus | None = None
+    status: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _CelSelector(_DraObject, frozen=True):
@@ -136,6 +139,9 @@ class _DeviceClassSpec(_DraObject, frozen=True):
 class _DeviceClassObject(_DraObject, frozen=True):
     metadata: _DraMeta
     spec: _DeviceClassSpec = _DeviceClassSpec()
+
+
+_STATUS = msgspec.json.Decoder(_ResourceClaimStatus | None)
 
 
 def _slice(document: _SliceObject) -> SliceRecord:
@@ -175,11 +181,20 @@ def _resource_claim(document: _ResourceClaimObject) -> ResourceClaimRecord:
         for one in exactly
         if one.allocation_mode == "ExactCount" and not one.admin_access
     )
-    allocation = document.status.allocation if document.status is not None else None
+    status = _STATUS.decode(document.status)
+    allocation = status.allocation if status is not None else None
     allocated = None
     if allocation is not None:
         allocated = tuple((one.driver, one.pool, one.device) for one in allocation.devices.results or ())
-    return ResourceClaimRecord(document.metadata.namespace, document.metadata.name, requests, allocated)
+    metadata, is_of_cpus = document.metadata, any(key[0] == CPU_DRIVER for key in allocated or ())
+    return ResourceClaimRecord(
+        metadata.namespace,
+        metadata.name,
+        requests,
+        allocated,
+        metadata.resource_version,
+        msgspec.json.decode(document.status) if is_of_cpus else {},
+    )
 
 
 def _device_class(document: _DeviceClassObject) -> DeviceClassRecord:
@@ -238,3 +253,18 @@ def read_resource_claim_call(namespace: str, name: str) -> Call:
 def read_resource_claim(body: bytes) -> ResourceClaimRecord:
     """Read the answer to `read_resource_claim_call`; raises Unreadable."""
     return _CLAIM_RESOURCE.record(msgspec.Raw(body))
+
+
+def write_claim_status_call(claim: ResourceClaimRecord, status: Mapping[str, Any]) -> Call:
+    """Change the status of a resource claim that is still at its version; None removes a field."""
+    return Call(
+        "patch",
+        f"{RESOURCE_CLAIMS.name}/status",
+        path_of(*_PATH, "namespaces", claim.namespace, RESOURCE_CLAIMS.name, claim.name, "status"),
+        name=f"{claim.namespace}/{claim.name}",
+        query={"fieldManager": "kvplace"},
+        body=msgspec.json.encode(
+            {"metadata": {"resourceVersion": claim.resource_version}, "status": dict(status)}
+        ),
+        accept=METADATA_ONLY,
+    )

@@ -60,6 +60,8 @@ class NodeCache:
         self.ledgers = Ledgers(cluster, self.ledger_store)
         self.dra = DraDevices()
         self.relocation_times = RelocationTimes(self.ledgers)
+        self.dra_nodes: set[NodeName] = set()
+        """Nodes where dra-driver-cpu sets the cpusets."""
         self._machines: dict[NodeName, NodeMachine | Unusable] = {}
         self._largest: int | None = None
         self._listeners: list[Callable[[NodeName], None]] = []
@@ -102,9 +104,13 @@ class NodeCache:
         return machine
 
     def enforces(self, node: NodeName) -> bool:
-        """Return whether an agent keeps all other containers off the CPUs that are owned on a node."""
+        """Return whether all other containers are kept off the CPUs that are owned on a node."""
+        return self.enforcement(node) is not Enforcement.NONE
+
+    def enforcement(self, node: NodeName) -> Enforcement:
+        """Return how other containers are kept off the CPUs that are owned on a node."""
         described = self.topologies.get(node)
-        return described is not None and described.enforcement is not Enforcement.NONE
+        return Enforcement.NONE if described is None else described.enforcement
 
     def is_leaving(self, uid: PodUid) -> bool:
         """Return whether the claim of a pod is released without an eviction."""
@@ -142,6 +148,10 @@ class NodeCache:
     def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
         either = after or before
         unchanged = before is not None and after is not None and after.allows_same_placements(before)
+        if either is not None and self.enforcement(either.node) is Enforcement.DRA:
+            self.dra_nodes.add(either.node)
+        elif either is not None:
+            self.dra_nodes.discard(either.node)
         if either is not None and not unchanged:
             self._machine_changed(either.node)
 

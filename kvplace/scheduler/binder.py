@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import takewhile
@@ -26,6 +26,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import ApiUnavailable
 from kvplace.kube.events import EventRecorder, floating, pod_reference
+from kvplace.kube.object_records import ResourceClaimRecord
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
@@ -36,6 +37,7 @@ from kvplace.scheduler.claim_placements import (
     target_claim,
 )
 from kvplace.scheduler.claimed_devices import ClaimedDevices, DeviceReader
+from kvplace.scheduler.dra_enforcement import ClaimStatusWriter, DraEnforcement, check_cpus
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods
@@ -48,7 +50,7 @@ _YOUNG_S = 30.0
 """With the longest bind, far below the controller's patience with claims without a binding."""
 
 
-class PodClient(DeviceReader, Protocol):
+class PodClient(DeviceReader, ClaimStatusWriter, Protocol):
     """The cluster calls of the scheduler, apart from watches and ledgers."""
 
     async def bind(
@@ -84,6 +86,7 @@ class Binder:
         holds: Holds,
         pending: PendingPods,
         devices: ClaimedDevices,
+        dra: DraEnforcement,
         events: EventRecorder,
         *,
         seconds: float,
@@ -95,6 +98,7 @@ class Binder:
         self._holds = holds
         self._pending = pending
         self._devices = devices
+        self._dra = dra
         self._events = events
         self._seconds = seconds
         self._now = now
@@ -148,7 +152,8 @@ class Binder:
         2. Read what it asks for.
         3. Store a claim in the node's ledger. If the pod may float and Filter has found nothing that fits,
            bind it unpinned.
-        4. Bind it with the claimed cores.
+        4. Where dra-driver-cpu sets the cpusets, write the claimed cores into the pod's ResourceClaim.
+        5. Bind it with the claimed cores.
         """
         deadline = asyncio.get_running_loop().time() + self._seconds
         if await self._is_bound(args):
@@ -156,10 +161,12 @@ class Binder:
         explanation = self._pending.get(args.uid).explanation
         asking = await self._pending.of_binding(args)
         pod_request = asking.pod_request
+        resource_claims = await self._dra.claims(args)
         try:
-            decision = await self._claim_cores(args, asking)
+            decision = await self._claim_cores(args, asking, resource_claims)
         except Refused:
-            may_float = pod_request.request.options.on_failure is OnFailure.FLOAT
+            # What has CPUs of dra-driver-cpu starts only with the cores that are chosen for it.
+            may_float = pod_request.request.options.on_failure is OnFailure.FLOAT and not resource_claims
             if not may_float or self._holds.of_pod(args.uid, args.node) is not None:
                 raise  # one that holds cores here fitted a moment ago; another node may have some for it
             await self._bind_unpinned(args, asking, deadline)
@@ -168,6 +175,8 @@ class Binder:
         if placement is None:
             await self._leave_to_controller(args, decision.claim)
             return
+        for resource_claim in resource_claims or ():
+            await self._dra.give(resource_claim, decision.claim.owned)
         bound = PodPlacement(
             args.uid,
             args.node,
@@ -208,7 +217,9 @@ class Binder:
 
     # Step 3.
 
-    async def _claim_cores(self, args: BindingArgs, asking: AskingPod) -> _Decision:
+    async def _claim_cores(
+        self, args: BindingArgs, asking: AskingPod, resource_claims: Sequence[ResourceClaimRecord] | None
+    ) -> _Decision:
         """Store the claim of a pod, and with it those of the pods that are planned for the same node.
 
         What is reserved for it becomes its claim. A claim that is stored already is taken over. The
@@ -244,6 +255,8 @@ class Binder:
                     vmi=asking.pod_request.vmi_name,
                     since=rfc3339(self._now()),
                 )
+            if resource_claims is not None and placement is not None:
+                check_cpus(args, resource_claims, placement)
             ours.append(claim)
             decision = _Decision(claim, placement, machine.topology, is_new)
             if claim == stored:
@@ -349,7 +362,7 @@ class Binder:
                 f"node {args.node} has changed since this pod's cores were claimed; they are released soon"
             )
 
-    # Step 4.
+    # Step 5.
 
     async def _bind_unpinned(self, args: BindingArgs, asking: AskingPod, deadline: float) -> None:
         annotations = floating_annotations(pod_uid=args.uid, node=args.node)

@@ -6,7 +6,7 @@ and places beside their devices.
 
 After a refused Bind the devices stay allocated, and kube-scheduler offers their node alone. It frees them
 when Filter refuses that node. So Filter remembers the refusal until the ledger of the node changes.
-Everything here only reads; kvplace changes no resource claim.
+Everything here only reads; `dra_enforcement` alone writes resource claims, of CPUs.
 """
 
 from __future__ import annotations
@@ -101,13 +101,16 @@ class ClaimedDevices:
             if request.options.device_numa in _STRICT:
                 raise Unavailable("kvplace has not read the ResourceSlices yet; it will in a moment")
             return request
+        allocated = {key for claim in await self.claims(args) for key in claim.allocated or ()}
+        numa_nodes = devices.numa_nodes(args.node, topology, allocated, self._report(args.node))
+        return replace(request, device_nodes=request.device_nodes | numa_nodes)
+
+    async def claims(self, args: BindingArgs) -> list[ResourceClaimRecord]:
+        """Read the resource claims of a pod as the API server has them now."""
         live = await self._cluster.read_pod(args.namespace, args.name)
         names = [name for name in live.resource_claims if name] if live is not None else []
         reads = (self._cluster.read_resource_claim(args.namespace, name) for name in names[:_MOST_CLAIMS])
-        claims = await together(*reads)
-        allocated = {key for claim in claims if claim is not None for key in claim.allocated or ()}
-        numa_nodes = devices.numa_nodes(args.node, topology, allocated, self._report(args.node))
-        return replace(request, device_nodes=request.device_nodes | numa_nodes)
+        return [claim for claim in await together(*reads) if claim is not None]
 
     def _refused_binds(self, pod: PodRecord, names: Collection[NodeName]) -> dict[NodeName, str]:
         refused_binds = self._pending.get(pod.uid).refused_binds

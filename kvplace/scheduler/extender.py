@@ -35,6 +35,7 @@ from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.binder import Binder, PodClient
 from kvplace.scheduler.claim_placements import migration_target, placement_of_claim
 from kvplace.scheduler.claimed_devices import ClaimedDevices
+from kvplace.scheduler.dra_enforcement import DraEnforcement
 from kvplace.scheduler.extender_protocol import (
     BindingArgs,
     BindingResult,
@@ -137,12 +138,14 @@ class Extender:
         )
         cache.subscribe(self._fits.node_changed)
         self._devices = ClaimedDevices(cluster, cache, self._pending, self.holds)
+        self._dra = DraEnforcement(cluster, cache, self._devices, now)
         self.binder = Binder(
             cluster,
             cache,
             self.holds,
             self._pending,
             self._devices,
+            self._dra,
             events,
             seconds=self._settings.bind_seconds,
             now=now,
@@ -197,7 +200,8 @@ class Extender:
                 "it was created without kvplace's webhooks; delete it to have it created again"
             )
         request = asking.pod_request.request
-        refused = await self._devices.refusals(args.pod, asking, args.names)
+        refused = self._dra.refusals(args.pod, args.names)
+        refused |= await self._devices.refusals(args.pod, asking, args.names)
         if not refused:
             return await self._choose(args, asking)
         left = args.only([node for node in args.names if node not in refused])

@@ -56,7 +56,7 @@ class MovableVms:
 
     def may_be_on(self, node: NodeName) -> bool:
         """Whether it is worth checking closer at a node: an agent sets cpusets there, and a VM may move."""
-        if not self._cache.enforces(node):
+        if not self._cache.enforcement(node).by_agent:
             return False
         claims = self._cache.ledger(node).claims
         pods = (self._cache.pods.get(uid) for uid in claims)

@@ -69,14 +69,14 @@ class Node:
         sweep_s: float = 600.0,
         starting_s: float = 0.0,
         own_pid: int | None = None,
-        observes_only: bool = False,
+        observed: Enforcement | None = None,
     ) -> None:
         """Have another keeper."""
         self.keeper = CpusetKeeper(
             self.own,
             self.report,
             hierarchy,
-            observes_only=observes_only,
+            observed=observed,
             sweep_s=sweep_s,
             starting_s=starting_s,
             own_pid=own_pid,
@@ -434,7 +434,7 @@ async def test_what_cannot_be_set_is_reported_and_the_rest_goes_on(
 
 async def test_an_operator_can_have_it_observe_only(pods: PodCgroups) -> None:
     node = Node(pods)
-    node.keep(pods.own, observes_only=True)
+    node.keep(pods.own, observed=Enforcement.NONE)
     app = pods.process(pods.container(PLAIN, APP))
     node.read_objects(VM_POD, PLAIN_POD)
     async with node.enforced():

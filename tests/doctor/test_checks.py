@@ -49,7 +49,7 @@ from tests.doctor.examples import installation, problems, view
 from tests.nodes.machines import TWO
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
-OF_CHOICE = ("namespace-limits", "moves-between-nodes")
+OF_CHOICE = ("namespace-limits", "moves-between-nodes", "dra-driver-cpu")
 """Components that an installation may lack."""
 
 

@@ -25,6 +25,7 @@ class Operation(Enum):
     READ_LEDGER = "read_ledger"
     CREATE_LEDGER = "create_ledger"
     WRITE_LEDGER = "write_ledger"
+    WRITE_CLAIM_STATUS = "write_claim_status"
     DELETE_LEDGER = "delete_ledger"
     RECORD_EVENT = "record_event"
     ANNOTATE_NODE = "annotate_node"

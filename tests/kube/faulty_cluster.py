@@ -21,10 +21,13 @@ from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.migrations import PlannedMigration
 from kvplace.kube.object_records import (
     Condition,
+    DeviceClassRecord,
     LedgerRecord,
     NodeRecord,
     PodRecord,
+    ResourceClaimRecord,
     ResourceTopologyRecord,
+    SliceRecord,
     TopologyRecord,
     TopologyStatus,
 )
@@ -81,6 +84,10 @@ class FaultyCluster(PlayedVmis, MemoryCluster):
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
         async with self.faults.around(Operation.WRITE_LEDGER):
             return await super().write_ledger(before, change)
+
+    async def write_claim_status(self, claim: ResourceClaimRecord, status: Mapping[str, Any]) -> str:
+        async with self.faults.around(Operation.WRITE_CLAIM_STATUS):
+            return await super().write_claim_status(claim, status)
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
         async with self.faults.around(Operation.DELETE_LEDGER):
@@ -162,6 +169,14 @@ class FaultyCluster(PlayedVmis, MemoryCluster):
         self._logs[kind].resume()
 
     # Everybody else.
+
+    def put_slice(self, record: SliceRecord) -> None:
+        """Publish devices, as a DRA driver does."""
+        self._slices.put(record.name, record)
+
+    def put_device_class(self, record: DeviceClassRecord) -> None:
+        """Create or replace a DeviceClass."""
+        self._device_classes.put(record.name, record)
 
     def label_pod(self, namespace: str, name: str, labels: Mapping[str, str | None]) -> PodRecord:
         """Set labels of a pod, None removes one; others stay."""

@@ -24,6 +24,20 @@ STRICTLY = ("--server-side", "--validate=strict", "--warnings-as-errors")
 Render = Callable[[str], list[dict[str, Any]]]
 
 
+def overlay(manifests: Path, *components: str) -> Path:
+    """Write an operator's folder that uses components."""
+    folder = manifests.parent / f"with-{'-'.join(components)}"
+    folder.mkdir(exist_ok=True)
+    content = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["../manifests/default"],
+        "components": [f"../manifests/{component}" for component in components],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    return folder
+
+
 @pytest.fixture(scope="package")
 def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copy the manifests and make certificates beside them, as an operator does."""

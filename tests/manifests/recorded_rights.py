@@ -17,6 +17,7 @@ from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.claimed_cpus import CLEARED
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
 from kvplace.kube.migrations import MIGRATIONS, PlannedMigration
@@ -25,6 +26,7 @@ from kvplace.kube.object_records import (
     LedgerRecord,
     NodeRecord,
     PodRecord,
+    ResourceClaimRecord,
     ResourceTopologyRecord,
     TopologyRecord,
     TopologyStatus,
@@ -175,6 +177,7 @@ def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[o
     pod = ObjectReference(kind="Pod", namespace="b", name="a", uid="u")
     node = NodeRecord(NodeName("worker"), "u")
     record = PodRecord("b", "a", PodUid("u"))
+    resource_claim = ResourceClaimRecord("b", "a", resource_version="1")
     there = TopologyRecord(NodeName("worker"), EIGHT, resource_version="1")
 
     published = ResourceTopologyRecord(NodeName("worker"), "1", by_agent=True)
@@ -199,6 +202,7 @@ def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[o
         "read_disruption_budgets": cluster.read_disruption_budgets,
         "read_vmi": lambda: cluster.read_vmi("b", "a"),
         "read_resource_claim": lambda: cluster.read_resource_claim("b", "a"),
+        "write_claim_status": lambda: cluster.write_claim_status(resource_claim, CLEARED),
         "read_ledger": lambda: cluster.read_ledger(NodeName("worker")),
         "create_ledger": lambda: cluster.create_ledger(NodeName("worker")),
         "write_ledger": lambda: cluster.write_ledger(ledger, LedgerChange()),

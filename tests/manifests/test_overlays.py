@@ -23,7 +23,7 @@ from kvplace.service.health import Readiness
 from tests.docs.blocks import block
 from tests.docs.reading import page
 from tests.docs.shell import Shell
-from tests.manifests.conftest import STRICTLY, Render
+from tests.manifests.conftest import STRICTLY, Render, overlay
 from tests.manifests.objects import NAMESPACE, Json
 
 OWN = "kvplace-certificates"
@@ -52,23 +52,10 @@ COMPONENTS = {
         "ClusterRole kvplace-serve-migrations",
         "ValidatingAdmissionPolicy migrations.kvplace.io",
     },
+    "dra-driver-cpu": {"ValidatingAdmissionPolicy resource-claims.kvplace.io"},
     "namespace-limits": {"ValidatingAdmissionPolicy namespace-limits.kvplace.io"},
 }
 """What the objects of an installation differ in, the most important of it."""
-
-
-def overlay(manifests: Path, *components: str) -> Path:
-    """Write an operator's folder that uses components."""
-    folder = manifests.parent / f"with-{'-'.join(components)}"
-    folder.mkdir(exist_ok=True)
-    content = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": ["../manifests/default"],
-        "components": [f"../manifests/{component}" for component in components],
-    }
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
-    return folder
 
 
 def in_the_order_of_the_page() -> tuple[str, ...]:

@@ -33,7 +33,10 @@ def _granted(file: str) -> list[Granted]:
 
 
 GRANTED = {
-    "serve": _granted("rbac/serve.yaml"),
+    "serve": [
+        *_granted("rbac/serve.yaml"),
+        ("resource.k8s.io", "resourceclaims/status", "patch"),  # with the component dra-driver-cpu
+    ],
     "agent": _granted("agent/rbac.yaml"),
 }
 ONE_BY_ONE = [(process, right) for process, rights in GRANTED.items() for right in rights]

@@ -21,6 +21,7 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.claimed_devices import ClaimedDevices
+from kvplace.scheduler.dra_enforcement import DraEnforcement
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.pending_pods import PendingPods
@@ -54,15 +55,21 @@ class Bench:
         self.changed: list[str] = []
         self.holds = Holds(seconds=30.0, clock=lambda: 0.0, changed=self.changed.append)
         pending = PendingPods(cluster, cache.pods, cache.dra, lambda: 0.0)
+        devices = ClaimedDevices(cluster, cache, pending, self.holds)
+
+        def now() -> datetime:
+            return START + timedelta(seconds=asyncio.get_running_loop().time())
+
         self.binder = Binder(
             cluster,
             cache,
             self.holds,
             pending,
-            ClaimedDevices(cluster, cache, pending, self.holds),
+            devices,
+            DraEnforcement(cluster, cache, devices, now),
             self.events,
             seconds=LIMIT_S,
-            now=lambda: START + timedelta(seconds=asyncio.get_running_loop().time()),
+            now=now,
         )
 
     def begin(self, pod: PodRecord, node: str = "a") -> asyncio.Task[None]:

@@ -1,0 +1,110 @@
+"""CPUs in the allocation of a ResourceClaim of dra-driver-cpu (experimental).
+
+With `--group-by=machine` the driver has one device for all CPUs of a node and leaves their choice to
+another program, which writes them into the allocation as an opaque configuration. An allocation cannot
+be changed in place. So it is cleared, and written again with the CPUs, as kube-scheduler made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import Conflict, Misconfigured, Refused
+from kvplace.core.quantity import counted, parse_quantity
+from kvplace.core.scalars import CpuMask, PodUid
+from kvplace.kube.object_records import ResourceClaimRecord
+from kvplace.kube.resource_claims import CPU_DRIVER
+
+CAPACITY = f"{CPU_DRIVER}/cpu"
+"""Name of the number of CPUs in requests and results."""
+CLEARED: Mapping[str, Any] = {"allocation": None, "reservedFor": None}
+"""The status of a ResourceClaim without an allocation."""
+_API_VERSION = "v1alpha1"
+"""Of the driver's configuration."""
+
+
+def has_cpus(claim: ResourceClaimRecord) -> bool:
+    """Whether dra-driver-cpu has a device in the allocation of a ResourceClaim."""
+    return any(driver == CPU_DRIVER for driver, _, _ in claim.allocated or ())
+
+
+def number_of_cpus(claim: ResourceClaimRecord, pod: PodUid) -> int:
+    """Return how many CPUs are allocated to a pod; raises Refused for a claim that cannot be written."""
+    what = name_of(claim)
+    results = claim.allocated or ()
+    if foreign := sorted({driver for driver, _, _ in results} - {CPU_DRIVER}):
+        raise Refused(
+            f"{what} has devices of {', '.join(foreign)}, too: request CPUs in a ResourceClaim of their own"
+        )
+    if len(results) != 1:
+        raise Refused(
+            f"{what} has {counted(len(results), 'device')} of {CPU_DRIVER}: request one, for all CPUs"
+        )
+    users = {user.get("uid") for user in claim.status.get("reservedFor") or ()}
+    if users - {pod}:
+        raise Refused(
+            f"{what} is in use by another pod: give each pod its own by a resourceClaimTemplateName"
+        )
+    if not users:
+        raise Conflict(f"{what} is not reserved for this pod")
+    (result,) = claim.status["allocation"]["devices"]["results"]
+    try:
+        count = parse_quantity((result.get("consumedCapacity") or {})[CAPACITY])
+    except (KeyError, ValueError):
+        raise Refused(
+            f"{what} has a device of {CPU_DRIVER} without {CAPACITY}: run the driver with --group-by=machine"
+        ) from None
+    return int(count)
+
+
+def with_cpus(claim: ResourceClaimRecord, cpus: CpuMask, at: str) -> Mapping[str, Any] | None:
+    """Return the status of an allocated ResourceClaim with these CPUs; None if it has them already.
+
+    `at` is the time of the new allocation. Only the driver's configuration changes beside it.
+    """
+    allocation = claim.status["allocation"]
+    devices = allocation["devices"]
+    ours = {
+        "source": "FromClaim",
+        "requests": [devices["results"][0]["request"]],
+        "opaque": {
+            "driver": CPU_DRIVER,
+            "parameters": {"apiVersion": _API_VERSION, "cpuConfig": {"cpuset": format_cpu_list(cpus)}},
+        },
+    }
+    there = devices.get("config") or []
+    config = [one for one in there if (one.get("opaque") or {}).get("driver") != CPU_DRIVER] + [ours]
+    if there == config:
+        return None
+    return {
+        "allocation": {
+            **allocation,
+            "allocationTimestamp": at,
+            "devices": {**devices, "config": config},
+        },
+        "reservedFor": claim.status["reservedFor"],
+    }
+
+
+def name_of(claim: ResourceClaimRecord) -> str:
+    """Name a ResourceClaim in a sentence."""
+    return f"ResourceClaim {claim.namespace}/{claim.name}"
+
+
+def with_status(claim: ResourceClaimRecord, status: Mapping[str, Any]) -> ResourceClaimRecord:
+    """Return a resource claim after a write of its status, as the API server carries it out.
+
+    Raises Misconfigured for another allocation in the place of the one that is there.
+    """
+    allocation = status["allocation"]
+    if None not in (allocation, claim.allocated) and allocation != claim.status["allocation"]:
+        raise Misconfigured(f"{name_of(claim)}: status.allocation is immutable")
+    results = allocation["devices"]["results"] if allocation is not None else ()
+    return replace(
+        claim,
+        allocated=tuple((one["driver"], one["pool"], one["device"]) for one in results) or None,
+        status={key: value for key, value in status.items() if value is not None},
+    )

@@ -1,0 +1,329 @@
+"""Filter and Bind on nodes where dra-driver-cpu sets the cpusets: the driver gets the CPUs of the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import Forbidden, Unavailable
+from kvplace.core.ledger import Ledger
+from kvplace.core.node_topology import Enforcement
+from kvplace.core.request import EmulatorThreads, OnFailure, Policy
+from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.kube.claimed_cpus import with_status
+from kvplace.kube.object_records import DeviceRequest, PodRecord, ResourceClaimRecord
+from kvplace.kube.resource_claims import CPU_DRIVER
+from tests.controller.replicas import Replica, asking_pod, replica
+from tests.kube.faults import Moment, Operation
+from tests.nodes.machines import EIGHT
+from tests.scheduler.counting import Counting, Network
+
+EMPTY = {"allocation": None, "reservedFor": None}
+SHARE_ID = "5b6c0a0e-0000-4000-8000-000000000001"
+
+
+RESERVED = replace(EIGHT, reserved=CpuMask(1))
+
+
+def two_nodes(cluster: Counting) -> Counting:
+    """Make node a, where the driver sets the cpusets, and node b, where the agent does."""
+    for name, how in (("a", Enforcement.DRA), ("b", Enforcement.NRI)):
+        cluster.create_node(name, topology=RESERVED)
+        cluster.put_topology(name, RESERVED, enforcement=how, by_agent=True)
+        cluster.put_ledger(name, Ledger())
+    return cluster
+
+
+@pytest.fixture
+def cluster() -> Counting:
+    return two_nodes(Counting())
+
+
+def pod_with(cluster: Counting, name: str, vcpus: int = 3, claims: int = 1, **options: Any) -> PodRecord:
+    """Create a pod with so many ResourceClaims, whose threads all run on its own CPUs."""
+    asked = {"emulator_threads": EmulatorThreads.WITH_VCPUS, **options}
+    names = tuple(f"{name}-cpus{number or ''}" for number in range(claims))
+    for one in names:
+        cluster.put_resource_claim(ResourceClaimRecord("default", one, (DeviceRequest(CPU_DRIVER),)))
+    return cluster._put_pod(replace(asking_pod(cluster, name, vcpus, **asked), resource_claims=names))
+
+
+def result(cpus: int = 3, **other: Any) -> dict[str, Any]:
+    return {
+        "request": "cpus",
+        "driver": CPU_DRIVER,
+        "pool": "a",
+        "device": "cpudevmachine",
+        "shareID": SHARE_ID,
+        "consumedCapacity": {"dra.cpu/cpu": str(cpus)},
+        **other,
+    }
+
+
+def stored(cluster: Counting, name: str) -> ResourceClaimRecord:
+    return cluster._resource_claims.records["default", name]
+
+
+def allocate(cluster: Counting, pod: PodRecord, *results: dict[str, Any], users: Any = None) -> None:
+    """Allocate devices to each resource claim of a pod, as kube-scheduler does; none: one with three CPUs.
+
+    What is allocated already stays, as for kube-scheduler.
+    """
+    for name in pod.resource_claims:
+        known = stored(cluster, name)
+        reserved = users or [{"resource": "pods", "name": pod.name, "uid": pod.uid}]
+        allocation = known.status.get("allocation") or {
+            "allocationTimestamp": "2025-12-31T00:00:00Z",
+            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name"}]}]},
+            "devices": {"results": list(results or [result()])},
+        }
+        status = {"allocation": allocation, "reservedFor": reserved}
+        cluster.put_resource_claim(with_status(known, status))
+
+
+def given(cluster: Counting, pod: PodRecord) -> str:
+    """Return the cpuset in the allocation of a pod, as the driver reads it; empty where there is none."""
+    devices = stored(cluster, pod.resource_claims[0]).status["allocation"]["devices"]
+    config = [one for one in devices.get("config", []) if one["opaque"]["driver"] == CPU_DRIVER]
+    if not config:
+        return ""
+    (one,) = config
+    assert (one["source"], one["requests"]) == ("FromClaim", ["cpus"])
+    assert one["opaque"]["parameters"]["apiVersion"] == "v1alpha1"
+    return str(one["opaque"]["parameters"]["cpuConfig"]["cpuset"])
+
+
+def owned(cluster: Counting, pod: PodRecord) -> str:
+    return format_cpu_list(cluster.ledger("a").claims[pod.uid].owned)
+
+
+async def test_bind_writes_the_owned_cpus_into_the_allocation_and_keeps_all_else_of_it(
+    cluster: Counting,
+) -> None:
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm")
+        assert (await one.filter(pod, "a")).names == ["a"]
+        other = {"source": "FromClass", "opaque": {"driver": "other.example.com", "parameters": {}}}
+        old = {"source": "FromClass", "opaque": {"driver": CPU_DRIVER, "parameters": {}}}
+        allocate(cluster, pod)
+        before = stored(cluster, "vm-cpus")
+        before.status["allocation"]["devices"]["config"] = [other, old]
+        assert await one.bind(pod, "a") == ""
+
+        after = stored(cluster, "vm-cpus")
+        placed = cluster.placement("vm")
+        assert given(cluster, pod) == owned(cluster, pod) == format_cpu_list(placed.placement.owned)
+        allocation = after.status["allocation"]
+        assert allocation["devices"]["results"] == [result()]
+        assert allocation["devices"]["config"][0] == other
+        assert allocation["nodeSelector"] == before.status["allocation"]["nodeSelector"]
+        assert allocation["allocationTimestamp"] > before.status["allocation"]["allocationTimestamp"]
+        assert after.status["reservedFor"] == before.status["reservedFor"]
+        assert placed.enforced
+
+
+async def test_a_bind_that_is_repeated_writes_nothing_again(cluster: Counting) -> None:
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm")
+        allocate(cluster, pod)
+        cluster.faults.fail(Operation.BIND, Unavailable("no answer"), moment=Moment.AFTER)
+        assert await one.bind(pod, "a") == ""
+        written = stored(cluster, "vm-cpus")
+        assert await one.bind(pod, "a") == ""
+        assert stored(cluster, "vm-cpus") is written
+
+
+async def test_cores_that_were_decided_anew_replace_those_of_an_earlier_try(cluster: Counting) -> None:
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm")
+        allocate(cluster, pod)
+        cluster.faults.fail(Operation.BIND, Forbidden("denied create on pods/binding"))
+        assert "denied" in await one.bind(pod, "a")
+        earlier = given(cluster, pod)
+        assert pod.uid not in cluster.ledger("a").claims
+        first = pod_with(cluster, "first")
+        allocate(cluster, first)
+        assert await one.bind(first, "a") == ""
+        allocate(cluster, pod)
+        assert given(cluster, first) == earlier
+        answer = await one.bind(pod, "a")
+        assert (answer, given(cluster, pod)) == ("", owned(cluster, pod))
+        assert given(cluster, pod) != earlier
+
+
+ITS_CLAIM = "ResourceClaim default/vm-cpus"
+WRONG = {
+    "another number": (
+        [result(6)],
+        f"{ITS_CLAIM} has 6 CPUs, and the pod owns 3: set dra.cpu/cpu of its request to 3",
+    ),
+    "another driver, too": (
+        [result(), result(device="vf1", driver="nic.example.com")],
+        f"{ITS_CLAIM} has devices of nic.example.com, too: request CPUs in a ResourceClaim of their own",
+    ),
+    "two requests": (
+        [result(2), result(2, request="more")],
+        f"{ITS_CLAIM} has 2 devices of dra.cpu: request one, for all CPUs",
+    ),
+    "another mode of the driver": (
+        [{**result(), "consumedCapacity": None}],
+        f"{ITS_CLAIM} has a device of dra.cpu without dra.cpu/cpu: run the driver with --group-by=machine",
+    ),
+}
+
+
+@pytest.mark.parametrize(("results", "why"), WRONG.values(), ids=WRONG)
+async def test_a_claim_that_does_not_hold_just_the_owned_cpus_is_refused_with_the_fix(
+    cluster: Counting, results: list[dict[str, Any]], why: str
+) -> None:
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm")
+        assert (await one.filter(pod, "a")).names == ["a"]
+        allocate(cluster, pod, *results)
+        assert await one.bind(pod, "a") in (why, f"node a: {why}")
+        assert cluster.bindings == []
+        assert cluster.ledger("a").claims == {}
+        assert given(cluster, pod) == ""
+        assert (await one.filter(pod, "a")).unresolvable == {"a": why}
+
+
+async def test_a_claim_that_another_pod_uses_is_never_written(cluster: Counting) -> None:
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm")
+        allocate(cluster, pod, users=[{"uid": "running"}, {"uid": pod.uid}])
+        assert "vm-cpus is in use by another pod" in await one.bind(pod, "a")
+        assert given(cluster, pod) == ""
+
+
+async def test_a_pod_with_two_claims_for_cpus_is_refused(cluster: Counting) -> None:
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm", claims=2)
+        allocate(cluster, pod)
+        refused = await one.bind(pod, "a")
+        assert refused == (
+            "node a: ResourceClaim default/vm-cpus, ResourceClaim default/vm-cpus1 all have CPUs: "
+            "request the CPUs of a pod in one ResourceClaim"
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"emulator_threads": EmulatorThreads.SHARED}, {"policy": Policy.SHARE}],
+    ids=["shared emulator threads", "policy share"],
+)
+async def test_a_pod_whose_threads_use_cpus_that_it_does_not_own_is_refused(
+    cluster: Counting, options: dict[str, Any]
+) -> None:
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm", **options)
+        allocate(cluster, pod)
+        refused = await one.bind(pod, "a")
+        assert refused.startswith("node a: dra-driver-cpu gives a pod only CPUs that it owns, and this pod")
+        assert "kvplace.io/emulator-threads to isolate or with-vcpus" in refused
+
+
+async def test_filter_refuses_the_nodes_of_the_driver_to_a_pod_without_a_claim(cluster: Counting) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", 4)
+        answer = await one.filter(pod)
+        assert answer.names == ["b"]
+        assert "the pod has no ResourceClaim with dra.cpu/cpu" in answer.unresolvable[NodeName("a")]
+        assert await one.bind(pod, "b") == ""
+        cluster.put_topology("a", EIGHT, enforcement=Enforcement.NRI, by_agent=True)
+        await one.until(lambda: not one.cache.dra_nodes)
+        assert (await one.filter(asking_pod(cluster, "next", 4), "a")).names == ["a"]
+
+
+async def test_a_pod_that_may_float_does_so_without_a_claim_and_never_with_one(cluster: Counting) -> None:
+    async with replica(cluster) as one:
+        floating = asking_pod(cluster, "floats", 4, on_failure=OnFailure.FLOAT)
+        assert (await one.filter(floating, "a")).names == ["a"]
+        assert await one.bind(floating, "a") == ""
+        assert cluster.placement("floats").placement.floats
+        pod = pod_with(cluster, "vm", on_failure=OnFailure.FLOAT)
+        allocate(cluster, pod, result(6))
+        assert "has 6 CPUs" in await one.bind(pod, "a")
+        assert cluster.pod("vm").node == ""
+
+
+async def test_without_the_rights_the_answer_names_the_component(cluster: Counting) -> None:
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm")
+        allocate(cluster, pod)
+        cluster.faults.fail(Operation.WRITE_CLAIM_STATUS, Forbidden("denied patch on resourceclaims/status"))
+        assert await one.bind(pod, "a") == (
+            "denied patch on resourceclaims/status; enforcement dra needs the component dra-driver-cpu"
+        )
+        assert cluster.bindings == []
+
+
+CRASHES = [
+    (operation, nth, moment)
+    for operation, nth in (
+        (Operation.WRITE_LEDGER, 1),
+        (Operation.WRITE_CLAIM_STATUS, 1),
+        (Operation.WRITE_CLAIM_STATUS, 2),
+        (Operation.BIND, 1),
+    )
+    for moment in Moment
+]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["lost", "late"])
+@pytest.mark.parametrize("aftermath", ["next try", "pod deleted"])
+@pytest.mark.parametrize(
+    ("operation", "nth", "moment"),
+    CRASHES,
+    ids=[f"{moment.value} {operation.value} {nth}" for operation, nth, moment in CRASHES],
+)
+async def test_a_crash_between_the_writes_loses_nothing(
+    operation: Operation, nth: int, moment: Moment, aftermath: str, *, late: bool
+) -> None:
+    cluster = two_nodes(Network() if late else Counting())
+    async with replica(cluster) as survivor:
+        pod = pod_with(cluster, "vm")
+        allocate(cluster, pod)
+        hold = cluster.faults.hold(operation, moment=moment, nth=nth)
+        async with replica(cluster, controller=False) as victim:
+            binding = asyncio.create_task(victim.bind(pod, "a"))
+            await hold.reached.wait()
+        binding.cancel()
+
+        if aftermath == "pod deleted":
+            cluster.delete_pod("default", "vm", force=True)
+        elif not cluster.pod("vm").node:
+            release(cluster, pod)
+        hold.release()
+        if isinstance(cluster, Network):
+            await cluster.all_arrived()
+        if aftermath == "next try":
+            await next_tries(survivor, cluster, pod)
+            assert given(cluster, pod) == owned(cluster, pod)
+            assert cluster.placement("vm").placement.owned == cluster.ledger("a").claims[pod.uid].owned
+            cluster.delete_pod("default", "vm", force=True)
+        await asyncio.sleep(61)
+        await survivor.until(lambda: not cluster.ledger("a").owners)
+
+
+def release(cluster: Counting, pod: PodRecord) -> None:
+    """Take a pod out of the users of its claim, as kube-scheduler does after a refused bind."""
+    known = stored(cluster, pod.resource_claims[0])
+    if known.allocated is not None:
+        cluster.put_resource_claim(replace(known, status={**known.status, "reservedFor": []}))
+
+
+async def next_tries(one: Replica, cluster: Counting, pod: PodRecord) -> None:
+    """Schedule a pod again and again, as kube-scheduler does: it allocates what is not allocated."""
+    for _ in range(5):
+        if cluster.pod("vm").node:
+            return
+        (node,) = (await one.filter(pod, "a")).names or [NodeName("")]
+        allocate(cluster, pod)
+        if await one.bind(pod, node) == "":
+            return
+        release(cluster, pod)
+    raise AssertionError("the pod is not bound")
