@@ -19,7 +19,7 @@ from benchmarks.peers.topology_manager import Hint, Wanted, admitted, amounts_of
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.device_locality import Certainty, after_pods, predicted_devices
+from kvplace.core.device_locality import Certainty, predicted_devices, predicted_held
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.node_devices import DeviceCount, NodeDevices, TopologyPolicy
@@ -309,8 +309,10 @@ class Kvplace:
             for resource, by_node in machine.devices.items()
             for node, total in by_node.items()
         ]
-        waiting = [one.devices for one in machine.waiting.values() if one.devices]
-        return after_pods(NodeDevices.of(counts, TopologyPolicy(self._policy)), waiting)
+        devices = NodeDevices.of(counts, TopologyPolicy(self._policy))
+        for one in machine.waiting.values():
+            devices = devices.without(predicted_held(devices, one.devices))
+        return devices
 
     def _snapshot(self, name: NodeName) -> NodeSnapshot:
         machine = self._machines[name]

@@ -190,13 +190,6 @@ def predicted_held(devices: NodeDevices | None, requested: Mapping[ResourceName,
     return held
 
 
-def after_pods(devices: NodeDevices, requests: Iterable[Mapping[ResourceName, int]]) -> NodeDevices:
-    """Count the devices of pods that are bound and not reported yet as taken, in this order."""
-    for requested in requests:
-        devices = devices.without(predicted_held(devices, requested))
-    return devices
-
-
 def too_few_devices(devices: NodeDevices | None, requested: Mapping[ResourceName, int]) -> Refusal | None:
     """Refuse a machine with fewer free devices than a VM requests; None also where nothing is known of them.
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from kvplace.core.ledger import Claim, Ledger
-from kvplace.core.node_devices import NodeDevices
+from kvplace.core.node_devices import HeldDevices, NodeDevices
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
@@ -36,6 +36,7 @@ from kvplace.nodes.node_machine import (
     Unusable,
     describe_node,
     devices_after,
+    devices_held,
     request_of,
     snapshot_of,
 )
@@ -131,6 +132,12 @@ class NodeCache:
     ) -> NodeDevices | None:
         """Return the devices that a ledger's claims and `holds` leave free; None where they are unknown."""
         return devices_after(machine.devices, ledger, holds, self._request_of)
+
+    def held_devices(
+        self, machine: NodeMachine, ledger: Ledger, holds: Collection[Claim] = ()
+    ) -> Mapping[PodUid, HeldDevices]:
+        """Return the devices of each pod of a node, which are released with it."""
+        return devices_held(machine.devices, ledger, holds, self._request_of)
 
     def _request_of(self, uid: PodUid) -> Request | None:
         """Return the request of a pod that may be about to get devices."""

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.cluster.node_choice import Fit
 from kvplace.core.cpu_map import read_node_cpu_map
-from kvplace.core.device_locality import after_pods
+from kvplace.core.device_locality import predicted_held
 from kvplace.core.errors import BadAnnotation, BadTopology
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.memory_in_use import NOTHING_IN_USE
-from kvplace.core.node_devices import DeviceReport, NodeDevices
+from kvplace.core.node_devices import DeviceReport, HeldDevices, NodeDevices
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_json import read_pod_request
-from kvplace.core.scalars import NO_CPUS, CpuMask, PackageId, PodUid
+from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId, PackageId, PodUid, ResourceName
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 
@@ -167,23 +167,54 @@ def devices_after(
     holds: Iterable[Claim],
     request_of: Callable[[PodUid], Request | None],
 ) -> NodeDevices | None:
-    """Count devices of pods that are not reported as taken, in the order of the claims and then of the holds.
+    """Count devices of pods that are not reported as taken."""
+    if report is None:
+        return None
+    devices = report.devices
+    for held in _unreported(report, ledger, holds, request_of).values():
+        devices = devices.without(held)
+    return devices
+
+
+def devices_held(
+    report: DeviceReport | None,
+    ledger: Ledger,
+    holds: Iterable[Claim],
+    request_of: Callable[[PodUid], Request | None],
+) -> Mapping[PodUid, HeldDevices]:
+    """Return the devices of each pod: the reported ones, and the predicted ones."""
+    found: dict[PodUid, Counter[tuple[ResourceName, NumaId]]] = {}
+    for uid, given in {} if report is None else report.pods.items():
+        found[uid] = Counter((device.resource, device.node) for device in given)
+    for uid, held in _unreported(report, ledger, holds, request_of).items():
+        found.setdefault(uid, Counter()).update(held)
+    return found
+
+
+def _unreported(
+    report: DeviceReport | None,
+    ledger: Ledger,
+    holds: Iterable[Claim],
+    request_of: Callable[[PodUid], Request | None],
+) -> dict[PodUid, HeldDevices]:
+    """Predict the devices of pods that are not reported, in the order of the claims and then of the holds.
 
     The kubelet gives a pod its devices one resource after the other, so a report may have some of them.
     """
-    if report is None:
-        return None
-    if not report.devices.counts:
-        return report.devices
+    found: dict[PodUid, HeldDevices] = {}
+    if report is None or not report.devices.counts:
+        return found
+    devices = report.devices
     stored = [claim for claim in ledger.claims.values() if claim.reserved is None]
     claims = [*sorted(stored, key=lambda claim: (claim.since, claim.uid)), *holds]
-    missing = []
     for uid in dict.fromkeys(claim.uid for claim in claims):
         request = request_of(uid)
         if request is not None and request.devices:
             given = Counter(device.resource for device in report.pods.get(uid, ()))
-            missing.append({name: count - given[name] for name, count in request.devices.items()})
-    return after_pods(report.devices, missing)
+            missing = {name: count - given[name] for name, count in request.devices.items()}
+            found[uid] = predicted_held(devices, missing)
+            devices = devices.without(found[uid])
+    return found
 
 
 def _of_cpu_map(sockets: dict[PackageId, CpuMask]) -> NodeMachine | Unusable:

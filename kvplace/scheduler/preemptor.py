@@ -275,19 +275,20 @@ class Preemptor:
     ) -> Iterator[Question]:
         """Ask with our own victims, where possible, and with the victims that kube-scheduler needs."""
         machine = self._cache.machine(node)
-        snapshot = self._cache.snapshot(node)
-        if isinstance(machine, Unusable) or isinstance(snapshot, Unusable):
+        if isinstance(machine, Unusable) or isinstance(self._cache.snapshot(node), Unusable):
             return
         pod = args.pod
         ledger = self._cache.ledger(node)
         ledger = _without(ledger, self._outranked(ledger, pod))
+        holds = tuple(self._holds.on_node(node, but=pod.uid))
         known = OccupiedMachine(
             machine.topology,
             ledger,
-            tuple(self._holds.on_node(node, but=pod.uid)),
+            holds,
             machine.allocatable,
             machine.pools_shrink,
-            snapshot.free.devices,
+            self._cache.free_devices(machine, ledger, holds),
+            self._cache.held_devices(machine, ledger, holds),
         )
         leaving = self._leaving(node)
         staying = self._awaited_in_vain(pod.uid, leaving)

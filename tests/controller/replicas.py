@@ -170,7 +170,8 @@ def asking_pod(
         may_migrate=may_migrate,
         make_room=make_room,
     )
-    counted = {"cpu": vcpus * 1000, "kvplace.io/vm": 0}
+    counted: dict[str, int] = {"cpu": vcpus * 1000, "kvplace.io/vm": 0}
+    counted |= {str(resource): count for resource, count in asked.request.devices.items()}
     return cluster.create_pod(
         name,
         request=write_request(asked),

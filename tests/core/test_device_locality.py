@@ -8,7 +8,14 @@ from __future__ import annotations
 import pytest
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.device_locality import Certainty, after_pods, device_phrases, located, predicted_devices
+from kvplace.core.device_locality import (
+    Certainty,
+    device_phrases,
+    located,
+    predicted_devices,
+    predicted_held,
+    too_few_devices,
+)
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, PodDevice, TopologyPolicy
@@ -137,16 +144,39 @@ def test_without_alignment_any_numa_node_with_a_free_device_is_possible() -> Non
     assert predicted(devices(vf={0: (8, 0), 1: (8, 0)}), vf=1) == (Certainty.UNKNOWN, {0, 1})
 
 
-def test_pods_that_are_bound_take_the_devices_that_are_predicted_for_them() -> None:
+def left(found: NodeDevices, *requests: dict[ResourceName, int]) -> list[tuple[int, int]]:
+    """The free devices by NUMA node after pods with these requests."""
+    for requested in requests:
+        held = predicted_held(found, requested)
+        after = found.without(held)
+        assert after.returned(held) == found
+        found = after
+    return [(one.node, one.free) for one in found.counts]
+
+
+def test_pods_take_the_devices_that_are_predicted_for_them() -> None:
     found = devices("best-effort", vf={0: (2, 2), 1: (4, 4)})
-    left = after_pods(found, [{VF: 2}, {VF: 1}])
-    assert [(one.node, one.total, one.free) for one in left.counts] == [(0, 2, 0), (1, 4, 3)]
-    left = after_pods(devices("none", vf={0: (2, 2), 1: (4, 4)}), [{VF: 1}])
-    assert [one.free for one in left.counts] == [2, 3], "of all that are possible, where most are free"
-    left = after_pods(found, [{VF: 100}, {GPU: 1}])
-    assert [one.free for one in left.counts] == [0, 0]
+    assert left(found, {VF: 2}, {VF: 1}) == [(0, 0), (1, 3)]
+    most_free = left(devices("none", vf={0: (2, 2), 1: (4, 4)}), {VF: 1})
+    assert most_free == [(0, 2), (1, 3)], "of all that are possible, where most are free"
+    assert left(found, {VF: 100}, {GPU: 1}) == [(0, 0), (1, 0)]
+    assert predicted_held(None, {VF: 1}) == {}
 
 
 def test_devices_without_a_node_are_taken_last() -> None:
-    left = after_pods(devices("best-effort", vf={NO_NUMA: (9, 9), 1: (1, 1)}), [{VF: 2}])
-    assert [(one.node, one.free) for one in left.counts] == [(-1, 8), (1, 0)]
+    assert left(devices("best-effort", vf={NO_NUMA: (9, 9), 1: (1, 1)}), {VF: 2}) == [(-1, 8), (1, 0)]
+
+
+def test_too_few_devices_are_refused_with_the_numbers() -> None:
+    found = devices("best-effort", vf={0: (2, 1), 1: (4, 1)})
+    assert too_few_devices(found, {VF: 2}) is None
+    assert too_few_devices(None, {VF: 2}) is None
+    refusal = too_few_devices(found, {VF: 3})
+    assert refusal is not None
+    assert (refusal.message, refusal.missing, refusal.never) == (
+        f"no 3 free {VF} on the machine, best 2",
+        1,
+        False,
+    )
+    assert too_few_devices(found, {VF: 7}).never  # type: ignore[union-attr]
+    assert too_few_devices(found, {GPU: 1}).never  # type: ignore[union-attr]

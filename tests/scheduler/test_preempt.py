@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import msgspec
 import pytest
 
 from kvplace.core.label_terms import LabelTerm, Operator
+from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
-from kvplace.core.request import OnFailure, Scope
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.request import DeviceNuma, OnFailure, Scope
+from kvplace.core.scalars import NodeName, NumaId, PodUid, ResourceName
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender_protocol import (
     PreemptionArgs,
@@ -384,3 +386,36 @@ def test_an_answer_has_the_shape_that_kube_scheduler_reads() -> None:
     assert json.loads(msgspec.json.encode(result)) == {
         "NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "a"}], "NumPDBViolations": 1}}
     }
+
+
+VF = ResourceName("intel.com/vf")
+
+
+def reported(*pods: PodRecord) -> DeviceReport:
+    """A virtual function on each NUMA node, and the pods that have them, that of node 0 first."""
+    counts = (DeviceCount(VF, NumaId(node), 1, int(node >= len(pods))) for node in range(2))
+    given = {pod.uid: (PodDevice(VF, NumaId(node)),) for node, pod in enumerate(pods)}
+    return DeviceReport(NodeDevices.of(counts, TopologyPolicy("best-effort")), given)
+
+
+@pytest.mark.parametrize("mode", [DeviceNuma.REQUIRED, DeviceNuma.PREFERRED])
+@pytest.mark.parametrize("is_reported", [True, False])
+async def test_the_device_of_a_victim_is_free_and_its_place_beside_it_reserved(
+    one: Replica, is_reported: bool, mode: DeviceNuma
+) -> None:
+    asked: dict[str, Any] = {"devices": {VF: 1}, "device_numa": mode}
+    one.cluster.put_topology("two", TWO, devices=reported())
+    await asyncio.sleep(1)
+    staying = await running(one, "staying", 4, priority=HIGH, **asked)
+    owner = await running(one, "owner", 4, priority=1, **asked)
+    places = [one.claims("two")[pod.uid].cpus for pod in (staying, owner)]
+    assert [bool(cpus & TWO.numa_nodes[1].cpus) for cpus in places] == [False, True]
+    others = [await running(one, f"vm-{number}", 4) for number in range(2)]
+    if is_reported:
+        one.cluster.put_topology("two", TWO, devices=reported(staying, owner))
+        await asyncio.sleep(1)
+    waiting = important(one.cluster, vcpus=4, **asked)
+    assert await answer(one, sent(waiting, two=[owner, others[0]])) == {"two": ["owner"]}
+    reserved = one.claims("two")[waiting.uid].reserved
+    assert reserved is not None
+    assert reserved.owned == places[1]

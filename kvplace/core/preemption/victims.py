@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
-from kvplace.core.node_devices import NodeDevices
+from kvplace.core.node_devices import HeldDevices, NodeDevices
 from kvplace.core.placement import Placement
 from kvplace.core.preemption.disruption_budgets import Taken, violations
 from kvplace.core.request import Request
@@ -55,11 +55,16 @@ class OccupiedMachine:
     """The CPUs that the node gives out; None: all that its topology allows."""
     pools_shrink: bool = False
     devices: NodeDevices | None = None
-    """Its free devices; those of pods that go are not among them."""
+    """Its free devices."""
+    held_devices: Mapping[PodUid, HeldDevices] = field(default_factory=lambda: MappingProxyType({}))
+    """The devices of each pod, which are released with it."""
 
     def free_without(self, gone: Iterable[PodUid]) -> Free:
         """Compute what is free once these pods are gone."""
-        left = frozenset(gone)
+        left, devices = frozenset(gone), self.devices
+        if devices is not None:
+            for uid in left & self.held_devices.keys():
+                devices = devices.returned(self.held_devices[uid])
         ledger = Ledger(
             {cpu: owner for cpu, owner in self.ledger.owners.items() if owner not in left},
             {uid: claim for uid, claim in self.ledger.claims.items() if uid not in left},
@@ -70,7 +75,7 @@ class OccupiedMachine:
             self.holds,
             only=self.only,
             pools_shrink=self.pools_shrink,
-            devices=self.devices,
+            devices=devices,
         )
 
 
