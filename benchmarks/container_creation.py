@@ -30,9 +30,9 @@ from harness.node_programs.small_images import busybox
 from harness.real_node.runtime import ContainerRuntime
 from harness.real_node.sandbox import Sandbox
 from kvplace.agent.cpuset_keeper import CpusetKeeper
+from kvplace.agent.node_plan import PodRevisions, ThisNode
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.nri_source import NriSource
-from kvplace.agent.this_node import PodRevisions, ThisNode
 from kvplace.core.cpuset import cpus_of, lowest
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvplace.agent.conditions import TopologyReason
 from kvplace.agent.cpuset_keeper import CpusetKeeper, cpusets_enforced
 from kvplace.agent.node_objects import NodeObjects
-from kvplace.agent.this_node import NodeContainer
+from kvplace.agent.node_plan import NodeContainer
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import PodUid
 from kvplace.kube.object_records import PodRecord

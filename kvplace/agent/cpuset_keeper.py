@@ -29,10 +29,9 @@ from typing import Protocol
 from kvplace.agent import metrics
 from kvplace.agent.back_off import PERIOD_S, RepairHistory
 from kvplace.agent.conditions import TopologyCondition, TopologyReason
-from kvplace.agent.node_plan import NodePlan
+from kvplace.agent.node_plan import NodeContainer, NodePlan, ThisNode
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.planner import SHOWN_OF_ID, plan_node, setting_of_new
-from kvplace.agent.this_node import NodeContainer, ThisNode
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.node_topology import Enforcement

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from kvplace.agent.node_plan import ThisNode
 from kvplace.agent.revisions import Revisions
-from kvplace.agent.this_node import ThisNode
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import PodPlacement

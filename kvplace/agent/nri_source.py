@@ -29,7 +29,7 @@ from kvplace.agent import metrics
 from kvplace.agent.conditions import TopologyReason
 from kvplace.agent.cpuset_keeper import CpusetKeeper, cpusets_enforced
 from kvplace.agent.given_devices import given_devices
-from kvplace.agent.this_node import NodeContainer
+from kvplace.agent.node_plan import NodeContainer
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NO_CPUS, ContainerId

@@ -27,10 +27,9 @@ from kvplace.agent.back_off import AGAIN_S, Deliveries
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.libvirt_pins import LibvirtFailed, LibvirtPins
 from kvplace.agent.node_objects import NodeObjects
-from kvplace.agent.node_plan import NodePlan, PodPlan
+from kvplace.agent.node_plan import NodeContainer, NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.pinning_sweep import PinningSweep, PodFinding
-from kvplace.agent.this_node import NodeContainer
 from kvplace.agent.verification import CpusetDifference, Verdict, differences_in_words
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, PodUid

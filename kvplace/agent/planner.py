@@ -24,8 +24,15 @@ from dataclasses import replace
 from functools import lru_cache
 
 from kvplace.agent.conditions import PinnedReason
-from kvplace.agent.node_plan import ClaimContainer, ClaimRefusal, NodePlan, PodPlan
-from kvplace.agent.this_node import NodeContainer, PodRevisions, ThisNode
+from kvplace.agent.node_plan import (
+    ClaimContainer,
+    ClaimRefusal,
+    NodeContainer,
+    NodePlan,
+    PodPlan,
+    PodRevisions,
+    ThisNode,
+)
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, union
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.placement import Placement, PodPlacement

@@ -1,7 +1,8 @@
 """`kvplace agent`: all components of the agent in one process on one event loop.
 
-Puts the components together and has no rules of its own. Enforcement begins at once, from what the container
-runtime and the cgroup tree show; publishing begins when the node's objects have been read.
+Puts the components together, and chooses the source of containers: NRI or the tree of cgroups. Enforcement
+begins at once, from what the container runtime and the cgroup tree show; publishing begins when the node's
+objects have been read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kvplace.agent.container_sources import keeper_of
+from kvplace.agent.cgroup_source import CgroupSource
+from kvplace.agent.conditions import TopologyReason
+from kvplace.agent.cpuset_keeper import ContainerSource, CpusetKeeper, cpusets_enforced
 from kvplace.agent.devices import DeviceWatch
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.memory_moves import MemoryMoves
@@ -26,11 +29,14 @@ from kvplace.agent.pinning_guard import PinningClient, PinningGuard
 from kvplace.agent.publisher import Publisher, PublisherClient
 from kvplace.agent.settings import AgentSettings
 from kvplace.agent.single_instance import LOCK, only_instance
+from kvplace.core.errors import Misconfigured
+from kvplace.core.node_topology import Enforcement
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
 from kvplace.kube.watches import WatchClient
+from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetHierarchy, find_cpuset_hierarchy
 from kvplace.service.connections import Address
 from kvplace.service.health import Readiness, health_application, watch_loop
 from kvplace.service.listening import listening
@@ -41,6 +47,9 @@ _PAGE_SIZE = 50
 _NOT_READ = "the objects of this node have not been read yet"
 _WORKER_THREADS = 2
 """For sweeps of /proc and calls to libvirt, so that one that hangs does not stop the others."""
+
+
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class AgentClient(WatchClient, EventWriter, PublisherClient, PinningClient, Protocol):
@@ -133,3 +142,44 @@ async def _become_ready(own: NodeObjects, readiness: Readiness) -> None:
     await own.wait_until_known()
     gc.freeze()  # what was imported and read stays: full collections need not walk it again
     readiness.obstacle = ""
+
+
+def keeper_of(
+    settings: AgentSettings, own: NodeObjects, report: NodeReport
+) -> tuple[CpusetKeeper, ContainerSource]:
+    """Make the keeper with the source that the operator asked for, else with what the node offers.
+
+    A host without cpusets gets a source that never reports a container, with a condition: the rest of
+    the agent is of use there, too.
+    """
+    mounted = settings.on_host(_CGROUPS)
+    try:
+        hierarchy = find_cpuset_hierarchy(mounted)
+    except Misconfigured as error:
+        hierarchy = CpusetHierarchy(mounted, CgroupVersion.V2)
+        keeper = CpusetKeeper(own, report, hierarchy, observed=Enforcement.NONE)
+        keeper.connected(Enforcement.NONE, cpusets_enforced(TopologyReason.NO_CPUSETS, f"{error}."))
+        keeper.carry_out()
+        return keeper, NoContainers()
+    socket = settings.on_host(settings.nri_socket)
+    how = settings.enforcement or (Enforcement.NRI if socket.exists() else Enforcement.CGROUP)
+    keeper = CpusetKeeper(own, report, hierarchy, observed=None if how.by_agent else how)
+    # dra-driver-cpu needs NRI; two plugins may be connected as long as one of them sets no cpuset.
+    if how in (Enforcement.NRI, Enforcement.DRA):
+        # Costs 4 MiB, which nodes without NRI need not pay.
+        from kvplace.agent.nri_source import NriSource
+        from kvplace.nri.courier import NriRuntime
+
+        return keeper, NriSource(keeper, NriRuntime(socket), hierarchy.root)
+    return keeper, CgroupSource(keeper, own, hierarchy.root)
+
+
+class NoContainers:
+    """Stands in where there are no cpusets."""
+
+    async def run(self) -> None:
+        """Wait until cancelled."""
+        await asyncio.Event().wait()
+
+    def search(self) -> None:
+        """Find nothing."""

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from kvplace.agent.this_node import PodRevisions
+from kvplace.agent.node_plan import PodRevisions
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import PodUid

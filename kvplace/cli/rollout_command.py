@@ -106,7 +106,7 @@ def create(
     given = RolloutFlags(name, count, names, _limits(**limits))
 
     async def body(live: LiveCluster) -> int:
-        from kvplace.rollout.connect import rollouts_on
+        from kvplace.rollout.rollouts import rollouts_on
 
         rollout = read_given(files, given, flags.namespace, live.namespace)
         _check_confirmation(yes or dry_run)
@@ -136,7 +136,7 @@ def resume(
     from kvplace.cli.live_cluster import run_with_cluster
 
     async def body(live: LiveCluster) -> int:
-        from kvplace.rollout.connect import rollouts_on
+        from kvplace.rollout.rollouts import rollouts_on
 
         rollouts = rollouts_on(live.session, live.namespace)
         stored = await rollouts.stored(name)
@@ -159,7 +159,7 @@ def status(*, flags: ClusterFlags, name: str, output: Output) -> int:
     from kvplace.cli.live_cluster import run_with_cluster
 
     async def body(live: LiveCluster) -> int:
-        from kvplace.rollout.connect import rollouts_on
+        from kvplace.rollout.rollouts import rollouts_on
 
         report = await rollouts_on(live.session, live.namespace).status(name)
         _print_report(report, output, unfinished=True)
@@ -176,7 +176,7 @@ def list_rollouts(*, flags: ClusterFlags, output: Output) -> int:
     from kvplace.cli.live_cluster import run_with_cluster
 
     async def body(live: LiveCluster) -> int:
-        from kvplace.rollout.connect import rollouts_on
+        from kvplace.rollout.rollouts import rollouts_on
 
         names = await rollouts_on(live.session, live.namespace).names()
         if output.is_document:
@@ -209,7 +209,7 @@ def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> int:
     async def body(live: LiveCluster) -> int:
         from kvplace.cli.rollout_progress import ask, told_what_is_left
         from kvplace.core.quantity import counted
-        from kvplace.rollout.connect import rollouts_on
+        from kvplace.rollout.rollouts import rollouts_on
 
         rollouts = rollouts_on(live.session, live.namespace)
         if not yes:

@@ -18,9 +18,8 @@ from kvplace.core.guest_cells import CELL_GRANULE, GuestCell, apportion
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import Bytes
-from kvplace.domainxml.sizes import text_bytes_of
-from kvplace.domainxml.threads import Vcpus, only_child
-from kvplace.domainxml.whitespace import add_to_root, align
+from kvplace.domainxml.document import add_to_root, align, only_child, text_bytes_of
+from kvplace.domainxml.pins import Vcpus
 
 _ARCHITECTURES_WITHOUT_CELLS = ("s390x", "s390")
 _OURS = ("id", "cpus", "memory", "unit")

@@ -1,4 +1,4 @@
-"""Parses a domain document from an untrusted author and writes it back unchanged.
+"""A domain document from an untrusted author: parsed, edited in its own indentation, and written back.
 
 The XML of a virt-launcher pod contains names and paths chosen by the VM's owner. So the parser expands no
 entity, loads no DTD, opens no connection and limits the length. What it normalises (empty elements, quotes)
@@ -15,6 +15,7 @@ from typing import Literal, cast
 from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
+from kvplace.core.scalars import Bytes
 
 Encoding = Literal["UTF-8", "US-ASCII"]
 
@@ -28,6 +29,11 @@ _ENCODINGS: dict[str, Encoding] = {"utf-8": "UTF-8", "utf8": "UTF-8", "us-ascii"
 _HARMLESS = (etree.ErrorTypes.NS_ERR_UNDEFINED_NAMESPACE, etree.ErrorTypes.WAR_NS_URI)
 _MOST_ERRORS = 100
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+_UNIT = re.compile(r"b|bytes?|(?P<letter>[kmgtpe])(?P<ending>ib|b)?", re.IGNORECASE | re.ASCII)
+_LETTERS = "kmgtpe"
+_DEFAULT_UNIT = "KiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +134,83 @@ def _declares_doctype() -> BadDomainXml:
     return BadDomainXml(
         "the domain XML has a DOCTYPE, which no domain needs and which is never expanded; remove it"
     )
+
+
+def bytes_of(amount: str, unit: str | None, what: str) -> Bytes:
+    """Read a size; raises BadDomainXml with one sentence that starts with `what`."""
+    unit = unit or _DEFAULT_UNIT
+    match = _UNIT.fullmatch(unit)
+    if match is None or not (amount.isascii() and amount.isdigit() and len(amount) <= 20):
+        raise BadDomainXml(f"{what} is {amount[:40]!r} {unit[:10]!r}, not a size such as 4194304 KiB")
+    letter, ending = match["letter"], match["ending"]
+    if letter is None:
+        return Bytes(int(amount))
+    base = 1000 if ending in ("b", "B") else 1024
+    return Bytes(int(amount) * base ** (_LETTERS.index(letter.lower()) + 1))
+
+
+def text_bytes_of(element: etree._Element, what: str) -> Bytes:
+    """Read the size that is an element's text; raises as `bytes_of`."""
+    return bytes_of(text_of(element), element.get("unit"), what)
+
+
+def only_child(root: etree._Element, name: str) -> etree._Element | None:
+    """Find the one child of that name; raises BadDomainXml when there are several, which libvirt misreads."""
+    found = root.findall(name)
+    if len(found) > 1:
+        raise BadDomainXml(f"the domain has {len(found)} <{name}> elements, but libvirt reads one; keep one")
+    return found[0] if found else None
+
+
+def indentation_of(root: etree._Element) -> str | None:
+    """Return the indentation of the root's children; None when the document has no line breaks."""
+    before_first = root.text or ""
+    if before_first.strip() or "\n" not in before_first:
+        return None
+    return before_first.rpartition("\n")[2] or None
+
+
+def remove(element: etree._Element) -> None:
+    """Remove an element from its parent and keep the text that follows it."""
+    parent = element.getparent()
+    if parent is None:
+        return
+    if element.tail and element.tail.strip():
+        before = element.getprevious()
+        if before is None:
+            parent.text = (parent.text or "") + element.tail
+        else:
+            before.tail = (before.tail or "") + element.tail
+    parent.remove(element)
+
+
+def remove_child_of_root(element: etree._Element) -> None:
+    """Remove a child of the root together with its line."""
+    before, root, tail = element.getprevious(), element.getparent(), element.tail
+    remove(element)
+    if tail and tail.strip():
+        return  # `remove` has kept this text
+    if before is not None and not (before.tail or "").strip():
+        before.tail = tail
+    elif before is None and root is not None and not (root.text or "").strip():
+        root.text = tail
+
+
+def add_to_root(root: etree._Element, element: etree._Element, *, after: etree._Element | None) -> None:
+    """Insert an element after `after`, or at the end, on a line of its own where the document has lines."""
+    indentation = indentation_of(root)
+    anchor = after if after is not None else (root[-1] if len(root) else None)
+    if anchor is None:
+        root.append(element)
+        return
+    tail = anchor.tail
+    anchor.addnext(element)
+    element.tail = tail
+    anchor.tail = None if indentation is None else f"\n{indentation}"
+
+
+def align(root: etree._Element, element: etree._Element) -> None:
+    """Indent the content of a child of the root in the document's own way."""
+    indentation = indentation_of(root)
+    if indentation is not None and len(element):
+        etree.indent(element, space=indentation, level=1)

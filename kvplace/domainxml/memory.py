@@ -19,9 +19,7 @@ from kvplace.core.guest_cells import CELL_GRANULE
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId
-from kvplace.domainxml.sizes import bytes_of
-from kvplace.domainxml.threads import only_child
-from kvplace.domainxml.whitespace import add_to_root, align, remove, remove_child_of_root
+from kvplace.domainxml.document import add_to_root, align, bytes_of, only_child, remove, remove_child_of_root
 
 _BINDINGS = ("memory", "memnode")
 _ROUNDING = 2 * CELL_GRANULE

@@ -19,11 +19,10 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuId, NumaId
 from kvplace.domainxml.assigned_devices import AssignedDevice, assigned_devices
 from kvplace.domainxml.cells import mirror_host
-from kvplace.domainxml.document import parse
+from kvplace.domainxml.document import only_child, parse
 from kvplace.domainxml.expander_buses import place_devices
 from kvplace.domainxml.memory import bind_memory
-from kvplace.domainxml.pins import pin_threads, remove_pins
-from kvplace.domainxml.threads import io_threads_of, only_child, vcpus_of
+from kvplace.domainxml.pins import io_threads_of, pin_threads, remove_pins, vcpus_of
 
 _UNKNOWN: Mapping[CpuId, NumaId] = MappingProxyType({})
 _UNBOUND = Placement(Policy.NONE, (), NO_CPUS)

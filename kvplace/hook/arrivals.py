@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from kvplace.core.errors import BadDomainXml, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.protobuf import MAX_MESSAGE_BYTES
 from kvplace.hook.child_process import TIME_LIMIT_S
-from kvplace.hook.logs import log
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.pod_environment import PodEnvironment, log
 
 TIMEOUT_S = 5.0
 """How long libvirt's program may take to send or to read."""

@@ -21,10 +21,9 @@ from kvplace.core.quantity import counted
 from kvplace.core.request import OnFailure
 from kvplace.hook.bounds import allowed_memory_nodes, check_cpus, node_of_cpus, unprotected
 from kvplace.hook.local_devices import check_devices
-from kvplace.hook.logs import log
 from kvplace.hook.memory_policy import Trial, settle_memory, try_to_bind
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.pod_environment import PodEnvironment, log
 
 _FIELD_BYTES = 16
 """What a message adds to the document."""

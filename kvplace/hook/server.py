@@ -22,8 +22,7 @@ from kvplace.core.errors import GrpcStatus, Misconfigured
 from kvplace.hook.arrivals import ArrivalPipes
 from kvplace.hook.child_process import ChildProcess, Outcome
 from kvplace.hook.grpc import Call, GrpcConnection
-from kvplace.hook.logs import log
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.pod_environment import PodEnvironment, log
 from kvplace.hook.services import CallRefused, DefineDomain, Reply, answer, defined_domain
 
 MAX_CLIENTS = 16

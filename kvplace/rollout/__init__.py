@@ -7,10 +7,9 @@
 The cluster is the only state: the VMs carry the rollout's label, and its document is a ConfigMap.
 """
 
-from kvplace.rollout.connect import open_rollouts
 from kvplace.rollout.forecast import Forecast
 from kvplace.rollout.report import Counts, Failure, Report
-from kvplace.rollout.rollouts import Prepared, Rollouts
+from kvplace.rollout.rollouts import Prepared, Rollouts, open_rollouts
 from kvplace.rollout.run import RolloutRun
 from kvplace.rollout.templates import Rollout, WantedVm, read_rollout
 

@@ -1,22 +1,34 @@
-"""The rollouts of one namespace: prepared, created, resumed, checked and deleted."""
+"""The rollouts of one namespace: opened, prepared, created, resumed, checked and deleted.
+
+Scripts open a cluster with `open_rollouts`; the command line opens it by its own flags.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from kvplace.core.errors import Absent, BadBody, Conflict, Refused, Unavailable
+from kvplace.core.errors import Absent, BadBody, Conflict, Forbidden, Refused, Unavailable
 from kvplace.core.quantity import counted
+from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import did_you_mean, json_object, shown
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.documents.rollout import name_problem
+from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.api_rollouts import ApiRollouts
+from kvplace.kube.concurrency import together
+from kvplace.kube.credentials import CredentialOptions
+from kvplace.kube.object_client import ObjectReader
 from kvplace.kube.retry import retrying
+from kvplace.kube.session import Session, open_session
 from kvplace.kube.store import Store
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
-from kvplace.kube.watches import Selector
-from kvplace.rollout.cluster_calls import AgentReader, NodeReader, RolloutCluster
+from kvplace.kube.watches import AGENT_PODS, AGENTS, NAME_FIELD, NODE_FIELD, TOPOLOGIES, Selector
+from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
+from kvplace.rollout.cluster_calls import AgentReader, AgentReport, NodeReader, RolloutCluster
 from kvplace.rollout.forecast import Forecast, forecast, unplanned
 from kvplace.rollout.measuring import SILENT_S, Agent, agent_of, waiting_nodes, waiting_pods
 from kvplace.rollout.preflight import Found, check, look
@@ -239,6 +251,51 @@ class Rollouts:
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def open_rollouts(
+    *, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
+) -> AsyncIterator[Rollouts]:
+    """Open the cluster of a kubeconfig, or the one that this pod runs in, while the block runs.
+
+    Without `namespace` it is the context's.
+    """
+    async with await open_session(CredentialOptions(kubeconfig, context)) as session:
+        yield rollouts_on(session, namespace or session.namespace)
+
+
+def rollouts_on(session: Session, namespace: str) -> Rollouts:
+    """Return the rollouts of a namespace; the session stays its owner's."""
+    api = ApiCluster(session)
+
+    async def read_nodes() -> PlanningCluster:
+        return await read_planning_cluster(api, ObjectReader(session))
+
+    async def reported_on(node: NodeName) -> AgentReport | None:
+        found, has_pod = await together(
+            api.read_all(TOPOLOGIES, Selector(fields={NAME_FIELD: node})), has_agent_pod(api, node)
+        )
+        # A person may have described the node; a status is an agent's in any case.
+        spoken = [one for one in found if one.by_agent or one.observed_generation is not None]
+        return AgentReport(frozenset(spoken[0].pods), spoken[0].resource_version, has_pod) if spoken else None
+
+    return Rollouts(
+        ApiRollouts(session),
+        namespace,
+        read_nodes,
+        reported_on,
+        now=lambda: session.server_time,
+    )
+
+
+async def has_agent_pod(api: ApiCluster, node: NodeName) -> bool | None:
+    """Return whether a pod of the agent is ready on a node; None without the right to see it."""
+    try:
+        pods = await api.read_all(AGENT_PODS, replace(AGENTS, fields={NODE_FIELD: node}))
+    except Forbidden:
+        return None
+    return any(pod.is_ready for pod in pods)
 
 
 def _differences(stored: str, text: str) -> list[str]:

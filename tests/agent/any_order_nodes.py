@@ -12,10 +12,10 @@ from typing import Protocol
 from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
 from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.cpuset_keeper import CpusetKeeper
+from kvplace.agent.node_plan import NodeContainer, ThisNode
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.nri_source import NriSource
 from kvplace.agent.planner import plan_node
-from kvplace.agent.this_node import NodeContainer, ThisNode
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy

@@ -8,8 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from kvplace.agent.node_objects import NodeObjects
-from kvplace.agent.node_plan import ClaimContainer, PodPlan
-from kvplace.agent.this_node import NodeContainer, PodRevisions, ThisNode
+from kvplace.agent.node_plan import ClaimContainer, NodeContainer, PodPlan, PodRevisions, ThisNode
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement

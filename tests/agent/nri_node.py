@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvplace.agent.cpuset_keeper import CpusetKeeper
+from kvplace.agent.node_plan import ThisNode
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.nri_source import NriSource
-from kvplace.agent.this_node import ThisNode
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.scalars import PodUid
 from tests.agent.nodes_in_use import PLAIN, VM, node_with, placed

@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvplace.agent.node_plan import ThisNode
 from kvplace.agent.nri_source import NriSource
-from kvplace.agent.this_node import ThisNode
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT

@@ -13,9 +13,8 @@ import pytest
 from kvplace.agent import devices as agent_devices
 from kvplace.agent.devices import DeviceWatch
 from kvplace.agent.given_devices import given_devices
-from kvplace.agent.node_plan import NodePlan
+from kvplace.agent.node_plan import NodeContainer, NodePlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.this_node import NodeContainer
 from kvplace.core.node_devices import DeviceCount, PodDevice, TopologyPolicy
 from kvplace.core.scalars import NumaId, PodUid, ResourceName
 from kvplace.kube.object_records import PodRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplace.agent.node_objects import NodeObjects
-from kvplace.agent.this_node import PodRevisions
+from kvplace.agent.node_plan import PodRevisions
 from kvplace.core.cpuset import mask_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement

@@ -16,12 +16,11 @@ from prometheus_client import REGISTRY
 from kvplace.agent import pinning_guard
 from kvplace.agent.memory_moves import MemoryMoves
 from kvplace.agent.node_objects import NodeObjects
-from kvplace.agent.node_plan import NodePlan, PodPlan
+from kvplace.agent.node_plan import NodeContainer, NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.pinning_guard import MEMORY_AGAIN_S, PinningGuard
 from kvplace.agent.pinning_sweep import PodFinding
 from kvplace.agent.planner import plan_node
-from kvplace.agent.this_node import NodeContainer
 from kvplace.agent.verification import Measurement, QemuThread, ThreadDifference
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.node_topology import Enforcement

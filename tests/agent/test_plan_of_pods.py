@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvplace.agent.conditions import PinnedReason
-from kvplace.agent.node_plan import ClaimContainer
+from kvplace.agent.node_plan import ClaimContainer, NodeContainer, PodRevisions
 from kvplace.agent.pinning_sweep import PinningSweep
 from kvplace.agent.planner import plan_node
-from kvplace.agent.this_node import NodeContainer, PodRevisions
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import ContainerId, PodUid

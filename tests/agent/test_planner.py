@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 
 from kvplace.agent.conditions import PinnedReason
-from kvplace.agent.node_plan import NodePlan
+from kvplace.agent.node_plan import NodeContainer, NodePlan, PodRevisions, ThisNode
 from kvplace.agent.planner import placements_in, plan_node
-from kvplace.agent.this_node import NodeContainer, PodRevisions, ThisNode
 from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement

@@ -13,7 +13,7 @@ from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.domainxml import rewrite
-from kvplace.domainxml.threads import vcpus_of
+from kvplace.domainxml.pins import vcpus_of
 from kvplace.machines.server_types import read_machine
 from tests.cli.calls import Caller
 from tests.kubevirt_documents import DOMAINS

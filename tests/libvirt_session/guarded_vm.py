@@ -15,11 +15,10 @@ from harness.libvirt_session.threads import ThreadAffinity
 from kvplace.agent.libvirt_pins import LibvirtPins
 from kvplace.agent.memory_moves import MemoryMoves
 from kvplace.agent.node_objects import NodeObjects
-from kvplace.agent.node_plan import NodePlan
+from kvplace.agent.node_plan import NodeContainer, NodePlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.pinning_guard import PinningGuard
 from kvplace.agent.planner import plan_node
-from kvplace.agent.this_node import NodeContainer
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement

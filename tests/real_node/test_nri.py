@@ -16,7 +16,7 @@ from harness.real_node.runtime import Container, ContainerRuntime
 from harness.real_node.sandbox import CommandFailed
 from kvplace.agent import nri_source
 from kvplace.agent.conditions import TopologyCondition
-from kvplace.agent.this_node import NodeContainer as KnownContainer
+from kvplace.agent.node_plan import NodeContainer as KnownContainer
 from kvplace.core.scalars import ContainerId
 from tests.real_node.nri_agent import ALL, OWNED, POOL, SAY_CPUS_AND_STAY, RealNode, container, until
 

@@ -7,7 +7,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import open_session
-from kvplace.rollout.connect import has_agent_pod
+from kvplace.rollout.rollouts import has_agent_pod
 from tests.cli.live_cluster.small_cluster import SmallCluster
 
 LABELS = {"app.kubernetes.io/name": "kvplace", "app.kubernetes.io/component": "agent"}
