@@ -8,7 +8,7 @@ most 40 % of them have devices: 1 or 2 virtual functions (VFs), a GPU, or a GPU 
 % of the devices. All ways get the same VMs. A VM that is refused does not arrive again, and no VM moves. The
 first fifth of the VMs is not counted.
 
-* *local*: VMs with devices that have a CPU on the NUMA node of each device, in percent of those that run
+* *local*: VMs with devices that have a CPU on the NUMA node of each device, in percent of the running ones
 * *all cores*: all CPUs of the VM are on NUMA nodes of its devices
 * *refused*: VMs with devices that never ran
 * *without*: VMs without devices that never ran

@@ -182,7 +182,7 @@ def draw(shares: Mapping[str, Mapping[str, tuple[float, float]]], figure: Figure
 
 
 def foreseen(seed: int) -> dict[str, int]:
-    """Count the VMs of one small load that are split: with all knowledge, and by those who have none."""
+    """Count the VMs of one small load that are split: with all knowledge, and with none."""
     sizes = [node.cpus.bit_count() for node in FORESEEN.numa_nodes]
     mix = EVEN.up_to(FORESEEN_MOST)
     events = list(ConstantLoad(mix, seed, cpus=sum(sizes), count=FORESEEN_VMS))

@@ -2,7 +2,7 @@
 
 Two replicas of extender and controller run on a cluster in memory, in virtual time. Pods are bound, refused,
 and deleted at every step, some of them together with their nodes. Each row is measured when all pods are
-gone again. Objects are those that Python's garbage collector knows, of the whole process.
+gone again. Objects are the ones that Python's garbage collector knows, of the whole process.
 """
 
 from __future__ import annotations

@@ -82,6 +82,7 @@ CLAUSES = (
         r"\b(of|for|to|in|on|with|by|from|at|under|after|before|about) (which|whom)\b", "a second sentence"
     ),
     _rule(r"\beverybody\b", "all users, all others"),
+    _rule(r"\bthose (that|which|who)\b", "the noun with its clause"),
     _rule(r"\bwho(so|m)?ever\b", "a user or program that, or the noun"),
     _rule(r"\b(whatever|whichever)\b", "any, in every case, or a second sentence"),
     _rule(r"\bfor ever\b", "forever, or without end"),

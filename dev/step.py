@@ -79,7 +79,7 @@ def beside(
 ) -> Iterator[Callable[[], list[str]]]:
     """Runs commands while the block runs, with low priority; what still runs at its end is ended.
 
-    Gives a function that names those which have failed so far. Their output is shown as it comes.
+    Gives a function that names the steps with an error so far. Their output is shown as it comes.
     """
     sys.stdout.flush()
     started = {

@@ -48,7 +48,7 @@ class PodCgroups:
     driver: Driver = Driver.CGROUPFS
     runtime: str = "cri-containerd"
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    """Those that `process` has started."""
+    """Started by `process`."""
 
     @property
     def own(self) -> CpusetHierarchy:

@@ -28,6 +28,7 @@ CLAUSES = (
     ("a pod whose node is gone", "whose"),
     ("the node on which it runs", "on which"),
     ("the page that everybody reads", "everybody"),
+    ("the pods and those that wait", "those that"),
     ("a right of whoever owns it", "whoever"),
     ("it ends, whatever it does", "whatever"),
     ("it would wait for ever", "for ever"),

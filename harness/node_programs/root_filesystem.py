@@ -81,7 +81,7 @@ class RootFilesystem:
     def add_libraries(self, *, present: Iterable[Path] = (), besides: Path | None = None) -> None:
         """Add the shared libraries of all programs so far.
 
-        Without those that a lower layer has, and those below the folder `besides`, which came with it.
+        Libraries of a lower layer, and of the folder `besides`, which came with it, are left out.
         """
         for library in sorted(libraries_of(self._programs).difference(present)):
             came_along = besides is not None and library.is_relative_to(besides)

@@ -1,7 +1,7 @@
 """The devices that an object requests, by the resource of their device plugin.
 
-A pod states all of them: virt-controller adds those of the VM to its compute container, also those that the
-NetworkAttachmentDefinition of an SR-IOV network names. A VMI states those of GPUs and host devices only.
+A pod states all of them: virt-controller adds the VM's devices to its compute container, also devices of
+the NetworkAttachmentDefinition of an SR-IOV network. A VMI states GPUs and host devices only.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ class CpusetKeeper:
             self._wake.set()
 
     def check(self, containers: Iterable[ContainerId]) -> None:
-        """Read the cgroups of containers, and correct those that differ from the plan."""
+        """Read the cgroups of containers, and correct differences from the plan."""
         self._check([self._kept[one] for one in containers if one in self._kept])
         self._say()
 

@@ -4,7 +4,7 @@ A CPU that goes offline, and CPUs that the kubelet gives to a container, are not
 pages, and everything where the kernel's events cannot be received, are compared every few seconds: some
 twenty small files, 1 ms. After an event of the kernel the machine is read in any case: these files may
 have been the same while the kernel was still about to change others. While the kubelet's settings or state
-cannot be read, those that could be read last count.
+cannot be read, the last readable ones count.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class PodPlan:
     """The placement in effect."""
     online: CpuMask
     containers: tuple[ClaimContainer, ...] = ()
-    """Those that run its claim and have a cgroup, by name."""
+    """Containers that run its claim and have a cgroup, by name."""
     cpuset: CpuMask = NO_CPUS
     """The cpuset of the containers that run its claim; none where nothing sets it.
 

@@ -1,4 +1,4 @@
-"""Checks the threads of every claim again and again, and sets those that are not where they should be.
+"""Checks the threads of every claim again and again, and sets threads on wrong CPUs back.
 
 Synchronous and for one worker thread: everything that may wait for the kernel is here, everything that may
 wait for another process (libvirt, the API server) is in `pinning_guard`.

@@ -303,9 +303,9 @@ def _refusal(state: ThisNode, claim: PodPlan, accepted: Iterable[PodPlan]) -> Cl
 def _held(state: ThisNode, claims: Mapping[PodUid, PodPlan], owned: CpuMask) -> dict[PodUid, CpuMask]:
     """CPUs that stay out of the shared pool for a pod though no accepted claim owns them.
 
-    They are those of a pod that is not here yet or has a refused claim, those that a relocation leaves or
-    goes to, and those of a pod that has ended and was not released yet. Where they would leave no shared pool
-    they do not count, those that only the ledger knows first.
+    They are CPUs of a pod that is not here yet or has a refused claim, old and new CPUs of a relocation, and
+    CPUs of a pod that has ended and was not released yet. Where they would leave no shared pool they do not
+    count; CPUs that only the ledger names are given up first.
     """
     free = CpuMask(state.topology.cpus & ~owned)
     here = {uid: CpuMask(claim.placement.owned & free) for uid, claim in claims.items()}

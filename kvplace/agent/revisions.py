@@ -59,7 +59,7 @@ class Revisions:
             self._changed()
 
     def forget_deleted(self, here: Iterable[PodUid]) -> None:
-        """Forget the pods that were deleted, but for those that still have containers `here`."""
+        """Forget deleted pods, except pods with containers that are still `here`."""
         if self._deleted:
             self._forget(self._deleted.difference(here))
 

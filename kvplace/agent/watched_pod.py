@@ -84,7 +84,7 @@ class WatchedPod:
         return Measurement(threads, cpusets, self._memory() if memory and threads else {})
 
     def _open_cpusets(self) -> None:
-        """Open those that are not open: a container may not have started yet, or may have ended."""
+        """Open the closed ones: a container may not have started yet, or may have ended."""
         for container in self.containers:
             if container.name not in self._cpusets:
                 with suppress(Gone):

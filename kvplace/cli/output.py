@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _ACTED_ON = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""What a terminal does not show but act on: control characters, and those that turn the direction of text."""
+"""Characters that a terminal acts on: control characters, and changes of the text's direction."""
 _BREAKS = re.compile(r"[\t\r\n]+")
 
 

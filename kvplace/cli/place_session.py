@@ -88,7 +88,7 @@ class PlaceSession:
         thorough: bool = False,
         explain: bool = True,
     ) -> None:
-        """Start with no VM on the machine; `devices` are those that are free then.
+        """Start with no VM on the machine; `devices` are the free ones then.
 
         `free` are the CPUs for requests that do not name their own, all of them by default; `foreign` CPUs
         are never given out. `make_room` lets kept VMs move, and `thorough` searches 100 times as long for

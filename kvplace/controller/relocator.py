@@ -385,7 +385,7 @@ class Relocator:
             )
             claim = claim_without_lost_relocation(ledger, stored or empty, lost)
             if held_by_others(ledger, claim) & ~(stored or empty).cpus:
-                return LedgerChange(), (False, f"{why}, and also those that it runs on; restart it")
+                return LedgerChange(), (False, f"{why}, and so do the CPUs that it runs on; restart it")
             return LedgerChange(claims=(claim,)), (True, why)
 
         is_resumed, why = await self._cache.ledgers.change(node, decide)

@@ -62,7 +62,7 @@ _FOREIGN_WORDS = (EXPLAIN, MOVABLE)
 def meant_keys(keys: Iterable[str]) -> dict[str, str]:
     """Return the keys that are likely typos of kvplace's, each with the right one.
 
-    `cpu-sets`, `cpu_set` and a bare `smt` are such keys. Those that begin with `kvplace.io/` are not:
+    `cpu-sets`, `cpu_set` and a bare `smt` are such keys. Keys that begin with `kvplace.io/` are not:
     admission refuses them.
     """
     meant = {

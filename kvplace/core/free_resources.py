@@ -129,7 +129,7 @@ def _last_cores(topology: Topology, pool: CpuMask) -> CpuMask:
 def crowd(uses: Sequence[int], vcpus: int) -> int:
     """VCPUs without a CPU of their own, per 1,000 CPUs of a pool, once a VM of so many joins it.
 
-    `uses` counts the VMs that name each of its CPUs. Those that use all of it are taken to be of this
+    `uses` counts the VMs that name each of its CPUs. VMs that use all of it are taken to be of this
     one's size; so pools fill up before they take more CPUs away from exclusive VMs.
     """
     size, using_all = len(uses), min(uses)

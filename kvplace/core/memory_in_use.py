@@ -104,7 +104,7 @@ class Used:
     taken: Bytes
     """Of that, what others use."""
     pages: Mapping[Bytes, tuple[int, int]] = field(default_factory=dict)
-    """All huge pages by size, and those that others use."""
+    """All huge pages by size, and pages in use by others."""
 
 
 _PARTS, _PARTS_OF_PAGES = 32, 64

@@ -147,7 +147,7 @@ def write_device_counts(devices: Mapping[ResourceName, int]) -> dict[str, int]:
 
 
 def read_device_counts(devices: object, at: str) -> dict[ResourceName, int]:
-    """Read counts by resource, without those that are 0; raises ValueError that names the entry."""
+    """Read counts by resource, without zeros; raises ValueError that names the entry."""
     if not isinstance(devices, Mapping):
         raise ValueError(  # noqa: TRY004
             f"{at} is {shown(devices)}; it must be an object of counts by resource such as "

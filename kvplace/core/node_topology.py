@@ -102,7 +102,7 @@ def read_node_topology(document: Mapping[str, Any]) -> tuple[str, Topology]:
 
 
 def read_stated_devices(document: Mapping[str, Any]) -> NodeDevices | None:
-    """Read the devices of a described machine: those in its spec, else those that its agent reported.
+    """Read the devices of a described machine: devices of its spec, else of its agent's report.
 
     In the spec all devices are free; without `topologyPolicy` the kubelet aligns nothing, as by default. None
     where the description names no devices; raises ValueError that names the field.

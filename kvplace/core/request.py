@@ -172,7 +172,7 @@ class Request:
     devices: Mapping[ResourceName, int] = field(default_factory=lambda: MappingProxyType({}))
     """Devices by the resource of their device plugin; the kubelet chooses them after the bind."""
     device_nodes: frozenset[NumaId] = frozenset()
-    """NUMA nodes of devices that are chosen already: of claims (DRA), and of those that an agent reported."""
+    """NUMA nodes of devices that are chosen already: of claims (DRA), and of an agent's report."""
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -214,7 +214,7 @@ class Request:
         """The least that its pod requests, so that quotas and kube-scheduler count it.
 
         All CPUs that it will own; how many more whole cores cost (`kvplace.io/smt`) depends on the node. A
-        tenth of those that it shares, as KubeVirt requests by default: exclusive VMs do not get them.
+        tenth of the CPUs that it shares, as KubeVirt requests by default: exclusive VMs do not get them.
         """
         options = self.options
         if options.policy is Policy.NONE:

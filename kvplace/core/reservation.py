@@ -70,7 +70,7 @@ def kept_for(whole: Claim, ledger: Ledger, free: Free) -> Claim:
     """Return the claim to be reserved for a pod that is to get the `whole` one of what will be `free`.
 
     For one that shares CPUs they are reserved as its own, since an exclusive VM would take them: all but
-    those that others' pools must keep. Those that others share it owns only when they end, and fits before.
+    the CPUs that others' pools must keep. CPUs that others share it owns only when they end, and fits before.
     """
     if whole.owned:
         return whole

@@ -60,7 +60,7 @@ class ServeDocument(DocumentModel):
     kubevirt_controller: Text | None = None
     """The user that creates the pods of VMs; the pods of others are admitted more slowly."""
     strategy: Strategy | None = None
-    """How nodes are chosen among those that hold a VM equally well."""
+    """The order of nodes that hold a VM equally well."""
     mode: Literal["decide", "advise"] | None = None
     """Whether Filter answers with the one best node or with all that fit."""
     nominate_from_nodes: Annotated[int, Field(ge=0, strict=True)] | None = None

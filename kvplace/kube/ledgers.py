@@ -2,7 +2,7 @@
 
 Two promises. `current` is never older than this process's own last write, however late the watch is. And
 one writer at a time touches a node's ledger: while a write is under way, further changes of that node gather
-and go together in the next one. A change that comes alone is written at once; those that follow a write
+and go together in the next one. A single change is written at once; changes that follow a write
 within a moment gather for that long. Between processes the resource version decides; the one that loses reads
 again and decides again.
 """
@@ -345,7 +345,7 @@ class Ledgers:
         async def attempt() -> list[PendingChange[Any]]:
             nonlocal record
             told, record = record, None
-            # Those that have their answer are not decided again: a refused pod must not get a claim.
+            # Changes with an answer are not decided again: a refused pod must not get a claim.
             pending = [one for one in batch if not one.answer.done()]
             return await self._store(told or await self._read(node), pending, may_be_old=told is not None)
 

@@ -1,4 +1,4 @@
-"""Devices that the kubelet has, and those that it has given to pods, from its podresources socket.
+"""Devices of the kubelet, all and by pod, from its podresources socket.
 
 The protocol is `v1.PodResourcesLister` (k8s.io/kubelet, pkg/apis/podresources/v1/api.proto). The kubelet
 writes one entry for each device and each of its NUMA nodes, and NUMA node 0 as an empty message. It states no

@@ -104,6 +104,6 @@ def cgroup_folder(hierarchy: Path, cgroups_path: str) -> Path | None:
 
 
 def _slices(name: str) -> list[str]:
-    """List a slice with those that it is in, outermost first; `-.slice` is the root."""
+    """List a slice with its parents, outermost first; `-.slice` is the root."""
     words = name.removesuffix(_SLICE).split("-")
     return ["-".join(words[:count]) + _SLICE for count in range(1, len(words) + 1) if all(words)]

@@ -38,7 +38,7 @@ class ContainerChanges:
     """Changes since the last check."""
 
     appeared: frozenset[ContainerId] = frozenset()
-    """Containers with a new cgroup, also those that had another one before."""
+    """Containers with a new cgroup, also after another one."""
     ended: frozenset[ContainerId] = frozenset()
     written: frozenset[ContainerId] = frozenset()
     """Containers with cpuset files that were written, perhaps by ourselves."""

@@ -139,7 +139,7 @@ class NodeUse:
     used: Bytes
     """Of that, what is not free and would not be freed at once."""
     pages: Mapping[Bytes, tuple[int, int]]
-    """Huge pages by size: all, and those that hold something."""
+    """Huge pages by size: all, and pages in use."""
 
 
 def memory_use(sys: Path) -> dict[NumaId, NodeUse]:

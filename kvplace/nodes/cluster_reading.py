@@ -116,7 +116,7 @@ class _Changed(Generic[K]):
 async def watched_nodes(
     cluster: WatchClient, selector: Selector, *, gather_s: float = 0.0
 ) -> AsyncGenerator[tuple[bool, tuple[NodeView, ...]], None]:
-    """Yield (True, all selected nodes), then (False, those that have changed), by name and with their status.
+    """Yield (True, all selected nodes), then (False, changed nodes), by name and with their status.
 
     Nodes that are gone are not yielded, unless something of them is left and all nodes are selected.
     """

@@ -84,7 +84,7 @@ class NodeSnapshot:
 
     machine: NodeMachine
     free: Free
-    """Its devices are those that no bound pod has or will have."""
+    """Its devices without devices of bound pods."""
 
     @property
     def key(self) -> tuple[object, ...]:

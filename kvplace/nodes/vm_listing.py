@@ -135,7 +135,7 @@ def _not_seen(denied: Denied, what: str = "what is reserved for VMs that wait is
 async def watch_listed_vms(
     cluster: WatchClient, selector: Selector, *, gather_s: float = 0.0
 ) -> AsyncGenerator[VmListing, None]:
-    """Yield all VMs, then those that have changed, without end; one that is gone as it was last."""
+    """Yield all VMs, then changed VMs, without end; a VM that is gone as it was last."""
     everywhere = Selector(namespace=selector.namespace)
     pods = Store(PODS, selector)
     statuses = [Store(kind, everywhere) for kind in (VM_STATUSES, VMI_STATUSES)]

@@ -2,7 +2,7 @@
 
 Watches and the run itself keep the state up to date. The stage of a VM follows from the objects behind it.
 Times of a VM that this run makes count from the moment it was sent, by this process's clock. Those of others
-are the cluster's, in whole seconds. VMs are made in waves, with a limit on those that are on their way.
+are the cluster's, in whole seconds. VMs are made in waves, with a limit on VMs in progress.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ When kube-scheduler asks about one pod of a rollout, the others usually wait alr
 with it, over the same nodes: each gets a planned hold, and later calls are answered from it. The first bind
 on a node then claims for all that are planned there, in one write of its ledger.
 
-A plan is not a promise. The pod that is asked about now comes before those that are only planned: where it
+A plan is not a promise. The pod of the present call comes before planned pods: where it
 fits nowhere else, it takes the cores of pods of its own or lower priority, which are then planned anew.
 """
 
@@ -167,8 +167,8 @@ class JointPlan:
     async def plan_ahead(self, pod: PodRecord, names: Collection[NodeName]) -> None:
         """Plan the pods behind one that knows its node already, so that kube-scheduler finds them nominated.
 
-        Called before kube-scheduler gets its answer. Where no other nominated pod is left to it, those that
-        follow are planned over the nodes that it has offered a moment ago for a pod of the same shape.
+        Called before kube-scheduler gets its answer. Where no other nominated pod is left to it, the next
+        pods are planned over the nodes that it has offered a moment ago for a pod of the same shape.
         """
         known = self._cache.pods.get(pod.uid)
         if known is None or not known.shape or not self._nominations.pay:

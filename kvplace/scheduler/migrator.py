@@ -143,7 +143,7 @@ class Migrator:
         self._not_before: dict[str, float] = {}
         """Until when a VMI is left alone, since a migration of it that has failed may be deleted."""
         self._created: dict[str, float] = {}
-        """When migrations were created here: those that were deleted count, too."""
+        """When migrations were created here; deleted ones count, too."""
 
     # Find.
 

@@ -43,7 +43,7 @@ class MovableVm:
     claim: Claim
     placed: PodPlacement
     options: PinningOptions
-    """Those that its placement answers."""
+    """The options of its placement."""
     may_migrate: bool = False
     """Whether its owner lets it go to another node, too."""
 

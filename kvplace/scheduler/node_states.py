@@ -39,7 +39,7 @@ class NodeState:
 class Unseen:
     """The states that have not been checked yet.
 
-    Those that a turn leaves are not listed again by the next one.
+    The next turn does not list the rest of a turn again.
     """
 
     def __init__(self) -> None:

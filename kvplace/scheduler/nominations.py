@@ -3,7 +3,7 @@
 kube-scheduler tries `status.nominatedNodeName` first, and all other nodes only if that one fails. It is one
 more write to the API server for each pod, so it pays in large clusters only. It is a hint: one that comes
 too late, or fails, changes nothing but the cost. So that few come too late, kube-scheduler gets its
-answer about one pod when the nominations of those that were planned beside it are written. A pod that
+answer about one pod when the nominations of the pods of its plan are written. A pod that
 another client has nominated or bound since it was planned is left alone.
 """
 

@@ -2,8 +2,8 @@
 
 kube-scheduler asks after it has found, on up to some hundred nodes, pods of lower priority; their eviction
 gives the VM enough CPUs in number. Which cores they have it does not know. The answer names one node, and on
-it the victims of least cost in kube-scheduler's own order that make the VM fit. They may be others
-than those that were sent, and the node one that was not sent: where Filter has just found only cores missing.
+it the victims of least cost in kube-scheduler's own order that make the VM fit. Both may differ
+from the pods and nodes that were sent: where Filter has just found only cores missing.
 
 No pod is evicted in vain: where a VM fits once pods have ended that end anyway, it waits for them,
 for a limited time. What the victims leave is reserved for it in the node's

@@ -3,7 +3,7 @@
 Only a pod that kube-scheduler has not tried yet is sure to be tried soon. One that was tried and refused
 comes again when something changes, at an unknown time, and one with a nominated node is about to go there.
 
-In a large cluster the first pod of a plan costs kube-scheduler a check of thousands of nodes, and those that
+In a large cluster the first pod of a plan costs kube-scheduler a check of thousands of nodes. Pods that
 are planned beside it, and nominated, cost it one node each. VMs of a rollout arrive some dozens a second. So
 the first pod of a stream waits a moment for others (`Gathering`).
 """

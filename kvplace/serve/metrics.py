@@ -1,7 +1,8 @@
 """Gauges of `serve` about the cluster, brought up to date when they are read.
 
 One series exists for each node with an agent. All other series with the name of a node or pod exist only for
-those that need attention. The work over all nodes and claims is done in turns: see `ClusterFreeBlocks`.
+nodes and pods that need attention. The work over all nodes and claims is done in turns: see
+`ClusterFreeBlocks`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ NODES_WITH_FREE_BLOCK = Gauge(
 )
 FRAGMENTATION = Gauge(
     "kvplace_cluster_fragmentation_ratio",
-    "How much smaller the largest free blocks are than those that the free CPUs could form: 0 to 1.",
+    "How much smaller the largest free blocks are than the free CPUs allow: 0 to 1.",
     ["scope"],
 )
 OLDEST_UNBOUND = Series(

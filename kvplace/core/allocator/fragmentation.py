@@ -13,7 +13,7 @@ SIZES = (2, 4, 8, 16, 32, 64)
 """Sizes of later VMs, in CPUs."""
 
 LARGE = (32, 64)
-"""Sizes of those that a machine keeps places for inside.
+"""Sizes of VMs that a machine keeps places for.
 
 With all sizes, fewer VMs are forced over several NUMA nodes where VMs of all sizes come alike, but more where
 nearly all are small; docs/decisions.md has what was tried.

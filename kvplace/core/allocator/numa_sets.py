@@ -30,10 +30,10 @@ class NumaSet:
     """Parts of NUMA nodes that serve the VM together."""
 
     parts: tuple[NodePart, ...]
-    """Those that may give CPUs."""
+    """Parts that may give CPUs."""
     domain: ScopeDomain
     alone: tuple[NodePart, ...] = ()
-    """Those that give memory alone."""
+    """Parts that give memory alone."""
     beside: tuple[frozenset[NumaIndex], ...] = ()
     """Of each of these sets of NUMA nodes, which have devices, one gives a CPU."""
 

@@ -89,7 +89,7 @@ class Serving:
         count: int,
         must: Sequence[Sequence[Segment]],
     ) -> CoreChoice | None:
-        """Share the need out over the best groups, with those that must be, by dynamic programming.
+        """Share the need out over the best groups and the required ones, by dynamic programming.
 
         It adds L3 group after L3 group where these hold several groups, since the first group in one of them
         costs more than the next.

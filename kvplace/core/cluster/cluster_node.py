@@ -22,7 +22,7 @@ class ClusterNode:
     pools_shrink: bool = False
     """Whether an agent can take CPUs out of the pools of `numa` VMs."""
     devices: NodeDevices | None = None
-    """Free devices, together with those that the running VMs have; None where nothing is known of them."""
+    """Free devices, together with devices of the running VMs; None where nothing is known of them."""
 
     @property
     def free(self) -> Free:

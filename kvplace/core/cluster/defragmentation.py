@@ -36,7 +36,7 @@ MOST_PLACEMENTS = 20_000
 MOST_MIGRATIONS = 20
 """Moves between nodes in one answer; each copies the memory of a VM over the network."""
 _MOST_VMS = 16
-"""VMs that are tried for one move between nodes: those that gain most where they are now."""
+"""VMs that are tried for one move between nodes: the ones that leave the largest gain."""
 _MOST_TARGETS = 16
 """Nodes that one of them is tried on: those with the fewest free CPUs that suffice."""
 
@@ -58,7 +58,7 @@ class DefragmentingMove:
     comes_together: bool
     """Whether the VM gets fewer sockets or NUMA nodes than it has."""
     cpus_gained: int
-    """CPUs of places for later VMs that appear, less those that are lost."""
+    """CPUs of new places for later VMs, less the CPUs of lost places."""
     bytes_moved: Bytes
     """Memory that goes to another NUMA node, or over the network."""
 
@@ -106,7 +106,7 @@ def defragment(
 ) -> Defragmentation:
     """Find the moves that the owners of the VMs agreed to.
 
-    `inside` are the ids of VMs that may get other cores of their node, `between` of those that may migrate,
+    `inside` are the ids of VMs that may get other cores of their node, `between` of VMs that may migrate,
     each with the nodes that are closed to it. Ids are unique in the cluster. A VM with devices of the host
     does not move.
     """

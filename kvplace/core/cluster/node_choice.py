@@ -1,4 +1,4 @@
-"""Which node a VM goes to, among those that can hold it.
+"""The choice of a node for a VM among nodes that can hold it.
 
 Every replica and every offline command ranks nodes by the same key, so that equal states give equal nodes.
 The parts of the key, in this order, the smaller the better:

@@ -1,9 +1,9 @@
 """The style sheet of a core map in SVG: its colours in light and dark mode.
 
 Every text has a contrast of at least 4.5 to 1 with its background (WCAG 2, level AA), and no meaning is in
-the colour alone. The colours of VMs were computed: of all colours that such a text can stand on, those that
-are furthest apart for every reader, with normal sight, deuteranopia or protanopia. All rules are below one
-class, so that a map in a page changes nothing else there.
+the colour alone. The colours of VMs were computed: of all colours that such a text can stand on, the ones
+that are furthest apart for every reader, with normal sight, deuteranopia or protanopia. All rules are below
+one class, so that a map in a page changes nothing else there.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class VmToPlace:
     """Empty for the new VM."""
     request: Request
     targets: tuple[Target, ...]
-    """Those that cost least first."""
+    """The cheapest first."""
     plain_memory: Bytes
     """Bytes outside huge pages that it takes from its NUMA nodes; 0 where they are not counted."""
     before: Placement | None = None

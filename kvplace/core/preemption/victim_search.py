@@ -66,9 +66,9 @@ class _Domain:
     missing: int
     """CPUs that are not free."""
     tenants: tuple[tuple[Tenant, int], ...]
-    """(tenant, CPUs that it gives back here), lowest priority first, then those that give most."""
+    """(tenant, CPUs that it gives back here), lowest priority first, then most CPUs."""
     elsewhere: frozenset[PodUid] = frozenset()
-    """Those who have nothing here, and only requests that kube-scheduler counts."""
+    """Tenants with nothing here, only with requests that kube-scheduler counts."""
 
     @property
     def fewest(self) -> int:
@@ -130,7 +130,7 @@ class VictimSearch:
         return min(costs, default=cost_of(certain, violated))
 
     def fits_without(self, tenants: frozenset[PodUid] = frozenset()) -> Search[Placement | None]:
-        """Place the VM on what is free without the certain victims, those who leave, and these."""
+        """Place the VM on what is free without the certain victims, the pods that leave, and these."""
         gone = frozenset((*tenants, *self._certain))
         known = self._placements.get(gone, ...)
         if known is not ...:
