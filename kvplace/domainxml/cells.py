@@ -40,8 +40,8 @@ def mirror_host(
     threads = _threads(cells[0].threads, homes, count)
     if threads < cells[0].threads:
         warn(
-            f"the guest sees cores of one thread, not {cells[0].threads}: its {count} vCPUs, including those "
-            "that can be plugged in later, do not fill whole cores"
+            f"the guest sees cores of one thread, not {cells[0].threads}: its {count} vCPUs, "
+            "hot-pluggable ones included, do not fill whole cores"
         )
     socket = _socket(homes, count)
     if spare := count - len(homes):
