@@ -68,7 +68,7 @@ class ContainerSource(Protocol):
         ...
 
 
-class NodeView(Protocol):
+class OwnNode(Protocol):
     """The API server's view of this node: `kvplace.agent.node_objects.NodeObjects`."""
 
     @property
@@ -126,7 +126,7 @@ class CpusetKeeper:
 
     def __init__(
         self,
-        own: NodeView,
+        own: OwnNode,
         report: NodeReport,
         cgroups: CgroupCpusets,
         *,

@@ -196,7 +196,7 @@ def read_claims(source: str, fingerprint: str) -> ClaimsByNode:
     from kvplace.documents.reading import read_text, source_name
 
     what = source_name(source)
-    reader = _Reader(what, fingerprint)
+    reader = _ClaimsReader(what, fingerprint)
     documents = list(_documents(read_text(source, what, _MAX_BYTES), what))
     if not documents:
         raise BadBody(f"{what} contains no placements; give {FORMATS}")
@@ -205,7 +205,7 @@ def read_claims(source: str, fingerprint: str) -> ClaimsByNode:
     return reader.claims
 
 
-class _Reader:
+class _ClaimsReader:
     def __init__(self, what: str, fingerprint: str) -> None:
         self._what = what
         self._fingerprint = fingerprint

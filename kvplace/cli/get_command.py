@@ -105,7 +105,7 @@ def command(
 
     headers = not no_headers
     if _WORDS[what] is What.VMS:
-        wanted = _Wanted(names, states, order or "name")
+        wanted = _WantedRows(names, states, order or "name")
         return run_with_cluster(
             flags, lambda live: _get_vms(live, wanted, output, headers=headers, watch=watch)
         )
@@ -115,7 +115,7 @@ def command(
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _WantedRows:
     """Which VMs a user wants to see, and their order."""
 
     names: tuple[str, ...]
@@ -147,7 +147,9 @@ _KEYS: dict[str, Callable[[VmView], str | int]] = {
 """What orders VMs; equal ones stay in the order of their names. The oldest and the largest come first."""
 
 
-async def _get_vms(live: LiveCluster, wanted: _Wanted, output: Output, *, headers: bool, watch: bool) -> int:
+async def _get_vms(
+    live: LiveCluster, wanted: _WantedRows, output: Output, *, headers: bool, watch: bool
+) -> int:
     from kvplace.cli.output import Listing, Printed, chosen_columns
     from kvplace.cli.view_tables import vm_columns, vm_reference
     from kvplace.nodes.view_documents import VM_KIND, vm_document
@@ -174,7 +176,7 @@ async def _get_vms(live: LiveCluster, wanted: _Wanted, output: Output, *, header
     )
 
 
-async def _watch_vms(live: LiveCluster, listing: Listing[VmView], wanted: _Wanted) -> None:
+async def _watch_vms(live: LiveCluster, listing: Listing[VmView], wanted: _WantedRows) -> None:
     from kvplace.nodes.vm_listing import watch_listed_vms
 
     async for listed in watch_listed_vms(live.api, live.vms, gather_s=GATHER_S):

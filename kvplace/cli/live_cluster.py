@@ -26,7 +26,7 @@ from kvplace.core.errors import Absent, Forbidden, KvplaceError, Misconfigured, 
 from kvplace.core.node_topology import GROUP, VERSION
 from kvplace.kube import list_watch
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.api_errors import ApiUnavailable, Denied, Expired, Missing, Unauthenticated, unanswered
+from kvplace.kube.api_errors import ApiUnavailable, Denied, Expired, NotFound, Unauthenticated, unanswered
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import Call, Limits, Session, open_session
 from kvplace.kube.watches import PLACED_PODS, Selector
@@ -152,13 +152,13 @@ async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
             )
         case Denied():
             return Forbidden(missing_right(error))
-        case Missing() if error.resource in OUR_RESOURCES:
+        case NotFound() if error.resource in OUR_RESOURCES:
             return await _not_installed(error, session) or error
-        case Missing() if error.resource in _KUBEVIRT:
+        case NotFound() if error.resource in _KUBEVIRT:
             return Absent(
                 f"{session.server} serves no {error.resource}: install KubeVirt, or choose another cluster"
             )
-        case Missing():
+        case NotFound():
             return Absent(str(error))
         case ApiUnavailable() if sentence := unanswered(str(error)):
             return Unavailable(sentence)
@@ -181,11 +181,11 @@ def missing_right(error: Denied) -> str:
     return f"you may not {error.verb} {error.resource} ({error.said}); {fix}"
 
 
-async def _not_installed(error: Missing, session: Session) -> Absent | None:
+async def _not_installed(error: NotFound, session: Session) -> Absent | None:
     """State why the cluster does not serve one of our kinds."""
     try:
         body = await session.request(Call("get", GROUP, f"/apis/{GROUP}"))
-    except Missing:
+    except NotFound:
         return Absent(
             f"{session.server} has no kvplace: its objects are not installed; "
             "install it with kubectl apply --server-side -k FOLDER"

@@ -24,13 +24,12 @@ from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from kvplace.cli.place_session import Answer as SessionAnswer
-    from kvplace.cli.place_session import PlaceSession
+    from kvplace.cli.place_session import PlaceAnswer, PlaceSession
     from kvplace.cli.stated_vms import StatedVm
     from kvplace.core.moves.budget import Watch
     from kvplace.machines.machine import Machine
 
-    _Ask: TypeAlias = Callable[[Watch], tuple[SessionAnswer, str]]
+    _Ask: TypeAlias = Callable[[Watch], tuple[PlaceAnswer, str]]
     """Asks for one VM: the answer, and its text for people."""
 
 _MILLION = 1_000_000
@@ -158,7 +157,7 @@ def _of_lines(session: PlaceSession) -> Iterator[_Ask]:
 
     for number, line in numbered_lines(sys.stdin.buffer):
 
-        def ask(watch: Watch, line: bytes = line, number: int = number) -> tuple[SessionAnswer, str]:
+        def ask(watch: Watch, line: bytes = line, number: int = number) -> tuple[PlaceAnswer, str]:
             answer = session.answer(line, number, watch)
             return answer, answer.sentence
 
@@ -172,7 +171,7 @@ def _of_manifests(files: Sequence[str], session: PlaceSession, machine: Machine)
 
     for vm in stated_vms([manifest for file in files for manifest in read_manifests(file)]):
 
-        def ask(watch: Watch, vm: StatedVm = vm) -> tuple[SessionAnswer, str]:
+        def ask(watch: Watch, vm: StatedVm = vm) -> tuple[PlaceAnswer, str]:
             answer = session.place(vm.name, vm.request, watch=watch)
             assert answer.decision is not None
             lines = report_lines(vm, machine.name, machine.topology, answer.decision)

@@ -62,7 +62,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlaceAnswer:
     """The answer to one request or release, as JSON and as a sentence for people."""
 
     kind: AnswerKind
@@ -118,7 +118,7 @@ class PlaceSession:
         """Steps that the search for moves may take for one line."""
         return MAX_MOVES * self._max_steps
 
-    def answer(self, line: str | bytes, number: int = 1, watch: Watch = unwatched) -> Answer:
+    def answer(self, line: str | bytes, number: int = 1, watch: Watch = unwatched) -> PlaceAnswer:
         """Answer one line of JSON. A line without an id goes by its number, counted from 1.
 
         `watch` may end the search for moves; the answer then has the best moves found so far, and is marked.
@@ -135,9 +135,9 @@ class PlaceSession:
             about = name or f"line {number}"
             said = str(error)
             sentence = f"{about}{said.removeprefix(_LINE)}" if said.startswith(_LINE) else f"{about}: {said}"
-            return Answer(AnswerKind.INVALID, {**place, "error": said}, sentence)
+            return PlaceAnswer(AnswerKind.INVALID, {**place, "error": said}, sentence)
 
-    def _place(self, document: Json, name: str, number: int, watch: Watch) -> Answer:
+    def _place(self, document: Json, name: str, number: int, watch: Watch) -> PlaceAnswer:
         uid = name or f"request-{number}"
         if self._keep:
             name = uid  # a kept VM can be moved and released by its id
@@ -153,7 +153,7 @@ class PlaceSession:
         only: CpuMask | None = None,
         name: str | None = None,
         watch: Watch = unwatched,
-    ) -> Answer:
+    ) -> PlaceAnswer:
         """Place one VM; raises BadBody where a kept VM has this `uid`.
 
         `only` are the free CPUs where they are not those of the session; `name` is the id in the answer,
@@ -175,7 +175,7 @@ class PlaceSession:
                 sentence += f"; {suggestions.found[0].sentence}"
             if suggestions.no_moves is not None and not suggestions.no_moves.exact:
                 sentence += f"; {suggestions.no_moves.sentence}"
-            return Answer(AnswerKind.REFUSED, answer, sentence, decision)
+            return PlaceAnswer(AnswerKind.REFUSED, answer, sentence, decision)
         if self._keep:
             self._take(uid, request, found, moves)
         answer["placement"] = placement_document(self._name, self._topology, request, found, uid=name)
@@ -190,7 +190,7 @@ class PlaceSession:
             sentence += "".join(f"; move {move_text(move)}" for move in moves)
         if decision.interrupted:
             sentence += f"; {INTERRUPTED}"
-        return Answer(AnswerKind.PLACED, answer, sentence, decision)
+        return PlaceAnswer(AnswerKind.PLACED, answer, sentence, decision)
 
     def _moved(self, move: Move) -> Json:
         request = self._kept[move.id].request
@@ -249,7 +249,7 @@ class PlaceSession:
         devices = predicted_held(self._free_devices, request.devices)
         self._kept[uid] = Occupant(uid, request, placement, devices=devices)
 
-    def _release(self, document: Json, name: str) -> Answer:
+    def _release(self, document: Json, name: str) -> PlaceAnswer:
         known_keys(document, ("release",))
         if not self._keep:
             raise BadBody("nothing is kept, so nothing can be released; call with --keep")
@@ -259,7 +259,9 @@ class PlaceSession:
         self._suggest.cache_clear()
         self._ledger = self._ledger.after(LedgerChange(releases=(PodUid(name),)))
         cpus = format_cpu_list(occupant.placement.cpus | occupant.placement.owned)
-        return Answer(AnswerKind.RELEASED, {"released": name, "cpus": cpus}, f"{name}: released CPUs {cpus}")
+        return PlaceAnswer(
+            AnswerKind.RELEASED, {"released": name, "cpus": cpus}, f"{name}: released CPUs {cpus}"
+        )
 
     def _cpus(self, value: object) -> CpuMask:
         if not isinstance(value, str):

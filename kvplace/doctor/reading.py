@@ -24,7 +24,7 @@ from kvplace.doctor.installation import (
     at,
     items_at,
 )
-from kvplace.kube.api_errors import Denied, Missing, Unauthenticated
+from kvplace.kube.api_errors import Denied, NotFound, Unauthenticated
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_client import ApiKind, Document
@@ -146,7 +146,7 @@ async def read_view(cluster: ListClient) -> ClusterView:
     """Read nodes, VMs and ledgers; nothing where our kinds are not installed, which another check states."""
     try:
         return await read_cluster(cluster)
-    except Missing:
+    except NotFound:
         return ClusterView({}, {})
 
 

@@ -36,7 +36,7 @@ _GONE = (StreamClosedError, StreamIDTooLowError)
 """What h2 raises for a stream that has ended or that the client has reset."""
 
 
-class Call(NamedTuple):
+class GrpcCall(NamedTuple):
     """A whole unary request."""
 
     stream: int
@@ -73,7 +73,7 @@ class GrpcConnection:
         self.closed = False
         """No more calls or answers; send what `output` still returns and close."""
 
-    def receive(self, data: bytes) -> list[Call | Cancelled]:
+    def receive(self, data: bytes) -> list[GrpcCall | Cancelled]:
         """Process bytes from the client; a violation of HTTP/2 is answered and closes the connection."""
         if self.closed:
             return []
@@ -108,7 +108,7 @@ class GrpcConnection:
         headers = [_STATUS_OK, _CONTENT_TYPE, _ACCEPT_ENCODING, *_status(status, sentence)]
         self._end(stream, headers)
 
-    def _handle(self, event: Event) -> list[Call | Cancelled]:
+    def _handle(self, event: Event) -> list[GrpcCall | Cancelled]:
         match event:
             case RequestReceived():
                 self._begin(event)
@@ -172,14 +172,14 @@ class GrpcConnection:
                 stream, GrpcStatus.UNIMPLEMENTED, "a unary call must have exactly one message, not more"
             )
 
-    def _complete(self, stream: int, request: _Request) -> list[Call | Cancelled]:
+    def _complete(self, stream: int, request: _Request) -> list[GrpcCall | Cancelled]:
         body = bytes(request.body)
         if len(body) < _PREFIX_BYTES or len(body) != _PREFIX_BYTES + int.from_bytes(
             body[1:_PREFIX_BYTES], "big"
         ):
             self.fail(stream, GrpcStatus.INTERNAL, "the call ended before its message was complete")
             return []
-        return [Call(stream, request.path, body[_PREFIX_BYTES:])]
+        return [GrpcCall(stream, request.path, body[_PREFIX_BYTES:])]
 
     def _refuse(self, stream: int, status: GrpcStatus, sentence: str) -> None:
         del self._requests[stream]

@@ -21,7 +21,7 @@ from types import FrameType
 from kvplace.core.errors import GrpcStatus, Misconfigured
 from kvplace.hook.arrivals import ArrivalPipes
 from kvplace.hook.child_process import ChildProcess, Outcome
-from kvplace.hook.grpc import Call, GrpcConnection
+from kvplace.hook.grpc import GrpcCall, GrpcConnection
 from kvplace.hook.pod_environment import PodEnvironment, log
 from kvplace.hook.services import CallRefused, DefineDomain, Reply, answer, defined_domain
 
@@ -164,13 +164,13 @@ class Server:
         if not data:
             return False
         for event in client.grpc.receive(data):
-            if isinstance(event, Call):
+            if isinstance(event, GrpcCall):
                 self._answer(client, event)
             elif event.stream in client.children:
                 self._end_child(client, event.stream)
         return True
 
-    def _answer(self, client: _Client, call: Call) -> None:
+    def _answer(self, client: _Client, call: GrpcCall) -> None:
         try:
             request = answer(call.path, call.message)
         except CallRefused as refused:

@@ -31,7 +31,7 @@ from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube import ledger_objects, pod_calls, topology_objects
-from kvplace.kube.api_errors import Missing, Rejected, decoded
+from kvplace.kube.api_errors import NotFound, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Resource
 from kvplace.kube.api_migrations import (
     MIGRATION_RESOURCES,
@@ -183,7 +183,7 @@ class ApiCluster:
         """Read a ResourceClaim as the API server has it now; None when there is none."""
         try:
             body = await self._session.request(read_resource_claim_call(namespace, name))
-        except Missing:
+        except NotFound:
             return None
         return read_resource_claim(body)
 
@@ -274,7 +274,7 @@ class ApiCluster:
         """Read who wrote a NodeResourceTopology; None where there is none, or no such kind."""
         try:
             body = await self._session.request(topology_objects.read_resource_topology_call(node))
-        except Missing:
+        except NotFound:
             return None
         return resource_topology_record(decoded(_VERSION, body, topology_objects.RESOURCE_TOPOLOGY))
 
@@ -302,7 +302,7 @@ class ApiCluster:
         """Read a ledger, as `LedgerClient` states."""
         try:
             body = await self._session.request(ledger_objects.read_call(node))
-        except Missing:
+        except NotFound:
             return None
         return ledger_record(decoded(_CUSTOM, body, ledger_objects.RESOURCE))
 
@@ -322,7 +322,7 @@ class ApiCluster:
         after = before.ledger.after(change)
         try:
             body = await self._session.request(ledger_objects.write_call(before, change, after))
-        except Missing as error:
+        except NotFound as error:
             raise Conflict(f"the ledger of node {before.node} is gone") from error
         stored = decoded(_VERSION, body, ledger_objects.RESOURCE).metadata
         written = LedgerRecord(
@@ -340,7 +340,7 @@ class ApiCluster:
         """
         try:
             await self._session.request(ledger_objects.delete_call(before))
-        except Missing:
+        except NotFound:
             return
         except Rejected as error:
             raise Conflict(
@@ -385,7 +385,7 @@ class ApiCluster:
 
     async def delete_migration(self, namespace: str, name: str) -> None:
         """Delete a live migration; one that is gone already is not an error."""
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(NotFound):
             await self._session.request(delete_migration_call(namespace, name))
 
     async def close(self) -> None:
@@ -415,7 +415,7 @@ class ApiCluster:
     async def _get(self, resource: str, path: str, name: str) -> bytes | None:
         try:
             return await self._session.request(Call("get", resource, path, name=name))
-        except Missing:
+        except NotFound:
             return None
 
 

@@ -3,7 +3,7 @@
 409                                Conflict
 422 by the ownership rule          OwnershipConflict
 422 and 400 otherwise              Rejected (Misconfigured): the manifests do not match the cluster
-404                                Missing (Refused), with the resource
+404                                NotFound (Refused), with the resource
 410                                Expired (Unavailable): the past that was asked for is forgotten
 401 after fresh credentials        Unauthenticated (Forbidden)
 403                                Denied (Forbidden), with the right that is missing if one is
@@ -78,7 +78,7 @@ class Unreadable(Unavailable):
     """The API server sent something that is not what its kind should be."""
 
 
-class Missing(Refused):
+class NotFound(Refused):
     """There is no such object, or the API server does not serve its kind."""
 
     def __init__(self, what: str, resource: str = "") -> None:
@@ -146,7 +146,7 @@ def error_of_status(
         case 403:
             return Denied(verb, resource, said)
         case 404:
-            return Missing(f"{what}: {said}", resource)
+            return NotFound(f"{what}: {said}", resource)
         case 409:
             return Conflict(f"{what}: {said}")
         case 410:

@@ -16,7 +16,7 @@ import msgspec
 
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.well_known_names import ROLLOUT_LABEL
-from kvplace.kube.api_errors import Missing, decoded
+from kvplace.kube.api_errors import NotFound, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Resource
 from kvplace.kube.list_watch import follow
 from kvplace.kube.session import APPLY_PATCH, METADATA_ONLY, Call, Session, path_of
@@ -49,17 +49,17 @@ class Quota:
         return self.limits[resource] - self.used.get(resource, Fraction(0))
 
 
-class _Meta(msgspec.Struct, frozen=True):
+class _NamedMeta(msgspec.Struct, frozen=True):
     name: str = ""
     labels: dict[str, str] | None = None
 
 
-class _Status(msgspec.Struct, frozen=True):
+class _QuotaStatus(msgspec.Struct, frozen=True):
     hard: dict[str, str] | None = None
     used: dict[str, str] | None = None
 
 
-class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+class _QuotaSpec(msgspec.Struct, frozen=True, rename="camel"):
     scopes: list[str] | None = None
     scope_selector: msgspec.Raw | None = None
 
@@ -67,9 +67,9 @@ class _Spec(msgspec.Struct, frozen=True, rename="camel"):
 class QuotaObject(msgspec.Struct, frozen=True):
     """A ResourceQuota."""
 
-    metadata: _Meta
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
+    metadata: _NamedMeta
+    spec: _QuotaSpec = _QuotaSpec()
+    status: _QuotaStatus = _QuotaStatus()
 
 
 def quota(stored: QuotaObject) -> Quota:
@@ -104,7 +104,7 @@ _RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
 
 
 class _ConfigMap(msgspec.Struct, frozen=True):
-    metadata: _Meta
+    metadata: _NamedMeta
     data: dict[str, str] | None = None
 
 
@@ -169,7 +169,7 @@ class ApiRollouts:
         call = Call("get", "configmaps", _config_map(namespace, rollout), name=rollout)
         try:
             body = await self._session.request(call)
-        except Missing:
+        except NotFound:
             return {}
         name, text = _document(decoded(_CONFIG_MAP, body, "configmaps"))
         return {name: text} if name == rollout else {}
@@ -211,7 +211,7 @@ class ApiRollouts:
             await self._session.request(
                 Call("delete", resource, path, name=name, body=msgspec.json.encode(options))
             )
-        except Missing:
+        except NotFound:
             return
 
 

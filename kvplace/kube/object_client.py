@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from kvplace.kube.api_errors import Expired, Missing, decoded
+from kvplace.kube.api_errors import Expired, NotFound, decoded
 from kvplace.kube.objects import ObjectList
 from kvplace.kube.session import APPLY_PATCH, JSON, METADATA_ONLY, PAGE_LIMIT, Call, Session, path_of
 
@@ -53,7 +53,7 @@ class ObjectReader:
         call = Call("get", kind.resource, kind.path(name, namespace=namespace), name=name)
         try:
             body = await self._session.request(call)
-        except Missing:
+        except NotFound:
             return None
         return decoded(_DOCUMENT, body, kind.resource)
 
@@ -63,7 +63,7 @@ class ObjectReader:
         call = Call("get", kind.resource, path, name=name, accept=METADATA_ONLY)
         try:
             body = await self._session.request(call)
-        except Missing:
+        except NotFound:
             return None
         return decoded(_DOCUMENT, body, kind.resource)
 
@@ -116,7 +116,7 @@ class ObjectReader:
                 body = await self._session.request(
                     call, limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s
                 )
-            except Missing:
+            except NotFound:
                 return ()
             answer = decoded(_PAGE, body, kind.resource)
             found += [decoded(decoder, item, kind.resource) for item in answer.items or ()]
@@ -158,7 +158,7 @@ class ObjectWriter(ObjectReader):
         return decoded(_DOCUMENT, await self._session.request(call, timeout_s=_PATIENCE_S), kind.resource)
 
     async def delete(self, kind: ApiKind, name: str, *, namespace: str = "") -> None:
-        """Delete an object at once; raises Missing when it is gone."""
+        """Delete an object at once; raises NotFound when it is gone."""
         call = Call(
             "delete",
             kind.resource,

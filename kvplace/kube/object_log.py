@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class _Object(Generic[R]):
+class _LoggedObject(Generic[R]):
     record: R
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -39,9 +39,9 @@ class ObjectLog(Generic[R]):
     def __init__(self, kind: Kind[Any, R], *, log_limit: int = 100_000) -> None:
         """Of a log longer than `log_limit` the older half is forgotten."""
         self._kind = kind
-        self._objects: dict[Hashable, _Object[R]] = {}
+        self._objects: dict[Hashable, _LoggedObject[R]] = {}
         self._log_limit = log_limit
-        self._log: list[tuple[_Object[R] | None, _Object[R] | None]] = []
+        self._log: list[tuple[_LoggedObject[R] | None, _LoggedObject[R] | None]] = []
         """Each object before and after a change."""
         self._forgotten = 0
         self._changed = asyncio.Event()
@@ -75,7 +75,7 @@ class ObjectLog(Generic[R]):
         before = self._objects.get(key)
         if labels is None:
             labels = before.labels if before is not None else {}
-        self._objects[key] = after = _Object(record, labels)
+        self._objects[key] = after = _LoggedObject(record, labels)
         self._append(before, after)
 
     def remove(self, key: Hashable) -> None:
@@ -112,7 +112,7 @@ class ObjectLog(Generic[R]):
     async def watch(self, selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
         """Follow the selected objects from now on; ends only when the log is closed."""
 
-        def selected(known: _Object[R] | None) -> R | None:
+        def selected(known: _LoggedObject[R] | None) -> R | None:
             if known is None or not selector.selects(self._kind, known.record, known.labels):
                 return None
             return known.record
@@ -143,7 +143,7 @@ class ObjectLog(Generic[R]):
     def _end(self) -> int:
         return self._forgotten + len(self._log)
 
-    def _append(self, before: _Object[R] | None, after: _Object[R] | None) -> None:
+    def _append(self, before: _LoggedObject[R] | None, after: _LoggedObject[R] | None) -> None:
         self._log.append((before, after))
         if len(self._log) > self._log_limit:
             keep = self._log_limit // 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvplace.core.errors import Conflict
-from kvplace.kube.api_errors import Missing, decoded
+from kvplace.kube.api_errors import NotFound, decoded
 from kvplace.kube.session import APPLY_PATCH, Call, Session, path_of
 
 FIELD_MANAGER = "kvplace-certificates"
@@ -40,13 +40,13 @@ class _SecretObject(msgspec.Struct):
     data: dict[str, bytes] | None = None
 
 
-class _Client(msgspec.Struct, rename="camel"):
+class _WebhookClient(msgspec.Struct, rename="camel"):
     ca_bundle: bytes = b""
 
 
 class _Webhook(msgspec.Struct, rename="camel"):
     name: str
-    client_config: _Client
+    client_config: _WebhookClient
 
 
 class _Configuration(msgspec.Struct):
@@ -69,7 +69,7 @@ class ApiSecrets:
             body = await self._session.request(
                 Call("get", "secrets", _secret_path(namespace, name), name=name)
             )
-        except Missing:
+        except NotFound:
             return None
         found = decoded(_SECRET, body, "secrets")
         return Secret(found.data or {}, found.metadata.resource_version)
@@ -104,7 +104,7 @@ class ApiSecrets:
         write = Call(verb, "secrets", path, name=name, query=query, body=msgspec.json.encode(document))
         try:
             await self._session.request(write)
-        except Missing as error:
+        except NotFound as error:
             if before is None:
                 raise  # there is no such namespace
             raise Conflict(f"Secret {namespace}/{name} is gone") from error
@@ -121,7 +121,7 @@ class ApiSecrets:
         path = path_of("apis", "admissionregistration.k8s.io", "v1", resource, name)
         try:
             body = await self._session.request(Call("get", resource, path, name=name))
-        except Missing:
+        except NotFound:
             return f"{kind} {name} is not there yet"
         webhooks = decoded(_CONFIGURATION, body, resource).webhooks or []
         if any(webhook.client_config.ca_bundle != authority for webhook in webhooks):

@@ -47,7 +47,7 @@ class VmStatus:
         return self.namespace, self.name
 
 
-class _Meta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _ListedMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     name: str = ""
     namespace: str = ""
     creation_timestamp: str | None = None
@@ -56,7 +56,7 @@ class _Meta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class _Template(msgspec.Struct, frozen=True, gc=False):
-    metadata: _Meta | None = None
+    metadata: _ListedMeta | None = None
 
 
 class _VmSpec(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +68,7 @@ class _VmStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class _Vm(msgspec.Struct, frozen=True, gc=False):
-    metadata: _Meta
+    metadata: _ListedMeta
     spec: _VmSpec = _VmSpec()
     status: _VmStatus | None = None
 
@@ -78,12 +78,12 @@ class _VmiStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Vmi(msgspec.Struct, frozen=True, gc=False):
-    metadata: _Meta
+    metadata: _ListedMeta
     status: _VmiStatus | None = None
 
 
 def _of_vm(vm: _Vm) -> VmStatus:
-    template = (vm.spec.template and vm.spec.template.metadata) or _Meta()
+    template = (vm.spec.template and vm.spec.template.metadata) or _ListedMeta()
     said = vm.status.printable_status if vm.status is not None else ""
     return _status(vm.metadata, template, said, is_instance=False)
 
@@ -93,7 +93,7 @@ def _of_vmi(vmi: _Vmi) -> VmStatus:
     return _status(vmi.metadata, vmi.metadata, said, is_instance=True)
 
 
-def _status(meta: _Meta, asking: _Meta, said: str, *, is_instance: bool) -> VmStatus:
+def _status(meta: _ListedMeta, asking: _ListedMeta, said: str, *, is_instance: bool) -> VmStatus:
     try:
         options = read_options(asking.annotations or {})
     except BadAnnotation:

@@ -21,7 +21,7 @@ from kvplace.core.node_topology import read_node_topology
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.strict_json import json_object
 from kvplace.core.topology import Topology
-from kvplace.kube.api_errors import Denied, Missing
+from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_client import ApiKind, Document
 
@@ -52,7 +52,7 @@ class DescribingPodClient(Protocol):
         ...
 
     async def delete(self, kind: ApiKind, name: str, *, namespace: str = "") -> None:
-        """Delete an object at once; raises Missing when it is gone."""
+        """Delete an object at once; raises NotFound when it is gone."""
         ...
 
     async def read_log(self, namespace: str, pod: str, container: str, *, limit: int) -> bytes:
@@ -119,7 +119,7 @@ async def describe_through_pod(
     """
     try:
         pod = await client.create(PODS, describing_pod(node, image, seconds), namespace=namespace)
-    except Missing:
+    except NotFound:
         raise Misconfigured(
             f"there is no namespace {namespace} for the pod; name one with --pod-namespace"
         ) from None
@@ -200,7 +200,7 @@ async def _ended(
 async def _gone(client: DescribingPodClient, namespace: str, name: str) -> None:
     try:
         await client.delete(PODS, name, namespace=namespace)
-    except Missing:
+    except NotFound:
         return
 
 

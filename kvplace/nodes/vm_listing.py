@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from kvplace.core.scalars import PodUid
-from kvplace.kube.api_errors import Denied, Missing
+from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.concurrency import together
 from kvplace.kube.object_records import LedgerRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
@@ -87,14 +87,14 @@ async def read_listed_vms(cluster: ListClient, selector: Selector) -> VmListing:
     if any(not pod.node and not pod.deleting for pod in pods):
         try:
             ledgers = await cluster.read_all(LEDGERS)
-        except Missing:
+        except NotFound:
             pass
         except Denied as denied:
             notes.append(_not_seen(denied))
     if any(pod.node and _wants_devices(pod) for pod in pods):
         try:
             topologies = await cluster.read_all(TOPOLOGIES)
-        except Missing:
+        except NotFound:
             pass
         except Denied as denied:
             notes.append(_not_seen(denied, "devices of VMs are"))
@@ -112,7 +112,7 @@ async def _read_statuses(
     """Read what KubeVirt reports, nothing where there is no KubeVirt; and why it may not be read."""
     try:
         return await cluster.read_all(kind, selector), ""
-    except Missing:
+    except NotFound:
         return (), ""
     except Denied as denied:
         return (), _left_out(denied)
@@ -149,7 +149,7 @@ async def watch_listed_vms(
         for one, says in ((statuses[0], _left_out), (statuses[1], _left_out), (ledgers, _not_seen)):
             try:
                 await wait_for_list(one)
-            except (Missing, Denied) as failure:
+            except (NotFound, Denied) as failure:
                 watching[one].cancel()
                 if isinstance(failure, Denied):
                     notes[says(failure)] = None

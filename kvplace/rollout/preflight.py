@@ -23,7 +23,7 @@ from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Refused
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.strict_json import shown
 from kvplace.core.well_known_names import ROLLOUT_LABEL
-from kvplace.kube.api_errors import Missing, Rejected
+from kvplace.kube.api_errors import NotFound, Rejected
 from kvplace.kube.api_rollouts import Quota
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
 from kvplace.kube.watches import Selector
@@ -169,7 +169,7 @@ async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
     try:
         vms = await cluster.read_all(VMS, everything)
         vmis = await cluster.read_all(VMI_PHASES, everything)
-    except Missing as error:
+    except NotFound as error:
         raise Misconfigured(
             "the cluster serves no VirtualMachines: install KubeVirt, or choose another cluster"
         ) from error
@@ -268,7 +268,7 @@ async def _dry_run(cluster: RolloutCluster, rollout: Rollout, vm: WantedVm, othe
     """
     try:
         await cluster.apply_vm(rollout.manifest(vm), dry_run=True)
-    except Missing as error:
+    except NotFound as error:
         if "namespaces" in str(error):
             raise Misconfigured(
                 f"there is no namespace {rollout.namespace}; create it, or choose another one with -n"

@@ -26,7 +26,7 @@ def rfc3339(moment: datetime) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _ClaimQuestion:
     """Where a request is placed inside a claim; equal for equal machines, claims and requests."""
 
     fingerprint: str
@@ -37,7 +37,7 @@ class _Question:
 
 
 @lru_cache(maxsize=1024)  # VMs of one size on equal machines have equal claims
-def _placed_inside(question: _Question) -> Placement | None:
+def _placed_inside(question: _ClaimQuestion) -> Placement | None:
     return try_place(question.topology, question.inside, question.request)
 
 
@@ -60,7 +60,7 @@ def placement_of_claim(topology: Topology, request: Request, claim: Claim) -> Pl
             for size, count in pages.items()
         ),
     )
-    found = _placed_inside(_Question(topology.fingerprint, inside, request.key, topology, request))
+    found = _placed_inside(_ClaimQuestion(topology.fingerprint, inside, request.key, topology, request))
     if found is None or (found.owned, found.cpus) != (claim.owned, claim.cpus):
         return None
     return found

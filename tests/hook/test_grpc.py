@@ -25,21 +25,21 @@ from hypothesis import strategies as st
 
 from kvplace.core.errors import GrpcStatus
 from kvplace.core.protobuf import MAX_MESSAGE_BYTES
-from kvplace.hook.grpc import MAX_STREAMS, Call, Cancelled, GrpcConnection
+from kvplace.hook.grpc import MAX_STREAMS, Cancelled, GrpcCall, GrpcConnection
 from tests.hook.grpc_client import HEADERS, INFO, Answer, Caller, framed
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-def pump(caller: Caller, server: GrpcConnection, *, echo: bool = True) -> list[Call | Cancelled]:
+def pump(caller: Caller, server: GrpcConnection, *, echo: bool = True) -> list[GrpcCall | Cancelled]:
     """Carry bytes both ways until no client has more; the server answers every call with its message."""
-    heard: list[Call | Cancelled] = []
+    heard: list[GrpcCall | Cancelled] = []
     while True:
         sent = caller.http.data_to_send()
         said = server.receive(sent) if sent else []
         heard += said
         for call in said if echo else []:
-            if isinstance(call, Call):
+            if isinstance(call, GrpcCall):
                 server.reply(call.stream, call.message)
         back = server.output()
         if not sent and not back:
@@ -126,7 +126,7 @@ def whole_call(message: bytes = b"hello") -> list[Frame]:
     return [headers(header_block()), DataFrame(1, data=framed(message), flags=["END_STREAM"])]
 
 
-def spoken(*frames: Frame | bytes) -> tuple[GrpcConnection, list[Call | Cancelled]]:
+def spoken(*frames: Frame | bytes) -> tuple[GrpcConnection, list[GrpcCall | Cancelled]]:
     """Send the frames to a server, as one piece after preface and SETTINGS."""
     server = GrpcConnection()
     rest = b"".join(frame if isinstance(frame, bytes) else frame.serialize() for frame in frames)
@@ -160,7 +160,7 @@ def answer_of(server: GrpcConnection, stream: int = 1) -> Answer:
     return answer
 
 
-HELLO = [Call(1, INFO, b"hello")]
+HELLO = [GrpcCall(1, INFO, b"hello")]
 
 
 def test_header_blocks_may_be_cut_into_continuations() -> None:
@@ -188,7 +188,7 @@ def test_padding_is_given_back_to_the_flow_control_window() -> None:
     assert any(isinstance(frame, WindowUpdateFrame) and frame.stream_id == 0 for frame in frames_of(server))
     rest = b"".join(frame.serialize() for frame in frames[250:])
     assert server.receive(rest + DataFrame(1, flags=["END_STREAM"]).serialize()) == [
-        Call(1, INFO, b"x" * 300)
+        GrpcCall(1, INFO, b"x" * 300)
     ]
 
 
@@ -310,7 +310,7 @@ def test_a_broken_message_gets_a_status_and_the_connection_goes_on(
         headers(header_block(), stream=3).serialize()
         + DataFrame(3, data=framed(b"hello"), flags=["END_STREAM"]).serialize()
     )
-    assert server.receive(again) == [Call(3, INFO, b"hello")]
+    assert server.receive(again) == [GrpcCall(3, INFO, b"hello")]
 
 
 def test_an_oversized_message_is_refused_at_its_first_bytes_and_the_caller_stopped() -> None:
@@ -324,7 +324,7 @@ def test_an_oversized_message_is_refused_at_its_first_bytes_and_the_caller_stopp
         headers(header_block(), stream=3).serialize()
         + DataFrame(3, data=framed(b""), flags=["END_STREAM"]).serialize()
     )
-    assert server.receive(fresh) == [Call(3, INFO, b"")]
+    assert server.receive(fresh) == [GrpcCall(3, INFO, b"")]
 
 
 @pytest.mark.parametrize(
@@ -358,13 +358,13 @@ def test_the_bytes_may_be_cut_anywhere(cuts: list[int], sizes: list[int]) -> Non
     messages = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
     for message in messages:
         caller.call(INFO, message)
-    heard: list[Call | Cancelled] = []
+    heard: list[GrpcCall | Cancelled] = []
     while sent := caller.http.data_to_send():
         edges = sorted({0, len(sent), *(cut for cut in cuts if cut < len(sent))})
         for start, end in itertools.pairwise(edges):
             heard += server.receive(sent[start:end])
         caller.receive(server.output())
-    assert sorted(call.message for call in heard if isinstance(call, Call)) == sorted(messages)
+    assert sorted(call.message for call in heard if isinstance(call, GrpcCall)) == sorted(messages)
 
 
 streams = st.sampled_from([0, 1, 1, 1, 2, 3, 5])
@@ -412,7 +412,7 @@ def test_any_frames_in_any_order_leave_a_server_that_answers_or_has_closed(
 ) -> None:
     server, heard = spoken(*whole_call(b"first"), *sent, junk)
     for call in heard:
-        if isinstance(call, Call):
+        if isinstance(call, GrpcCall):
             server.reply(call.stream, call.message * 1000)
     server.output()
     if not server.closed:

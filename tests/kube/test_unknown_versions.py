@@ -14,7 +14,7 @@ from kvplace.kube.api_errors import (
     ApiUnavailable,
     Denied,
     Expired,
-    Missing,
+    NotFound,
     Rejected,
     Silent,
     Unauthenticated,
@@ -34,7 +34,7 @@ async def stub() -> AsyncIterator[ApiStub]:
 
 
 @pytest.mark.parametrize(
-    "failure", [Rejected("400"), Missing("404", "things"), Silent("hush"), ApiUnavailable("500", status=500)]
+    "failure", [Rejected("400"), NotFound("404", "things"), Silent("hush"), ApiUnavailable("500", status=500)]
 )
 async def test_a_version_that_may_be_at_fault_is_not_asked_for_again(failure: KvplaceError) -> None:
     move = await step(Script(failure), InitListed("9"))

@@ -11,7 +11,7 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadTopology, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NodeName
-from kvplace.kube.api_errors import ApiUnavailable, Denied, Missing
+from kvplace.kube.api_errors import ApiUnavailable, Denied, NotFound
 from kvplace.kube.node_filters import NodeCondition, NodeStatus, SchedulableNode
 from kvplace.kube.object_client import ApiKind, Document
 from kvplace.nodes.describing_pod import (
@@ -61,7 +61,7 @@ class Cluster:
 
     async def delete(self, kind: ApiKind, name: str, *, namespace: str = "") -> None:
         if name not in self.pods:
-            raise Missing(name)
+            raise NotFound(name)
         del self.pods[name]
 
     async def read_log(self, namespace: str, pod: str, container: str, *, limit: int) -> bytes:

@@ -18,7 +18,7 @@ from kvplace.core.node_devices import DeviceReport, NodeDevices, PodDevice
 from kvplace.core.request import PinningOptions, Policy, Scope
 from kvplace.core.scalars import CpuId, CpuMask, NodeName, NumaId, PodUid, ResourceName
 from kvplace.core.well_known_names import PINNED
-from kvplace.kube.api_errors import Denied, Missing
+from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.object_records import NO_NODE, Condition, LedgerRecord, PodRecord
 from kvplace.kube.vm_statuses import STATUS_RESOURCES, VM_STATUSES, VMI_STATUSES, VmStatus
 from kvplace.kube.watches import EVERYTHING, LEDGERS, PLACED_PODS, TOPOLOGIES, Interrupted, Kind, Selector
@@ -103,7 +103,7 @@ class _WithoutKinds(FaultyCluster):
         if kind in self.refused:
             raise Denied("list", kind.name, "cannot list")
         if kind in STATUS_RESOURCES:
-            raise Missing(f"{kind.name} are not served")
+            raise NotFound(f"{kind.name} are not served")
         return await super().read_all(kind, selector)
 
 
@@ -155,7 +155,7 @@ class _WithoutKubeVirt(FaultyCluster):
 
     async def watch(self, kind: Any, selector: Any = EVERYTHING) -> AsyncIterator[Any]:
         if kind in STATUS_RESOURCES:
-            yield Interrupted(Missing(f"{kind.name} are not served"))
+            yield Interrupted(NotFound(f"{kind.name} are not served"))
             await asyncio.Event().wait()
         async for event in super().watch(kind, selector):
             yield event
