@@ -26,7 +26,7 @@ from kvplace.core.errors import ExitCode
 if TYPE_CHECKING:
     from kvplace.cli.place_session import PlaceAnswer, PlaceSession
     from kvplace.cli.stated_vms import StatedVm
-    from kvplace.core.moves.budget import Watch
+    from kvplace.core.search_budget import Watch
     from kvplace.machines.machine import Machine
 
     _Ask: TypeAlias = Callable[[Watch], tuple[PlaceAnswer, str]]

@@ -19,7 +19,6 @@ from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.errors import BadBody
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.core.moves.budget import MAX_STEPS, MAX_STEPS_THOROUGH, Watch, unwatched
 from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room
 from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestions, find_suggestions, move_text
 from kvplace.core.node_devices import NodeDevices
@@ -28,6 +27,7 @@ from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_json import id_of, request_of
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
+from kvplace.core.search_budget import MAX_STEPS, MAX_STEPS_THOROUGH, Watch, unwatched
 from kvplace.core.strict_json import Json, json_object, known_keys, shown
 from kvplace.core.topology import Topology
 

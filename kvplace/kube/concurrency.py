@@ -5,7 +5,7 @@ them a moment later, and nothing catches what they raise then: a person would se
 that is taken for ended may be begun a second time beside them. So none of several calls outlives the others.
 
 **Turns.** Bind, admission and health never wait for a computation over thousands of nodes. It spends the
-steps of a budget (`core/step_budget.py`), and other work has its turn when the budget is spent. Three forms
+steps of a budget (`core/search_budget.py`), and other work has its turn when the budget is spent. Three forms
 of work have the same budget:
 
 * `in_turns`: a function that decides on one state of the cluster. It begins again in each turn, and finds in
@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvplace.core.errors import KvplaceError
-from kvplace.core.step_budget import StepBudget, TurnIsOver
+from kvplace.core.search_budget import TurnBudget, TurnIsOver
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -56,11 +56,11 @@ else:
         return given
 
 
-async def in_turns(compute: Callable[[StepBudget], T]) -> T:
+async def in_turns(compute: Callable[[TurnBudget], T]) -> T:
     """Compute in turns; each turn begins again, and nothing else runs between the last one and the return."""
     while True:
         try:
-            return compute(StepBudget())
+            return compute(TurnBudget())
         except TurnIsOver:
             await next_turn()
 
@@ -74,7 +74,7 @@ class Turns:
     """The turns of one long work that awaits."""
 
     def __init__(self) -> None:
-        self._budget = StepBudget()
+        self._budget = TurnBudget()
 
     async def spend(self, steps: int) -> None:
         """Begin a work of so many steps, in the next turn when none are left of this one."""
@@ -82,7 +82,7 @@ class Turns:
             self._budget.spend(steps)
         except TurnIsOver:
             await next_turn()
-            self._budget = StepBudget()
+            self._budget = TurnBudget()
             self._budget.spend(steps)
 
     async def drain(self, waiting: dict[K, None], work: Callable[[K], None], steps: int) -> None:

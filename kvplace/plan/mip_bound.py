@@ -23,8 +23,8 @@ from functools import reduce
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from kvplace.core.allocator.available_units import AvailableUnits
 from kvplace.core.allocator.layout import ScopeDomain
-from kvplace.core.allocator.supply import Supply
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, DraftNode, Shape, scope_domains, shapes_of
 from kvplace.core.cluster.planning import Hint, Tally, VmRequest
@@ -245,7 +245,7 @@ def _least_owned(node: DraftNode, request: Request, domain: ScopeDomain) -> tupl
     """The fewest CPUs and whole cores that a VM owns, wherever in the domain it is placed."""
     if not request.owns_cpus:
         return 0, 0
-    need = Supply(node.node.topology, node.free, request).need
+    need = AvailableUnits(node.node.topology, node.free, request).need
     if request.options.smt is Smt.PREFER:
         return need, 0
     widths = {

@@ -15,7 +15,7 @@ from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
-from kvplace.core.step_budget import UNLIMITED, StepBudget
+from kvplace.core.search_budget import UNLIMITED, TurnBudget
 from kvplace.kube.concurrency import in_turns, next_turn
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable, answer_of
 from kvplace.scheduler.node_states import NodeStates
@@ -65,7 +65,7 @@ class FitTable:
         """Choose the best of the nodes and the next best, as of one moment; None where no node is left."""
         asked = self._set_of(names)
 
-        def choose(budget: StepBudget) -> tuple[Candidate | None, Candidate | None]:
+        def choose(budget: TurnBudget) -> tuple[Candidate | None, Candidate | None]:
             ranking = self._ranking(asked, request, budget)
             best = ranking.best(asked, budget)
             return best, ranking.best(asked - {best.node}, budget) if best is not None else None
@@ -77,7 +77,7 @@ class FitTable:
         asked = self._set_of(names)
 
         def examine(
-            budget: StepBudget,
+            budget: TurnBudget,
         ) -> tuple[Ranking, KnownRefusal | dict[NodeName, Refusal | Shortfall] | None, int]:
             ranking = self._ranking(asked, request, budget)
             refused, version = ranking.refused, self._states.version
@@ -117,7 +117,7 @@ class FitTable:
         return self._asked
 
     def _answers(
-        self, names: Collection[NodeName], ranking: Ranking, budget: StepBudget
+        self, names: Collection[NodeName], ranking: Ranking, budget: TurnBudget
     ) -> dict[NodeName, Candidate | Refusal]:
         answers = ranking.answer_all(self._states, budget)
         found: dict[NodeName, Candidate | Refusal] = {}
@@ -132,7 +132,7 @@ class FitTable:
         return found
 
     def _examined(
-        self, names: Collection[NodeName], ranking: Ranking, budget: StepBudget
+        self, names: Collection[NodeName], ranking: Ranking, budget: TurnBudget
     ) -> dict[NodeName, Refusal | Shortfall] | None:
         """Return what none of the nodes has; None if the VM fits one of them."""
         known = ranking.examine_all(self._states, budget)
@@ -146,7 +146,7 @@ class FitTable:
             found[node] = answer
         return found
 
-    def _ranking(self, asked: frozenset[NodeName], request: Request, budget: StepBudget) -> Ranking:
+    def _ranking(self, asked: frozenset[NodeName], request: Request, budget: TurnBudget) -> Ranking:
         """Return the ranking for a request, with the asked nodes as they are now."""
         self._states.describe(asked, budget)
         ranking = self._rankings.get(request.key)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from kvplace.core.cluster.node_bound import NodeCounts
 from kvplace.core.scalars import NodeName
-from kvplace.core.step_budget import StepBudget
+from kvplace.core.search_budget import TurnBudget
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeSnapshot, Unusable
 
 _DESCRIBE = 40
@@ -90,7 +90,7 @@ class NodeStates:
         if node in self._of_node:
             self._changed[node] = None
 
-    def describe(self, asked: frozenset[NodeName], budget: StepBudget) -> None:
+    def describe(self, asked: frozenset[NodeName], budget: TurnBudget) -> None:
         """Make the states of the asked nodes those of this moment."""
         if asked is not self._complete:
             self._complete = None

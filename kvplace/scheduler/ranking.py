@@ -14,14 +14,14 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from kvplace.core.allocator.shortage import Shortage
+from kvplace.core.allocator.feasibility import ShortageCount
 from kvplace.core.cluster.grouped_refusals import GroupedRefusals
 from kvplace.core.cluster.node_bound import StandingBound
 from kvplace.core.cluster.node_choice import Candidate, Fit, Standing, Strategy
 from kvplace.core.placement import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName
-from kvplace.core.step_budget import StepBudget
+from kvplace.core.search_budget import TurnBudget
 from kvplace.nodes.node_machine import NodeSnapshot, answer_of
 from kvplace.scheduler.node_states import NodeState, NodeStates, Unseen
 
@@ -91,7 +91,7 @@ class Shortfall(NamedTuple):
 class _MachineShortage:
     """The shortage on machines of one kind."""
 
-    shortage: Shortage
+    shortage: ShortageCount
     groups: dict[str, tuple[str, bool, str]] = field(default_factory=dict)
     """What their refusals are grouped by, by what is missing."""
 
@@ -119,7 +119,7 @@ class Ranking:
     def __len__(self) -> int:
         return len(self._order) + len(self._answers) + len(self._examined)
 
-    def count(self, states: NodeStates, budget: StepBudget) -> None:
+    def count(self, states: NodeStates, budget: TurnBudget) -> None:
         """Enter new states, and forget unused ones when they are many."""
         kept = self._order, self._answers, self._examined, self._shortages
         if max([len(one) for one in kept]) > 2 * len(states) + _SPARE:
@@ -143,7 +143,7 @@ class Ranking:
                 self._order += entered
                 self._order.sort()
 
-    def best(self, asked: frozenset[NodeName], budget: StepBudget) -> Candidate | None:
+    def best(self, asked: frozenset[NodeName], budget: TurnBudget) -> Candidate | None:
         """Choose the best of the asked nodes; None if none of them can hold the VM."""
         best: tuple[Standing, NodeName, Fit] | None = None
         order, index = self._order, 0
@@ -170,14 +170,14 @@ class Ranking:
                     index = min(index, insert_at)
         return Candidate(best[1], best[2]) if best is not None else None
 
-    def answer_all(self, states: NodeStates, budget: StepBudget) -> Mapping[NodeState, Fit | Refusal]:
+    def answer_all(self, states: NodeStates, budget: TurnBudget) -> Mapping[NodeState, Fit | Refusal]:
         """Return what every state gives to the VM, or why it does not fit."""
         for state in self._unanswered.of(states):
             self._answer(state, budget)
         return self._answers
 
     def examine_all(
-        self, states: NodeStates, budget: StepBudget
+        self, states: NodeStates, budget: TurnBudget
     ) -> Mapping[NodeState, Fit | Refusal | Shortfall]:
         """Return the same, but where something is missing by count only how much.
 
@@ -190,7 +190,7 @@ class Ranking:
                 self._examined[state] = self._answer(state, budget)
         return self._examined
 
-    def _lacks_something(self, state: NodeState, budget: StepBudget) -> bool:
+    def _lacks_something(self, state: NodeState, budget: TurnBudget) -> bool:
         """Whether something is missing by count; what, is then in `_examined`."""
         known = self._examined.get(state)
         if known is not None:
@@ -198,7 +198,7 @@ class Ranking:
         node = state.snapshot
         machine = self._shortages.get(node.machine.key)
         if machine is None:
-            shortage = Shortage(node.machine.topology, self._request)
+            shortage = ShortageCount(node.machine.topology, self._request)
             machine = self._shortages[node.machine.key] = _MachineShortage(shortage)
         missing = machine.shortage.missing(node.free)
         if missing is None:
@@ -212,7 +212,7 @@ class Ranking:
             machine.groups[missing.what] = answer.group
         return True
 
-    def _answer(self, state: NodeState, budget: StepBudget) -> Fit | Refusal:
+    def _answer(self, state: NodeState, budget: TurnBudget) -> Fit | Refusal:
         answer = self._answers.get(state)
         if answer is None:
             fits = self._bound.coarse(state.counts) is not None
@@ -225,7 +225,7 @@ class Ranking:
         return answer
 
     def _look_closer(
-        self, state: NodeState, known: _Bound, budget: StepBudget
+        self, state: NodeState, known: _Bound, budget: TurnBudget
     ) -> tuple[Standing, _Bound | Fit] | None:
         """Return a better bound of a state or what it stands at; None if the VM does not fit."""
         if known is _Bound.COARSE and state not in self._answers:

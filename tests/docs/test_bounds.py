@@ -15,13 +15,13 @@ PREEMPTION, SERVE, AGENT, OTHERS = "preemption", "`serve`", "the agent", "hook, 
 
 CODE: dict[tuple[str, str], list[str]] = {
     (SEARCH, "sets of NUMA nodes"): [
-        "core.allocator.supply:_NUMA_STEPS",
+        "core.allocator.available_units:_NUMA_STEPS",
         "core.allocator.feasibility:_BUILD_STEPS",
     ],
     (SEARCH, "equally near sets"): ["core.allocator.nearest_nodes:_MOST_EQUALS"],
     (SEARCH, "lower bounds of sets"): [
         "core.allocator.allocate:_BOUND_STEPS",
-        "core.allocator.serving:_CORE_STEPS",
+        "core.allocator.group_knapsack:_CORE_STEPS",
     ],
     (SEARCH, "sets for the choice of cores"): [
         "core.allocator.allocate:_MOST_EQUALS",
@@ -54,8 +54,8 @@ CODE: dict[tuple[str, str], list[str]] = {
     (ROOM, "another attempt"): ["scheduler.room_maker:PAUSE_S"],
     (ROOM, "a VM that has moved"): ["nodes.relocation_times:PEACE_S"],
     (ROOM, "edits of one VM"): ["nodes.relocation_times:PAUSE_AFTER_EDIT_S"],
-    (OFFLINE, "`place --make-room`"): ["core.moves.budget:MAX_STEPS", "core.moves.make_room:MAX_MOVES"],
-    (OFFLINE, "the same with `--thorough`"): ["core.moves.budget:MAX_STEPS_THOROUGH"],
+    (OFFLINE, "`place --make-room`"): ["core.search_budget:MAX_STEPS", "core.moves.make_room:MAX_MOVES"],
+    (OFFLINE, "the same with `--thorough`"): ["core.search_budget:MAX_STEPS_THOROUGH"],
     (OFFLINE, "targets of a moving VM"): [
         "core.moves.targets:_MAX_NODE_SETS",
         "core.moves.move_search:_MAX_EQUALS",

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kvplace.core import step_budget
+from kvplace.core import search_budget
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Domain, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger
@@ -97,7 +97,7 @@ async def test_only_nodes_that_changed_are_checked_again(monkeypatch: pytest.Mon
 
 
 async def test_others_have_their_turn_while_many_nodes_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_budget, "STEPS_OF_A_TURN", 1)
+    monkeypatch.setattr(search_budget, "STEPS_OF_A_TURN", 1)
     cache = NodeCache(FaultyCluster())
     free_blocks = ClusterFreeBlocks(cache)
     for number in range(50):

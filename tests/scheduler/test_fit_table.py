@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from kvplace.core import step_budget
+from kvplace.core import search_budget
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped, grouped_by
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
@@ -210,7 +210,7 @@ def test_what_was_not_asked_for_longest_is_dropped(
 
 
 def test_a_node_that_changes_between_two_turns_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_budget, "STEPS_OF_A_TURN", 1)
+    monkeypatch.setattr(search_budget, "STEPS_OF_A_TURN", 1)
     nodes = {A: snapshot(EIGHT), B: snapshot(EIGHT, CpuMask(0x3F)), C: snapshot(EIGHT)}
     table = table_of(nodes.__getitem__)
 
@@ -357,7 +357,7 @@ def test_turns_of_one_step_come_to_an_end_where_nothing_fits(
     for name, state in nodes.items():
         nodes[name] = replace(state, free=replace(state.free, memory=((NumaId(0), Bytes(1 << 30)),)))
     at_once = result(table_of(nodes.__getitem__).refusals(nodes, asked))
-    monkeypatch.setattr(step_budget, "STEPS_OF_A_TURN", 1)
+    monkeypatch.setattr(search_budget, "STEPS_OF_A_TURN", 1)
     table = table_of(nodes.__getitem__)
     assert result(table.best(nodes, asked)) is None
     assert result(table.refusals(nodes, asked)) == at_once

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.certificates import Certificates
-from kvplace.core import step_budget
+from kvplace.core import search_budget
 from kvplace.core.free_resources import Domain
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import Enforcement
@@ -235,7 +235,7 @@ async def test_each_kind_has_the_time_since_its_last_watch_event(
 async def test_others_have_their_turn_while_the_claims_of_many_ledgers_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(step_budget, "STEPS_OF_A_TURN", 1)
+    monkeypatch.setattr(search_budget, "STEPS_OF_A_TURN", 1)
     cluster = FaultyCluster()
     for number in range(50):
         cluster.put_ledger(f"n{number}", Ledger())

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
+from kvplace.core.allocator.available_units import AvailableUnits
 from kvplace.core.allocator.core_choice import CoreShare
-from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.guest_cells import mirrored
 from kvplace.core.placement import Placement
@@ -27,10 +27,12 @@ class ChosenCores:
     taken: tuple[CoreShare, ...]
 
 
-def placement_of(supply: Supply, chosen: ChosenCores) -> Placement:
+def placement_of(available: AvailableUnits, chosen: ChosenCores) -> Placement:
     """Give every vCPU its CPU, and the VM its memory."""
-    topology, request = supply.topology, supply.request
-    placed = sorted([(_place_in_machine(supply, taken), taken) for taken in chosen.taken], key=itemgetter(0))
+    topology, request = available.topology, available.request
+    placed = sorted(
+        [(_place_in_machine(available, taken), taken) for taken in chosen.taken], key=itemgetter(0)
+    )
     cores = [taken for _, taken in placed]
     units = [cpu for taken in cores for cpu in cpus_of(taken.cpus)]
     named = NO_CPUS
@@ -40,17 +42,17 @@ def placement_of(supply: Supply, chosen: ChosenCores) -> Placement:
     if request.options.policy is Policy.NUMA:
         vcpus, emulator_own = (), named
     else:
-        own = _emulators_unit(supply, cores) if supply.need > request.vcpus else None
+        own = _emulators_unit(available, cores) if available.need > request.vcpus else None
         vcpus = tuple(cpu for cpu in units if cpu != own)
         emulator_own = NO_CPUS if own is None else mask_of([own])
     whole = named
-    if supply.smt is not Smt.PREFER:
+    if available.smt is not Smt.PREFER:
         for taken in cores:
             whole |= taken.core
-    if supply.smt is Smt.REQUIRE:
+    if available.smt is Smt.REQUIRE:
         emulator_own |= whole & ~named
         named = whole
-    emulator = emulator_own or _emulator_cpus(supply, chosen, mask_of(vcpus) or named)
+    emulator = emulator_own or _emulator_cpus(available, chosen, mask_of(vcpus) or named)
     nodes = [topology.numa_nodes[index] for index in chosen.every_node]
     placement = Placement(
         policy=request.options.policy,
@@ -60,23 +62,23 @@ def placement_of(supply: Supply, chosen: ChosenCores) -> Placement:
         emulator_cpus=emulator,
         io_thread_cpus=_io_thread_cpus(request.io_threads, emulator, one_each=bool(emulator_own and vcpus)),
         numa_nodes=tuple(node.id for node in nodes),
-        memory=_memory(supply, chosen),
-        huge_pages=_pages(supply, chosen),
+        memory=_memory(available, chosen),
+        huge_pages=_pages(available, chosen),
         packages=topology.packages_of(named),
         l3_groups=tuple(sorted({place[3] for place, _ in placed})),
-        numa_memory=request.options.numa_memory if supply.free.memory else NumaMemory.OFF,
+        numa_memory=request.options.numa_memory if available.free.memory else NumaMemory.OFF,
     )
     if request.options.guest_numa is GuestNuma.MIRROR:
         placement = replace(placement, guest_cells=mirrored(topology, vcpus, placement.memory))
     return placement
 
 
-def _place_in_machine(supply: Supply, taken: CoreShare) -> tuple[int, int, int, int, int]:
+def _place_in_machine(available: AvailableUnits, taken: CoreShare) -> tuple[int, int, int, int, int]:
     """Siblings stay side by side, and so do the CPUs of a package, of a NUMA node, of an L3 group.
 
     Partly taken cores come last in their node, so that they shift no pair of siblings.
     """
-    layout = supply.layout
+    layout = available.layout
     first = CpuId((taken.core & -taken.core).bit_length() - 1)
     return (
         layout.socket_of[first],
@@ -87,14 +89,14 @@ def _place_in_machine(supply: Supply, taken: CoreShare) -> tuple[int, int, int, 
     )
 
 
-def _emulators_unit(supply: Supply, cores: Sequence[CoreShare]) -> CpuId:
+def _emulators_unit(available: AvailableUnits, cores: Sequence[CoreShare]) -> CpuId:
     """The CPU that QEMU's own threads get for themselves: the last one, of a core that is taken in part.
 
     Where the VM is spread evenly it comes from a part with the larger share, so that the vCPUs are spread
     evenly too.
     """
-    layout = supply.layout
-    scope = supply.request.options.scope
+    layout = available.layout
+    scope = available.request.options.scope
     where: Mapping[CpuId, int] | None = None
     if scope.evenly:
         where = layout.socket_of if scope.level is Level.SOCKET else layout.node_of
@@ -112,14 +114,14 @@ def _emulators_unit(supply: Supply, cores: Sequence[CoreShare]) -> CpuId:
     return cpu
 
 
-def _emulator_cpus(supply: Supply, chosen: ChosenCores, own: CpuMask) -> CpuMask:
+def _emulator_cpus(available: AvailableUnits, chosen: ChosenCores, own: CpuMask) -> CpuMask:
     """CPUs for QEMU's own threads that can never become another VM's exclusive ones.
 
     That is the reserved CPUs of the VM's NUMA nodes, else the nearest ones of its sockets. Without any, the
     VM's own: its emulator may slow itself down, but no neighbour, and it does not work from another socket.
     """
-    topology = supply.topology
-    if supply.request.options.emulator_threads is EmulatorThreads.WITH_VCPUS:
+    topology = available.topology
+    if available.request.options.emulator_threads is EmulatorThreads.WITH_VCPUS:
         return own
     reserved = NO_CPUS
     for socket in topology.sockets:
@@ -128,7 +130,7 @@ def _emulator_cpus(supply: Supply, chosen: ChosenCores, own: CpuMask) -> CpuMask
     by_distance: dict[tuple[bool, int], CpuMask] = {}
     for index, node in enumerate(topology.numa_nodes):
         if here := node.cpus & reserved:
-            nearest = min(supply.layout.distances[one][index] for one in chosen.nodes)
+            nearest = min(available.layout.distances[one][index] for one in chosen.nodes)
             place = (index not in chosen.nodes, nearest)
             by_distance[place] = by_distance.get(place, NO_CPUS) | here
     return by_distance[min(by_distance)] if by_distance else own
@@ -145,14 +147,14 @@ def _io_thread_cpus(count: int, emulator: CpuMask, *, one_each: bool) -> tuple[C
     return tuple([mask_of([cpus[(number + 1) % len(cpus)]]) for number in range(count)])
 
 
-def _memory(supply: Supply, chosen: ChosenCores) -> dict[NumaId, Bytes]:
-    if not supply.counts_memory:
+def _memory(available: AvailableUnits, chosen: ChosenCores) -> dict[NumaId, Bytes]:
+    if not available.counts_memory:
         return {}
-    ids = [supply.topology.numa_nodes[index].id for index in chosen.every_node]
-    pages = _pages(supply, chosen)
-    capacity = [supply.memory_of(index) for index in chosen.every_node]
-    near_first = supply.request.options.numa_memory is not NumaMemory.INTERLEAVE
-    shares = _split(supply.small_memory, capacity, chosen, near_first=near_first)
+    ids = [available.topology.numa_nodes[index].id for index in chosen.every_node]
+    pages = _pages(available, chosen)
+    capacity = [available.memory_of(index) for index in chosen.every_node]
+    near_first = available.request.options.numa_memory is not NumaMemory.INTERLEAVE
+    shares = _split(available.small_memory, capacity, chosen, near_first=near_first)
     return {
         node: Bytes(count)
         for node, share in zip(ids, shares, strict=True)
@@ -160,16 +162,16 @@ def _memory(supply: Supply, chosen: ChosenCores) -> dict[NumaId, Bytes]:
     }
 
 
-def _pages(supply: Supply, chosen: ChosenCores) -> dict[NumaId, dict[Bytes, int]]:
+def _pages(available: AvailableUnits, chosen: ChosenCores) -> dict[NumaId, dict[Bytes, int]]:
     split: dict[NumaId, dict[Bytes, int]] = {}
     # Without cells that are bound one by one, pages of several nodes are taken page by page.
-    near_first = supply.request.options.guest_numa is GuestNuma.MIRROR
-    for size, count in sorted(supply.request.huge_pages.items()):
-        capacity = [supply.pages_of(index, size) for index in chosen.every_node]
+    near_first = available.request.options.guest_numa is GuestNuma.MIRROR
+    for size, count in sorted(available.request.huge_pages.items()):
+        capacity = [available.pages_of(index, size) for index in chosen.every_node]
         shares = _split(count, capacity, chosen, near_first=near_first)
         for index, share in zip(chosen.every_node, shares, strict=True):
             if share:
-                split.setdefault(supply.topology.numa_nodes[index].id, {})[size] = share
+                split.setdefault(available.topology.numa_nodes[index].id, {})[size] = share
     return split
 
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations, islice
 from math import comb
 
-from kvplace.core.allocator.effort import Effort
-from kvplace.core.allocator.fragmentation import fragmentation_cost
-from kvplace.core.allocator.l3_sets import L3Sets, least_cores, threads_beyond
 from kvplace.core.allocator.layout import L3Part
-from kvplace.core.allocator.set_cover import fewest
+from kvplace.core.allocator.objectives import fragmentation_cost
+from kvplace.core.allocator.set_cover import L3Sets, fewest, least_cores, threads_beyond
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.scalars import CpuId, CpuMask
+from kvplace.core.search_budget import SearchBudget
 
 _MOST_TIES = 16
 """Sets of L3 groups of equal rank that are compared by cost."""
@@ -55,10 +54,10 @@ class CoreChoice:
 
 
 class CoreSearch:
-    """Chooses cores within an effort; `uses` counts the other VMs on each CPU when the VM shares its CPUs."""
+    """Chooses cores within an budget; `uses` counts the other VMs on each CPU when the VM shares its CPUs."""
 
-    def __init__(self, effort: Effort, uses: Mapping[CpuId, int]) -> None:
-        self._effort = effort
+    def __init__(self, budget: SearchBudget, uses: Mapping[CpuId, int]) -> None:
+        self._budget = budget
         self._uses = uses
         self._known: dict[tuple[CpuMask, int], tuple[int, CpuMask]] = {}
 
@@ -93,7 +92,7 @@ class CoreSearch:
         """Serve a need from cores of any kinds; None when the L3 parts hold too little."""
         if not need:
             return CoreChoice(0, 0, 0, (), 0)
-        self._effort.spend(10 + 2 * len(l3_parts))
+        self._budget.spend(10 + 2 * len(l3_parts))
         full = [one for one in l3_parts if one.units]
         if sum([one.units for one in full]) < need:
             return None
@@ -115,7 +114,7 @@ class CoreSearch:
             tight_first = combinations(sorted(l3_parts, key=lambda one: one.units), count)
             yield from (sets for sets in tight_first if sum([one.units for one in sets]) >= need)
             return
-        sets = L3Sets(l3_parts, need, self._effort)
+        sets = L3Sets(l3_parts, need, self._budget)
         count, cores, found = sets.smallest()
         yield [l3_parts[index] for index in found]
         for chosen in islice(sets.chosen(count, cores), _MOST_TIES):

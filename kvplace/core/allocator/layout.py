@@ -81,7 +81,7 @@ class ScopeDomain:
 
 @dataclass(frozen=True, slots=True)
 class L3Part:
-    """The supply of one L3 group, or of the part of it that a search may use."""
+    """Units of one L3 group, or of the part of it that a search may use."""
 
     units: int
     cores: tuple[tuple[CpuMask, int], ...]
@@ -102,7 +102,7 @@ class L3Part:
 
 @dataclass(frozen=True, slots=True)
 class PartCount:
-    """The supply of a part of a NUMA node."""
+    """Units of a part of a NUMA node."""
 
     units: int
     l3_parts: tuple[L3Part, ...]

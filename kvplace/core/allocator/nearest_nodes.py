@@ -2,7 +2,7 @@
 
 The nearest of many nodes are a densest subgraph, which is NP-hard. Sets grow node by node, depth first. A
 branch is cut off when it can no longer have enough of everything, or be as near as the best set so far; so no
-set that could be best is left out, as long as the effort lasts.
+set that could be best is left out, as long as the budget lasts.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from kvplace.core.allocator.effort import Effort
+from kvplace.core.allocator.available_units import AvailableUnits
 from kvplace.core.allocator.layout import NodePart
 from kvplace.core.allocator.set_cover import fewest
-from kvplace.core.allocator.supply import Supply
 from kvplace.core.scalars import NumaIndex
+from kvplace.core.search_budget import SearchBudget
 
 _MOST_EQUALS = 1_024
 """Equally near sets that are kept: reached where more than 12 NUMA nodes differ in what is free alone."""
@@ -34,28 +34,31 @@ class NodeSets:
     """The candidates, parts of NUMA nodes, the largest first, and what they have."""
 
     def __init__(
-        self, supply: Supply, parts: Iterable[SizedPart], place_of: Callable[[NodePart], tuple[int, ...]]
+        self,
+        available: AvailableUnits,
+        parts: Iterable[SizedPart],
+        place_of: Callable[[NodePart], tuple[int, ...]],
     ) -> None:
         """Parts with equal places, as `place_of` gives them, are alike if they have as much."""
         ordered = sorted(parts, key=_largest_first)
         kinds: Sequence[Hashable] = range(len(ordered))
-        if not supply.uses:
+        if not available.uses:
             of_kind: dict[Hashable, list[SizedPart]] = {}
             for sized in ordered:
-                kind = (place_of(sized[1]), *_kind(supply, sized[1]))
+                kind = (place_of(sized[1]), *_kind(available, sized[1]))
                 of_kind.setdefault(kind, []).append(sized)
             ordered = [sized for same in of_kind.values() for sized in same]
             kinds = [kind for kind, same in of_kind.items() for _ in same]
         self.units = [units for units, _ in ordered]
         self._parts = [part for _, part in ordered]
         nodes = [part.node for part in self._parts]
-        self._need = supply.need
-        self._effort = supply.effort
-        self._effort.spend(len(nodes) ** 2 // 4)
-        self._amounts = supply.amounts_of(nodes)
+        self._need = available.need
+        self._budget = available.budget
+        self._budget.spend(len(nodes) ** 2 // 4)
+        self._amounts = available.amounts_of(nodes)
         self.like_last = [index > 0 and kinds[index - 1] == kind for index, kind in enumerate(kinds)]
         """Whether a part is like the one before: of like ones only the first are tried."""
-        distances = supply.layout.distances
+        distances = available.layout.distances
         self.rows = [[distances[node][other] if other != node else 0 for other in nodes] for node in nodes]
         self.node_bits = [1 << node for node in nodes]
         self.steps = sorted({far for place, row in enumerate(self.rows) for far in row[place + 1 :]})
@@ -112,7 +115,7 @@ class NodeSets:
             if sum(sorted([of_parts[index] for index in candidates], reverse=True)[:count]) < need:
                 return None
         nowhere = [0] * len(self.units)
-        self._effort.spend(len(candidates) ** 2 // 4)
+        self._budget.spend(len(candidates) ** 2 // 4)
         least = self._least_step(candidates, count)
         for far in self.steps if count > 1 else (0,):
             if far < least:
@@ -124,7 +127,7 @@ class NodeSets:
                 if far == within[0]:
                     most = within[1]
             alike = 0 if self.varied else far * count * (count - 1) // 2
-            search = _Growth(self, amounts, accepts, far, most, nodes if nodes < count else 0, self._effort)
+            search = _Growth(self, amounts, accepts, far, most, nodes if nodes < count else 0, self._budget)
             search.grow(candidates, (), count, self._need, alike, nowhere)
             if search.found:
                 return (far, search.total), search.found
@@ -152,9 +155,9 @@ class _Growth(Generic[Found]):
         far: int,
         most: int,
         nodes: int,
-        effort: Effort,
+        budget: SearchBudget,
     ) -> None:
-        self._effort = effort
+        self._budget = budget
         self._nodes = nodes
         """NUMA nodes of a set; 0 where each part is another one."""
         self._parts = parts
@@ -184,8 +187,8 @@ class _Growth(Generic[Found]):
         parts = self._parts
         units, like_last = parts.units, parts.like_last
         for place in range(len(candidates) - left + 1):
-            self._effort.spend(1 + (len(candidates) - place) // 4)
-            if self._effort.is_spent:
+            self._budget.spend(1 + (len(candidates) - place) // 4)
+            if self._budget.is_spent:
                 return
             if sum([units[index] for index in candidates[place : place + left]]) < missing:
                 return
@@ -244,7 +247,12 @@ def _largest_first(sized: SizedPart) -> int:
     return -sized[0]
 
 
-def _kind(supply: Supply, part: NodePart) -> tuple[Hashable, ...]:
+def _kind(available: AvailableUnits, part: NodePart) -> tuple[Hashable, ...]:
     """Describe what a part has: parts of one kind and place differ in ids alone."""
-    free = (supply.free.cpus & part.cpus).bit_count()
-    return (supply.count(part).kind, free, supply.devices_at(part.node), *supply.amounts_at(part.node))
+    free = (available.free.cpus & part.cpus).bit_count()
+    return (
+        available.count(part).kind,
+        free,
+        available.devices_at(part.node),
+        *available.amounts_at(part.node),
+    )

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from kvplace.core.allocator.available_units import AvailableUnits
 from kvplace.core.allocator.layout import NodePart, ScopeDomain, Segment
 from kvplace.core.allocator.nearest_nodes import NodeSets, SizedPart
 from kvplace.core.allocator.objectives import NodeRank
 from kvplace.core.allocator.set_cover import covers, fewest
-from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import union
 from kvplace.core.request import Level, Policy
 from kvplace.core.scalars import NumaIndex
@@ -50,123 +50,127 @@ class NumaSet:
         return tuple(dict.fromkeys(nodes)) if self.domain.divides_nodes else tuple(nodes)
 
 
-def best_numa_sets(supply: Supply) -> list[NumaSet]:
+def best_numa_sets(available: AvailableUnits) -> list[NumaSet]:
     """Find all NUMA sets that can serve the VM and rank first, in the machine's order; none if none can.
 
-    When the effort is spent, it is the first in rank so far, or none.
+    When the budget is spent, it is the first in rank so far, or none.
     """
-    best = _best_in(supply, supply.layout.domains[supply.request.options.scope.within])
+    best = _best_in(available, available.layout.domains[available.request.options.scope.within])
     return best.numa_sets if best is not None else []
 
 
-def giving_cpus(supply: Supply, numa_sets: list[NumaSet]) -> list[NumaSet]:
+def giving_cpus(available: AvailableUnits, numa_sets: list[NumaSet]) -> list[NumaSet]:
     """Let the nodes that lie best for the CPUs give these, in each set; keep the sets where they lie best.
 
     Of CPUs that lie equally well, those count that have most of the memory beside them. First come sets
     with the fewest CPUs left on other nodes, for later VMs that need the memory there.
     """
-    if not supply.needs_memory or supply.request.options.policy is Policy.NUMA:
+    if not available.needs_memory or available.request.options.policy is Policy.NUMA:
         return numa_sets
     if all(len(numa_set.parts) == 1 for numa_set in numa_sets):
         return numa_sets
     best: tuple[tuple[int, ...], list[NumaSet]] | None = None
     for numa_set in numa_sets:
         rank: tuple[int, ...]
-        if supply.spreads:
-            rank, narrowed = (-most_shares_of(supply, numa_set),), [numa_set]
+        if available.spreads:
+            rank, narrowed = (-most_shares_of(available, numa_set),), [numa_set]
         else:
-            rank, narrowed = _narrowed(supply, numa_set)
+            rank, narrowed = _narrowed(available, numa_set)
         for found in narrowed:
-            far = 0 if supply.spreads else supply.far_bytes({part.node for part in found.parts})
+            far = 0 if available.spreads else available.far_bytes({part.node for part in found.parts})
             if best is None or (*rank, far) < best[0]:
                 best = ((*rank, far), [found])
             elif (*rank, far) == best[0]:
                 best[1].append(found)
     near = best[1] if best is not None else []
-    return sorted(near, key=lambda numa_set: sum([supply.units(part) for part in numa_set.alone]))
+    return sorted(near, key=lambda numa_set: sum([available.units(part) for part in numa_set.alone]))
 
 
-def _narrowed(supply: Supply, numa_set: NumaSet) -> tuple[NodeRank, list[NumaSet]]:
+def _narrowed(available: AvailableUnits, numa_set: NumaSet) -> tuple[NodeRank, list[NumaSet]]:
     parts = numa_set.parts
-    units = [supply.units(part) for part in parts]
-    if sum(units) - min(units) < supply.need:
-        return rank_of(supply, numa_set), [numa_set]
+    units = [available.units(part) for part in parts]
+    if sum(units) - min(units) < available.need:
+        return rank_of(available, numa_set), [numa_set]
     domain = replace(numa_set.domain, cpus=union(part.cpus for part in parts), parts=parts)
-    best = _best_in(supply.without_memory(numa_set.beside), [domain])
-    if best is None:  # the effort is spent
-        return rank_of(supply, numa_set), [numa_set]
+    best = _best_in(available.without_memory(numa_set.beside), [domain])
+    if best is None:  # the budget is spent
+        return rank_of(available, numa_set), [numa_set]
     return best.rank, [
         replace(found, alone=tuple([part for part in parts if part not in found.parts]))
         for found in best.numa_sets
     ]
 
 
-def rank_of(supply: Supply, numa_set: NumaSet) -> NodeRank:
+def rank_of(available: AvailableUnits, numa_set: NumaSet) -> NodeRank:
     """Rank a NUMA set: smaller is better."""
     nodes = numa_set.nodes
-    distances = [supply.layout.distances[one][other] for one, other in combinations(nodes, 2)]
+    distances = [available.layout.distances[one][other] for one, other in combinations(nodes, 2)]
     sockets = {part.socket for part in (*numa_set.parts, *numa_set.alone)}
-    far = next((far for far, beside in supply.device_choices if supply.is_beside(numa_set.parts, beside)), 0)
+    far = next(
+        (far for far, beside in available.device_choices if available.is_beside(numa_set.parts, beside)), 0
+    )
     return NodeRank(len(sockets), len(nodes), far, max(distances, default=0), sum(distances))
 
 
 @dataclass(frozen=True, slots=True)
-class _Best:
+class _BestSets:
     """The NUMA sets that rank first so far."""
 
     rank: NodeRank
     numa_sets: list[NumaSet]
 
 
-def _best_in(supply: Supply, domains: Sequence[ScopeDomain]) -> _Best | None:
-    best: _Best | None = None
-    for far, beside in supply.device_choices:
+def _best_in(available: AvailableUnits, domains: Sequence[ScopeDomain]) -> _BestSets | None:
+    best: _BestSets | None = None
+    for far, beside in available.device_choices:
         if best is not None and far > best.rank.far_devices:
             break
-        if found := list(_single_parts(supply, domains, beside)):
-            best = _Best(NodeRank(1, 1, far, 0, 0), [*best.numa_sets, *found] if best is not None else found)
+        if found := list(_single_parts(available, domains, beside)):
+            best = _BestSets(
+                NodeRank(1, 1, far, 0, 0), [*best.numa_sets, *found] if best is not None else found
+            )
     if best is not None:
         return best
     for domain in domains:
-        if supply.units_in(domain) >= supply.need:
+        if available.units_in(domain) >= available.need:
             search = _sockets_in_nodes if domain.divides_nodes else _nodes_in_sockets
-            best = search(supply, domain, best)
+            best = search(available, domain, best)
     return best
 
 
 def _single_parts(
-    supply: Supply, domains: Iterable[ScopeDomain], beside: tuple[frozenset[NumaIndex], ...]
+    available: AvailableUnits, domains: Iterable[ScopeDomain], beside: tuple[frozenset[NumaIndex], ...]
 ) -> Iterator[NumaSet]:
     """Yield the parts of NUMA nodes that serve the VM alone: nothing ranks before them."""
     for domain in domains:
-        if supply.units_in(domain) < supply.need:
+        if available.units_in(domain) < available.need:
             continue
         for part in domain.parts:
-            if supply.units(part) >= supply.need and supply.memory_fits((part.node,)):
+            if available.units(part) >= available.need and available.memory_fits((part.node,)):
                 numa_set = NumaSet((part,), domain, beside=beside)
-                if serves(supply, numa_set):
+                if serves(available, numa_set):
                     yield numa_set
 
 
-def serves(supply: Supply, numa_set: NumaSet) -> bool:
+def serves(available: AvailableUnits, numa_set: NumaSet) -> bool:
     """Whether a NUMA set with enough of everything serves the VM: with equal shares, with whole pools."""
-    if not supply.is_beside(numa_set.parts, numa_set.beside):
+    if not available.is_beside(numa_set.parts, numa_set.beside):
         return False
-    if supply.spreads and not most_shares_of(supply, numa_set):
+    if available.spreads and not most_shares_of(available, numa_set):
         return False
     if numa_set.domain.divides_nodes:
         nodes = numa_set.nodes
-        if not supply.memory_fits(nodes):
+        if not available.memory_fits(nodes):
             return False
-        if supply.request.options.policy is Policy.NUMA:
+        if available.request.options.policy is Policy.NUMA:
             others = (part for part in numa_set.domain.parts if part not in numa_set.parts)
-            return not any(part.node in nodes and supply.units(part) for part in others)
+            return not any(part.node in nodes and available.units(part) for part in others)
     return True
 
 
-def spread_groups(supply: Supply, numa_set: NumaSet) -> list[list[Segment]]:
+def spread_groups(available: AvailableUnits, numa_set: NumaSet) -> list[list[Segment]]:
     """Group the segments of a NUMA set by what the scope spreads over; one group when it does not spread."""
-    scope = supply.request.options.scope
+    scope = available.request.options.scope
     groups: dict[int, list[Segment]] = {}
     for segment in numa_set.segments:
         place = (segment.node if scope.level is Level.NUMA else segment.socket) if scope.evenly else 0
@@ -174,58 +178,68 @@ def spread_groups(supply: Supply, numa_set: NumaSet) -> list[list[Segment]]:
     return list(groups.values())
 
 
-def _nodes_in_sockets(supply: Supply, domain: ScopeDomain, best: _Best | None) -> _Best | None:
+def _nodes_in_sockets(
+    available: AvailableUnits, domain: ScopeDomain, best: _BestSets | None
+) -> _BestSets | None:
     """Search where every NUMA node lies in one socket: the sockets first, then the nodes in them."""
     by_socket: dict[int, list[SizedPart]] = {}
-    for units, part in _useful(supply, domain):
+    for units, part in _useful(available, domain):
         by_socket.setdefault(part.socket, []).append((units, part))
     sockets = list(by_socket.values())
     if len(sockets) > 1 and all(len(parts) == 1 for parts in sockets):
-        return _nodes_as_sockets(supply, domain, [part for (part,) in sockets], best)
+        return _nodes_as_sockets(available, domain, [part for (part,) in sockets], best)
     capacity = [sum([units for units, _ in parts]) for parts in sockets]
-    also = _amounts_of_sockets(supply, sockets)
-    for count in range(fewest(capacity, supply.need), len(sockets) + 1):
-        if supply.effort.is_spent or (best is not None and count > best.rank.sockets):
+    also = _amounts_of_sockets(available, sockets)
+    for count in range(fewest(capacity, available.need), len(sockets) + 1):
+        if available.budget.is_spent or (best is not None and count > best.rank.sockets):
             break
-        for chosen in covers(capacity, range(len(capacity)), supply.need, count, supply.effort, also=also):
+        for chosen in covers(
+            capacity, range(len(capacity)), available.need, count, available.budget, also=also
+        ):
             parts = [part for index in chosen for part in sockets[index]]
-            best = _in_sockets(supply, domain, parts, count, best)
+            best = _in_sockets(available, domain, parts, count, best)
     return best
 
 
 def _in_sockets(
-    supply: Supply, domain: ScopeDomain, parts: Sequence[SizedPart], sockets: int, best: _Best | None
-) -> _Best | None:
-    sets = NodeSets(supply, parts, _in_its_socket)
+    available: AvailableUnits,
+    domain: ScopeDomain,
+    parts: Sequence[SizedPart],
+    sockets: int,
+    best: _BestSets | None,
+) -> _BestSets | None:
+    sets = NodeSets(available, parts, _in_its_socket)
     for count in range(max(sockets, sets.fewest), len(parts) + 1):
-        if supply.effort.is_spent or _is_worse(sockets, count, best):
+        if available.budget.is_spent or _is_worse(sockets, count, best):
             break
-        best = _nearest(supply, domain, sets, count, (sockets, count), best)
+        best = _nearest(available, domain, sets, count, (sockets, count), best)
     return best
 
 
 def _nodes_as_sockets(
-    supply: Supply, domain: ScopeDomain, parts: Sequence[SizedPart], best: _Best | None
-) -> _Best | None:
+    available: AvailableUnits, domain: ScopeDomain, parts: Sequence[SizedPart], best: _BestSets | None
+) -> _BestSets | None:
     """Search where every socket is one NUMA node."""
-    sets = NodeSets(supply, parts, _anywhere)
+    sets = NodeSets(available, parts, _anywhere)
     for count in range(sets.fewest, len(parts) + 1):
-        if supply.effort.is_spent or _is_worse(count, count, best):
+        if available.budget.is_spent or _is_worse(count, count, best):
             break
-        best = _nearest(supply, domain, sets, count, (count, count), best)
+        best = _nearest(available, domain, sets, count, (count, count), best)
     return best
 
 
-def _sockets_in_nodes(supply: Supply, domain: ScopeDomain, best: _Best | None) -> _Best | None:
+def _sockets_in_nodes(
+    available: AvailableUnits, domain: ScopeDomain, best: _BestSets | None
+) -> _BestSets | None:
     """Search where NUMA nodes hold several sockets, each a part: the fewest, and in the fewest nodes."""
-    parts = list(_useful(supply, domain))
-    sets = NodeSets(supply, parts, _in_its_node)
+    parts = list(_useful(available, domain))
+    sets = NodeSets(available, parts, _in_its_node)
     nodes_there = len({part.node for _, part in parts})
     for count in range(sets.fewest, len(parts) + 1):
         for nodes in range(1, min(count, nodes_there) + 1):
-            if supply.effort.is_spent or _is_worse(count, nodes, best):
+            if available.budget.is_spent or _is_worse(count, nodes, best):
                 break
-            best = _nearest(supply, domain, sets, count, (count, nodes), best)
+            best = _nearest(available, domain, sets, count, (count, nodes), best)
     return best
 
 
@@ -241,23 +255,23 @@ def _in_its_node(part: NodePart) -> tuple[int, ...]:
     return (part.node,)
 
 
-def _is_worse(sockets: int, nodes: int, best: _Best | None) -> bool:
+def _is_worse(sockets: int, nodes: int, best: _BestSets | None) -> bool:
     return best is not None and (sockets, nodes) > best.rank[:2]
 
 
-def _useful(supply: Supply, domain: ScopeDomain) -> Iterator[SizedPart]:
+def _useful(available: AvailableUnits, domain: ScopeDomain) -> Iterator[SizedPart]:
     """Yield the parts that have something for the VM."""
     for part in domain.parts:
-        units = supply.units(part)
-        if units or any(amounts[0] for amounts, _ in supply.amounts_of([part.node])):
+        units = available.units(part)
+        if units or any(amounts[0] for amounts, _ in available.amounts_of([part.node])):
             yield units, part
 
 
 def _amounts_of_sockets(
-    supply: Supply, sockets: Sequence[Sequence[SizedPart]]
+    available: AvailableUnits, sockets: Sequence[Sequence[SizedPart]]
 ) -> list[tuple[list[int], int]]:
     """Sum up memory and huge pages of each size by socket, each with its need."""
-    in_each = [supply.amounts_of([part.node for _, part in parts]) for parts in sockets]
+    in_each = [available.amounts_of([part.node for _, part in parts]) for parts in sockets]
     return [
         ([sum(amounts[number][0]) for amounts in in_each], need)
         for number, (_, need) in enumerate(in_each[0])
@@ -265,24 +279,29 @@ def _amounts_of_sockets(
 
 
 def _nearest(
-    supply: Supply,
+    available: AvailableUnits,
     domain: ScopeDomain,
     sets: NodeSets,
     count: int,
     size: tuple[int, int],
-    best: _Best | None,
-) -> _Best | None:
+    best: _BestSets | None,
+) -> _BestSets | None:
     """Search the sets of so many parts and one size, in sockets and nodes; return them or the best so far."""
     sockets, nodes = size
     share = larger = socket_share = 0
-    scope = supply.request.options.scope
-    if scope.evenly and not supply.needs_memory and not domain.divides_nodes and 1 < count <= supply.need:
+    scope = available.request.options.scope
+    if (
+        scope.evenly
+        and not available.needs_memory
+        and not domain.divides_nodes
+        and 1 < count <= available.need
+    ):
         if scope.level is Level.NUMA or sockets == count:
-            share, larger = divmod(supply.need, count)
+            share, larger = divmod(available.need, count)
         elif sockets > 1:
-            socket_share = supply.need // sockets
+            socket_share = available.need // sockets
 
-    for far, beside in supply.device_choices:
+    for far, beside in available.device_choices:
         if best is not None and best.rank[:3] < (*size, far):
             break
 
@@ -294,7 +313,7 @@ def _nearest(
             if len({part.node for part in members}) != nodes:
                 return []
             numa_set = NumaSet(members, domain, beside=beside)
-            return [numa_set] if serves(supply, numa_set) else []
+            return [numa_set] if serves(available, numa_set) else []
 
         found = sets.nearest(
             count,
@@ -310,28 +329,28 @@ def _nearest(
             distances, numa_sets = found
             rank = NodeRank(*size, far, *distances)
             as_good = best.numa_sets if best is not None and best.rank == rank else []
-            best = _Best(rank, as_good + numa_sets)
+            best = _BestSets(rank, as_good + numa_sets)
     return best
 
 
-def group_units(supply: Supply, numa_set: NumaSet) -> list[int]:
+def group_units(available: AvailableUnits, numa_set: NumaSet) -> list[int]:
     """The units of each group that the scope spreads over."""
-    return [supply.segment_units(segments) for segments in spread_groups(supply, numa_set)]
+    return [available.segment_units(segments) for segments in spread_groups(available, numa_set)]
 
 
-def most_shares_of(supply: Supply, numa_set: NumaSet) -> int:
+def most_shares_of(available: AvailableUnits, numa_set: NumaSet) -> int:
     """How many of the groups that the scope spreads over can give equal shares; 0 when no number can.
 
     The largest group beside each device gives a share, of one unit at least for each device.
     """
-    units = group_units(supply, numa_set)
+    units = group_units(available, numa_set)
     least = [0] * len(units)
     if numa_set.beside:
-        groups = spread_groups(supply, numa_set)
+        groups = spread_groups(available, numa_set)
         for near in numa_set.beside:
             there = [n for n, segments in enumerate(groups) if any(one.node in near for one in segments)]
             least[max(there, key=lambda number: units[number])] += 1
-    return most_shares(units, supply.need, least)
+    return most_shares(units, available.need, least)
 
 
 def most_shares(units: Sequence[int], need: int, least: Sequence[int]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from kvplace.core.allocator.available_units import AvailableUnits
 from kvplace.core.allocator.device_choices import names_of_nodes
 from kvplace.core.allocator.layout import ScopeDomain
-from kvplace.core.allocator.supply import Supply
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.quantity import about_bytes, counted, format_bytes
 from kvplace.core.request import Level, Request, Smt
@@ -21,76 +21,78 @@ _REASONS = {
 }
 
 
-def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> Refusal:
+def refuse(available: AvailableUnits, *, never: bool, fits: Callable[[Request], bool]) -> Refusal:
     """Explain why no part of the machine serves a request.
 
     CPUs come before huge pages, huge pages before memory, and an even spread comes last. The numbers are
     those of the place where least is missing. `fits` returns whether the machine could serve another request.
     """
-    request = supply.request
+    request = available.request
     scope = request.options.scope
     reason, noun = _REASONS[scope.level], scope.within.value
-    if scope.within is Level.SOCKET and supply.topology.sockets != supply.topology.packages:
+    if scope.within is Level.SOCKET and available.topology.sockets != available.topology.packages:
         noun = Level.NUMA.value
-    domains = supply.layout.domains[scope.within]
-    kind = unit_name(request, supply.need)
-    best, where = _most([(supply.units_in(domain), domain.name) for domain in domains])
-    if best < supply.need:
+    domains = available.layout.domains[scope.within]
+    kind = unit_name(request, available.need)
+    best, where = _most([(available.units_in(domain), domain.name) for domain in domains])
+    if best < available.need:
         if scope.evenly:
             reason = Reason.NO_NODE_FITS
-        shared = _shared_there(supply, domains, where)
-        message = f"no {noun} with {supply.need} {kind}, best {best} on {where}{shared}"
-        return Refusal(reason, message, _shortfall(supply.need, best, where), never)
-    able = [domain for domain in domains if supply.units_in(domain) >= supply.need]
+        shared = _shared_there(available, domains, where)
+        message = f"no {noun} with {available.need} {kind}, best {best} on {where}{shared}"
+        return Refusal(reason, message, _shortfall(available.need, best, where), never)
+    able = [domain for domain in domains if available.units_in(domain) >= available.need]
     for size, count in sorted(request.huge_pages.items()):
-        everywhere = max(_pages_in(supply, domain, size) for domain in domains)
-        most, where = _most([(_pages_in(supply, domain, size), domain.name) for domain in able])
+        everywhere = max(_pages_in(available, domain, size) for domain in domains)
+        most, where = _most([(_pages_in(available, domain, size), domain.name) for domain in able])
         if most < count:
-            also = f"{supply.need} {kind} and " if everywhere >= count else ""
+            also = f"{available.need} {kind} and " if everywhere >= count else ""
             pages = f"{counted(count, 'free huge page')} of {format_bytes(size)}"
             message = f"no {noun} with {also}{pages}, best {most} on {where}"
             return Refusal(Reason.NOT_ENOUGH_HUGE_PAGES, message, _shortfall(count, most, where), never)
-        able = [domain for domain in able if _pages_in(supply, domain, size) >= count]
-    most, where = _most([(_memory_in(supply, domain), domain.name) for domain in able])
-    if most < supply.small_memory:
-        needed, here = about_bytes(supply.small_memory), about_bytes(most)
+        able = [domain for domain in able if _pages_in(available, domain, size) >= count]
+    most, where = _most([(_memory_in(available, domain), domain.name) for domain in able])
+    if most < available.small_memory:
+        needed, here = about_bytes(available.small_memory), about_bytes(most)
         if here == needed:
-            needed, here = f"{supply.small_memory} bytes", f"{most} bytes"
+            needed, here = f"{available.small_memory} bytes", f"{most} bytes"
         message = (
-            f"no {noun} with {supply.need} {kind} and {needed} of free memory, best {here} on {where}"
-            f"{_elsewhere(supply, domains)}"
+            f"no {noun} with {available.need} {kind} and {needed} of free memory, best {here} on {where}"
+            f"{_elsewhere(available, domains)}"
         )
-        return Refusal(Reason.NOT_ENOUGH_MEMORY, message, _shortfall(supply.small_memory, most, where), never)
-    return _uneven(supply, reason, fits, never)
+        return Refusal(
+            Reason.NOT_ENOUGH_MEMORY, message, _shortfall(available.small_memory, most, where), never
+        )
+    return _uneven(available, reason, fits, never)
 
 
-def refuse_devices(supply: Supply) -> Refusal:
+def refuse_devices(available: AvailableUnits) -> Refusal:
     """Explain why a VM that would fit elsewhere does not fit beside its devices."""
-    if supply.unknown_devices is not None:
-        return Refusal(Reason.NO_LOCAL_DEVICES, supply.unknown_devices.message, {}, never=False)
-    request = supply.request
-    beside = supply.device_choices[0].beside
-    nodes = sorted({supply.topology.numa_nodes[index].id for near in beside for index in near})
+    if available.unknown_devices is not None:
+        return Refusal(Reason.NO_LOCAL_DEVICES, available.unknown_devices.message, {}, never=False)
+    request = available.request
+    beside = available.device_choices[0].beside
+    nodes = sorted({available.topology.numa_nodes[index].id for near in beside for index in near})
     parts = [
         part
-        for domain in supply.layout.domains[Level.MACHINE]
+        for domain in available.layout.domains[Level.MACHINE]
         for part in domain.parts
-        if supply.topology.numa_nodes[part.node].id in nodes
+        if available.topology.numa_nodes[part.node].id in nodes
     ]
-    best = sum([supply.units(part) for part in parts])
-    where, what = names_of_nodes(nodes), _devices_there(supply, nodes)
-    kind = unit_name(request, supply.need)
-    if len(beside) == 1 and best < supply.need:
-        message = f"no {supply.need} {kind} on {where}, {what}; best {best}"
-        return Refusal(Reason.NO_LOCAL_DEVICES, message, _shortfall(supply.need, best, where), never=False)
+    best = sum([available.units(part) for part in parts])
+    where, what = names_of_nodes(nodes), _devices_there(available, nodes)
+    kind = unit_name(request, available.need)
+    if len(beside) == 1 and best < available.need:
+        message = f"no {available.need} {kind} on {where}, {what}; best {best}"
+        return Refusal(Reason.NO_LOCAL_DEVICES, message, _shortfall(available.need, best, where), never=False)
     scope = request.options.scope.value
-    message = f"no {supply.need} {kind} with cpu-set {scope} and the memory of the VM on {where}, {what}"
+    message = f"no {available.need} {kind} with cpu-set {scope} and the memory of the VM on {where}, {what}"
     return Refusal(Reason.NO_LOCAL_DEVICES, message, {"where": where}, never=False)
 
 
-def _devices_there(supply: Supply, nodes: Sequence[NumaId]) -> str:
+def _devices_there(available: AvailableUnits, nodes: Sequence[NumaId]) -> str:
     """State how these NUMA nodes are tied to the devices of the VM."""
-    request, devices = supply.request, supply.free.devices
+    request, devices = available.request, available.free.devices
     names = " and ".join(sorted(request.devices))
     one = len(nodes) == 1
     if not names or devices is None:
@@ -101,36 +103,37 @@ def _devices_there(supply: Supply, nodes: Sequence[NumaId]) -> str:
     return f"where the kubelet will take {names}"
 
 
-def _shared_there(supply: Supply, domains: Sequence[ScopeDomain], where: str) -> str:
+def _shared_there(available: AvailableUnits, domains: Sequence[ScopeDomain], where: str) -> str:
     """Count the CPUs there without an owner that VMs with shared CPUs use."""
-    if not supply.request.owns_cpus:
+    if not available.request.owns_cpus:
         return ""
-    named = supply.free.pool & ~supply.free.cpus
+    named = available.free.pool & ~available.free.cpus
     count = next((named & domain.cpus).bit_count() for domain in domains if domain.name == where)
     if not count:
         return ""
     return f" ({count} more {'is' if count == 1 else 'are'} named by VMs that share CPUs)"
 
 
-def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool], never: bool) -> Refusal:
+def _uneven(
+    available: AvailableUnits, reason: Reason, fits: Callable[[Request], bool], never: bool
+) -> Refusal:
     """There is enough of everything, but not in equal shares."""
-    noun = f"{supply.request.options.scope.level.value}s"
-    needed = supply.request.vcpus
-    smaller = (replace(supply.request, vcpus=count) for count in range(needed - 1, 0, -1))
+    noun = f"{available.request.options.scope.level.value}s"
+    needed = available.request.vcpus
+    smaller = (replace(available.request, vcpus=count) for count in range(needed - 1, 0, -1))
     best = next((one.vcpus for one in smaller if fits(one)), 0)
     message = f"no equal shares of {counted(needed, 'vCPU')} over {noun}, best {best}"
     return Refusal(reason, message, _shortfall(needed, best, noun), never)
 
 
-def _elsewhere(supply: Supply, domains: Sequence[ScopeDomain]) -> str:
+def _elsewhere(available: AvailableUnits, domains: Sequence[ScopeDomain]) -> str:
     """Name the place that has the memory but not the CPUs, if there is one."""
     for domain in domains:
-        memory = sum(supply.memory_of(part.node) for part in domain.parts)
-        units = supply.units_in(domain)
-        if memory >= supply.small_memory and units < supply.need:
-            return (
-                f" ({domain.name} has {about_bytes(memory)}, but {units} {unit_name(supply.request, units)})"
-            )
+        memory = sum(available.memory_of(part.node) for part in domain.parts)
+        units = available.units_in(domain)
+        if memory >= available.small_memory and units < available.need:
+            counted_units = f"{units} {unit_name(available.request, units)}"
+            return f" ({domain.name} has {about_bytes(memory)}, but {counted_units})"
     return ""
 
 
@@ -157,9 +160,9 @@ def unit_name(request: Request, need: int) -> str:
             return "free CPU" if one else "free CPUs"
 
 
-def _memory_in(supply: Supply, domain: ScopeDomain) -> int:
-    return sum(supply.memory_of(part.node) for part in domain.parts)
+def _memory_in(available: AvailableUnits, domain: ScopeDomain) -> int:
+    return sum(available.memory_of(part.node) for part in domain.parts)
 
 
-def _pages_in(supply: Supply, domain: ScopeDomain, size: Bytes) -> int:
-    return sum(supply.pages_of(part.node, size) for part in domain.parts)
+def _pages_in(available: AvailableUnits, domain: ScopeDomain, size: Bytes) -> int:
+    return sum(available.pages_of(part.node, size) for part in domain.parts)

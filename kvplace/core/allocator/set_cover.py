@@ -3,17 +3,23 @@
 This is the multi-dimensional multiple-choice form: several amounts are to be covered at once, and of every
 class one option is taken. It is solved by depth-first search. A branch is cut off when the largest groups
 left cannot cover what is missing, and a state that led to nothing is not searched again. So the steps are
-bounded by the number of different sums, and besides by the question's `Effort`.
+bounded by the number of different sums, and besides by the question's `SearchBudget`.
+
+The L3 groups of a VM are such a cover: fewest groups, then fewest cores. The widest m of some cores give a
+need exactly when, for every t, the threads that cores have beyond t make up for the rest: the sum of what
+each core has more than t must be at least the need less m times t. So it has one amount for each t.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import sub
 from typing import NamedTuple
 
-from kvplace.core.allocator.effort import Effort
+from kvplace.core.allocator.layout import L3Part
+from kvplace.core.search_budget import SearchBudget
 
 Amounts = tuple[int, ...]
 
@@ -35,10 +41,10 @@ class Option(NamedTuple):
 class SetCover:
     """Classes of groups; a selection takes one option of each."""
 
-    def __init__(self, classes: Sequence[Sequence[Option]], effort: Effort) -> None:
+    def __init__(self, classes: Sequence[Sequence[Option]], budget: SearchBudget) -> None:
         """All options count the same amounts; the sizes of one class's options have no gap."""
         self._classes = classes
-        self._effort = effort
+        self._budget = budget
         self._limits: list[_Limit | None] = [None] * len(classes)
         self._gains = [_gains(options) for options in classes]
         self._dead: set[tuple[int, int, Amounts]] = set()
@@ -46,7 +52,7 @@ class SetCover:
     def selections(self, needs: Amounts, count: int) -> Iterator[tuple[int, ...]]:
         """Yield the members of every selection of `count` groups that covers the needs.
 
-        They come in the order of the options; the option of the first class changes last. When the effort is
+        They come in the order of the options; the option of the first class changes last. When the budget is
         spent no more come.
         """
         return self._select(0, count, needs)
@@ -56,8 +62,8 @@ class SetCover:
             if not left and max(missing) <= 0:
                 yield ()
             return
-        self._effort.spend(4 + place // 8)
-        if self._effort.is_spent:
+        self._budget.spend(4 + place // 8)
+        if self._budget.is_spent:
             return
         fewest_groups, rows = self._limits[place] or self._limit_of(place)
         spare = left - fewest_groups
@@ -121,7 +127,7 @@ def covers(
     kinds: Sequence[Hashable],
     need: int,
     count: int,
-    effort: Effort,
+    budget: SearchBudget,
     *,
     also: Sequence[tuple[Sequence[int], int]] = (),
 ) -> Iterator[tuple[int, ...]]:
@@ -139,7 +145,7 @@ def covers(
         options_of_like(indexes, tuple([of_group[indexes[0]] for of_group in amounts]), count)
         for indexes in sorted(members.values(), key=lambda indexes: -units[indexes[0]])
     ]
-    for chosen in SetCover(classes, effort).selections((need, *[missing for _, missing in also]), count):
+    for chosen in SetCover(classes, budget).selections((need, *[missing for _, missing in also]), count):
         yield tuple(sorted(chosen))
 
 
@@ -151,3 +157,96 @@ def fewest(amounts: Sequence[int], need: int) -> int:
         if total >= need:
             return count
     return len(amounts) + 1
+
+
+@lru_cache(maxsize=1 << 14)
+def threads_beyond(widths: tuple[int, ...]) -> Amounts:
+    """For t from 0 on to the widest core: how many units cores have beyond t of them."""
+    return tuple([sum([width - t for width in widths if width > t]) for t in range(max(widths) + 1)])
+
+
+def least_cores(reach: Sequence[int], need: int, widest: int) -> int:
+    """A lower bound on the cores for a need, by the units that cores have beyond each t, and their sum."""
+    cores = max(1, -(-need // widest))
+    steps = max(1, len(reach) - 1)
+    for threads in range(1, steps):
+        cores = max(cores, -((reach[threads] - need) // threads))
+    if steps > 1:
+        cores = max(cores, -((reach[steps] - steps * need) // (steps * (steps - 1) // 2)))
+    return cores
+
+
+class L3Sets:
+    """Searches L3 parts for sets that cover a need."""
+
+    def __init__(self, l3_parts: Sequence[L3Part], need: int, budget: SearchBudget) -> None:
+        """The L3 parts must suffice."""
+        self._l3_parts = l3_parts
+        self._need = need
+        self._widest = max([one.widths[0] for one in l3_parts])
+        narrowest = min([one.widths[-1] for one in l3_parts])
+        self._steps = self._widest if narrowest < self._widest else 1
+        """How many t matter, from 0 on."""
+        self._beyond = [self._padded(threads_beyond(one.widths)) for one in l3_parts]
+        self._cover = SetCover(self._classes(), budget)
+
+    def smallest(self) -> tuple[int, int, tuple[int, ...]]:
+        """Find the fewest L3 parts, the fewest cores of so many, and one set of both, by index.
+
+        When the budget is spent the set is still valid, but maybe not the smallest.
+        """
+        units = [one.units for one in self._l3_parts]
+        count = fewest(units, self._need)
+        if self._steps == 1:
+            return count, -(-self._need // self._widest), self._largest(units, count)
+        amounts = [self._counted(beyond) for beyond in self._beyond]
+        most = [sum(sorted(of_parts, reverse=True)[:count]) for of_parts in zip(*amounts, strict=True)]
+        cores = least_cores(most, self._need, self._widest)
+        while not (found := self._some(count, cores)):
+            cores += 1
+        return count, cores, found
+
+    def chosen(self, count: int, cores: int) -> Iterator[tuple[int, ...]]:
+        """Yield the sets of `count` L3 parts that cover the need with so many cores."""
+        needs = [self._need - cores * threads for threads in range(self._steps)]
+        return self._cover.selections(self._counted(needs), count)
+
+    def _some(self, count: int, cores: int) -> tuple[int, ...]:
+        """A set of `count` L3 parts that covers the need with so many cores; empty if none is found."""
+        for of_parts in zip(*self._beyond, strict=True):
+            found = self._largest(of_parts, count)
+            if self._fit(found, cores):
+                return found
+        return next(self.chosen(count, cores), ())
+
+    def _largest(self, amounts: Sequence[int], count: int) -> tuple[int, ...]:
+        """The L3 parts that have most of something."""
+        ordered = sorted(range(len(self._l3_parts)), key=lambda index: -amounts[index])
+        return tuple(ordered[:count])
+
+    def _fit(self, chosen: Sequence[int], cores: int) -> bool:
+        """Whether so many cores of the chosen L3 parts cover the need."""
+        if cores * self._widest < self._need:
+            return False
+        for threads, of_parts in enumerate(zip(*[self._beyond[index] for index in chosen], strict=True)):
+            if sum(of_parts) + cores * threads < self._need:
+                return False
+        return True
+
+    def _padded(self, beyond: Amounts) -> Amounts:
+        return (*beyond, *(0,) * (self._steps - len(beyond)))[: self._steps]
+
+    def _counted(self, amounts: Sequence[int]) -> Amounts:
+        """The amounts that are checked; their sum prunes what none of them does."""
+        return (*amounts, sum(amounts)) if len(amounts) > 1 else tuple(amounts)
+
+    def _classes(self) -> list[list[Option]]:
+        """L3 parts that are alike, the tightest first."""
+        classes: dict[Hashable, list[int]] = {}
+        for index, one in enumerate(self._l3_parts):
+            classes.setdefault(one.widths, []).append(index)
+        ordered = sorted(classes.values(), key=lambda indexes: -self._l3_parts[indexes[0]].units)
+        return [
+            options_of_like(indexes, self._counted(self._beyond[indexes[0]]), len(indexes))
+            for indexes in reversed(ordered)
+        ]

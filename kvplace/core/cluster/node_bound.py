@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, combinations
 
-from kvplace.core.allocator.fragmentation import slots_lost
+from kvplace.core.allocator.available_units import AvailableUnits, units_needed
 from kvplace.core.allocator.layout import NodePart, ScopeDomain
+from kvplace.core.allocator.objectives import slots_lost
 from kvplace.core.allocator.set_cover import fewest
-from kvplace.core.allocator.supply import Supply, units_needed
 from kvplace.core.cluster.node_choice import (
     Balance,
     Standing,
@@ -42,7 +42,7 @@ _ALONE = (1, 1, 0)
 
 
 class NodeCounts:
-    """The supply of a node in some state, in numbers that no request changes."""
+    """Free units of a node in some state, in numbers that no request changes."""
 
     __slots__ = (
         "before",
@@ -128,50 +128,54 @@ class StandingBound:
 
     def fine(self, counts: NodeCounts) -> Standing | None:
         """The bound from the NUMA nodes and L3 groups."""
-        supply = Supply(counts.topology, counts.free, self._request)
+        available = AvailableUnits(counts.topology, counts.free, self._request)
         able = [
             domain
-            for domain in supply.layout.domains[self._request.options.scope.within]
-            if supply.units_in(domain) >= self._need
+            for domain in available.layout.domains[self._request.options.scope.within]
+            if available.units_in(domain) >= self._need
         ]
         if not able:
             return None
         if any(domain.divides_nodes for domain in able):
             taken = self._taken(counts, _ALONE)
-            return self._standing(counts, _ALONE, self._contention(supply), taken, (1, 0))
+            return self._standing(counts, _ALONE, self._contention(available), taken, (1, 0))
         alone = [
             part
             for domain in able
             for part in domain.parts
-            if supply.units(part) >= self._need and supply.memory_fits((part.node,))
+            if available.units(part) >= self._need and available.memory_fits((part.node,))
         ]
         if alone:
-            return self._of_single_nodes(counts, supply, alone)
-        bounds = [self._of_several_nodes(supply, domain) for domain in able if len(domain.parts) > 1]
+            return self._of_single_nodes(counts, available, alone)
+        bounds = [self._of_several_nodes(available, domain) for domain in able if len(domain.parts) > 1]
         best = min((bound for bound in bounds if bound is not None), default=None)
         if best is None:
             return None
         taken = self._taken(counts, best[:3])
-        return self._standing(counts, best[:3], self._contention(supply), taken, (best[3], 0))
+        return self._standing(counts, best[:3], self._contention(available), taken, (best[3], 0))
 
-    def _of_single_nodes(self, counts: NodeCounts, supply: Supply, parts: Sequence[NodePart]) -> Standing:
+    def _of_single_nodes(
+        self, counts: NodeCounts, available: AvailableUnits, parts: Sequence[NodePart]
+    ) -> Standing:
         """The bound where some NUMA node serves the VM alone: the best placement lies in one of them."""
         fewest_cpus, _ = taken = self._taken(counts, _ALONE)
         costs = []
         for part in parts:
             here = (counts.free.cpus & counts.topology.numa_nodes[part.node].cpus).bit_count()
-            costs.append((_fewest_l3_parts(supply, part), slots_lost(here, max(0, here - fewest_cpus))))
+            costs.append((_fewest_l3_parts(available, part), slots_lost(here, max(0, here - fewest_cpus))))
         if self._pools:
-            contention = min(_crowd(supply, part, self._request.vcpus) for part in parts)
+            contention = min(_crowd(available, part, self._request.vcpus) for part in parts)
         else:
-            contention = self._contention(supply)
+            contention = self._contention(available)
         return self._standing(counts, _ALONE, contention, taken, min(costs))
 
-    def _of_several_nodes(self, supply: Supply, domain: ScopeDomain) -> tuple[int, int, int, int] | None:
+    def _of_several_nodes(
+        self, available: AvailableUnits, domain: ScopeDomain
+    ) -> tuple[int, int, int, int] | None:
         """Packages, NUMA nodes, distance and L3 groups that the VM takes at least in a domain."""
-        parts = [part for part in domain.parts if supply.needs_memory or supply.units(part)]
-        amounts = [([supply.units(part) for part in parts], self._need)]
-        amounts += supply.amounts_of([part.node for part in parts])
+        parts = [part for part in domain.parts if available.needs_memory or available.units(part)]
+        amounts = [([available.units(part) for part in parts], self._need)]
+        amounts += available.amounts_of([part.node for part in parts])
         if any(sum(have) < need for have, need in amounts):
             return None
         # A package that gives memory alone does not count among those of a placement.
@@ -181,12 +185,12 @@ class StandingBound:
         packages = fewest(list(units_of.values()), self._need)
         count = max(2, *[fewest(have, need) for have, need in amounts])
         pairs = ((a, b) for a, b in combinations(parts, 2) if packages == 1 or a.socket != b.socket)
-        distance = min((supply.layout.distances[a.node][b.node] for a, b in pairs), default=0)
+        distance = min((available.layout.distances[a.node][b.node] for a, b in pairs), default=0)
         in_l3: dict[int, int] = {}
         for part in parts:
             for segment in part.segments:
-                l3 = supply.layout.l3_of[next(cpus_of(segment.cpus))]
-                in_l3[l3] = in_l3.get(l3, 0) + supply.segment_units((segment,))
+                l3 = available.layout.l3_of[next(cpus_of(segment.cpus))]
+                in_l3[l3] = in_l3.get(l3, 0) + available.segment_units((segment,))
         return packages, count, distance, fewest(list(in_l3.values()), self._need)
 
     def _taken(self, counts: NodeCounts, locality: Locality) -> tuple[int, int]:
@@ -206,14 +210,14 @@ class StandingBound:
         least = -(-self._need // wide) * wide
         return least, least if locality == _ALONE else self._need * wide
 
-    def _contention(self, supply: Supply) -> int:
+    def _contention(self, available: AvailableUnits) -> int:
         """The least use by others of as many CPUs as the VM names; 0 for a VM that owns its CPUs."""
         if self._owns or self._pools:
             return 0
-        unused = supply.free.pool.bit_count() - len(supply.uses)
+        unused = available.free.pool.bit_count() - len(available.uses)
         if unused >= self._need:
             return 0
-        least = sorted(supply.uses.values())[: self._need - unused]
+        least = sorted(available.uses.values())[: self._need - unused]
         return sum(least) * 1000 // self._need
 
     def _standing(
@@ -244,11 +248,11 @@ class StandingBound:
         )
 
 
-def _fewest_l3_parts(supply: Supply, part: NodePart) -> int:
-    units = sorted([supply.segment_units((segment,)) for segment in part.segments], reverse=True)
-    return 1 + sum(reached < supply.need for reached in accumulate(units[:-1]))
+def _fewest_l3_parts(available: AvailableUnits, part: NodePart) -> int:
+    units = sorted([available.segment_units((segment,)) for segment in part.segments], reverse=True)
+    return 1 + sum(reached < available.need for reached in accumulate(units[:-1]))
 
 
-def _crowd(supply: Supply, part: NodePart, vcpus: int) -> int:
-    uses: Iterable[int] = (supply.uses.get(cpu, 0) for cpu in cpus_of(supply.free.pool & part.cpus))
+def _crowd(available: AvailableUnits, part: NodePart, vcpus: int) -> int:
+    uses: Iterable[int] = (available.uses.get(cpu, 0) for cpu in cpus_of(available.free.pool & part.cpus))
     return crowd(list(uses), vcpus)

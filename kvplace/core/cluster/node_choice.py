@@ -24,7 +24,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from kvplace.core.allocator.device_choices import far_devices
-from kvplace.core.allocator.fragmentation import slots_lost
+from kvplace.core.allocator.objectives import slots_lost
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free_resources import Free, crowd
 from kvplace.core.occupant import locality_of

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from kvplace.core.cluster.draft import PLANNED, Draft, DraftNode, Shape, Stopped
 from kvplace.core.device_locality import too_few_devices
-from kvplace.core.moves.budget import MAX_STEPS
 from kvplace.core.moves.make_room import Move, MovePlan, make_room
 from kvplace.core.scalars import NodeName
+from kvplace.core.search_budget import MAX_STEPS
 
 _MAX_NODES = 16
 """Nodes where moves are searched for one VM, the emptiest first."""

@@ -19,7 +19,7 @@ from kvplace.core.topology import Topology
 MOST_NODES = 16
 """Nodes that are searched, in the given order."""
 STEPS_PER_NODE = 50_000
-"""Steps of the search of one node for each number of moves, see `moves.budget`: a quarter of a second."""
+"""Steps of the search of one node for each number of moves, see `search_budget`: a quarter of a second."""
 MOST_STEPS = 300_000
 """Steps of the search of all nodes: one or two seconds."""
 

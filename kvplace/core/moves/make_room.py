@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.moves.budget import MAX_STEPS, Watch, unwatched
 from kvplace.core.moves.move_search import MoveSearch
 from kvplace.core.moves.step_trials import Trial
 from kvplace.core.node_devices import NodeDevices
@@ -22,6 +21,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
 from kvplace.core.request import Request
 from kvplace.core.scalars import Bytes, CpuMask
+from kvplace.core.search_budget import MAX_STEPS, Watch, unwatched
 from kvplace.core.topology import Topology
 
 MAX_MOVES = 3
@@ -87,8 +87,8 @@ def make_room(
     and never gets a worse locality than it has. `only` restricts the CPUs as in `free_of`, and
     `devices` are the free ones.
 
-    For each number of moves the search takes at most `max_steps` steps (see `budget`); the best moves found
-    until then are the answer. So they are when `watch`, asked again and again, ends the search.
+    For each number of moves the search takes at most `max_steps` steps (see `search_budget`); the best
+    moves found until then are the answer. So they are when `watch`, asked again and again, ends the search.
     """
     empty = try_place(topology, free_of(topology, Ledger(), only=only, devices=devices), request)
     if empty is None:

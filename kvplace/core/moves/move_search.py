@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.moves.budget import LOOK, MAX_STEPS, Budget, Watch, unwatched
 from kvplace.core.moves.shortages import ResourceCounts
 from kvplace.core.moves.step_trials import StepTrials, Trial, cost_of
 from kvplace.core.moves.targets import Step, Target, VmToPlace, moving_vm, new_vm
@@ -20,6 +19,7 @@ from kvplace.core.occupant import RunningVms, locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Level, Policy, Request
 from kvplace.core.scalars import CpuMask
+from kvplace.core.search_budget import LOOK, MAX_STEPS, Watch, WatchedBudget, unwatched
 
 _SMALL_MACHINE = 16
 """With at most so many CPUs, L3 groups count when VMs are compared for three moves, as in a thorough
@@ -41,7 +41,7 @@ class MoveSearch:
     ) -> None:
         self._running = running
         self._topology = running.topology
-        self.budget = Budget(max_steps, watch)
+        self.budget = WatchedBudget(max_steps, watch)
         """Of the search for so many moves as are tried at present."""
         self._trials = StepTrials(running, request, len(empty.numa_nodes), self.budget)
         self._ideal = self._quality(empty)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free_resources import Free
-from kvplace.core.moves.budget import LOOKUP, PLACEMENT, Budget
 from kvplace.core.moves.cpu_choices import cpu_choices
 from kvplace.core.moves.targets import Step, Target, VmToPlace
 from kvplace.core.occupant import RunningVms, bytes_moved, keeps_memory, locality_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request
+from kvplace.core.search_budget import LOOKUP, PLACEMENT, WatchedBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Trial:
 class StepTrials:
     """Tries sequences of steps for one new VM."""
 
-    def __init__(self, running: RunningVms, request: Request, most_nodes: int, budget: Budget) -> None:
+    def __init__(self, running: RunningVms, request: Request, most_nodes: int, budget: WatchedBudget) -> None:
         self._running = running
         self._topology = running.topology
         self._request = request

@@ -11,15 +11,14 @@ from unittest.mock import patch
 
 import pytest
 
-from kvplace.core.allocator import allocate, serving
-from kvplace.core.allocator import supply as supply_module
+from kvplace.core.allocator import allocate, available_units, group_knapsack
 from kvplace.core.allocator.allocate import place
-from kvplace.core.allocator.effort import Effort
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import CpuMask
+from kvplace.core.search_budget import SearchBudget
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import best_key
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
@@ -61,13 +60,13 @@ def two_packages_with_a_cpu_of_each_numa_node(nodes: int, reserved: int) -> Topo
 def counted_steps() -> Iterator[list[int]]:
     """Count the steps that searches take."""
     steps = [0]
-    spend = Effort.spend
+    spend = SearchBudget.spend
 
-    def counting(effort: Effort, amount: int = 1) -> None:
+    def counting(budget: SearchBudget, amount: int = 1) -> None:
         steps[0] += amount
-        spend(effort, amount)
+        spend(budget, amount)
 
-    with patch.object(Effort, "spend", counting):
+    with patch.object(SearchBudget, "spend", counting):
         yield steps
 
 
@@ -82,9 +81,9 @@ def test_the_nearest_of_many_numa_nodes_are_sought_within_a_bound(nodes: int, me
     assert isinstance(answer, Placement)
     key = key_of_valid(machine, free, request, answer)
     assert key[:2] == (memory, memory)  # sockets and NUMA nodes are the fewest all the same
-    assert steps[0] < 2 * supply_module._NUMA_STEPS
+    assert steps[0] < 2 * available_units._NUMA_STEPS
     if (nodes, memory) == (64, 20):
-        assert steps[0] > supply_module._NUMA_STEPS
+        assert steps[0] > available_units._NUMA_STEPS
 
 
 def test_fourteen_numa_nodes_with_a_cpu_in_each_of_two_packages_share_it_out_evenly() -> None:
@@ -115,8 +114,8 @@ def test_without_a_single_step_every_vm_that_fits_is_placed_and_every_rule_kept(
     for number in range(700_000, 700_250):
         case = question(number, 10)
         with (
-            patch.object(supply_module, "_NUMA_STEPS", 0),
-            patch.object(serving, "_CORE_STEPS", 0),
+            patch.object(available_units, "_NUMA_STEPS", 0),
+            patch.object(group_knapsack, "_CORE_STEPS", 0),
             patch.object(allocate, "_BOUND_STEPS", 1),
         ):
             answer = place(*case)

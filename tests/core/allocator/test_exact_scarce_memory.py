@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from kvplace.core.allocator.allocate import _weighed, place
+from kvplace.core.allocator.available_units import AvailableUnits
+from kvplace.core.allocator.group_knapsack import GroupKnapsack
 from kvplace.core.allocator.numa_sets import best_numa_sets, giving_cpus
-from kvplace.core.allocator.serving import Serving
-from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
@@ -61,12 +61,12 @@ def test_no_choice_in_a_numa_set_is_better_than_its_bound(
     looked_into = 0
     for number in range(first, first + 400):
         case = question(number, 12)
-        supply = Supply(*case)
-        for numa_set in giving_cpus(supply, best_numa_sets(supply)):
-            serving = Serving(supply)
-            choice = serving.serve(numa_set)
+        available = AvailableUnits(*case)
+        for numa_set in giving_cpus(available, best_numa_sets(available)):
+            knapsack = GroupKnapsack(available)
+            choice = knapsack.serve(numa_set)
             if choice is not None:
-                assert serving.bound(numa_set) <= _weighed(supply, numa_set, choice).key, number
+                assert knapsack.bound(numa_set) <= _weighed(available, numa_set, choice).key, number
                 looked_into += 1
     assert looked_into > 200
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from kvplace.core.allocator.available_units import AvailableUnits
 from kvplace.core.allocator.feasibility import fits, near_set
 from kvplace.core.allocator.numa_sets import best_numa_sets, rank_of
-from kvplace.core.allocator.supply import Supply
 from kvplace.core.free_resources import Free
 from kvplace.core.request import Request
 from kvplace.core.topology import Topology
@@ -24,7 +24,7 @@ def test_counting_states_of_every_vm_whether_it_fits(question: Callable[[int, in
     answers: Counter[bool] = Counter()
     for number in range(500_000, 500_600):
         case = question(number, 11)
-        answer = fits(Supply(*case))
+        answer = fits(AvailableUnits(*case))
         answers[answer] += 1
         assert answer == (best_key(*case) is not None), number
     assert min(answers[True], answers[False]) > 60
@@ -39,13 +39,13 @@ def test_a_set_that_is_built_serves_and_is_rarely_worse_than_the_best(
         machine, free, request = question(number, 12)
         if not levels_nest(machine):
             continue
-        supply = Supply(machine, free, request)
-        best = best_numa_sets(supply)
-        found = near_set(supply)
+        available = AvailableUnits(machine, free, request)
+        best = best_numa_sets(available)
+        found = near_set(available)
         assert found is None or best, number
         if found is not None:
             built += 1
-            assert rank_of(supply, found) >= rank_of(supply, best[0]), number
-            worse += rank_of(supply, found) > rank_of(supply, best[0])
+            assert rank_of(available, found) >= rank_of(available, best[0]), number
+            worse += rank_of(available, found) > rank_of(available, best[0])
     assert built > 150
     assert worse < built / 4

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.allocator.shortage import Shortage
+from kvplace.core.allocator.feasibility import ShortageCount
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
@@ -231,7 +231,7 @@ def test_what_is_missing_by_count_is_what_the_refusal_names(seed: int) -> None:
     machine, free, request = random_case(seed, 16)
     more = replace(request, vcpus=3 * request.vcpus), replace(request, memory=Bytes(64 * GIB))
     for asked in (request, *more, replace(request, huge_pages={GIB: 3})):
-        missing = Shortage(machine, asked).missing(free)
+        missing = ShortageCount(machine, asked).missing(free)
         answer = place(machine, free, asked)
         if missing is not None:
             assert isinstance(answer, Refusal)

@@ -290,7 +290,7 @@ def test_a_search_that_its_watch_ends_reports_it_and_takes_no_more_steps() -> No
         told.append(steps)
         return False
 
-    with patch("kvplace.core.moves.budget._STEPS_BETWEEN_LOOKS", 10):
+    with patch("kvplace.core.search_budget._STEPS_BETWEEN_LOOKS", 10):
         ended = make_room(machine, occupants, request, watch=end)
     assert isinstance(ended, NoMoves)
     assert ended.interrupted

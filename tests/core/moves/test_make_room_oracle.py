@@ -13,12 +13,12 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.moves.budget import MAX_STEPS, MAX_STEPS_THOROUGH
 from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import Occupant, RunningVms, bytes_moved, locality_of, within
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes
+from kvplace.core.search_budget import MAX_STEPS, MAX_STEPS_THOROUGH
 from kvplace.core.topology import Topology
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import PINNED, Case, fragmented

@@ -1,4 +1,4 @@
-"""The supply of a machine for one request, counted in the request's own unit.
+"""CPUs and memory that a machine has available for one request, counted in the request's own unit.
 
 The unit is a CPU; with `smt: isolate` it is a whole free core with one used thread. With
 `smt: require` only CPUs of whole free cores count. Counts of segments and cores are cached with the machine.
@@ -12,13 +12,13 @@ from copy import copy
 from itertools import accumulate
 
 from kvplace.core.allocator.device_choices import ANYWHERE, DeviceChoice, UnknownDevices, device_choices
-from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.layout import L3Part, NodePart, PartCount, ScopeDomain, Segment, layout_of
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free_resources import Free
 from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Smt
 from kvplace.core.scalars import Bytes, CpuMask, NumaIndex
+from kvplace.core.search_budget import SearchBudget
 from kvplace.core.topology import Topology
 
 _NUMA_STEPS = 100_000
@@ -39,7 +39,7 @@ def counted_unit(request: Request) -> Smt:
     return request.options.smt if request.options.policy is not Policy.NUMA else Smt.PREFER
 
 
-class Supply:
+class AvailableUnits:
     """One machine, what is free on it, and the request that it is counted for."""
 
     def __init__(self, topology: Topology, free: Free, request: Request) -> None:
@@ -53,7 +53,7 @@ class Supply:
         self._unit = _UNITS[self.smt]
         self.spreads = request.options.scope.evenly
         self.uses = dict(free.uses) if not request.owns_cpus else {}
-        self.effort = Effort(_NUMA_STEPS)
+        self.budget = SearchBudget(_NUMA_STEPS)
         """For the search for sets of NUMA nodes."""
         self.unknown_devices: UnknownDevices | None = None
         """Why no placement can be beside the devices."""
@@ -83,14 +83,14 @@ class Supply:
                 if size in self._pages:
                     self._pages[size][by_id[node]] = max(0, pages)
 
-    def without_devices(self) -> Supply:
+    def without_devices(self) -> AvailableUnits:
         """The same for a VM without devices."""
         other = copy(self)
         other.unknown_devices, other.device_choices = None, ANYWHERE
         return other
 
-    def without_memory(self, beside: tuple[frozenset[NumaIndex], ...]) -> Supply:
-        """The same for CPUs alone, beside devices; it has its effort in common with this one."""
+    def without_memory(self, beside: tuple[frozenset[NumaIndex], ...]) -> AvailableUnits:
+        """The same for CPUs alone, beside devices; it has its budget in common with this one."""
         other = copy(self)
         other.device_choices = (DeviceChoice(0, beside),)
         other.needs_memory = other.counts_memory = False
@@ -224,7 +224,7 @@ class Supply:
         return all(sum(amounts) >= need for amounts, need in self.amounts_of(nodes))
 
     def amounts_of(self, nodes: Collection[NumaIndex]) -> list[tuple[list[int], int]]:
-        """The NUMA nodes' supply of memory and of each size of huge pages, with the need of it."""
+        """Memory and huge pages of each size that NUMA nodes have, with the need of it."""
         if not self.needs_memory:
             return []
         found = [([self._memory[node] for node in nodes], self.small_memory)]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.allocator.fragmentation import LARGE, fragmentation_cost
+from kvplace.core.allocator.objectives import LARGE, fragmentation_cost
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.free_resources import Free
 from kvplace.core.placement import Placement

@@ -8,11 +8,10 @@ from itertools import chain, combinations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvplace.core.allocator.effort import Effort
-from kvplace.core.allocator.l3_sets import L3Sets
 from kvplace.core.allocator.layout import L3Part
-from kvplace.core.allocator.set_cover import covers
+from kvplace.core.allocator.set_cover import L3Sets, covers
 from kvplace.core.scalars import CpuMask
+from kvplace.core.search_budget import SearchBudget
 
 amounts = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=7)
 widths_of_l3_parts = st.lists(
@@ -53,9 +52,9 @@ def test_every_cover_comes_once(groups: list[tuple[int, int]], need: int, second
         if sum(units[index] for index in chosen) >= need and sum(others[index] for index in chosen) >= second
     ]
     also = [(others, second)]
-    assert sorted(covers(units, range(len(groups)), need, count, Effort(10**6), also=also)) == every
+    assert sorted(covers(units, range(len(groups)), need, count, SearchBudget(10**6), also=also)) == every
     unlike = {tuple(sorted(groups[index] for index in chosen)) for chosen in every}
-    alike = list(covers(units, others, need, count, Effort(10**6), also=also))
+    alike = list(covers(units, others, need, count, SearchBudget(10**6), also=also))
     assert {tuple(sorted(groups[index] for index in chosen)) for chosen in alike} == unlike
     assert len(alike) == len(unlike)
 
@@ -66,6 +65,6 @@ def test_the_fewest_l3_parts_and_of_those_the_fewest_cores_are_found(
 ) -> None:
     l3_parts = l3_parts_of(widths)
     assume(sum(one.units for one in l3_parts) >= need)
-    count, cores, found = L3Sets(l3_parts, need, Effort(10**6)).smallest()
+    count, cores, found = L3Sets(l3_parts, need, SearchBudget(10**6)).smallest()
     assert ((count, cores), tuple(sorted(found))) in set(sizes_of_all_ways(l3_parts, need))
     assert (count, cores) == min(sizes_of_all_ways(l3_parts, need))[0]

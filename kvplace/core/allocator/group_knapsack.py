@@ -1,7 +1,8 @@
 """Which cores of one NUMA set serve the VM: all need in one, in equal shares, or from whole pools.
 
 Equal shares go to groups of segments: the sockets or the NUMA nodes of the set, as many of them as can give
-equal shares. The others give memory alone.
+equal shares. The others give memory alone. The choice of groups and shares is a multiple-choice knapsack,
+solved by dynamic programming.
 """
 
 from __future__ import annotations
@@ -10,17 +11,16 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import product
 
+from kvplace.core.allocator.available_units import AvailableUnits
 from kvplace.core.allocator.core_choice import CoreChoice, CoreSearch, CoreShare, lower_bound
-from kvplace.core.allocator.effort import Effort
-from kvplace.core.allocator.fragmentation import fragmentation_cost
 from kvplace.core.allocator.layout import L3Part, NodePart, Segment
 from kvplace.core.allocator.numa_sets import NumaSet, most_shares_of, spread_groups
-from kvplace.core.allocator.objectives import CoreRank
-from kvplace.core.allocator.supply import Supply
+from kvplace.core.allocator.objectives import CoreRank, fragmentation_cost
 from kvplace.core.cpuset import union
 from kvplace.core.free_resources import crowd
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuMask, NumaIndex
+from kvplace.core.search_budget import SearchBudget
 
 _CORE_STEPS = 30_000
 """Steps of all searches for cores of one question."""
@@ -32,13 +32,13 @@ _Ways = dict[tuple[int, int], CoreChoice]
 _NOTHING = CoreChoice(0, 0, 0, (), 0)
 
 
-class Serving:
+class GroupKnapsack:
     """Serves one question from NUMA sets; the shares of their common groups are remembered."""
 
-    def __init__(self, supply: Supply) -> None:
-        self._supply = supply
-        self.effort = Effort(_CORE_STEPS)
-        self._search = CoreSearch(self.effort, supply.uses)
+    def __init__(self, available: AvailableUnits) -> None:
+        self._available = available
+        self.budget = SearchBudget(_CORE_STEPS)
+        self._search = CoreSearch(self.budget, available.uses)
         self._shares: dict[Hashable, CoreChoice | None] = {}
         self._bounds_of_shares: dict[Hashable, tuple[tuple[int, int], tuple[int, int] | None]] = {}
         """What shares from groups take at least, of L3 groups and of cores, and with one unit more."""
@@ -46,16 +46,16 @@ class Serving:
 
     def serve(self, numa_set: NumaSet) -> CoreChoice | None:
         """Serve the VM from a NUMA set."""
-        supply = self._supply
-        if supply.request.options.policy is Policy.NUMA:
+        available = self._available
+        if available.request.options.policy is Policy.NUMA:
             return self._whole_pool(numa_set)
-        if not supply.spreads:
-            return self._choose(numa_set, list(numa_set.segments), supply.need)
-        groups = spread_groups(supply, numa_set)
-        count = most_shares_of(supply, numa_set)
+        if not available.spreads:
+            return self._choose(numa_set, list(numa_set.segments), available.need)
+        groups = spread_groups(available, numa_set)
+        count = most_shares_of(available, numa_set)
         if count < len(groups):
             # The VM uses the others for their memory alone.
-            groups.sort(key=lambda group: -supply.segment_units(group))
+            groups.sort(key=lambda group: -available.segment_units(group))
             found = self._serve_some(numa_set, groups, count)
             if found is not None:
                 return found
@@ -64,10 +64,10 @@ class Serving:
         return self._serve_each(numa_set, groups[:count])
 
     def _l3_parts(self, numa_set: NumaSet, segments: Sequence[Segment]) -> list[L3Part]:
-        supply = self._supply
+        available = self._available
         if numa_set.domain.shares_l3:
-            return supply.l3_parts_of(segments)
-        return [supply.l3_part((segment,)) for segment in segments]
+            return available.l3_parts_of(segments)
+        return [available.l3_part((segment,)) for segment in segments]
 
     # Equal shares.
 
@@ -94,7 +94,7 @@ class Serving:
         It adds L3 group after L3 group where these hold several groups, since the first group in one of them
         costs more than the next.
         """
-        low, over = divmod(self._supply.need, count)
+        low, over = divmod(self._available.need, count)
         as_one = _share_l3(groups)
         classes: dict[int, list[Sequence[Segment]]] = {}
         for number, segments in enumerate(groups):
@@ -103,8 +103,8 @@ class Serving:
         for members in classes.values():
             inside: _Ways = {(0, 0): _NOTHING}
             for segments in members:
-                self.effort.spend(2 * len(inside) * len(ways))
-                if self.effort.is_spent:
+                self.budget.spend(2 * len(inside) * len(ways))
+                if self.budget.is_spent:
                     return None
                 shares = {
                     (1, more): self._share(numa_set, segments, low + more, as_one=as_one)
@@ -139,8 +139,8 @@ class Serving:
         self, numa_set: NumaSet, segments: Sequence[Segment], need: int, *, as_one: bool = False
     ) -> CoreChoice | None:
         """Choose cores from segments, with a CPU beside each device there."""
-        supply = self._supply
-        l3_parts = [supply.l3_part(segments)] if as_one else self._l3_parts(numa_set, segments)
+        available = self._available
+        l3_parts = [available.l3_part(segments)] if as_one else self._l3_parts(numa_set, segments)
         found = self._search.choose(l3_parts, need)
         if found is None or not numa_set.beside:
             return found
@@ -159,7 +159,7 @@ class Serving:
         for segment in segments:
             near = [number for number, nodes in enumerate(beside) if segment.node in nodes]
             groups[near[0] if near else -1].append(segment)
-        by_group = [self._supply.l3_parts_of(group) for group in groups]
+        by_group = [self._available.l3_parts_of(group) for group in groups]
         l3_of = {segment.cpus: segment.l3 for segment in segments}
 
         def choose(l3_parts: Sequence[L3Part]) -> CoreChoice | None:
@@ -191,7 +191,7 @@ class Serving:
 
     def _serve_each(self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]]) -> CoreChoice | None:
         """Serve each group by itself, with one unit more where that must be or costs least."""
-        low, over = divmod(self._supply.need, len(groups))
+        low, over = divmod(self._available.need, len(groups))
         as_one = _share_l3(groups)
         shares: dict[int, CoreChoice] = {}
         larger: list[tuple[tuple[int, ...], int, CoreChoice]] = []
@@ -222,53 +222,53 @@ class Serving:
         return CoreChoice(0, 0, self._crowd(numa_set), tuple(taken), 0)
 
     def _crowd(self, numa_set: NumaSet) -> int:
-        supply = self._supply
-        uses = [use for segment in numa_set.segments for use in supply.uses_of(segment)]
-        return crowd(uses, supply.need)
+        available = self._available
+        uses = [use for segment in numa_set.segments for use in available.uses_of(segment)]
+        return crowd(uses, available.need)
 
     # What a choice in a NUMA set cannot be better than, far cheaper than the choice itself.
 
     def bound(self, numa_set: NumaSet) -> CoreRank:
         """State what no choice inside the NUMA set can be better than."""
-        supply = self._supply
-        if supply.request.options.policy is Policy.NUMA:
+        available = self._available
+        if available.request.options.policy is Policy.NUMA:
             lost = 0
             for part in numa_set.parts:
                 if part.cpus not in self._pools:
                     pool = NO_CPUS
                     for segment in part.segments:
-                        pool |= supply.free.pool & segment.cpus
-                    self._pools[part.cpus] = fragmentation(supply, (part,), pool)
+                        pool |= available.free.pool & segment.cpus
+                    self._pools[part.cpus] = fragmentation(available, (part,), pool)
                 lost += self._pools[part.cpus]
             return CoreRank(0, 0, 0, self._crowd(numa_set), lost)
-        shares = most_shares_of(supply, numa_set) if supply.spreads else 1
-        if supply.spreads and not numa_set.domain.shares_l3:
+        shares = most_shares_of(available, numa_set) if available.spreads else 1
+        if available.spreads and not numa_set.domain.shares_l3:
             l3_groups, cores = self._bound_of_shares(numa_set, shares)
-        elif supply.spreads or len(numa_set.parts) > 1:
-            l3_groups, cores = lower_bound(self._l3_parts(numa_set, list(numa_set.segments)), supply.need)
+        elif available.spreads or len(numa_set.parts) > 1:
+            l3_groups, cores = lower_bound(self._l3_parts(numa_set, list(numa_set.segments)), available.need)
         else:
-            l3_groups, cores = supply.count(numa_set.parts[0]).least_for(supply.need)
-        lost = self._least_lost(numa_set) if supply.request.owns_cpus else 0
+            l3_groups, cores = available.count(numa_set.parts[0]).least_for(available.need)
+        lost = self._least_lost(numa_set) if available.request.owns_cpus else 0
         return CoreRank(l3_groups, shares, cores, self._least_uses(numa_set), lost)
 
     def _least_uses(self, numa_set: NumaSet) -> int:
-        if not self._supply.uses:
+        if not self._available.uses:
             return 0
-        uses = [use for segment in numa_set.segments for use in self._supply.uses_of(segment)]
-        return sum(sorted(uses)[: self._supply.need])
+        uses = [use for segment in numa_set.segments for use in self._available.uses_of(segment)]
+        return sum(sorted(uses)[: self._available.need])
 
     def _least_lost(self, numa_set: NumaSet) -> int:
         """The least fragmentation cost in NUMA nodes: what they have left is worth most together in one."""
-        free = [(self._supply.free.cpus & part.cpus).bit_count() for part in numa_set.parts]
-        left = max(0, sum(free) - self._supply.need)
+        free = [(self._available.free.cpus & part.cpus).bit_count() for part in numa_set.parts]
+        left = max(0, sum(free) - self._available.need)
         return sum([fragmentation_cost(amount, 0) for amount in free]) - fragmentation_cost(left, 0)
 
     def _bound_of_shares(self, numa_set: NumaSet, count: int) -> tuple[int, int]:
         """L3 groups and cores that so many equal shares take at least."""
-        groups = spread_groups(self._supply, numa_set)
+        groups = spread_groups(self._available, numa_set)
         if count < len(groups):
-            return lower_bound(self._l3_parts(numa_set, list(numa_set.segments)), self._supply.need, count)
-        low, over = divmod(self._supply.need, len(groups))
+            return lower_bound(self._l3_parts(numa_set, list(numa_set.segments)), self._available.need, count)
+        low, over = divmod(self._available.need, len(groups))
         l3_groups = cores = 0
         larger: list[tuple[int, int]] = []
         for segments in groups:
@@ -334,13 +334,13 @@ def _together(shares: Sequence[CoreChoice]) -> CoreChoice:
     )
 
 
-def fragmentation(supply: Supply, parts: Sequence[NodePart], owned: CpuMask) -> int:
+def fragmentation(available: AvailableUnits, parts: Sequence[NodePart], owned: CpuMask) -> int:
     """The cost to later VMs of taking CPUs, in NUMA nodes and in L3 groups."""
     lost = 0
     for part in parts:
         if owned & part.cpus:
-            lost += _lost(supply.free.cpus & part.cpus, owned)
-            lost += sum([_lost(supply.free.cpus & segment.cpus, owned) for segment in part.segments])
+            lost += _lost(available.free.cpus & part.cpus, owned)
+            lost += sum([_lost(available.free.cpus & segment.cpus, owned) for segment in part.segments])
     return lost
 
 

@@ -1,12 +1,62 @@
-"""The bound on the work of a search for moves.
+"""Bounds on the work of a computation, counted in steps.
 
-Work is counted in steps, not in seconds, so that equal input gets the same answer on every machine. A step
-is one check of one target by counts, about 5 µs; asking for a placement costs more of them.
+Steps, unlike seconds, are the same on every computer: equal questions get equal answers everywhere, and equal
+histories take equal turns. Three kinds of work have a budget:
+
+* a search of the allocator (`SearchBudget`): several parts of a placement are NP-hard on machines of odd
+  shape, such as the nearest of many NUMA nodes (densest subgraph) and the fewest L3 groups or sockets (set
+  cover). Without a step left the best answer found so far counts.
+* a search for moves (`WatchedBudget`), which its caller may also stop.
+* a long computation on the event loop (`TurnBudget`): other work then has its turn. `kube/concurrency.py`
+  runs these, turn by turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+STEPS_OF_A_TURN = 2_000
+"""Steps of about a microsecond each."""
+
+
+class TurnIsOver(Exception):
+    """Other work must have its turn."""
+
+
+class TurnBudget:
+    """The steps that are left of a turn."""
+
+    def __init__(self, steps: float | None = None) -> None:
+        self._left = STEPS_OF_A_TURN if steps is None else steps
+
+    def spend(self, steps: int) -> None:
+        """Begin a work of so many steps; raises TurnIsOver before it when none are left."""
+        if self._left <= 0:
+            raise TurnIsOver
+        self._left -= steps
+
+
+UNLIMITED = TurnBudget(float("inf"))
+"""The budget of callers off the event loop."""
+
+
+class SearchBudget:
+    """Steps that the searches of one question may still take."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def spend(self, steps: int = 1) -> None:
+        """Take steps; the last ones may exceed what is left."""
+        self._left -= steps
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether every search must stop."""
+        return self._left <= 0
+
 
 Watch = Callable[[int], bool]
 """Called with the steps that a search has taken; returns whether it goes on."""
@@ -32,7 +82,7 @@ def unwatched(_steps: int) -> bool:
     return True
 
 
-class Budget:
+class WatchedBudget:
     """The steps of a search: allowed and taken."""
 
     def __init__(self, limit: int, watch: Watch = unwatched) -> None:
