@@ -31,7 +31,7 @@ _LIKE_SOURCE = {
     _HOST_MODEL: "cpu-model-migration.node.kubevirt.io/",
     _REQUIRED_FEATURE: "cpu-feature.node.kubevirt.io/",
 }
-"""Labels of the source. KubeVirt selects the target of a host-model VM by labels of the second kind."""
+"""Labels of the source, each with its label on the target of a host-model VM."""
 
 
 class _KubeVirtMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):

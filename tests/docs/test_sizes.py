@@ -1,0 +1,73 @@
+"""Pages stay short: each has a limit in words, and so has a cell of a table.
+
+A word has a letter or a digit, so the bars of a table do not count. A page at its limit loses a sentence for
+each new one; a limit is raised only together with what the page is about.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs.reading import DOCS, PROJECT
+
+MOST_WORDS = {
+    "README.md": 1650,
+    "CHANGELOG.md": 650,
+    "CONTRIBUTING.md": 800,
+    "SECURITY.md": 350,
+    "docs/README.md": 350,
+    "docs/agent.md": 1200,
+    "docs/alerts.md": 1150,
+    "docs/annotations.md": 3300,
+    "docs/architecture.md": 2500,
+    "docs/benchmarks.md": 1600,
+    "docs/decisions.md": 4600,
+    "docs/devices.md": 1400,
+    "docs/how-it-decides.md": 2100,
+    "docs/inspect.md": 1600,
+    "docs/install.md": 1400,
+    "docs/kubelet.md": 250,
+    "docs/limits.md": 1000,
+    "docs/measure.md": 700,
+    "docs/migrate.md": 600,
+    "docs/quickstart.md": 450,
+    "docs/releasing.md": 600,
+    "docs/rollout.md": 1050,
+    "docs/scheduler.md": 500,
+    "docs/security.md": 1200,
+    "docs/troubleshoot.md": 3200,
+    "docs/web.md": 750,
+    "docs/reference/bounds.md": 1250,
+    "docs/reference/cli.md": 1700,
+    "docs/reference/configuration.md": 1050,
+    "docs/reference/metrics.md": 900,
+    "docs/reference/objects.md": 1500,
+}
+MOST_WORDS_OF_A_CELL = 25
+
+
+def words(text: str) -> int:
+    return sum(re.search(r"\w", word) is not None for word in text.split())
+
+
+def test_every_page_has_a_limit() -> None:
+    pages = [*DOCS, *PROJECT.glob("*.md")]
+    assert {str(path.relative_to(PROJECT)) for path in pages} == MOST_WORDS.keys()
+
+
+@pytest.mark.parametrize("page", MOST_WORDS)
+def test_a_page_has_not_grown_past_its_limit(page: str) -> None:
+    assert words((PROJECT / page).read_text()) <= MOST_WORDS[page]
+
+
+@pytest.mark.parametrize("page", MOST_WORDS)
+def test_cells_of_tables_are_short(page: str) -> None:
+    rows = [line for line in (PROJECT / page).read_text().splitlines() if line.startswith("| ")]
+    cells = [re.sub(r"\]\([^)]*\)", "]", cell) for row in rows for cell in row.strip("| ").split(" | ")]
+    assert [cell for cell in cells if words(cell) > MOST_WORDS_OF_A_CELL] == []
+
+
+def test_words_are_counted_without_bars_and_dashes() -> None:
+    assert words("| a word | `-` |\n|---|---|\n– 5 %") == 3
