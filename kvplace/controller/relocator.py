@@ -234,7 +234,7 @@ class Relocator:
             machine = self._cache.machine(node)
             if isinstance(machine, Unusable):
                 return LedgerChange(), f"node {node}: {machine.problem}"
-            answer = _place_again(machine, ledger, pod, step)
+            answer = _place_again(machine, ledger, pod, step, pins_memory=self._pins_memory(pod, step))
             if isinstance(answer, str):
                 return LedgerChange(), f"node {node}: {answer}"
             options = step.pod_request.request.options
@@ -267,10 +267,11 @@ class Relocator:
         if pod.resources.get("cpu", 0) >= request.least_millicores:
             return True
         machine = self._cache.machine(node)
-        if isinstance(machine, Unusable) or isinstance(
-            _place_again(machine, self._cache.ledger(node), pod, step), str
-        ):
+        if isinstance(machine, Unusable):
             return True  # the next step gives the reason if not
+        ledger, pins_memory = self._cache.ledger(node), self._pins_memory(pod, step)
+        if isinstance(_place_again(machine, ledger, pod, step, pins_memory=pins_memory), str):
+            return True
         paid = f"{pod.resources.get('cpu', 0)}m CPU, and needs {request.least_millicores}m"
         if not pod.vmi:
             await self._cannot(pod, f"the pod requests {paid}: raise what its containers request")
@@ -393,6 +394,11 @@ class Relocator:
             await self._cannot(pod, why)
         return is_resumed
 
+    def _pins_memory(self, pod: PodRecord, step: Begin) -> bool:
+        """Whether devices of the host access its memory; before its QEMU starts none does."""
+        has_devices = step.pod_request.request.pins_memory or self._cache.dra.gives_devices(pod)
+        return has_devices and not step.device_nodes
+
     # Answers.
 
     async def _cannot(self, pod: PodRecord, why: str) -> None:
@@ -408,12 +414,14 @@ class Relocator:
             await self._cluster.set_pod_condition(pod, condition)
 
 
-def _place_again(machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Begin) -> Placement | str:
+def _place_again(
+    machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Begin, *, pins_memory: bool
+) -> Placement | str:
     """Choose cores for a running pod as if it had none: its present ones if they serve, else the best.
 
     When it is only to get better ones, the best, if these are better than the present ones.
 
-    The memory of a VM with devices of the host cannot move, so it gets cores of its NUMA nodes only. Returns
+    Where devices of the host pin its memory, it gets cores of its NUMA nodes only. Returns
     the reason where it gets none.
     """
     request = _with_chosen_devices(step)
@@ -421,8 +429,7 @@ def _place_again(machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Beg
         return Placement(Policy.NONE, (), NO_CPUS)
     present = ledger.claims.get(pod.uid)
     others = ledger.after(LedgerChange(releases=(pod.uid,)))
-    is_pinned = step.previous is not None and not step.device_nodes and bool(step.pod_request.request.devices)
-    before = step.previous.placement if step.previous is not None and is_pinned else None
+    before = step.previous.placement if step.previous is not None and pins_memory else None
     nodes = () if before is None else before.numa_nodes
     if nodes:
         cpus = union(node.cpus for node in machine.topology.numa_nodes if node.id in nodes)

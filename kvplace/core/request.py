@@ -205,6 +205,11 @@ class Request:
         return replace(self, devices=MappingProxyType({}), device_nodes=frozenset())
 
     @property
+    def pins_memory(self) -> bool:
+        """Whether devices of the host access its memory (VFIO): it stays where it is while the VM runs."""
+        return bool(self.devices or self.device_nodes)
+
+    @property
     def owns_cpus(self) -> bool:
         """Whether the VM owns its CPUs alone."""
         return self.options.policy is Policy.EXCLUSIVE

@@ -23,7 +23,7 @@ from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 from kvplace.kube.object_records import PodReport
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView, agrees
-from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, answer_of
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, answer_of, with_claimed_devices
 
 _LOOKED_INTO = 2
 """Changes are searched for so many nodes: dozens of placements each, and other nodes give much the same."""
@@ -276,7 +276,10 @@ def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
         placement = vm.placement if vm is not None else None
         if vm is None or request is None or placement is None:
             return ()
-        found.append(Occupant(f"{vm.namespace}/{vm.name}", request.request, placement.placement))
+        there = placement.placement
+        has_claims = bool(vm.pod.resource_claims)
+        running = with_claimed_devices(request.request, there) if has_claims else request.request
+        found.append(Occupant(f"{vm.namespace}/{vm.name}", running, there))
     machine = node.machine
     if isinstance(machine, NodeMachine) and (others := machine.others) is not None:
         found.append(occupant_of_claim(others.pod, others, machine.topology))

@@ -23,10 +23,12 @@ from kvplace.core.topology import Topology
 from kvplace.kube.object_records import (
     DeviceKey,
     DeviceRequest,
+    PodRecord,
     ResourceClaimRecord,
     SliceDevice,
     SliceRecord,
 )
+from kvplace.kube.resource_claims import CPU_DRIVER
 from kvplace.kube.store import Store
 from kvplace.kube.watches import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES, ListClient, WatchClient
 
@@ -100,6 +102,16 @@ class DraDevices:
             for key, device in self._devices_on(node)
             if key[0] == driver and (device.is_shared or key not in self._in_use)
         )
+
+    def gives_devices(self, pod: PodRecord) -> bool:
+        """Whether resource claims may give a pod devices of the host: all do but those for CPUs."""
+        for name in pod.resource_claims:
+            claim = self.claims.get((pod.namespace, name))
+            if claim is None or not claim.allocated:
+                return True  # the watch has not shown it yet
+            if any(driver != CPU_DRIVER for driver, _, _ in claim.allocated):
+                return True
+        return False
 
     def driver_of(self, request: DeviceRequest) -> str:
         """Return the driver that a request demands; empty where that is not certain."""

@@ -17,7 +17,7 @@ from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.memory_in_use import NOTHING_IN_USE
 from kvplace.core.node_devices import DeviceReport, HeldDevices, NodeDevices
 from kvplace.core.node_topology import Enforcement
-from kvplace.core.placement import Refusal
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId, PackageId, PodUid, ResourceName
@@ -159,6 +159,11 @@ def request_of(pod: PodRecord | None) -> Request | None:
         return read_pod_request(pod.request).request
     except BadAnnotation:
         return None
+
+
+def with_claimed_devices(request: Request, placement: Placement) -> Request:
+    """Return the request of a running VM with devices of resource claims, as beside its present cores."""
+    return replace(request, device_nodes=request.device_nodes | frozenset(placement.numa_nodes))
 
 
 def devices_after(

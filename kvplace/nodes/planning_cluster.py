@@ -32,7 +32,7 @@ from kvplace.kube.object_client import ApiKind
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, agrees
-from kvplace.nodes.node_machine import NodeMachine, Unusable
+from kvplace.nodes.node_machine import NodeMachine, Unusable, with_claimed_devices
 
 T = TypeVar("T")
 
@@ -327,7 +327,8 @@ def _as_claimed(vm: VmView, claim: Claim) -> tuple[Request, Placement] | None:
     if (placement.cpus, placement.owned) != (claim.cpus, claim.owned):
         return None
     options = vm.placement.options or vm.request.request.options
-    return replace(vm.request.request, options=options), placement
+    request = replace(vm.request.request, options=options)
+    return (with_claimed_devices(request, placement) if vm.pod.resource_claims else request), placement
 
 
 def _name(claim: Claim) -> str:

@@ -23,7 +23,7 @@ from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
-from kvplace.nodes.node_machine import NodeMachine, Unusable
+from kvplace.nodes.node_machine import NodeMachine, Unusable, with_claimed_devices
 from kvplace.nodes.relocation_times import PEACE_S
 
 _MOVABLE = '"movable":true'
@@ -85,7 +85,11 @@ class MovableVms:
         for uid, claim in claims.items():
             stays = uid in staying or self._cache.relocation_times.rest_s(node, uid, PEACE_S) > 0
             vm = None if stays else self.find(node, uid, migrating)
-            occupants.append(occupant_of_claim(uid, claim, machine.topology) if vm is None else _occupant(vm))
+            if vm is None:
+                occupants.append(occupant_of_claim(uid, claim, machine.topology))
+                continue
+            has_devices = self._cache.dra.gives_devices(vm.pod)
+            occupants.append(_occupant(vm, has_claimed_devices=has_devices))
         occupants += [
             occupant_of_claim(f"held/{claim.uid}", claim, machine.topology)
             for claim in taken
@@ -173,6 +177,8 @@ def _is_settled(placed: PodPlacement, pod: PodRecord, claim: Claim, machine: Nod
     )
 
 
-def _occupant(vm: MovableVm) -> Occupant:
+def _occupant(vm: MovableVm, *, has_claimed_devices: bool) -> Occupant:
     request = replace(read_pod_request(vm.pod.request).request, options=vm.options)
+    if has_claimed_devices:
+        request = with_claimed_devices(request, vm.placed.placement)
     return Occupant(vm.pod.uid, request, vm.placed.placement)

@@ -15,7 +15,7 @@ from kvplace.core.ledger import LedgerChange, Relocation, claim_of
 from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Policy, Scope
 from kvplace.core.request_json import PodRequest, write_request
-from kvplace.core.scalars import CpuMask, NodeName, PodUid, ResourceName
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventReason
 from kvplace.kube.object_records import PodRecord
 from tests.controller.relocations import (
@@ -116,27 +116,6 @@ async def test_a_narrower_scope_moves_a_vm_and_gives_its_old_cores_to_others_aft
         assert agent.ledger.owned == before | after.placement.owned
         agent.carry_out(pod)
         await one.until(lambda: agent.ledger.claims[pod.uid].owned == after.placement.owned)
-
-
-async def test_a_vm_with_devices_of_the_host_keeps_its_numa_nodes_because_its_memory_cannot_move(
-    cluster: FaultyCluster, agent: NodeAgent
-) -> None:
-    async with replica(cluster) as one:
-        pod = await wide(one, agent, memory=1 << 30, devices={ResourceName("intel.com/vf"): 1})
-        owned = agent.ledger.claims[pod.uid].owned
-        edit(cluster, pod, {"cpu-set": "one-numa"})
-        await one.until(lambda: condition(cluster, pod))
-        found = condition(cluster, pod)
-        assert found is not None
-        assert found.status is False
-        assert "devices of the host access its memory, which stays on NUMA nodes 0, 1" in found.message
-        assert agent.ledger.claims[pod.uid].owned == owned
-
-        edit(cluster, pod, {"cpu-set": "any", "kvplace.io/cpu-policy": "share"})
-        after = await until_written(one, agent, pod, 2)
-        assert set(after.placement.numa_nodes) <= {0, 1}
-        agent.carry_out(pod)
-        await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
 
 
 async def test_exclusive_becomes_none_and_none_becomes_exclusive(

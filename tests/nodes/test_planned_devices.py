@@ -14,8 +14,8 @@ from kvplace.core.cpuset import cpus_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.node_devices import DeviceReport, NodeDevices, PodDevice, TopologyPolicy
-from kvplace.core.placement import Placement, Reason
-from kvplace.core.request import DeviceNuma, PinningOptions, Request, Scope
+from kvplace.core.placement import Placement, PodPlacement, Reason
+from kvplace.core.request import DeviceNuma, OnFailure, PinningOptions, Request, Scope
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName, NumaId, PodUid, ResourceName
 from kvplace.kube.object_records import NO_NODE, LedgerRecord, NodeRecord, PodRecord, TopologyRecord
@@ -115,3 +115,16 @@ def test_the_vms_of_an_evacuated_node_find_devices_elsewhere_or_none() -> None:
     assert [(one.node, one.placement.numa_nodes) for one in planned.planned] == [(B, (1,))]
     (refused,) = planned.refused
     assert refused.refusals[B].reason is Reason.NOT_ENOUGH_DEVICES
+
+
+def test_a_running_vm_with_resource_claims_stays_on_its_numa_nodes() -> None:
+    answer = place(TWO, free_of(TWO, Ledger()), Request(2))
+    assert isinstance(answer, Placement)
+    bound = PodPlacement(PodUid("vm"), A, TWO.fingerprint, OnFailure.WAIT, answer)
+    asked = write_request(PodRequest(Request(2)))
+    vm = PodRecord("shop", "vm", PodUid("vm"), A, request=asked, placement=bound.to_json(), phase="Running")
+    claims: tuple[str, ...]
+    for claims in ((), ("gpu",)):
+        (node,) = planning(view({A: None}, replace(vm, resource_claims=claims))).nodes
+        (occupant,) = node.running
+        assert occupant.request.pins_memory == bool(claims)

@@ -12,6 +12,7 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Forbidden
 from kvplace.core.request import Policy
 from kvplace.kube.events import EventReason
+from kvplace.kube.object_records import ResourceClaimRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.room_maker import AT_ONCE, PATIENCE_S, PAUSE_S, MakeRoom
 from tests.controller.relocations import SHARE, NodeAgent, edit, until_written
@@ -53,6 +54,22 @@ async def test_a_vm_that_may_move_moves_and_the_one_that_waited_gets_its_socket(
             f"default/{mover.vmi} moves {way}"
         )
         assert "make room for default/big" in notes(cluster, mover.vmi, EventReason.MAKING_ROOM)[0]
+
+
+@pytest.mark.parametrize("staying", [0, 1])
+async def test_a_vm_with_devices_of_resource_claims_does_not_leave_its_numa_node_to_make_room(
+    cluster: FaultyCluster, agent: NodeAgent, staying: int
+) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        left = await halved(one, agent, movable=True)
+        given = (("gpu.example.com", "n1", "gpu"),)
+        cluster.put_resource_claim(ResourceClaimRecord("default", "io", (), given))
+        cluster._put_pod(replace(agent.live(left[staying]), resource_claims=("io",)))
+        await asyncio.sleep(1)
+        big = asking_pod(cluster, "big", 8)
+        assert not (await one.filter(big)).names
+        await one.until(lambda: moved(agent))
+        assert [pod.uid for pod in moved(agent)] == [left[1 - staying].uid]
 
 
 async def test_room_is_made_for_a_vm_whose_nominated_node_is_the_only_one_that_kube_scheduler_accepts(

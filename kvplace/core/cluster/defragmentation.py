@@ -287,7 +287,7 @@ class _Regrouping:
 
     def _may_move(self, vm: Occupant) -> bool:
         is_new = vm.movable and vm.id not in self._moved
-        return is_new and vm.request.options.policy in _MOVING_POLICIES and not vm.request.devices
+        return is_new and vm.request.options.policy in _MOVING_POLICIES and not vm.request.pins_memory
 
     def _take(self, move: DefragmentingMove) -> None:
         self.moves.append(move)

@@ -126,7 +126,7 @@ def moving_vm(running: RunningVms, occupant: Occupant, reachable: CpuMask) -> Vm
 def _with_known_devices(topology: Topology, occupant: Occupant) -> Request:
     """The request of a running VM, with its devices where it lies: they are no longer free."""
     request = occupant.request
-    if not (request.devices or request.device_nodes):
+    if not request.pins_memory:
         return request
     options = replace(request.options, device_numa=DeviceNuma.REQUIRED)
     nodes = frozenset(topology.nodes_of(occupant.placement.cpus))

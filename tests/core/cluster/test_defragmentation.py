@@ -22,7 +22,7 @@ from kvplace.core.moves.better_cores import better_placement, cpus_in_places, le
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
-from kvplace.core.scalars import CpuMask, NodeName, ResourceName
+from kvplace.core.scalars import CpuMask, NodeName, NumaId, ResourceName
 from tests.core.cluster.clusters import check_sound, machine, nodes_of, problems
 from tests.effort import rounds
 
@@ -97,8 +97,9 @@ def test_vms_without_consent_with_devices_or_of_other_policies_stay() -> None:
     node = _vm(nodes_of(machine(4, 4))[0], "split", (0, 1, 4, 5))
     assert [move.id for move in defragment([node], ["split"], {}).moves] == ["split"]
     vm = node.running[0]
-    device = replace(vm, request=replace(vm.request, devices={ResourceName("intel.com/vf"): 1}))
-    assert defragment([replace(node, running=(device,))], ["split"], {}).moves == ()
+    for has in ({"devices": {ResourceName("intel.com/vf"): 1}}, {"device_nodes": frozenset([NumaId(0)])}):
+        device = replace(vm, request=replace(vm.request, **has))
+        assert defragment([replace(node, running=(device,))], ["split"], {}).moves == ()
 
 
 def _best_of_all_orders(node: ClusterNode) -> tuple[int, int]:
