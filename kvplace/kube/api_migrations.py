@@ -89,7 +89,6 @@ class _VmiDomain(msgspec.Struct, frozen=True, gc=False):
 
 
 class _RunningSpec(PodDemands, frozen=True):
-    eviction_strategy: str | None = None
     domain: _VmiDomain = _VmiDomain()
 
 
@@ -132,8 +131,6 @@ class RunningVmi(msgspec.Struct, frozen=True, gc=False):
             return f"it is not LiveMigratable ({reason})"
         if under_way:
             return f"KubeVirt is about to migrate it ({under_way[0]})"
-        if self.spec.eviction_strategy == "None":
-            return "its evictionStrategy is None"
         if state is not None and not (state.completed or state.failed):
             return "it migrates already"
         return ""

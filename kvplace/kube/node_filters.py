@@ -13,6 +13,7 @@ import msgspec
 
 from kvplace.core.errors import BadBody
 from kvplace.core.label_terms import LabelTerm, Operator
+from kvplace.core.quantity import parse_quantity
 
 _OPERATORS = {
     "In": Operator.IN,
@@ -143,9 +144,11 @@ class NodeCondition(_ApiObject, frozen=True):
 
 
 class NodeStatus(_ApiObject, frozen=True):
-    """The conditions of a node."""
+    """The conditions and resources of a node."""
 
     conditions: tuple[NodeCondition, ...] | None = None
+    allocatable: dict[str, str] | None = None
+    """What pods may request, by resource."""
 
 
 class SchedulableNode(_ApiObject, frozen=True):
@@ -180,6 +183,19 @@ def obstacle(node: SchedulableNode, demands: PodDemands) -> str:
     if required and not any(term.selects(node) for term in required.node_selector_terms or ()):
         return "the node is not one that the pod's nodeAffinity allows"
     return ""
+
+
+def lacking(node: SchedulableNode, wanted: Mapping[str, int], taken: Iterable[Mapping[str, int]]) -> bool:
+    """Whether a node has too little of a resource for one more pod, by requests in thousandths of each unit.
+
+    A resource that the node does not report is not checked.
+    """
+    left = {name: int(parse_quantity(text) * 1000) for name, text in (node.status.allocatable or {}).items()}
+    for resources in taken:
+        for name, amount in resources.items():
+            if name in left:
+                left[name] -= amount
+    return any(amount > left.get(name, amount) for name, amount in wanted.items())
 
 
 def _holds(expression: MatchExpression, labels: Mapping[str, str]) -> bool:

@@ -118,7 +118,7 @@ class PodRecord:
     labels: str = ""
     """Its labels as JSON, once it has a node; disruption budgets select by them."""
     resources: Mapping[str, int] = field(default_factory=dict)
-    """What kube-scheduler counts for it, in thousandths, by resource, once it has a node."""
+    """What kube-scheduler counts for it, in thousandths, by resource."""
     repels: bool = False
     """Whether it keeps certain other pods off its node."""
     resource_claims: tuple[str, ...] = ()

@@ -321,7 +321,7 @@ def pod_record(pod: PodObject) -> PodRecord:
         nominated=NodeName(status.nominated_node_name),
         # Only of a pod that has its node can others ask what its eviction costs and gives.
         labels=bytes(metadata.labels).decode() if pod.spec.node_name else "",
-        resources=pod.spec.resources if pod.spec.node_name else {},
+        resources=pod.spec.resources,
         repels=pod.spec.repels,
         resource_claims=_resource_claims(pod),
         created=metadata.creation_timestamp or "",

@@ -57,7 +57,7 @@ from kvplace.scheduler.metrics import (
     PRIORITIZES,
     REFUSALS,
 )
-from kvplace.scheduler.migrator import Background, MigrationClient
+from kvplace.scheduler.migration_search import Background, MigrationClient
 from kvplace.scheduler.nominations import NominationClient, Nominations
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods
 from kvplace.scheduler.preemptor import BudgetReader, Preemptor
@@ -132,6 +132,7 @@ class Extender:
             events,
             self._settings.make_room,
             self._settings.strategy,
+            self._pending.request_of,
             now=now,
             clock=clock,
             background=background,

@@ -27,7 +27,7 @@ from functools import partial
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.room_on_nodes import MOST_NODES, RoomOnNode, find_room
 from kvplace.core.cpuset import format_cpu_list, union
-from kvplace.core.errors import KvplaceError
+from kvplace.core.errors import BadAnnotation, KvplaceError
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.log_fields import about_pod
 from kvplace.core.moves.make_room import Move
@@ -45,7 +45,8 @@ from kvplace.scheduler.claim_placements import rfc3339
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.kept_room import RENEW_S, KeptRoom, RoomStopped, until_when
 from kvplace.scheduler.metrics import ROOM_MOVES, ROOMS
-from kvplace.scheduler.migrator import Background, MigrationClient, Migrator, vm_as_known, vm_name
+from kvplace.scheduler.migration_search import Background, MigrationClient
+from kvplace.scheduler.migrator import Migrator, vm_as_known, vm_name
 from kvplace.scheduler.movable_vms import MovableVm, MovableVms
 from kvplace.scheduler.pending_pods import AskingPod
 
@@ -64,6 +65,8 @@ _DECIDED_S = 4.0
 """How long a preempt call waits for the search; kube-scheduler gives up after 10 s."""
 _REST = 4
 """Searches rest so many times as long as the last one took."""
+_TRY_S = 10.0
+"""How often pods are searched that wait because every node has too few CPUs."""
 _REMEMBERED = 10_000
 _SNAPSHOT_STEPS, _DESCRIBE_STEPS = 100, 1_000
 """Steps of counting what is free on a node, and of describing its VMs."""
@@ -107,12 +110,16 @@ class RoomMaker:
         events: EventRecorder,
         mode: MakeRoom,
         strategy: Strategy,
+        asking: Callable[[PodRecord], AskingPod | None],
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
         background: Background = asyncio.to_thread,
     ) -> None:
-        """`now` dates reservations, `clock` times how long moves may take, `background` runs searches."""
+        """`now` dates reservations, `clock` times how long moves may take, `background` runs searches.
+
+        `asking` returns the request of a pod.
+        """
         self._cluster = cluster
         self._cache = cache
         self._holds = holds
@@ -121,6 +128,7 @@ class RoomMaker:
         self._now = now
         self._clock = clock
         self._background = background
+        self._asking = asking
         self._migrator = Migrator(
             cluster, cache, holds, events, strategy, now=now, clock=clock, background=background
         )
@@ -171,8 +179,30 @@ class RoomMaker:
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
+            if self._mode is MakeRoom.NODES:
+                group.create_task(self._try_waiting_pods())
             while True:
                 group.create_task(self._make(await self._asked.get()))
+
+    async def _try_waiting_pods(self) -> None:
+        """Search for migrations for VMs that Filter is not asked about, as every node has too few CPUs.
+
+        One after the other, the one first that was tried the longest time ago.
+        """
+        tried: dict[PodUid, float] = {}
+        while True:
+            await asyncio.sleep(_TRY_S)
+            waiting = [pod for pod in self._cache.pods.records.values() if pod.vmi and pod.unschedulable]
+            tried = {pod.uid: tried.get(pod.uid, float("-inf")) for pod in waiting}
+            waiting = [pod for pod in waiting if self._waits(pod) and not self._is_reserved(pod.uid)]
+            if not waiting or not self._migrator.search.is_due:
+                continue
+            pod = min(waiting, key=lambda one: (tried[one.uid], -one.priority, one.created, one.uid))
+            tried[pod.uid] = self._clock()
+            with contextlib.suppress(BadAnnotation):  # its Filter call names the fault
+                asking = self._asking(pod)
+                if asking is not None:
+                    self.fits_nowhere(pod, asking, ())
 
     # One VM.
 
@@ -197,7 +227,7 @@ class RoomMaker:
 
     async def _leave_node(self, making: _Making) -> bool:
         """Make room by a migration; returns whether one was found, and raises RoomStopped if it made none."""
-        move = await self._migrator.find(making.pod, making.request, making.nodes)
+        move = await self._migrator.search.find(making.pod, making.request, making.nodes)
         if move is None:
             return False
         making.node = move.here.node

@@ -6,7 +6,6 @@ from typing import Any
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane
 from harness.control_plane.hollow_node import NodesInBackground
-from harness.control_plane.kubevirt_parts import NAMESPACE as KUBEVIRT
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.watching import is_ready, wait_for
 from harness.kvplace_cluster.installation import Installation, described_nodes
@@ -16,6 +15,7 @@ from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import PLACEMENT
+from tests.end_to_end.played_virt_handler import report_running
 
 MIGRATIONS = "virtualmachineinstancemigrations"
 Json = dict[str, Any]
@@ -30,8 +30,6 @@ class GrowingVm:
         self.namespace = namespace
         self.pods = f"/api/v1/namespaces/{namespace}/pods"
         self.kinds = f"/apis/kubevirt.io/v1/namespaces/{namespace}"
-        # KubeVirt's admission drops what others write into the status of a VMI.
-        self.virt_handler = cluster.service_account_token(KUBEVIRT, "kubevirt-controller")
         cpu = {"sockets": 4, "cores": 1, "threads": 1, "maxSockets": 16}
         manifest = vm_manifest("db", domain={"cpu": cpu})
         virt.create(VMS, namespace, manifest)
@@ -40,25 +38,8 @@ class GrowingVm:
     def runs(self) -> None:
         """Report what virt-handler reports of a guest that runs and can migrate."""
         wait_for(self.cluster, self.pods, self.first["metadata"]["name"], is_ready)
-        vmi = self.virt.vmi_in_phase(self.namespace, "db", "Scheduled")
-        # virt-controller's JSON patches test the whole list, with times as null where they are absent.
-        now = vmi["metadata"]["creationTimestamp"]
-        times = {"lastProbeTime": now, "lastTransitionTime": now}
-        conditions = [
-            *vmi["status"].get("conditions", []),
-            {"type": "LiveMigratable", "status": "True", **times},
-        ]
-        status = {
-            "phase": "Running",
-            "selinuxContext": "none",
-            "conditions": conditions,
-            "currentCPUTopology": {"sockets": 4, "cores": 1, "threads": 1},
-        }
-        path = f"{self.kinds}/{VMIS}/db"
-        self.cluster.request(
-            "PATCH", path, {"status": status}, content_type=MERGE_PATCH, token=self.virt_handler
-        )
-        self.virt.vmi_in_phase(self.namespace, "db", "Running")
+        running = {"sockets": 4, "cores": 1, "threads": 1}
+        report_running(self.cluster, self.virt, self.namespace, "db", currentCPUTopology=running)
 
     def ask_for(self, sockets: int) -> None:
         """Change the size in the template as a user does, and wait until KubeVirt wants to plug vCPUs in."""

@@ -38,9 +38,14 @@ class PlayedVmis:
         self.running_vmis.put(uid, msgspec.convert(document, RunningVmi))
 
     def put_schedulable_node(
-        self, name: str, *, labels: Mapping[str, str] | None = None, **spec: object
+        self,
+        name: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        allocatable: Mapping[str, str] | None = None,
+        **spec: object,
     ) -> None:
         """Create or replace what kube-scheduler reads of a node: it is Ready, and virt-handler runs on it."""
         metadata = {"name": name, "labels": {"kubevirt.io/schedulable": "true", **(labels or {})}}
-        document = {"metadata": metadata, "spec": spec, "status": _READY}
+        document = {"metadata": metadata, "spec": spec, "status": {**_READY, "allocatable": allocatable}}
         self.schedulable_nodes.put(name, msgspec.convert(document, SchedulableNode))

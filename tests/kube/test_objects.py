@@ -77,7 +77,7 @@ def read_slowly(pod: dict[str, Any]) -> PodRecord:
             )
         ),
         labels=json.dumps(metadata["labels"]) if spec.get("nodeName") else "",
-        resources=requested(spec) if spec.get("nodeName") else {},
+        resources=requested(spec),
     )
 
 
@@ -90,7 +90,7 @@ def requested(spec: dict[str, Any]) -> dict[str, int]:
     for container in (one for one in starting if one not in staying):
         for name, amount in container.get("resources", {}).get("requests", {}).items():
             ahead[name] = max(ahead.get(name, 0), math.ceil(parse_quantity(amount) * 1000))
-    for container in [*spec["containers"], *staying]:
+    for container in [*(spec.get("containers") or []), *staying]:
         for name, amount in container.get("resources", {}).get("requests", {}).items():
             total[name] += math.ceil(parse_quantity(amount) * 1000)
     found = {name: max(total[name], ahead.get(name, 0)) for name in total.keys() | ahead.keys()}

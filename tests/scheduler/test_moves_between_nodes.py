@@ -15,7 +15,7 @@ from kvplace.kube.events import EventReason
 from kvplace.kube.migrations import MigrationRecord
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
-from kvplace.scheduler.migrator import (
+from kvplace.scheduler.migration_search import (
     EVACUATION_S,
     MOST_PER_HOUR,
     PEACE_S,
@@ -157,7 +157,6 @@ async def test_no_vm_migrates_that_must_not(
                         ]
                     }
                 },
-                "evicted never": {"spec": {"evictionStrategy": "None"}},
                 "other node": {"spec": {"nodeSelector": {"rack": "1"}}},
             }
             cluster.put_running_vmi(vm.vmi, vm.vmi_uid, **written.get(why, {}))
@@ -170,6 +169,52 @@ async def test_no_vm_migrates_that_must_not(
         await asyncio.sleep(SEARCH_S)
         assert virt.created == []
         assert reservations(cluster) == []
+
+
+async def test_a_vm_migrates_for_one_that_no_node_has_enough_cpus_for_in_number(
+    cluster: FaultyCluster, agents: dict[str, NodeAgent]
+) -> None:
+    """kube-scheduler refuses such a pod before it asks an extender."""
+    async with replica(cluster, extending=NODES) as one:
+        virt = VirtController(one, agents)
+        await two_crowded(one, agents)
+        big = asking_pod(cluster, "big", 8)
+        cluster.put_running_vmi(big.vmi, big.vmi_uid, status={"phase": "Pending"})
+        await asyncio.sleep(2 * SEARCH_S)
+        assert virt.created == []
+        cluster.change_pod("default", "big", was_tried=True, unschedulable="2 Insufficient cpu")
+        migration = await virt.until_created()
+        await virt.whole(migration)
+        await one.until(lambda: one.claims("a")[big.uid].owned.bit_count() == 8)
+        assert (await one.filter(big)).names == ["a"]
+        assert await one.bind(big, "a") == ""
+
+
+@pytest.mark.parametrize("why", ["label of the waiting VM", "memory of the target", "CPUs of the source"])
+async def test_no_vm_migrates_in_vain_where_kube_scheduler_would_refuse_one_of_both(
+    cluster: FaultyCluster, agents: dict[str, NodeAgent], why: str
+) -> None:
+    async with replica(cluster, extending=NODES) as one:
+        virt = VirtController(one, agents)
+        await two_crowded(one, agents)
+        big = asking_pod(cluster, "big", 8)
+        spec = {"nodeSelector": {"rack": "1"}} if why == "label of the waiting VM" else {}
+        cluster.put_running_vmi(big.vmi, big.vmi_uid, status={"phase": "Pending"}, spec=spec)
+        allocatable = {"cpu": "15" if why == "CPUs of the source" else "16"}
+        for name in agents:
+            cluster.put_schedulable_node(name, allocatable=allocatable)
+        if why == "memory of the target":
+            for pod in cluster._pods.records.values():
+                cluster._put_pod(replace(pod, resources={**pod.resources, "memory": 3000}))
+            for name in agents:
+                cluster.put_schedulable_node(name, allocatable={**allocatable, "memory": "8"})
+        cluster.change_pod("default", "big", was_tried=True, unschedulable="2 Insufficient cpu")
+        await asyncio.sleep(3 * SEARCH_S)
+        assert virt.created == []
+        cluster.put_running_vmi(big.vmi, big.vmi_uid, status={"phase": "Pending"})
+        for name in agents:
+            cluster.put_schedulable_node(name, allocatable={"cpu": "16", "memory": "16"})
+        await virt.until_created()
 
 
 async def test_a_target_that_kube_scheduler_would_refuse_is_passed_over(cluster: FaultyCluster) -> None:

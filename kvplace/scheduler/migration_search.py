@@ -1,0 +1,335 @@
+"""The search for a migration that makes room: who may begin one, and which VM goes where.
+
+A scheduler extender is asked only where kube-scheduler finds enough CPUs in number. If every node has too few
+for a VM, its pod alone shows that it waits. Then kvplace itself checks what kube-scheduler checks of nodes,
+CPUs and memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from hashlib import blake2b
+from typing import ParamSpec, Protocol, TypeVar
+
+from kvplace.core.cluster.node_choice import Strategy
+from kvplace.core.cluster.room_by_migration import MigratableVm, RoomByMigration, find_migration
+from kvplace.core.log_fields import about_pod
+from kvplace.core.preemption.victims import OccupiedMachine
+from kvplace.core.request import Request
+from kvplace.core.request_json import read_pod_request
+from kvplace.core.reservation import is_for_migration
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.api_migrations import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi
+from kvplace.kube.concurrency import Turns
+from kvplace.kube.migrations import MIGRATIONS, MigrationRecord, PlannedMigration
+from kvplace.kube.node_filters import SchedulableNode, beside_virt_handler, lacking, obstacle
+from kvplace.kube.object_records import PodRecord
+from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, ListClient, Selector
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import Unusable
+from kvplace.scheduler.claim_placements import rfc3339
+from kvplace.scheduler.holds import Holds
+from kvplace.scheduler.kept_room import KeptRoom
+from kvplace.scheduler.movable_vms import MovableVm, MovableVms
+from kvplace.scheduler.pending_pods import PodReader
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+START_S = 180.0
+"""A migration is deleted if its guest is not on its way after so long."""
+MOST_PER_HOUR = 6
+PEACE_S = 1800.0
+"""How long a VM is left alone after any migration of it was created."""
+EVACUATION_S = 600.0
+"""An evacuation may still go on so long after its last migration was created."""
+SEARCH_S = 60.0
+"""All VMIs are read once in so long at most."""
+MOST_REFUSED = 16
+"""Targets that kube-scheduler would refuse: each is left out of the next search, up to so many."""
+_NODE_STEPS = 100
+
+
+class Background(Protocol):
+    """Runs a computation beside the event loop, as `asyncio.to_thread` does."""
+
+    async def __call__(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the computation returns."""
+        ...
+
+
+class MigrationClient(PodReader, ListClient, Protocol):
+    """The cluster calls of migrating."""
+
+    async def create_migration(self, migration: PlannedMigration, *, dry_run: bool = False) -> None:
+        """Create a live migration, or only ask whether KubeVirt would accept it.
+
+        Raises Conflict when there is one of this name, and Rejected or Forbidden when KubeVirt refuses it.
+        """
+        ...
+
+    async def delete_migration(self, namespace: str, name: str) -> None:
+        """Delete a live migration; one that is gone already is not an error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MoveToNode:
+    """A migration for one waiting VM, and its two reservations."""
+
+    vm: MovableVm
+    room: RoomByMigration
+    migration: PlannedMigration
+    there: KeptRoom
+    """On the target."""
+    here: KeptRoom
+    """On the node that the VM leaves."""
+
+
+class MigrationSearch:
+    """Finds migrations that make room, while none is under way."""
+
+    def __init__(
+        self,
+        cluster: MigrationClient,
+        cache: NodeCache,
+        holds: Holds,
+        strategy: Strategy,
+        *,
+        now: Callable[[], datetime],
+        clock: Callable[[], float],
+        background: Background,
+    ) -> None:
+        """`now` is compared with dates of objects, `clock` times the rest."""
+        self._cluster = cluster
+        self._cache = cache
+        self._holds = holds
+        self._strategy = strategy
+        self._now = now
+        self._clock = clock
+        self._background = background
+        self._vms = MovableVms(cache)
+        self._next_search = float("-inf")
+        self._not_before: dict[str, float] = {}
+        """Until when a VMI is left alone, since a migration of it that has failed may be deleted."""
+        self._created: dict[str, float] = {}
+        """When migrations were created here; deleted ones count, too."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a search may begin."""
+        return self._clock() >= self._next_search and not self._is_reserved()
+
+    def has_created(self, migration: str) -> bool:
+        """Return whether a migration of this name was created here."""
+        return migration in self._created
+
+    def begun(self, migration: str) -> None:
+        """Count a migration that is about to be created."""
+        self._created[migration] = self._clock()
+
+    def leave_alone(self, vmi_uid: str) -> None:
+        """Let a VM stay where it is for a time, after its migration has failed."""
+        self._not_before[vmi_uid] = self._clock() + PEACE_S
+
+    async def find(self, pod: PodRecord, request: Request, nodes: Collection[NodeName]) -> MoveToNode | None:
+        """Find a migration that lets a VM fit; None if none helps or may begin now.
+
+        `nodes` are those where kube-scheduler has found only cores missing. Without any, all are searched,
+        and the demands of the VM are read from its VMI.
+        """
+        if not self.is_due:
+            return None
+        vms = await self._candidates(nodes or self._cache.nodes.records)
+        if not vms:
+            return None
+        self._next_search = self._clock() + SEARCH_S
+        migrations = await self._cluster.read_all(MIGRATIONS)
+        vmis = {vmi.uid: vmi for vmi in await self._cluster.read_all(RUNNING_VMIS)}
+        await self._delete_overdue(migrations)
+        why = self.why_not_now(migrations)
+        if any(vmi.is_evacuated for vmi in vmis.values()):
+            why = "VMs are being evacuated"
+        if why:
+            log.info("no VM migrates to make room: %s", why, extra=_about(pod))
+            return None
+        resting = {
+            (one.namespace, one.vmi)
+            for one in migrations
+            if not one.has_ended or self._age_s(one.created) < PEACE_S
+        }
+        able = {}
+        for uid, vm in vms.items():
+            resting_too = (vm.pod.namespace, vm.pod.vmi) in resting
+            if why := "it has migrated lately" if resting_too else self._obstacle(vm, vmis):
+                log.info("%s/%s does not migrate: %s", vm.pod.namespace, vm.pod.vmi, why, extra=_about(pod))
+            else:
+                able[uid] = vm, vmis[vm.pod.vmi_uid]
+        waiting = None if nodes else vmis.get(pod.vmi_uid)
+        if not able or not (nodes or waiting):
+            return None
+        return await self._search(pod, request, nodes, waiting, able)
+
+    def _is_reserved(self) -> bool:
+        """Whether a migration is under way and its target pod not bound, by the ledgers as known here."""
+        ledgers = map(self._cache.ledger, self._cache.ledgers.nodes_with_reservations)
+        return any(is_for_migration(claim) for ledger in ledgers for claim in ledger.claims.values())
+
+    async def _candidates(self, nodes: Iterable[NodeName]) -> dict[PodUid, MovableVm]:
+        """Return the VMs on the nodes that may leave them, by what is known without a call."""
+        found: dict[PodUid, MovableVm] = {}
+        turns = Turns()
+        migrating = self._vms.migrating()
+        for node in nodes:
+            await turns.spend(_NODE_STEPS)
+            if not self._vms.may_be_on(node):
+                continue
+            for uid in self._cache.ledger(node).claims:
+                vm = self._vms.find(node, uid, migrating)
+                # A device of the host stays on its node.
+                if vm is not None and vm.may_migrate and vm.pod.vmi_uid and not _request_of(vm).devices:
+                    found[uid] = vm
+        return found
+
+    async def _delete_overdue(self, migrations: Sequence[MigrationRecord]) -> None:
+        """Delete our migrations that have not started in time: their replica has ended."""
+        for one in migrations:
+            if one.is_ours and not one.has_started and self._age_s(one.created) > START_S:
+                await self._cluster.delete_migration(one.namespace, one.name)
+
+    def why_not_now(self, migrations: Sequence[MigrationRecord]) -> str:
+        """State why no migration may begin, in one clause; empty if one may."""
+        if any(one.is_ours and not one.has_ended for one in migrations):
+            return "another VM migrates to make room"
+        evacuations = [one for one in migrations if one.is_evacuation]
+        if any(not one.has_ended or self._age_s(one.created) < EVACUATION_S for one in evacuations):
+            return "VMs are being evacuated"
+        lately = {one.name for one in migrations if one.is_ours and self._age_s(one.created) < 3600}
+        self._created = {name: at for name, at in self._created.items() if self._clock() - at < 3600}
+        if len(lately | self._created.keys()) >= MOST_PER_HOUR:
+            return f"{MOST_PER_HOUR} migrations have begun within an hour"
+        return ""
+
+    def _obstacle(self, vm: MovableVm, vmis: Mapping[str, RunningVmi]) -> str:
+        """State why a VM must not migrate now, in one clause; empty if it may."""
+        vmi = vmis.get(vm.pod.vmi_uid)
+        if vmi is None or (vmi.metadata.namespace, vmi.metadata.name) != (vm.pod.namespace, vm.pod.vmi):
+            return "its VMI is gone"
+        if self._not_before.get(vmi.uid, float("-inf")) > self._clock():
+            return "a migration of it has failed lately"
+        return vmi.obstacle
+
+    def _age_s(self, created: str) -> float:
+        return (self._now() - datetime.fromisoformat(created)).total_seconds() if created else 0.0
+
+    async def _search(
+        self,
+        pod: PodRecord,
+        request: Request,
+        nodes: Collection[NodeName],
+        waiting: RunningVmi | None,
+        able: Mapping[PodUid, tuple[MovableVm, RunningVmi]],
+    ) -> MoveToNode | None:
+        """Search until kube-scheduler, too, would accept both nodes."""
+        machines = await self._machines(pod)
+        vms = {uid: MigratableVm(uid, vm.pod.node, _request_of(vm)) for uid, (vm, _) in able.items()}
+        read: dict[NodeName, _ReadNode] = {}
+        for _ in range(MOST_REFUSED):
+            room = await self._background(
+                find_migration,
+                machines,
+                list(vms.values()),
+                request,
+                nodes or machines.keys(),
+                self._strategy,
+            )
+            if room is None:
+                return None
+            vm, vmi = able[room.vm.uid]
+            for node in (room.target, room.vm.node):
+                if node not in read:
+                    read[node] = await self._read_node(node)
+            here, there = read[room.vm.node], read[room.target]
+            if waiting is not None and here.refuses(pod, waiting, without=vm.pod):
+                vms = {uid: one for uid, one in vms.items() if one.node != room.vm.node}
+            elif not (vmi.obstacle_on(there.node, here.node) or there.lacks(vm.pod)):
+                return self._move(pod, vm, room)
+            else:
+                for uid, one in vms.items():
+                    other, its_vmi = able[uid]
+                    source = read.get(one.node, _ReadNode())
+                    if its_vmi.obstacle_on(there.node, source.node) or there.lacks(other.pod):
+                        vms[uid] = replace(one, barred=one.barred | {room.target})
+        return None
+
+    async def _machines(self, pod: PodRecord) -> dict[NodeName, OccupiedMachine]:
+        """Describe every node where an agent sets cpusets."""
+        found: dict[NodeName, OccupiedMachine] = {}
+        turns = Turns()
+        for node in self._cache.nodes.records:
+            machine = self._cache.machine(node)
+            if isinstance(machine, Unusable) or not self._cache.enforces(node):
+                continue
+            await turns.spend(_NODE_STEPS)
+            ledger, holds = self._cache.ledger(node), self._holds.on_node(node, but=pod.uid)
+            found[node] = OccupiedMachine(
+                machine.topology,
+                ledger,
+                holds if machine.others is None else (*holds, machine.others),
+                machine.allocatable,
+                machine.pools_shrink,
+                self._cache.free_devices(machine, ledger, holds),
+            )
+        return found
+
+    async def _read_node(self, node: NodeName) -> _ReadNode:
+        nodes, pods = await asyncio.gather(
+            self._cluster.read_all(SCHEDULABLE_NODES, Selector(fields={NAME_FIELD: node})),
+            self._cluster.read_all(PODS, Selector(fields={NODE_FIELD: node})),
+        )
+        return _ReadNode(nodes[0], tuple(pods)) if nodes else _ReadNode()
+
+    def _move(self, pod: PodRecord, vm: MovableVm, room: RoomByMigration) -> MoveToNode:
+        since = rfc3339(self._now())
+        mark = blake2b(f"{vm.pod.vmi_uid} {since}".encode(), digest_size=4).hexdigest()
+        name = f"kvplace-{vm.pod.vmi[:200].rstrip('.-')}-{mark}"
+        return MoveToNode(
+            vm,
+            room,
+            PlannedMigration(vm.pod.namespace, name, vm.pod.vmi, room.target),
+            there=KeptRoom(room.target, PodUid(vm.pod.vmi_uid), since),
+            here=KeptRoom(room.vm.node, pod.uid, since),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadNode:
+    """A node and its pods as the API server has them now."""
+
+    node: SchedulableNode = field(default_factory=SchedulableNode)
+    pods: tuple[PodRecord, ...] = ()
+
+    def lacks(self, pod: PodRecord, *, without: PodRecord | None = None) -> bool:
+        """Whether too little of a resource is left for a pod, by requests, once another pod is gone."""
+        here = [
+            one for one in self.pods if not one.is_terminal and (without is None or one.uid != without.uid)
+        ]
+        return lacking(self.node, pod.resources, [one.resources for one in here])
+
+    def refuses(self, pod: PodRecord, vmi: RunningVmi, *, without: PodRecord) -> bool:
+        """Whether kube-scheduler would not let the pod of a VMI come once another pod is gone."""
+        return bool(obstacle(self.node, beside_virt_handler(vmi.spec))) or self.lacks(pod, without=without)
+
+
+def _request_of(vm: MovableVm) -> Request:
+    return replace(read_pod_request(vm.pod.request).request, options=vm.options)
+
+
+def _about(pod: PodRecord) -> dict[str, object]:
+    return about_pod(pod.uid, pod.namespace, pod.name, vmi=pod.vmi)

@@ -1,0 +1,198 @@
+"""A VM that fits on no node: the real virt-controller moves another one, whose cores are reserved before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.control_plane.cluster import MERGE_PATCH, ControlPlane
+from harness.control_plane.hollow_node import NodesInBackground
+from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.control_plane.watching import is_ready, wait_for
+from harness.kvplace_cluster.installation import Installation, described_nodes
+from harness.kvplace_cluster.machines import node_shape
+from harness.kvplace_cluster.vms import ONE_SOCKET, VMIS, vmi_manifest
+from kvplace.core.cpuset import cpus_of, parse_cpu_list
+from kvplace.core.placement import PodPlacement
+from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import PLACEMENT
+from tests.end_to_end.played_virt_handler import report_running
+from tests.end_to_end.pods_that_ask import LEDGERS, MACHINE, agent_reports, told
+
+MIGRATIONS = "virtualmachineinstancemigrations"
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def cluster(kubernetes_programs: Path) -> Iterator[ControlPlane]:
+    """Start a control plane of this module's own: the others run without moves between nodes."""
+    with ControlPlane() as plane:
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def virt(cluster: ControlPlane, kubevirt_programs: Path) -> Iterator[KubeVirt]:
+    with KubeVirt(cluster, kubevirt_programs) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def kvplace(cluster: ControlPlane, virt: KubeVirt) -> Iterator[Installation]:
+    """Install kvplace with the component that operators add, two replicas and a kube-scheduler for each."""
+    with Installation(cluster, replicas=2, components=("moves-between-nodes",)) as installation:
+        for replica in installation.replicas:
+            installation.add_scheduler(replica)
+        yield installation
+        assert [line for replica in installation.replicas for line in replica.denials()] == []
+
+
+@pytest.fixture
+def machine() -> Topology:
+    return MACHINE
+
+
+class Crowded:
+    """Two nodes with one VM of seven vCPUs and one of four each, and a VM of seven that waits."""
+
+    def __init__(
+        self,
+        cluster: ControlPlane,
+        virt: KubeVirt,
+        kvplace: Installation,
+        nodes: NodesInBackground,
+        namespace: str,
+    ) -> None:
+        self.cluster = cluster
+        self.virt = virt
+        self.kvplace = kvplace
+        self.nodes = nodes
+        self.namespace = namespace
+        self.pods = f"/api/v1/namespaces/{namespace}/pods"
+        self.migrations = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{MIGRATIONS}"
+        nodes.do(nodes.nodes.add(node_shape("move-a", MACHINE)))
+        self.started = started = {
+            "move-a": [self._start("large-a", 7), self._start("moves", 4, movable="nodes")]
+        }
+        nodes.do(nodes.nodes.add(node_shape("move-b", MACHINE)))
+        there: Json = {"nodeSelector": {"kubernetes.io/hostname": "move-b"}}
+        stays = self._start("stays", 4, movable="true", **there)
+        started["move-b"] = [self._start("large-b", 7, **there), stays]
+        self.source = started["move-a"][1]
+        for pods in started.values():
+            for pod in pods:
+                wait_for(cluster, self.pods, pod["metadata"]["name"], is_ready)
+                report_running(cluster, virt, namespace, pod["metadata"]["labels"]["vm.kubevirt.io/name"])
+
+    def agents_report(self) -> None:
+        """Report, as the agents do, that all VMs are pinned: from now on they may move."""
+        for node, pods in self.started.items():
+            agent_reports(self.cluster, node, {pod["metadata"]["uid"]: 1 for pod in pods})
+
+    def _start(self, name: str, vcpus: int, *, movable: str = "false", **spec: Any) -> Json:
+        annotations = {**ONE_SOCKET, "kvplace.io/movable": movable}
+        self.virt.create(
+            VMIS, self.namespace, vmi_manifest(name, cores=vcpus, annotations=annotations, **spec)
+        )
+        return self.bound(self.virt.launcher_pod(self.namespace, name))
+
+    def wait_for_room(self) -> Json:
+        """Create the VM that fits nowhere; return its pod."""
+        self.virt.create(VMIS, self.namespace, vmi_manifest("waits", cores=7))
+        return self.virt.launcher_pod(self.namespace, "waits")
+
+    def migration(self) -> Json:
+        """Wait for the migration that kvplace creates."""
+        return self.virt.first(f"{self.migrations}?labelSelector=kvplace.io/move=true", lambda _: True)
+
+    def bound(self, pod: Json) -> Json:
+        """Wait until a pod has a node."""
+        name = pod["metadata"]["name"]
+        return wait_for(self.cluster, self.pods, name, lambda seen: bool(seen["spec"].get("nodeName")))
+
+    def reservations(self) -> list[str]:
+        """The keys of all reservations."""
+        claims = [self.kvplace.ledger(node)["claims"] for node in ("move-a", "move-b")]
+        return [uid for of_node in claims for uid, claim in of_node.items() if "reserved" in claim]
+
+    def event(self, vmi: str, reason: str) -> Json:
+        events = f"/api/v1/namespaces/{self.namespace}/events"
+        selected = f"fieldSelector=involvedObject.kind=VirtualMachineInstance,involvedObject.name={vmi}"
+        return self.virt.first(f"{events}?{selected}", lambda event: event["reason"] == reason)
+
+
+@pytest.fixture
+def crowded(
+    cluster: ControlPlane, virt: KubeVirt, kvplace: Installation, nodes: NodesInBackground, vm_namespace: str
+) -> Iterator[Crowded]:
+    with described_nodes(kvplace, dict.fromkeys(("move-a", "move-b"), MACHINE)):
+        yield Crowded(cluster, virt, kvplace, nodes, vm_namespace)
+
+
+def test_a_vm_migrates_to_reserved_cores_and_the_waiting_one_gets_what_it_leaves(crowded: Crowded) -> None:
+    cluster, kvplace = crowded.cluster, crowded.kvplace
+    source_uid = crowded.source["metadata"]["uid"]
+    crowded.agents_report()
+    waiting = crowded.wait_for_room()
+    migration = crowded.migration()
+    assert migration["spec"]["vmiName"] == "moves"
+    assert migration["spec"]["addedNodeSelector"] == {"kubernetes.io/hostname": "move-b"}
+    awaited = kvplace.ledger("move-a")["claims"][waiting["metadata"]["uid"]]
+
+    target = crowded.virt.launcher_pod(crowded.namespace, "moves", other_than=source_uid)
+    target = crowded.bound(target)
+    uid = target["metadata"]["uid"]
+    assert target["metadata"]["annotations"]["kubevirt.io/migrationJobName"] == migration["metadata"]["name"]
+    assert target["spec"]["nodeName"] == "move-b"
+    placed = PodPlacement.from_json(target["metadata"]["annotations"][PLACEMENT]).placement
+    there = kvplace.ledger("move-b")
+    assert "reserved" not in there["claims"][uid]
+    owned = {cpu for cpu, owner in there["owners"].items() if owner == uid}
+    assert owned == {str(cpu) for cpu in cpus_of(placed.owned)}
+    assert set(kvplace.ledger("move-a")["owners"].values()) >= {source_uid}
+
+    crowded.nodes.do(
+        crowded.nodes.nodes.end_container(crowded.namespace, crowded.source["metadata"]["name"], "compute")
+    )
+    bound = crowded.bound(waiting)
+    assert bound["spec"]["nodeName"] == "move-a"
+    got = PodPlacement.from_json(bound["metadata"]["annotations"][PLACEMENT]).placement
+    assert got.owned == parse_cpu_list(awaited["reserved"]["owned"])
+    wait_for(cluster, LEDGERS, "move-a", lambda ledger: source_uid not in ledger["spec"]["claims"])
+    assert "migrates from move-a to CPUs" in crowded.event("waits", "MakingRoom")["message"]
+
+
+@pytest.mark.parametrize("how", ["deleted by hand", "target cordoned"])
+def test_a_migration_that_comes_to_nothing_leaves_the_vm_where_it_is_and_nothing_reserved(
+    crowded: Crowded, how: str
+) -> None:
+    cluster, kvplace = crowded.cluster, crowded.kvplace
+    source_uid = crowded.source["metadata"]["uid"]
+    before = kvplace.ledger("move-a")
+    waiting = crowded.wait_for_room()["metadata"]["name"]
+    told(cluster, crowded.pods, waiting, "Insufficient cpu")  # so Filter is never asked about it
+    with crowded.virt.virt_controller.paused():
+        crowded.agents_report()
+        name = crowded.migration()["metadata"]["name"]
+        if how == "target cordoned":
+            cordoned = {"spec": {"unschedulable": True}}
+            cluster.request("PATCH", "/api/v1/nodes/move-b", cordoned, content_type=MERGE_PATCH)
+        else:
+            cluster.request("DELETE", f"{crowded.migrations}/{name}")
+    crowded.event("waits", "RoomNotMade")
+    ends = time.monotonic() + 60
+    while crowded.reservations() and time.monotonic() < ends:
+        time.sleep(0.5)
+    assert crowded.reservations() == []
+    assert kvplace.ledger("move-a") == before
+    assert source_uid in {pod["metadata"]["uid"] for pod in cluster.request("GET", crowded.pods)["items"]}
+    time.sleep(3)
+    unfinished = [
+        one
+        for one in cluster.request("GET", crowded.migrations)["items"]
+        if one.get("status", {}).get("phase") not in ("Failed", "Succeeded")
+    ]
+    assert unfinished == []
