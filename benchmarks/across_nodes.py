@@ -38,10 +38,10 @@ from benchmarks.peers.kube_scheduler import (
     most_allocated,
 )
 from benchmarks.peers.kubelet import with_numa_mask
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
+from kvplace.core.occupant import ClusterNode
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
 from kvplace.core.topology import Topology

@@ -28,11 +28,10 @@ from random import Random
 
 from benchmarks._tables import table
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.planning import Plan, Tally, VmRequest, plan
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
-from kvplace.core.occupant import Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes, NodeName, PodUid

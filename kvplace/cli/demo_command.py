@@ -96,8 +96,8 @@ def _print_diff(lines: list[str], out: Console) -> None:
 
 
 def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Console) -> None:
-    from kvplace.core.percentiles import Percentiles
     from kvplace.core.quantity import counted
+    from kvplace.core.vm_stages import Percentiles
     from kvplace.simulate.vm_templates import has_mistakes
 
     ordered = report.settings.vms

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from kvplace.core.cluster.cluster_node import ClusterNode
     from kvplace.core.cluster.planning import Plan, PlannedVm, VmRequest
+    from kvplace.core.occupant import ClusterNode
     from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.mip_bound import MipBound
     from kvplace.plan.plan_input import ClosedTo

@@ -12,13 +12,13 @@ from kvplace.cli.cluster_flags import cluster_flags, complete_rollout
 from kvplace.cli.output import Column, Output, print_document, print_line, print_table, rows_of, say
 from kvplace.cli.parameters import Answer, Commands, InputFile, Words, output_option
 from kvplace.core.errors import BadBody, ExitCode
-from kvplace.core.vm_stage import VmStage
+from kvplace.core.vm_stages import VmStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvplace.cli.live_cluster import LiveCluster
-    from kvplace.core.percentiles import Percentiles
+    from kvplace.core.vm_stages import Percentiles
     from kvplace.rollout.report import Report
     from kvplace.rollout.rollouts import Prepared, Rollouts
 

@@ -16,7 +16,7 @@ import click
 from kvplace.cli.interrupts import on_interrupt
 from kvplace.cli.output import say
 from kvplace.core.quantity import counted
-from kvplace.core.vm_stage import VmStage
+from kvplace.core.vm_stages import VmStage
 from kvplace.rollout.report import Counts, Report
 from kvplace.rollout.run import RolloutRun
 

@@ -33,7 +33,6 @@ from kvplace.core.annotations import is_movable, read_options
 from kvplace.core.cpuset import format_cpu_list, union
 from kvplace.core.errors import BadAnnotation, Conflict, Forbidden, KvplaceError, Refused
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
-from kvplace.core.log_fields import about_pod
 from kvplace.core.moves.better_cores import is_better
 from kvplace.core.occupant import keeps_memory
 from kvplace.core.placement import Placement, PodPlacement, Refusal, result_annotations
@@ -48,7 +47,7 @@ from kvplace.core.relocation import (
 from kvplace.core.request import DeviceNuma, Policy, Request
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
-from kvplace.core.well_known_names import CPU_MAP, CRANE_RESULT, PLACE_AGAIN, PLACEMENT
+from kvplace.core.well_known_names import CPU_MAP, CRANE_RESULT, PLACE_AGAIN, PLACEMENT, about_pod
 from kvplace.kube.events import (
     EventRecorder,
     owner_reference,

@@ -1,4 +1,4 @@
-"""The VMs that run on one machine, and what is free there when some of them are moved."""
+"""The VMs that run on one machine, and the CPUs and memory that are free when some of them are moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.node_devices import HeldDevices, NodeDevices
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request
-from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
+from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
 
 
@@ -127,3 +127,23 @@ def bytes_moved(request: Request, before: Placement, after: Placement) -> Bytes:
     there = memory_of(request, before)
     arrived = (max(0, count - there.get(node, 0)) for node, count in memory_of(request, after).items())
     return Bytes(sum(arrived))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """One node: its machine and its running VMs."""
+
+    name: NodeName
+    topology: Topology
+    running: tuple[Occupant, ...] = ()
+    pools_shrink: bool = False
+    """Whether an agent can take CPUs out of the pools of `numa` VMs."""
+    devices: NodeDevices | None = None
+    """Free devices, together with devices of the running VMs; None where nothing is known of them."""
+
+    @property
+    def free(self) -> Free:
+        """CPUs, memory and devices that the running VMs leave free."""
+        claims = [claim_of(PodUid(vm.id), vm.placement) for vm in self.running]
+        devices = devices_beside(self.devices, self.running)
+        return free_of(self.topology, Ledger(), claims, pools_shrink=self.pools_shrink, devices=devices)

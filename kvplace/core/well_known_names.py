@@ -1,11 +1,15 @@
-"""Names of kvplace in Kubernetes objects: annotations, labels, the extended resource and a pod condition.
+"""Names of kvplace in Kubernetes objects (annotations, labels, a resource, a pod condition) and in log lines.
 
-A name is written here once, for all readers and writers. `annotations.py` reads the values of requests.
+A name is written here once, and all who read or write it import it. `annotations.py` reads the values of
+requests. The fields of a log line that state its pod have one form in all components
+(`log.info(..., extra=about_pod(...))`), so that the lines about a pod can be joined by its UID.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+from kvplace.core.scalars import PodUid
 
 PREFIX = "kvplace.io/"
 CPU_SET = "cpu-set"
@@ -84,3 +88,19 @@ class FrontEnd(StrEnum):
 
     ANNOTATION = "annotation"
     PLUGIN = "plugin"
+
+
+def about_pod(
+    uid: PodUid, namespace: str = "", name: str = "", *, vmi: str = "", node: str = "", attempt: int = 0
+) -> dict[str, object]:
+    """Name a pod, its VMI and its node, as far as they are known, and kube-scheduler's attempt at it."""
+    fields: dict[str, object] = {"uid": uid}
+    if name:
+        fields["pod"] = f"{namespace}/{name}"
+    if vmi:
+        fields["vm"] = f"{namespace}/{vmi}" if namespace else vmi
+    if node:
+        fields["node"] = node
+    if attempt:
+        fields["attempt"] = attempt
+    return fields

@@ -30,7 +30,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from kvplace.core.strict_json import shown
-from kvplace.core.vm_stage import VmStage
+from kvplace.core.vm_stages import VmStage
 from kvplace.documents.model import DocumentModel, Text, unique
 
 MOST_VMS = 20_000

@@ -27,7 +27,7 @@ import msgspec
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.node_topology import GROUP, VERSION, topology_document
-from kvplace.core.preemption.disruption_budgets import DisruptionBudget
+from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube import ledger_objects, pod_calls, topology_objects

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from kvplace.core.label_terms import LabelTerm, Operator
-from kvplace.core.preemption.disruption_budgets import DisruptionBudget
+from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.kube.node_filters import MatchExpression
 
 PATH = ("apis", "policy", "v1", "poddisruptionbudgets")

@@ -28,9 +28,9 @@ from kvplace.core.errors import (
     Unavailable,
 )
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
-from kvplace.core.log_fields import about_pod
 from kvplace.core.reservation import grown
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.well_known_names import about_pod
 from kvplace.kube.list_watch import is_newer
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.retry import Backoff, retrying

@@ -21,7 +21,7 @@ from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import PodPlacement
-from kvplace.core.preemption.disruption_budgets import DisruptionBudget
+from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import CPU_MAP, PLACEMENT, REQUEST

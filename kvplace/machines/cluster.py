@@ -8,12 +8,11 @@ from functools import cache
 from pathlib import Path
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.errors import BadBody, BadTopology
 from kvplace.core.node_devices import NodeDevices, TopologyPolicy
-from kvplace.core.occupant import Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant, within
 from kvplace.core.placement import Refusal
 from kvplace.core.scalars import NodeName
 from kvplace.documents.cluster import MOST_NODES, ClusterDocument, NodeEntry, RunningVm

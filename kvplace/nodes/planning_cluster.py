@@ -13,12 +13,11 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.cluster.planning import PlannedVm, VmRequest, plan
 from kvplace.core.errors import Absent
 from kvplace.core.ledger import Claim
-from kvplace.core.occupant import Occupant, occupant_of_claim
+from kvplace.core.occupant import ClusterNode, Occupant, occupant_of_claim
 from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.quantity import counted
 from kvplace.core.request import PinningOptions, Policy, Request

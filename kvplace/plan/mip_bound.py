@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 from kvplace.core.allocator.available_units import AvailableUnits
 from kvplace.core.allocator.layout import ScopeDomain
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, DraftNode, Shape, scope_domains, shapes_of
 from kvplace.core.cluster.planning import Hint, Tally, VmRequest
 from kvplace.core.errors import Misconfigured
+from kvplace.core.occupant import ClusterNode
 from kvplace.core.request import NumaMemory, Request, Smt
 from kvplace.core.scalars import Bytes
 

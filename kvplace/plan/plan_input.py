@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import OPEN, ClosedNodes
 from kvplace.core.cluster.planning import VmRequest
 from kvplace.core.errors import BadBody
+from kvplace.core.occupant import ClusterNode
 from kvplace.core.strict_json import json_object
 from kvplace.documents.cluster import CLUSTER_EXAMPLE, ClusterDocument
 from kvplace.documents.model import numbered, read_model

@@ -15,7 +15,7 @@ from enum import Enum
 
 from kvplace.core.errors import KvplaceError, Unavailable
 from kvplace.core.scalars import NodeName
-from kvplace.core.vm_stage import VmStage
+from kvplace.core.vm_stages import VmStage
 from kvplace.kube.retry import retrying
 from kvplace.rollout.cluster_calls import AgentReader
 from kvplace.rollout.tracker import TrackedVm, Tracker

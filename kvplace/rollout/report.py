@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvplace.core.errors import ExitCode
-from kvplace.core.percentiles import Percentiles
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NodeName
-from kvplace.core.vm_stage import VmStage
+from kvplace.core.vm_stages import Percentiles, VmStage
 from kvplace.rollout.tracker import MakingState, TrackedVm
 
 _SHOWN_NODES = 3

@@ -20,7 +20,7 @@ from kvplace.core.quantity import parse_bytes
 from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.scalars import NO_BYTES, Bytes
 from kvplace.core.strict_json import Json, json_object, shown
-from kvplace.core.vm_stage import VmStage
+from kvplace.core.vm_stages import VmStage
 from kvplace.core.well_known_names import ASKING, ROLLOUT_LABEL
 from kvplace.documents.model import numbered, read_model
 from kvplace.documents.reading import read_manifests, source_name

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kvplace.core.scalars import NodeName
-from kvplace.core.vm_stage import VmStage
+from kvplace.core.vm_stages import VmStage
 from kvplace.kube.api_errors import passes
 from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.vm_progress import LauncherPod, VmiObjectPhase, VmObject

@@ -19,11 +19,11 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
-from kvplace.core.log_fields import about_pod
 from kvplace.core.placement import Placement, PodPlacement, floating_annotations, result_annotations
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import about_pod
 from kvplace.kube.api_errors import ApiUnavailable
 from kvplace.kube.events import EventRecorder, floating, pod_reference
 from kvplace.kube.object_records import ResourceClaimRecord

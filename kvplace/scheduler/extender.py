@@ -22,11 +22,11 @@ from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_cand
 from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.free_resources import Free
 from kvplace.core.ledger import Claim, LedgerChange
-from kvplace.core.log_fields import about_pod
 from kvplace.core.placement import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.reservation import grown_claim
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.well_known_names import about_pod
 from kvplace.kube.concurrency import next_turn
 from kvplace.kube.events import EventRecorder, does_not_fit
 from kvplace.kube.object_records import PodRecord

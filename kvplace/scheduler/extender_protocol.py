@@ -14,8 +14,8 @@ from typing import Any, Self
 import msgspec
 
 from kvplace.core.errors import BadBody
-from kvplace.core.log_fields import about_pod
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.well_known_names import about_pod
 from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.objects import NodeObject, PodObject, pod_record

@@ -17,12 +17,12 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.room_by_migration import MigratableVm, RoomByMigration, find_migration
-from kvplace.core.log_fields import about_pod
 from kvplace.core.preemption.victims import OccupiedMachine
 from kvplace.core.request import Request
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.reservation import is_for_migration
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.well_known_names import about_pod
 from kvplace.kube.api_migrations import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.migrations import MIGRATIONS, MigrationRecord, PlannedMigration

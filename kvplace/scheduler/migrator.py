@@ -26,9 +26,9 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.core.log_fields import about_pod
 from kvplace.core.reservation import is_for_migration, kept_for, reserve, reserve_for_migration
 from kvplace.core.scalars import NO_CPUS
+from kvplace.core.well_known_names import about_pod
 from kvplace.kube.events import EventRecorder, making_room, owner_reference, room_not_made
 from kvplace.kube.migrations import MIGRATIONS, MigrationRecord
 from kvplace.kube.object_records import PodRecord

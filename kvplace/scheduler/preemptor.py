@@ -30,9 +30,16 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
-from kvplace.core.preemption.disruption_budgets import DisruptionBudget, budgets_taken
 from kvplace.core.preemption.victim_search import VictimSearch
-from kvplace.core.preemption.victims import OccupiedMachine, Question, Tenant, Victims, violated_by
+from kvplace.core.preemption.victims import (
+    DisruptionBudget,
+    OccupiedMachine,
+    Question,
+    Tenant,
+    Victims,
+    budgets_taken,
+    violated_by,
+)
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.reservation import LONGEST_S, kept_for, reserve
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid

@@ -29,13 +29,13 @@ from kvplace.core.cluster.room_on_nodes import MOST_NODES, RoomOnNode, find_room
 from kvplace.core.cpuset import format_cpu_list, union
 from kvplace.core.errors import BadAnnotation, KvplaceError
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
-from kvplace.core.log_fields import about_pod
 from kvplace.core.moves.make_room import Move
 from kvplace.core.quantity import counted
 from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Request
 from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.well_known_names import about_pod
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventRecorder, making_room, owner_reference, room_not_made
 from kvplace.kube.object_records import PodRecord

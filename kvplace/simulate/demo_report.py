@@ -13,10 +13,10 @@ from kvplace.core.drawing.core_map import CoreMap, draw
 from kvplace.core.drawing.core_map_json import core_map_document
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import API_VERSION
-from kvplace.core.percentiles import Percentiles
 from kvplace.core.placement import Placement
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
+from kvplace.core.vm_stages import Percentiles
 from kvplace.domainxml.document import parse
 
 KIND = "DemoReport"

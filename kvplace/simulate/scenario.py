@@ -13,9 +13,9 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
+from kvplace.core.occupant import ClusterNode
 from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import Request
 from kvplace.documents.cluster import MOST_REQUESTS, ScenarioDocument, VmEntry

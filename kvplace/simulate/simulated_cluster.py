@@ -9,13 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.moves.make_room import MovePlan, make_room
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName

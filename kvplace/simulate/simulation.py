@@ -18,12 +18,12 @@ from kvplace.core.cluster.node_choice import Candidate, Strategy
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import API_VERSION
-from kvplace.core.percentiles import Percentiles
 from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
+from kvplace.core.vm_stages import Percentiles
 from kvplace.simulate.scenario import Arrival, Event, RandomLoad, Scenario, SimulatedVm, trace
 from kvplace.simulate.simulated_cluster import ClusterState, SimulatedCluster, cluster_state, empty_amounts
 

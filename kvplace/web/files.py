@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from kvplace.core.drawing.svg_style import DARK, LIGHT, Scheme
+from kvplace.core.drawing.svg_blocks import DARK, LIGHT, Scheme
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 PALETTE = "colours.css"

@@ -61,10 +61,10 @@ CODE: dict[tuple[str, str], list[str]] = {
     (OFFLINE, "the same with `--thorough`"): ["core.search_budget:MAX_STEPS_THOROUGH"],
     (OFFLINE, "targets of a moving VM"): [
         "core.moves.targets:_MAX_NODE_SETS",
-        "core.moves.move_search:_MAX_EQUALS",
+        "core.moves.make_room:_MAX_EQUALS",
     ],
     (OFFLINE, "suggestions"): ["core.moves.suggestions:_MAX_VCPU_TRIALS"],
-    (OFFLINE, "`plan`"): ["core.cluster.local_search:_MAX_EXCHANGES"],
+    (OFFLINE, "`plan`"): ["core.cluster.assignment_heuristics:_MAX_EXCHANGES"],
     (OFFLINE, "`plan --make-room`"): [
         "core.cluster.planned_moves:_MAX_NODES",
         "core.cluster.planned_moves:_MAX_TOTAL_STEPS",

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.node_topology import node_topology, topology_document
+from kvplace.core.occupant import ClusterNode
 from kvplace.documents.cluster import ClusterDocument
 from kvplace.documents.model import read_model
 from kvplace.machines.cluster import load_cluster, nodes_of

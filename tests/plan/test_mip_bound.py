@@ -12,12 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.planning import Tally, VmRequest, plan
 from kvplace.core.errors import Misconfigured
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
-from kvplace.core.occupant import Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, NodeName, NumaId, PodUid

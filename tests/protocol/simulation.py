@@ -19,7 +19,7 @@ from typing import TypeAlias
 from kvplace.controller.controller import ControllerSettings
 from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.node_topology import Enforcement
-from kvplace.core.preemption.disruption_budgets import DisruptionBudget
+from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from kvplace.scheduler.room_maker import MakeRoom

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.occupant import ClusterNode
 from kvplace.core.scalars import NodeName
 from kvplace.machines.server_types import read_machine
 from kvplace.nodes.planning_cluster import PlanningCluster

@@ -12,7 +12,7 @@ import pytest
 
 from kvplace.core.errors import ExitCode, Forbidden
 from kvplace.core.scalars import NodeName
-from kvplace.core.vm_stage import VmStage
+from kvplace.core.vm_stages import VmStage
 from kvplace.rollout.cluster_calls import AgentReader, AgentReport
 from kvplace.rollout.report import Report
 from kvplace.rollout.rollouts import Rollouts

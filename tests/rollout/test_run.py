@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kvplace.core.errors import Absent, Conflict, ExitCode, Forbidden, Refused, Unavailable
-from kvplace.core.vm_stage import VmStage
+from kvplace.core.vm_stages import VmStage
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import Denied
 from kvplace.kube.node_filters import SchedulableNode

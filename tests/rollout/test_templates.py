@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from kvplace.core.errors import Misconfigured
-from kvplace.core.vm_stage import VmStage
+from kvplace.core.vm_stages import VmStage
 from kvplace.documents.reading import read_manifests
 from kvplace.rollout.templates import read_rollout, read_template, stored_rollout
 from kvplace.simulate.vm_templates import read_templates

@@ -10,12 +10,12 @@ from random import Random
 
 import pytest
 
-from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.cluster.assignment_heuristics import assign_all, by_strategy
 from kvplace.core.cluster.draft import Draft, shapes_of
-from kvplace.core.cluster.greedy import assign_all, by_strategy
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.device_locality import too_few_devices
 from kvplace.core.node_devices import DeviceReport, NodeDevices, TopologyPolicy
+from kvplace.core.occupant import ClusterNode
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import DeviceNuma, PinningOptions, Request, Scope
 from kvplace.core.scalars import NodeName, NumaId, ResourceName

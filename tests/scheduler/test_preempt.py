@@ -12,7 +12,7 @@ import pytest
 
 from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice, TopologyPolicy
-from kvplace.core.preemption.disruption_budgets import DisruptionBudget
+from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.core.request import DeviceNuma, OnFailure, Scope
 from kvplace.core.scalars import NodeName, NumaId, PodUid, ResourceName
 from kvplace.kube.object_records import PodRecord

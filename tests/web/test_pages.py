@@ -11,7 +11,7 @@ import pytest
 
 from harness.browser.page import Page, new_page
 from harness.browser.process import Browser, running_browser
-from kvplace.core.drawing.svg_style import DARK, LIGHT
+from kvplace.core.drawing.svg_blocks import DARK, LIGHT
 from kvplace.core.ledger import LedgerChange, claim_of
 from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice
 from kvplace.core.scalars import NodeName, NumaId, PodUid, ResourceName

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.free_resources import Domain, Free, free_blocks_of, free_of
 from kvplace.core.ledger import Ledger
@@ -25,7 +24,7 @@ from kvplace.core.moves.better_cores import (
     left_by,
     places,
 )
-from kvplace.core.occupant import Occupant, bytes_moved, locality_of
+from kvplace.core.occupant import ClusterNode, Occupant, bytes_moved, locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request
 from kvplace.core.scalars import Bytes, NodeName

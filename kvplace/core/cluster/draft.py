@@ -16,11 +16,10 @@ from typing import TypeAlias
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.allocator.layout import ScopeDomain, layout_of
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.free_resources import Free
 from kvplace.core.ledger import claim_of
-from kvplace.core.occupant import Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant, within
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import NumaMemory, Request

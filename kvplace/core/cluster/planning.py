@@ -16,22 +16,22 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.bin_packing import FillOrder, pack
-from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.core.cluster.draft import OPEN, ClosedNodes, Draft, Shape, Stopped, shapes_of
-from kvplace.core.cluster.greedy import (
+from kvplace.core.cluster.assignment_heuristics import (
+    FillOrder,
     as_many_as_can_fit,
     assign_all,
     by_strategy,
+    exchange,
     hardest_first,
+    pack,
     tightest,
 )
-from kvplace.core.cluster.local_search import exchange
+from kvplace.core.cluster.draft import OPEN, ClosedNodes, Draft, Shape, Stopped, shapes_of
 from kvplace.core.cluster.node_choice import Strategy, quality
 from kvplace.core.cluster.planned_moves import NodeMove, PlannedMoves, make_room_for_waiting
 from kvplace.core.device_locality import located, too_few_devices
 from kvplace.core.node_devices import HeldDevices, PodDevice
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import NARROW_FIRST, DeviceNuma, Request
 from kvplace.core.scalars import CpuMask, NodeName

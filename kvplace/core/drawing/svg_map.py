@@ -15,8 +15,18 @@ from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.drawing.core_map import CoreBox, CoreMap, L3Box, NodeBox, PackageBox, Thread, ThreadState
 from kvplace.core.drawing.numa_distances import TITLE, distance_phrases
 from kvplace.core.drawing.occupancy import name_of, printable
-from kvplace.core.drawing.svg_blocks import Block, fixed, grid, shortened, stack, tag, text_width
-from kvplace.core.drawing.svg_style import COLOURS, ROOT, style_sheet
+from kvplace.core.drawing.svg_blocks import (
+    COLOURS,
+    ROOT,
+    Block,
+    fixed,
+    grid,
+    shortened,
+    stack,
+    style_sheet,
+    tag,
+    text_width,
+)
 from kvplace.core.drawing.svg_threads import SIDE, colour_of, key_of, paint_thread, patterns, thread_mark
 
 _GAP = 4.0

@@ -1,17 +1,23 @@
-"""The values of preemption: who may be evicted, what is asked, and the answer."""
+"""The values of preemption: who may be evicted, what is asked, and the answer with the violated budgets.
+
+kube-scheduler prefers nodes where fewer PodDisruptionBudgets are violated, and believes the number that an
+extender gives. So budgets are counted by the rules of its package `preemption`: pods are checked from the
+most important one down, each takes one from every budget that selects it, and a pod that takes what is not
+there counts once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
 from kvplace.core.free_resources import Free, free_of
+from kvplace.core.label_terms import LabelTerms
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_devices import HeldDevices, NodeDevices
 from kvplace.core.placement import Placement
-from kvplace.core.preemption.disruption_budgets import Taken, violations
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, PodUid
 from kvplace.core.topology import Topology
@@ -137,3 +143,52 @@ def by_importance(tenants: Iterable[Tenant]) -> tuple[Tenant, ...]:
 def violated_by(tenants: Iterable[Tenant]) -> int:
     """Count the evictions that violate a budget."""
     return violations(one.budgets for one in by_importance(tenants))
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionBudget:
+    """A PodDisruptionBudget, as far as evictions are counted."""
+
+    namespace: str
+    name: str
+    selector: LabelTerms
+    """Without terms it selects nothing, as kube-scheduler reads an empty one."""
+    allowed: int
+    """Pods that may be evicted now."""
+    disrupted: frozenset[str] = frozenset()
+    """Names of pods with an eviction that is counted already."""
+
+    def counts(self, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
+        """Return whether the eviction of a pod takes one from this budget."""
+        return (
+            namespace == self.namespace
+            and bool(labels)
+            and bool(self.selector)
+            and name not in self.disrupted
+            and all(term.holds(labels) for term in self.selector)
+        )
+
+
+Taken = tuple[DisruptionBudget, ...]
+"""The budgets that the eviction of one pod takes from."""
+
+
+def violations(evicted: Iterable[Taken]) -> int:
+    """Count the pods, the most important one first, that take from a budget that has nothing left."""
+    left: dict[tuple[str, str], int] = {}
+    violating = 0
+    for taken in evicted:
+        is_violating = False
+        for budget in taken:
+            key = (budget.namespace, budget.name)
+            left[key] = left.get(key, budget.allowed) - 1
+            is_violating |= left[key] < 0
+        violating += is_violating
+    return violating
+
+
+def budgets_taken(
+    budgets: Sequence[DisruptionBudget], namespace: str, name: str, labels: Mapping[str, str]
+) -> Taken:
+    """Return the budgets that the eviction of a pod takes from."""
+    return tuple(budget for budget in budgets if budget.counts(namespace, name, labels))

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from harness.control_plane.cluster import ControlPlane, RequestRefused
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.node_topology import topology_document
+from kvplace.core.occupant import ClusterNode
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes, NodeName
 from tests.cli.calls import Called, Caller

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane, Json, RequestRefused
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.ledger import Claim, LedgerChange, claim_of, merge_patch, read_ledger
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.request_json import PodRequest, write_request

@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.occupant import ClusterNode
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from tests.cli.live_cluster.small_cluster import (

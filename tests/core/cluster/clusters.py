@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.cluster.planning import Plan, Tally, VmRequest
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import NodeName, PodUid

@@ -8,7 +8,6 @@ from itertools import permutations
 from random import Random
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.defragmentation import (
     MOST_PLACEMENTS,
     Defragmentation,
@@ -19,7 +18,7 @@ from kvplace.core.cluster.draft import OPEN, ClosedNodes
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Domain
 from kvplace.core.moves.better_cores import better_placement, cpus_in_places, left_by
-from kvplace.core.occupant import Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant, within
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, NumaId, ResourceName

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, shapes_of
 from kvplace.core.cluster.planning import Plan, VmRequest, plan
 from kvplace.core.node_devices import NodeDevices, TopologyPolicy
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement, Reason
 from kvplace.core.request import DeviceNuma, PinningOptions, Request, Scope
 from kvplace.core.scalars import NodeName, NumaId, ResourceName

@@ -11,14 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, DraftNode, shapes_of
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.planning import Plan, PlanProgress, Stage, Tally, VmRequest, Watch, plan
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import make_room
-from kvplace.core.occupant import Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant, within
 from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, PodUid

@@ -123,7 +123,7 @@ def test_a_vm_that_stops_on_its_way_pays_for_both_moves() -> None:
 
 
 def test_a_search_with_more_steps_is_exact_on_large_machines_too() -> None:
-    with patch("kvplace.core.moves.move_search._SMALL_MACHINE", 0):
+    with patch("kvplace.core.moves.make_room._SMALL_MACHINE", 0):
         counts = _exercise((tight(Random(seed)) for seed in range(60)), 3, max_steps=MAX_STEPS_THOROUGH)
     assert counts[1] + counts[2] + counts[3] >= 20
 

@@ -11,10 +11,10 @@ from kvplace.core.cpuset import cpus_of
 from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.ledger import Claim, claim_of
 from kvplace.core.occupant import Occupant, locality_of
-from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.preemption.victim_search import VictimSearch, finished
 from kvplace.core.preemption.victims import (
     Cost,
+    DisruptionBudget,
     OccupiedMachine,
     Question,
     Tenant,

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from kvplace.core.label_terms import LabelTerm, Operator
-from kvplace.core.preemption.disruption_budgets import (
-    DisruptionBudget,
-    budgets_taken,
-    violations,
-)
+from kvplace.core.preemption.victims import DisruptionBudget, budgets_taken, violations
 
 ANY = (LabelTerm("app", Operator.EXISTS),)
 NONE_LEFT = DisruptionBudget("shop", "none-left", ANY, allowed=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.percentiles import Percentiles
+from kvplace.core.vm_stages import Percentiles
 
 
 @given(st.lists(st.floats(0, 10), max_size=50))

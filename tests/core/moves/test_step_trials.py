@@ -10,7 +10,7 @@ import pytest
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.moves.cpu_choices import cpu_choices
+from kvplace.core.moves.step_trials import cpu_choices
 from kvplace.core.moves.targets import VmToPlace
 from kvplace.core.request import PinningOptions, Request, Smt
 from kvplace.core.scalars import Bytes, CpuMask
