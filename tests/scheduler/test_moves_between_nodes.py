@@ -134,7 +134,6 @@ async def test_the_target_is_offered_to_the_pod_of_the_migration_alone_and_no_ot
         "has not agreed",
         "not migratable",
         "is changing",
-        "evicted never",
         "other node",
         "cordoned",
     ],
