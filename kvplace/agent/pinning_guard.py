@@ -31,10 +31,19 @@ from kvplace.agent.node_plan import NodeContainer, NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.pinning_sweep import PinningSweep, PodFinding
 from kvplace.agent.verification import CpusetDifference, Verdict, differences_in_words
+from kvplace.core.device_locality import located
 from kvplace.core.placement import PodPlacement
+from kvplace.core.request import DeviceNuma
 from kvplace.core.scalars import NO_CPUS, PodUid
 from kvplace.core.well_known_names import PINNED
-from kvplace.kube.events import EventRecorder, pinning_drift, pod_reference, vmi_reference
+from kvplace.kube.events import (
+    EventRecorder,
+    ObjectReference,
+    device_not_local,
+    pinning_drift,
+    pod_reference,
+    vmi_reference,
+)
 from kvplace.kube.object_records import Condition, PodRecord, PodReport
 from kvplace.libvirt.domain_pins import DomainPins
 from kvplace.linux.qemu import PROC
@@ -100,6 +109,8 @@ class _Progress:
     """Since when they have not."""
     moving: asyncio.Task[None] | None = None
     """The move of its memory."""
+    devices: tuple[object, ...] = ()
+    """Revision and devices that were compared last."""
     move_again_at: float = 0.0
     """Its memory is not moved for that revision before this moment."""
 
@@ -175,6 +186,7 @@ class PinningGuard:
             self._report.drop_pod(uid)
         for uid, plan in plans.items():
             self._take(plan, found.get(uid))
+            self._compare_devices(plan)
         if sees_all:
             self._report.complete()
             self._own.revisions.forget_deleted(container.pod_uid for container in self._node.containers())
@@ -241,12 +253,34 @@ class PinningGuard:
         metrics.DRIFTS.labels("repaired" if repaired else "given-up" if finding.given_up else "left").inc()
         words = differences_in_words(finding.drift)
         log.warning("pod %s/%s: %s", plan.namespace, plan.pod, words, extra={"uid": plan.uid})
+        for reference in self._regarding(plan):
+            self._events.record(pinning_drift(reference, words, repaired=repaired))
+
+    def _compare_devices(self, plan: PodPlan) -> None:
+        """Write an event about devices that are not local, once QEMU runs: its cores no longer follow them.
+
+        The hook has compared the devices before and can write only a log.
+        """
+        progress, report = self._pods[plan.uid], self._report.devices
+        given = () if report is None else report.pods.get(plan.uid, ())
+        compared = (plan.revision, given)
+        if not given or progress.verdict is None or progress.devices == compared:
+            return
+        progress.devices = compared
+        mode = plan.bound.device_numa
+        if mode is DeviceNuma.OFF:
+            return
+        found = located(given, plan.placement, self._own.state.topology, mode)
+        far = [one.device for one in found if one.is_local is False]
+        for reference in self._regarding(plan) if far else ():
+            self._events.record(device_not_local(reference, far, plan.placement.numa_nodes))
+
+    def _regarding(self, plan: PodPlan) -> list[ObjectReference]:
         pod = self._own.pods.get(plan.uid)
         regarding = [pod_reference(plan.namespace, plan.pod, plan.uid)]
         if pod is not None and pod.vmi:
             regarding.append(vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid))
-        for reference in regarding:
-            self._events.record(pinning_drift(reference, words, repaired=repaired))
+        return regarding
 
     def _follow(self, plan: PodPlan, progress: _Progress, finding: PodFinding, verdict: Verdict) -> None:
         """Confirm a revision that every thread follows, and give one up that they cannot follow."""

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -21,8 +21,9 @@ from typing import Any, Protocol
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError
+from kvplace.core.node_devices import PodDevice
 from kvplace.core.placement import PodPlacement
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.scalars import NodeName, NumaId, PodUid
 from kvplace.kube.object_records import PodRecord
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ _UNWRITTEN = 1_000
 """Events that wait for the API server at most; more are dropped."""
 AT_ONCE = 16
 """Events that are written at the same time: more would take the connections that bind pods."""
+_MOST_NAMED = 4
+"""Devices that one event names."""
 _LAST_S = 5.0
 """How long the end of a process waits for what is still to be written."""
 
@@ -54,6 +57,7 @@ class EventReason(Enum):
     MAKING_ROOM = "MakingRoom"
     ROOM_NOT_MADE = "RoomNotMade"
     PINNING_DRIFT = "PinningDrift"
+    DEVICE_NOT_LOCAL = "DeviceNotLocal"
 
     @property
     def type(self) -> str:
@@ -76,6 +80,8 @@ class EventReason(Enum):
                 return "MakingRoom"
             case EventReason.PINNING_DRIFT:
                 return "Pinning"
+            case EventReason.DEVICE_NOT_LOCAL:
+                return "Starting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,17 @@ def pinning_drift(regarding: ObjectReference, differences: str, *, repaired: boo
     """Report that threads of a VM were found elsewhere than the agent had left them."""
     note = f"{differences}; {'set back' if repaired else 'not repaired yet'}"
     return EventRecord(regarding, EventReason.PINNING_DRIFT, note)
+
+
+def device_not_local(
+    regarding: ObjectReference, devices: Iterable[PodDevice], cores: Iterable[NumaId]
+) -> EventRecord:
+    """Report that a VM has started with devices that are not beside its cores."""
+    named = [f"{one.resource} {one.address}".rstrip() + f" is on NUMA node {one.node}" for one in devices]
+    more = f", and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    where = ", ".join(map(str, cores))
+    note = f"{', '.join(named[:_MOST_NAMED])}{more}; the cores of the VM are on NUMA node {where}"
+    return EventRecord(regarding, EventReason.DEVICE_NOT_LOCAL, note)
 
 
 def _about(regarding: ObjectReference) -> dict[str, object]:

@@ -23,10 +23,12 @@ from kvplace.agent.pinning_sweep import PodFinding
 from kvplace.agent.planner import plan_node
 from kvplace.agent.verification import Measurement, QemuThread, ThreadDifference
 from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.node_devices import DeviceReport, NodeDevices, PodDevice
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import PodPlacement
-from kvplace.core.scalars import NumaId, PodUid
-from kvplace.kube.events import EventRecord, EventRecorder
+from kvplace.core.request import DeviceNuma
+from kvplace.core.scalars import NumaId, PodUid, ResourceName
+from kvplace.kube.events import EventReason, EventRecord, EventRecorder
 from kvplace.kube.object_records import Condition, PodRecord
 from kvplace.kube.watches import Apply, Delete
 from kvplace.linux.affinity import Tid
@@ -96,11 +98,14 @@ class StuckMemory(MemoryMoves):
 class Nobody:
     """Takes what is written to the cluster."""
 
+    def __init__(self) -> None:
+        self.events: list[EventRecord] = []
+
     async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
         pass
 
     async def record_event(self, event: EventRecord) -> None:
-        pass
+        self.events.append(event)
 
 
 class Guarded:
@@ -113,8 +118,9 @@ class Guarded:
         self.node = Planned(self.own)
         self.report = NodeReport()
         self.report.enforce(Enforcement.CGROUP)
+        self.written = Nobody()
         self.guard = PinningGuard(
-            *(self.own, self.node, self.memory, self.report, EventRecorder(Nobody()), Nobody()),
+            *(self.own, self.node, self.memory, self.report, EventRecorder(self.written), self.written),
             mounted=Path("/cgroups"),
             clock=lambda: self.now,
         )
@@ -211,3 +217,45 @@ async def test_a_plan_from_before_the_objects_of_the_node_were_read_ends_no_pod(
     vm.node.current = current
     await vm.looks()
     assert (vm.report.is_complete, vm.report.pods[VM].running) == (True, True)
+
+
+VF = ResourceName("intel.com/vf")
+
+
+def place_with_device(vm: Guarded, device: int, mode: DeviceNuma = DeviceNuma.PREFERRED) -> None:
+    """Let the VM have cores on NUMA node 0 and a device on another one, -1 for none."""
+    bound = placed(VM, "2", strict=(NumaId(0),))
+    bound = replace(bound, placement=replace(bound.placement, numa_nodes=(NumaId(0),)), device_numa=mode)
+    pod = PodRecord("vms", "a", VM, node=NODE, phase="Running", vmi="a", placement=bound.to_json())
+    vm.own.pods.apply(Apply(pod))
+    given = (PodDevice(VF, NumaId(device), "0000:c1:00.2"),)
+    vm.report.use_devices(DeviceReport(NodeDevices(), {VM: given}))
+
+
+async def test_a_vm_that_has_started_with_a_device_that_is_not_local_gets_one_event(
+    vm: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sweep, "found", PodFinding(Measurement(())))
+    place_with_device(vm, 1)
+    await vm.looks()
+    assert vm.written.events == [], "its cores may follow the device until its QEMU starts"
+    monkeypatch.setattr(Sweep, "found", FOUND)
+    await vm.looks()
+    assert [(one.regarding.kind, one.reason) for one in vm.written.events] == [
+        ("Pod", EventReason.DEVICE_NOT_LOCAL),
+        ("VirtualMachineInstance", EventReason.DEVICE_NOT_LOCAL),
+    ]
+    assert vm.written.events[0].note == (
+        "intel.com/vf 0000:c1:00.2 is on NUMA node 1; the cores of the VM are on NUMA node 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "mode"), [(0, DeviceNuma.PREFERRED), (-1, DeviceNuma.PREFERRED), (1, DeviceNuma.OFF)]
+)
+async def test_a_device_that_is_local_or_does_not_matter_gets_no_event(
+    vm: Guarded, device: int, mode: DeviceNuma
+) -> None:
+    place_with_device(vm, device, mode)
+    await vm.looks()
+    assert vm.written.events == []
