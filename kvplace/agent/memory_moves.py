@@ -8,9 +8,10 @@ from pathlib import Path
 
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.core.errors import KvplaceError
+from kvplace.core.errors import BadAnnotation, KvplaceError
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory
+from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import Bytes, NumaId
 from kvplace.linux.numa_memory import memory_of_process, migrate_memory
 
@@ -31,7 +32,8 @@ class MemoryMoves:
     async def move(self, pid: int, placement: PodPlacement) -> str:
         """Move the memory of a QEMU to the NUMA nodes of a placement; returns what failed, or nothing.
 
-        What is not bound strictly may stay elsewhere, so it is never a failure.
+        What is not bound strictly may stay elsewhere, so it is never a failure. But cores do not leave memory
+        that devices of the host access.
         """
         wanted = placement.placement
         targets = wanted.memory_nodes
@@ -47,10 +49,25 @@ class MemoryMoves:
                 why = f"{elsewhere >> 20} MiB could not be moved to NUMA node {nodes}"
         except KvplaceError as error:
             why = str(error)
+        if why and self._leaves_memory_of_devices(placement):
+            return f"{why}, because devices of the host access them"
         if why and wanted.numa_memory is not NumaMemory.STRICT:
             log.warning("memory stays: %s", why, extra={"uid": placement.pod_uid})
             return ""
         return why
+
+    def _leaves_memory_of_devices(self, placement: PodPlacement) -> bool:
+        """Whether a relocation takes a VM with devices of the host to NUMA nodes where it was not before."""
+        claim, pod = self._own.ledger.claims.get(placement.pod_uid), self._own.pods.get(placement.pod_uid)
+        relocation = None if claim is None else claim.relocation
+        if pod is None or relocation is None or relocation.previous is None or relocation.is_way_back:
+            return False
+        try:
+            has_devices = bool(pod.resource_claims or read_pod_request(pod.request).request.devices)
+        except BadAnnotation:
+            return False
+        before = relocation.previous.placement.numa_nodes
+        return has_devices and not set(placement.placement.numa_nodes) <= set(before)
 
     def _is_over(self, placement: PodPlacement) -> bool:
         """Whether an agent before this one has carried a placement out."""

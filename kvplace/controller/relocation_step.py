@@ -24,7 +24,7 @@ from kvplace.core.ledger import Claim, Ledger, Relocation, claim_of
 from kvplace.core.node_devices import NO_NUMA
 from kvplace.core.placement import PodPlacement
 from kvplace.core.relocation import held_by_others
-from kvplace.core.request import DeviceNuma, GuestNuma, PinningOptions, Policy
+from kvplace.core.request import DeviceNuma, GuestNuma, OnFailure, PinningOptions, Policy
 from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NumaId
 from kvplace.core.well_known_names import MOVABLE
@@ -111,6 +111,9 @@ class Asked:
     """Whether the owner agrees that the VM gets other cores."""
 
 
+_HOOK_WAITS = (DeviceNuma.REQUIRED, DeviceNuma.SOCKET)
+
+
 def next_step(
     pod: PodRecord,
     ledger: Ledger,
@@ -174,7 +177,9 @@ def _answer_edit(
         return Cannot(obstacle)
     if placed is not None and not (_holds(claim, placed) and _is_in_force(placed, report)):
         return Wait()
-    if only_better and (report is None or not report.pinned):
+    has_qemu = report is not None and report.pinned
+    may_follow_devices = bool(pod.vmi and pod_request.request.devices)  # and no other revision, until then
+    if (only_better or may_follow_devices) and not has_qemu:
         return Wait()
     asking = replace(pod_request, request=replace(pod_request.request, options=options))
     return Begin(asking, placed, only_better=only_better)
@@ -183,18 +188,21 @@ def _answer_edit(
 def nodes_to_follow(pod: PodRecord, described: TopologyRecord | None) -> frozenset[NumaId]:
     """Return the NUMA nodes of a pod's devices if these are not local and its cores can still follow them.
 
-    They can until its compute container exists: no QEMU has memory then, and no domain has guest cells. All
-    of its devices must have been reported.
+    They can while no QEMU has memory and no domain has guest cells: until its compute container exists, and
+    longer where the hook does not let QEMU start. All of its devices must have been reported.
     """
     report = described.devices.pods.get(pod.uid) if described is not None and described.devices else None
-    if not report or described is None or described.topology is None or pod.has_ended:
+    if not report or described is None or described.topology is None or pod.has_ended or not pod.vmi:
         return frozenset()
     seen = described.pods.get(pod.uid)
-    if pod.compute_container or not pod.vmi or (seen is not None and seen.running):
-        return frozenset()
     try:
         placed, request = PodPlacement.from_json(pod.placement), read_pod_request(pod.request).request
     except BadAnnotation:
+        return frozenset()
+    hook_waits = request.options.device_numa in _HOOK_WAITS and placed.on_failure is OnFailure.WAIT
+    has_compute = bool(pod.compute_container) or (seen is not None and seen.running)
+    has_qemu = seen is not None and (seen.pinned or bool(seen.cpus))
+    if has_qemu or (has_compute and not hook_waits):
         return frozenset()
     nodes = frozenset(device.node for device in report if device.node != NO_NUMA)
     is_whole = Counter(device.resource for device in report) == Counter(request.devices)

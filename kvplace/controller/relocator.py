@@ -214,16 +214,26 @@ class Relocator:
 
     async def _is_as_stored(self, pod: PodRecord) -> bool:
         """Read whether a pod runs by the placement that the cache knows: a relocation may have just ended."""
+        return await self._read_as_stored(pod) is not None
+
+    async def _read_as_stored(self, pod: PodRecord) -> PodRecord | None:
         live = await self._cluster.read_pod(pod.namespace, pod.name)
-        if live is None or live.uid != pod.uid or live.has_ended:
-            return False
-        return live.placement == pod.placement
+        if live is None or live.uid != pod.uid or live.has_ended or live.placement != pod.placement:
+            return None
+        return live
 
     # Begin.
 
+    async def _may_begin(self, node: NodeName, pod: PodRecord, step: Begin) -> bool:
+        """Read whether a pod is as the step supposes: one that follows its devices may have a QEMU by now."""
+        live = await self._read_as_stored(pod)
+        if live is None or not step.device_nodes:
+            return live is not None
+        return nodes_to_follow(live, self._cache.topologies.get(node)) == step.device_nodes
+
     async def _begin(self, node: NodeName, pod: PodRecord, seen: Claim | None, step: Begin) -> bool:
         """Claim a new placement beside the present one; returns whether that was done."""
-        if not await self._is_as_stored(pod) or not await self._is_counted(node, pod, step):
+        if not await self._may_begin(node, pod, step) or not await self._is_counted(node, pod, step):
             return False
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, str]:

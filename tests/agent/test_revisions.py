@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -14,10 +15,13 @@ from kvplace.agent.node_objects import NodeObjects
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.relocation import claim_while_relocating, way_back
-from kvplace.core.scalars import NumaId
+from kvplace.core.request import NumaMemory
+from kvplace.core.request_json import PodRequest, write_request
+from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply
 from tests.agent.nodes_in_use import NODE, VM, machine_of, placed
+from tests.core.requests import request_with
 
 BEFORE = placed(VM, "2", strict=(NumaId(0),))
 AFTER = placed(VM, "3", strict=(NumaId(1),), revision=2)
@@ -45,8 +49,12 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def restarted_agent(proc: Path, ledger: Ledger) -> MemoryMoves:
+def restarted_agent(
+    proc: Path, ledger: Ledger, devices: Mapping[ResourceName, int] = MappingProxyType({})
+) -> MemoryMoves:
     own = NodeObjects(NODE, machine_of(range(4)))
+    request = write_request(PodRequest(request_with(1, devices=devices), "default/vm"))
+    own.pods.apply(Apply(PodRecord("default", "vm", VM, NODE, "Running", request=request)))
     own.ledgers.apply(Apply(LedgerRecord(NODE, ledger, "1")))
     return MemoryMoves(own, proc)
 
@@ -68,6 +76,27 @@ async def test_an_agent_that_begins_after_a_relocation_moves_no_memory(
     agent = restarted_agent(proc, Ledger().after(LedgerChange((claim,))))
     assert await agent.move(PID, AFTER) == ""
     assert moves == []
+
+
+@pytest.mark.parametrize("devices", [{}, {ResourceName("intel.com/vf"): 1}])
+async def test_cores_do_not_leave_memory_that_devices_of_the_host_access(
+    proc: Path, moves: list[tuple[list[int], list[int]]], devices: dict[ResourceName, int]
+) -> None:
+    """A device pins the memory, and QEMU may have started while the revision was written."""
+    (proc / str(PID) / "numa_maps").write_text("7f00 default anon=262144 N0=262144\n")
+    before, after = (
+        replace(one, placement=replace(one.placement, numa_memory=NumaMemory.PREFERRED))
+        for one in (BEFORE, AFTER)
+    )
+    claim = claim_while_relocating(claim_of(VM, before.placement), Relocation(after, before))
+    agent = restarted_agent(proc, Ledger().after(LedgerChange((claim,))), devices)
+    why = await agent.move(PID, after)
+    if devices:
+        assert why == "1024 MiB could not be moved to NUMA node 1, because devices of the host access them"
+        back = replace(before, revision=3)
+        assert await agent.move(PID, back) == ""
+    else:
+        assert why == ""
 
 
 def test_a_way_back_that_the_threads_do_not_follow_narrows_the_cpusets_all_the_same() -> None:

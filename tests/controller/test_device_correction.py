@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +16,11 @@ from kvplace.core.node_devices import (
     PodDevice,
     TopologyPolicy,
 )
-from kvplace.core.request import DeviceNuma, Scope
+from kvplace.core.request import DeviceNuma, Policy, Scope
 from kvplace.core.scalars import ContainerId, NumaId, PodUid, ResourceName
 from kvplace.kube.object_records import PodRecord
-from tests.controller.relocations import NodeAgent, bound, condition, until_written
+from kvplace.kube.watches import PODS
+from tests.controller.relocations import SHARE, NodeAgent, bound, condition, edit, until_written
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster
 
@@ -111,6 +113,55 @@ async def test_the_cores_of_a_vm_that_has_started_do_not_follow(
         await bound(one, agent, "later", 2)
         assert agent.stored(pod).revision == 1
         assert condition(cluster, pod) is None
+
+
+async def test_the_cores_of_a_vm_follow_while_its_hook_refuses_to_start_qemu_apart_from_the_device(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await starting(one, agent, device_numa=DeviceNuma.REQUIRED)
+        cluster._put_pod(replace(agent.live(pod), compute_container=ContainerId("c1")))
+        give(agent, pod, 1)
+        assert (await until_written(one, agent, pod, 2)).placement.numa_nodes == (1,)
+
+
+async def test_the_cores_of_a_vm_with_a_qemu_do_not_follow_whatever_its_hook_should_have_refused(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await starting(one, agent, device_numa=DeviceNuma.REQUIRED)
+        cluster._put_pod(replace(agent.live(pod), compute_container=ContainerId("c1")))
+        agent.carry_out(pod)
+        give(agent, pod, 1)
+        await bound(one, agent, "later", 2)
+        assert agent.stored(pod).revision == 1
+
+
+async def test_a_replica_that_has_not_seen_the_start_of_a_vm_does_not_move_its_cores(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await starting(one, agent)
+        cluster.pause_watches(PODS)
+        cluster._put_pod(replace(agent.live(pod), compute_container=ContainerId("c1")))
+        give(agent, pod, 1)
+        await asyncio.sleep(1)  # nothing comes true
+        assert agent.ledger.claims[pod.uid].relocation is None
+        assert agent.stored(pod).revision == 1
+
+
+async def test_an_edit_waits_until_a_vm_with_devices_has_a_qemu(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    """Until then its cores may have to follow the devices, which another revision would prevent."""
+    async with replica(cluster) as one:
+        pod = await starting(one, agent, device_numa=DeviceNuma.REQUIRED)
+        edit(cluster, pod, {**SHARE, "kvplace.io/device-numa": "required"})
+        await bound(one, agent, "later", 2)
+        await asyncio.sleep(1)
+        assert agent.ledger.claims[pod.uid].relocation is None
+        agent.carry_out(pod)
+        assert (await until_written(one, agent, pod, 2)).placement.policy is Policy.SHARE
 
 
 async def test_devices_that_are_not_all_reported_yet_move_nothing(
