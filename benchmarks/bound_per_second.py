@@ -9,8 +9,8 @@ are as pod admission would make and store them, without a call of admission: tho
 `managedFields`. The rate is the number of pods after the first, divided by the seconds from the first
 binding to the last, as one watch sees them. The schedulers take turns, and the tables have medians.
 
-* *with kvplace*: kvplace is installed from its manifests (one replica, TLS both ways, rights and policies in
-  force), with the configuration of its own scheduler.
+* *with kvplace*: kvplace is installed from its manifests (one replica, TLS both ways, rights and policies
+  active), with the configuration of its own scheduler.
 * *one by one*: the same, but each pod has a toleration of its own, for a taint that no node has. So no two
   pods are alike, and `serve` plans and claims each of them alone.
 * *kube-scheduler*: the same pods without the resource that calls kvplace, in a cluster of its own where

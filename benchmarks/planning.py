@@ -10,8 +10,8 @@ CPUs as are free. There are four mixes of sizes: `mixed` has 2 to 24 vCPUs; `chu
 
 * *one by one*: VMs arrive in the given order, and each goes where Filter sends it, as in a cluster.
 * *bound*: the upper bound that HiGHS finds within its time limit, for plans without moves.
-* *plan with bound*: a plan that also starts from the solver's assignment. *reached* counts the seeds in
-  which it reaches the bound, and is therefore proven to be optimal.
+* *plan with bound*: a plan that also starts from the solver's assignment. *reached* counts the
+  seeds where it reaches the bound, so it is optimal.
 
 Percentages are means over the seeds, of all requested VMs and vCPUs; seconds are medians.
 """

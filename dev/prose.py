@@ -55,7 +55,8 @@ class Rule:
 
 
 def _rule(pattern: str, write: str) -> Rule:
-    return Rule(re.compile(pattern, re.IGNORECASE), write)
+    """A space in the pattern is any white space, since text is wrapped."""
+    return Rule(re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE), write)
 
 
 WORDS = (
@@ -71,7 +72,7 @@ WORDS = (
     _rule(r"\b(nobody|no one)\b", "no user, no VM, nothing"),
     _rule(r"\bin force\b", "active, in effect"),
     _rule(
-        r"(?<!there )\b(is|are|was|were|be) no (?!longer\b|more\b|less\b|fewer\b|later\b|larger\b|one\b)",
+        r"(?<!there\s)\b(is|are|was|were|be) no (?!longer\b|more\b|less\b|fewer\b|later\b|larger\b|one\b)",
         "is not a X, no such X",
     ),
     _rule(r"\btrue answer\b", "not an error"),
@@ -166,10 +167,12 @@ def _pieces(path: str, text: str) -> Iterator[Piece]:
 
 
 def _page(text: str) -> Iterator[Piece]:
+    """Read the headings one by one, and all other text at once: its sentences are wrapped."""
     plain = _MARKED.sub(_blank, text)
     for number, line in enumerate(plain.split("\n"), 1):
-        heading = re.match(r"#+ +", line)
-        yield Piece(number, line[heading.end() :] if heading else line, heading is not None)
+        if heading := re.match(r"#+ +", line):
+            yield Piece(number, line[heading.end() :], is_heading=True)
+    yield Piece(1, re.sub(r"^#.*", "", plain, flags=re.MULTILINE))
 
 
 def _module(text: str, *, with_literals: bool) -> Iterator[Piece]:

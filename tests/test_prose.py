@@ -76,6 +76,11 @@ def test_names_and_docstrings_of_tests_are_read(text: str, found: str) -> None:
     assert words("tests/module.py", f'"""A module: {text}."""\n') == [(1, found)]
 
 
+def test_a_phrase_is_found_across_the_end_of_a_line() -> None:
+    assert words("docs/page.md", "# Title\n\nThe node on\nwhich it runs.\n") == [(3, "on which")]
+    assert words("kvplace/module.py", '"""The node on\nwhich it runs."""\n') == [(1, "on which")]
+
+
 def test_tests_may_use_relative_clauses() -> None:
     assert words("tests/module.py", '"""A pod whose node is gone, on which it ran."""\n') == []
     assert words("tests/module.py", "def test_a_pod_whose_node_is_gone() -> None:\n    pass\n") == []

@@ -145,7 +145,7 @@ def admit_new_pod(
         return _admit_unpinned(new, lambda: _vm_of(pod, namespace, stated, vmi, what), what, settings)
     check_agreement(options, annotations)
     if not pod.spec.containers:
-        raise Misconfigured(f"{what} asks for CPUs but has no container; add one")
+        raise Misconfigured(f"{what} requests CPUs but has no container; add one")
     vm = _vm_of(pod, namespace, stated, vmi, what)
     obstacle = _obstacle(pod, options, vm, what)
     if obstacle is not None:

@@ -82,7 +82,7 @@ def _raise_request_of_all(after: EditedObject, what: str) -> None:
     if limit is not None and read_quantity(limit, f"{place}.limits.cpu") < together:
         raise Misconfigured(
             f"{place}.limits.cpu is {limit}, but the containers request {_written(together)} CPUs, because "
-            f"the pod asks for CPUs of its own; set it to {_written(together)}, or remove it"
+            f"the pod requests CPUs of its own; set it to {_written(together)}, or remove it"
         )
     requested = whole.requested.get("cpu")
     if requested is not None and read_quantity(requested, f"{place}.requests.cpu") < together:

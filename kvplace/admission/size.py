@@ -178,7 +178,7 @@ def size_of_pod(containers: Sequence[AdmittedContainer], what: str) -> PodSize:
     }
     if not sum(cpus_of.values()):
         raise Misconfigured(
-            f"{what} asks for CPUs of its own, but no container has a CPU limit; set "
+            f"{what} requests CPUs of its own, but no container has a CPU limit; set "
             "spec.containers[].resources.limits.cpu to the number of CPUs"
         )
     if sum(cpus_of.values()) > MAX_VCPUS:
@@ -214,7 +214,7 @@ def _whole_cpus(container: AdmittedContainer, what: str) -> int:
     cpus = read_quantity(value, place)
     if cpus.denominator != 1 or cpus < 0:
         raise Misconfigured(
-            f"{place} must be a whole number, because the pod asks for CPUs of its own; "
+            f"{place} must be a whole number, because the pod requests CPUs of its own; "
             f"write {max(1, -(-cpus.numerator // cpus.denominator))}, or remove the limit"
         )
     return int(cpus)

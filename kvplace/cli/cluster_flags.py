@@ -67,7 +67,7 @@ def complete_drawn(context: click.Context, argument: click.Parameter, begun: str
 
 
 def complete_vm(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Complete the name of a VM, or plain pod, that asked for cores."""
+    """Complete the name of a VM, or plain pod, with a request for cores."""
     return _items([name for _, name in _names(context, _vms, _vm_name)], begun)
 
 

@@ -62,7 +62,7 @@ def _print(report: DemoReport, out: Console) -> None:
 
     settings, drawing = report.settings, report.core_map()
     out.print(
-        f"{counted(settings.vms, 'VM')} from vm-templates/ asked for cores on "
+        f"{counted(settings.vms, 'VM')} from vm-templates/ requested cores on "
         f"{counted(settings.nodes, 'server')}, one after the other. Each went through\n"
         "kvplace's webhooks, its answers to kube-scheduler, the claim in the node's ledger and the libvirt\n"
         "hook, as in a cluster.",
@@ -106,7 +106,7 @@ def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Con
     out.print(
         f"placed    {len(report.placed)} of {counted(ordered, 'VM')} on "
         f"{counted(len(report.machines), 'node')} of {counted(servers, 'server type')} "
-        f"in {report.seconds:.1f} s" + (f" ({floating} of them unpinned, as they asked)" if floating else "")
+        f"in {report.seconds:.1f} s" + (f" ({floating} of them unpinned, as requested)" if floating else "")
     )
     if report.done < ordered:
         out.print(f"          interrupted: {counted(ordered - report.done, 'VM')} not tried")

@@ -61,7 +61,7 @@ def command(
     """Explain a VM.
 
     A VM without a node: the reasons of all nodes with the shortfall, grouped and counted; the changes that
-    would make it fit; the reports of kube-scheduler and KubeVirt. Nodes are asked as the scheduler asks.
+    would make it fit; the reports of kube-scheduler and KubeVirt. Each node is tried as in scheduling.
 
     A running VM: its cores, whether its threads were measured there, the VMs that use the same cores, caches
     and NUMA nodes, and its events.

@@ -77,7 +77,7 @@ def _read_state(text: str) -> VmState:
     help="Only VMs in this state, for example NotPinned. May be repeated.",
 )
 @click.option("--sort-by", "order", type=Words(_ORDERS), help="Order of the VMs (default: name).")
-@click.option("-w", "--watch", is_flag=True, help="Go on and print what changes, until Ctrl-C.")
+@click.option("-w", "--watch", is_flag=True, help="Print changes until Ctrl-C.")
 @click.option("--no-headers", is_flag=True, help="Leave the heads of the table out.")
 @output_option(Answer.LIST)
 @cluster_flags()
@@ -94,9 +94,9 @@ def command(
 ) -> int:
     """List VMs or nodes as they are now.
 
-    VMs are the virtual machines and pods that opted in, in one namespace, or in all with -A, also those
-    that have no pod. The state is Pinned when every thread has been read back on its cores; the phase is
-    KubeVirt's. Without the right to list virtual machines only pods are shown.
+    VMs are the opted-in virtual machines, with or without a pod, and pods, in one namespace, or in all with
+    -A. The state is Pinned when every thread has been read back on its cores; the phase is KubeVirt's.
+    Without the right to list virtual machines only pods are shown.
 
     For nodes: the status as kubectl prints it, the CPUs that are reserved, owned by one VM, shared by several
     and free, and the largest number of free CPUs inside one NUMA node.

@@ -150,7 +150,7 @@ def command(
     target: MapSource,
     flags: ClusterFlags,
 ) -> None:
-    """Draw the cores of a machine, and which VMs hold them.
+    """Draw the cores of a machine and the VMs on them.
 
     FILE is the machine in any form that `kvplace topology` reads; without FILE it is this machine. The map
     nests sockets, NUMA nodes, L3 caches, cores and threads.

@@ -54,15 +54,19 @@ def command() -> None:
 @click.option("--names", type=InputFile(), metavar="FILE", help="Make one VM for each name in a list.")
 @click.option("--name", help="Name of the rollout; its VMs' names begin with it (default: the template's).")
 @click.option("--waves", help="Sizes of the first waves, for example 1,10%; each waits for the one before.")
-@click.option("--max-in-flight", type=click.IntRange(1), help="VMs on their way at once (default: 100).")
-@click.option("--max-failures", type=click.IntRange(1), help="Make nothing more after so many failures.")
+@click.option(
+    "--max-in-flight",
+    type=click.IntRange(1),
+    help="VMs that are created but not ready, at most (default: 100).",
+)
+@click.option("--max-failures", type=click.IntRange(1), help="Create no more VMs after so many failures.")
 @click.option(
     "--until",
     type=Words([stage.value for stage in VmStage]),
-    help="When a VM is there (default: pinned; running for VMs that did not opt in).",
+    help="Stage of a ready VM (default: pinned; running for VMs that did not opt in).",
 )
 @click.option("--timeout", metavar="TIME", help="Longest wait for all VMs, for example 15m (default: 30m).")
-@click.option("--wait-for-room", is_flag=True, help="Make the VMs that will not fit, too; they wait.")
+@click.option("--wait-for-room", is_flag=True, help="Create VMs that do not fit, too; they wait.")
 @click.option("--no-plan", is_flag=True, help="Do not plan first, which needs the right to read nodes.")
 @click.option("--dry-run", is_flag=True, help="Check and plan only.")
 @click.option("--example", is_flag=True, help="Print a rollout document, as a start for your own.")
@@ -89,9 +93,9 @@ def create(
     The plan is a forecast from what is free now: other pods may be faster. VMs that will not fit are not made
     and count as failed; `kvplace rollout resume` makes them later.
 
-    Ctrl-C stops the rollout; what has been made stays, and `kvplace rollout resume` goes on.
+    Ctrl-C stops the rollout; created VMs stay, and `kvplace rollout resume` continues.
 
-    Exit code 0 when all VMs are there, 3 when none fits, 4 when some are not there, 5 when the time was over.
+    Exit code 0 when all VMs are ready, 3 when none fits, 4 when some are not ready, 5 after the timeout.
     """
     from kvplace.documents.rollout import ROLLOUT_EXAMPLE
 
@@ -119,9 +123,9 @@ def create(
     return run_with_cluster(flags, body)
 
 
-@command.command("resume", short_help="Go on with a rollout after an interruption.")
+@command.command("resume", short_help="Continue a rollout after an interruption.")
 @click.argument("name", shell_complete=complete_rollout)
-@click.option("--wait-for-room", is_flag=True, help="Make the VMs that will not fit, too; they wait.")
+@click.option("--wait-for-room", is_flag=True, help="Create VMs that do not fit, too; they wait.")
 @click.option("--no-plan", is_flag=True, help="Do not plan first, which needs the right to read nodes.")
 @_yes
 @output_option(Answer.LIST)
@@ -129,7 +133,7 @@ def create(
 def resume(
     *, flags: ClusterFlags, name: str, wait_for_room: bool, no_plan: bool, yes: bool, output: Output
 ) -> int:
-    """Make the VMs of a rollout that are missing, and wait until all of them are there.
+    """Create the missing VMs of a rollout, and wait until all are ready.
 
     Templates and counts are the same as at its creation. VMs that exist stay as they are.
     """
@@ -152,9 +156,9 @@ def resume(
 @output_option(Answer.LIST)
 @cluster_flags(everywhere=False, selector=False)
 def status(*, flags: ClusterFlags, name: str, output: Output) -> int:
-    """State how far a rollout is, from its VMs in the cluster.
+    """Show the progress of a rollout, from its VMs in the cluster.
 
-    Exit code 0 when all VMs are there, 4 when some are not.
+    Exit code 0 when all VMs are ready, 4 when some are not.
     """
     from kvplace.cli.live_cluster import run_with_cluster
 
@@ -241,9 +245,9 @@ async def _carry_out(
     report = await shown_run(await rollouts.begin(prepared, everything=everything))
     _print_report(report, output)
     if report.interrupted:
-        say(f"interrupted; `kvplace rollout resume {name} -n {report.namespace}` goes on")
+        say(f"interrupted; `kvplace rollout resume {name} -n {report.namespace}` continues")
     elif report.exit_code is not ExitCode.DONE:
-        say(f"not all VMs are there; `kvplace rollout resume {name} -n {report.namespace}` tries again")
+        say(f"not all VMs are ready; `kvplace rollout resume {name} -n {report.namespace}` tries again")
     return report.exit_code
 
 

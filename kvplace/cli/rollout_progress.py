@@ -35,7 +35,7 @@ async def shown_run(run: RolloutRun) -> Report:
     """Carry out a run and show how far it is; the first Ctrl-C stops it, the second one ends the program."""
 
     def stop() -> None:
-        say("stopping; what has been made stays")
+        say("stopping; created VMs stay")
         run.stop()
 
     with on_interrupt(stop):
@@ -72,7 +72,7 @@ async def _stalls(run: RolloutRun) -> AsyncIterator[None]:
                 told = True
                 say(
                     f"nothing has changed for {_STALL_S:.0f} s: {run.waits_for}; Ctrl-C leaves them as they "
-                    "are, and `kvplace rollout resume` goes on"
+                    "are, and `kvplace rollout resume` continues"
                 )
 
     watching = asyncio.create_task(watch())

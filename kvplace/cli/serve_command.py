@@ -100,7 +100,7 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     type=Words(["pack", "spread", "balance"]),
     default="pack",
     show_default=True,
-    help="How nodes are chosen where a VM sits equally well.",
+    help="Order of nodes with equally good placements.",
 )
 @click.option(
     "--mode",

@@ -1,4 +1,4 @@
-"""`kvplace top`: how full and how fragmented the nodes of a live cluster are, and which VMs hold most."""
+"""`kvplace top`: how full and how fragmented the nodes of a live cluster are, and its largest VMs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _VM_ORDERS = ("cpus", "memory", "name")
     help=f"For nodes: {', '.join(_NODE_ORDERS)} (default: name); for vms: {', '.join(_VM_ORDERS)} "
     "(default: cpus).",
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="NUMBER", help="Show so many rows.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="NUMBER", help="Number of rows.")
 @output_option(Answer.LIST)
 @cluster_flags()
 def command(*, what: str, sort_by: str | None, limit: int | None, output: Output, flags: ClusterFlags) -> int:
-    """Show how full the nodes are, or which VMs hold most.
+    """Show how full the nodes are, or the largest VMs.
 
     FRAGMENTED states how much smaller the largest free block inside a NUMA node is than the free CPUs of the
-    node could form: 0 % where all that is free lies together. With nodes, a summary of the cluster follows.
+    node could form: 0 % if they are contiguous. With nodes, a summary of the cluster follows.
     """
     from kvplace.cli.live_cluster import run_with_cluster
 

@@ -19,7 +19,7 @@ _OURS = ("client", "serve", "agent", "hook")
 
 
 @click.command("version", short_help="Show the releases of this command and of a cluster's kvplace.")
-@click.option("--client", "client_only", is_flag=True, help="Only this command; no cluster is asked.")
+@click.option("--client", "client_only", is_flag=True, help="Only this command, without a cluster.")
 @cluster_flags(namespaced=False, selector=False)
 @output_option(Answer.REPORT)
 def command(*, flags: ClusterFlags, client_only: bool, output: Output) -> None:

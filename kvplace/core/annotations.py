@@ -294,13 +294,13 @@ CONTRADICTIONS = (
     Contradiction(
         GuestNuma.MIRROR,
         NumaMemory.INTERLEAVE,
-        "the memory of a guest cell lies on one NUMA node, interleaved memory on all of them; ask for "
+        "the memory of a guest cell lies on one NUMA node, interleaved memory on all of them; use "
         "preferred or strict",
     ),
     Contradiction(
         GuestNuma.MIRROR,
         NumaMemory.OFF,
-        "guest cells promise memory near their vCPUs, which off does not provide; ask for preferred",
+        "guest cells promise memory near their vCPUs, which off does not provide; use preferred",
     ),
 )
 

@@ -104,7 +104,7 @@ def request_of(document: Mapping[str, Any], *, also: Iterable[str] = ()) -> Requ
         request = read_request(fields)
         if request.options.policy is Policy.NONE:
             others = ", ".join(policy.value for policy in Policy if policy is not Policy.NONE)
-            raise ValueError(f"policy is 'none', which asks for nothing to place; it must be one of {others}")
+            raise ValueError(f"policy is 'none', which requests no CPUs; it must be one of {others}")
         _check_memory(request, document)
     except ValueError as error:
         raise BadBody(str(error)) from None

@@ -196,7 +196,7 @@ def _stale(found: Installation, *, has_agent: bool) -> Iterator[Finding]:
         yield warning(
             counted(len(orphans), "node"),
             f"{some(orphans, _SHOWN)}: their agent is gone; changes of the machine are not noticed",
-            f'run the agent again; "A node goes on without its agent" in Troubleshooting: `{_RELEASE}`',
+            f'run the agent again; "Run a node without its agent" in Troubleshooting: `{_RELEASE}`',
         )
 
 

@@ -29,7 +29,7 @@ from kvplace.documents.model import DIALECT, DocumentModel, Text, checked_by
 
 NodeSelector: TypeAlias = dict[str, str]
 _OPTIONS = {
-    "cpuSet": "Where all CPUs of the VM must lie.",
+    "cpuSet": "The domain that must contain all CPUs of the VM.",
     "policy": "Whether other VMs may use the CPUs.",
     "smt": "How vCPUs share cores.",
     "emulatorThreads": "Where QEMU's own threads run.",
@@ -109,7 +109,7 @@ def _option(key: str) -> dict[str, Any]:
 
 REQUEST_SCHEMA: dict[str, Any] = {
     "title": "Request",
-    "description": "What one VM asks for.",
+    "description": "The request of one VM.",
     "type": "object",
     "additionalProperties": False,
     "required": ["vcpus"],

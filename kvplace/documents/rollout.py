@@ -60,7 +60,7 @@ vms:
             memory: {guest: 8Gi}
             devices: {}
 waves: [1, 10%]              # one VM first, then a tenth of them, then all others
-maxInFlight: 100             # VMs that are on their way at once
+maxInFlight: 100             # VMs that are created but not ready, at most
 maxFailures: 5               # nothing more is made after so many
 timeout: 15m
 """
@@ -173,11 +173,11 @@ class RolloutDocument(DocumentModel):
     """Sizes of the first waves, in VMs or as shares such as 10%. Each wave begins when all VMs of the one
     before are there; the VMs that are left form the last one. Default: one wave."""
     max_in_flight: Annotated[int, Field(strict=True, ge=1, le=MOST_VMS)] = 100
-    """VMs that are made but not there yet, at most."""
+    """VMs that are created but not ready, at most."""
     max_failures: Annotated[int, Field(strict=True, ge=1, le=MOST_VMS)] | None = None
-    """Nothing more is made once so many VMs have failed; default: the others are made all the same."""
+    """No more VMs are created once so many have failed; default: the others are created in any case."""
     until: VmStage = VmStage.PINNED
-    """When a VM is there. One that did not opt in is there when it runs, one that stays off when it is
-    made."""
+    """Stage of a ready VM. A VM that did not opt in is ready when it runs, a VM that stays off when it is
+    created."""
     timeout: Duration = 1800.0
     """How long one run waits for all of them."""

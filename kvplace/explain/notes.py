@@ -49,7 +49,7 @@ def notes_on_vmi(vmi: Document) -> Iterator[str]:
         name, namespace = vmi["metadata"]["name"], vmi["metadata"].get("namespace")
         yield (
             "it is paused: its vCPUs stand still, and it keeps its cores; "
-            f"`virtctl unpause vmi {name} -n {namespace}` lets it go on"
+            f"`virtctl unpause vmi {name} -n {namespace}` continues it"
         )
     yield from _growth(vmi)
     migration = status.get("migrationState") or {}

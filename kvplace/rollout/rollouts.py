@@ -91,7 +91,7 @@ class Rollouts:
             one = f"{rollout.name} -n {rollout.namespace}"
             raise Refused(
                 f"there is a rollout {shown(rollout.name)} {what} in namespace {rollout.namespace}: "
-                f"`kvplace rollout resume {one}` goes on with it as it was created, "
+                f"`kvplace rollout resume {one}` continues it as it was created, "
                 f"`kvplace rollout delete {one}` removes it; or choose another name"
             )
         missing = _missing(rollout, await look(self._cluster, rollout))
@@ -241,12 +241,12 @@ class Rollouts:
             for store in (vms, vmis, pods):
                 if store.failure is not None:
                     raise Unavailable(
-                        f"{after} what is left is unknown of rollout {shown(name)}: {store.failure}"
+                        f"{after} the rest of rollout {shown(name)} is unknown: {store.failure}"
                     ) from None
             still = {**vms.records, **vmis.records}
             what = counted(len(still), "VM") if still else f"{counted(len(pods.records), 'pod')} of its VMs"
             raise Unavailable(
-                f"{after} rollout {shown(name)} still has {what}; delete it again to go on waiting"
+                f"{after} rollout {shown(name)} still has {what}; run delete again to wait longer"
             ) from None
         finally:
             following.cancel()

@@ -197,7 +197,7 @@ class Extender:
             return FilterResult.rejecting(args, dict.fromkeys(args.names, str(error)))
         if asking is None:
             return FilterResult(
-                error="the pod asks for cores (resource kvplace.io/vm) but carries no kvplace.io/request: "
+                error="the pod requests cores (resource kvplace.io/vm) but has no kvplace.io/request: "
                 "it was created without kvplace's webhooks; delete it to have it created again"
             )
         request = asking.pod_request.request

@@ -408,7 +408,7 @@ class RoomMaker:
             raise RoomStopped("the VM waits no longer")
         assert making.kept is not None
         if making.kept.find(self._cache.ledger(making.kept.node)) is None:
-            raise RoomStopped(f"what was reserved on {making.kept.node} has been taken")
+            raise RoomStopped(f"another pod has taken the reserved CPUs on {making.kept.node}")
 
     def _waits(self, pod: PodRecord) -> bool:
         known = self._cache.pods.get(pod.uid)

@@ -89,7 +89,7 @@ class ServeReadiness(Readiness):
         if len(failing) == len(self.stores):
             return Health(False, f"every watch of the API server has failed {lasting}")
         kinds = ", ".join(store.kind.name for store in failing)
-        return Health(True, f"ok, but what is known of {kinds} grows old; watching has failed {lasting}")
+        return Health(True, f"ok, but the view of {kinds} grows old; watching has failed {lasting}")
 
 
 async def hang_up_while_unready(

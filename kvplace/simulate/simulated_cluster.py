@@ -128,8 +128,8 @@ def _uid(vm: SimulatedVm) -> str:
 class ClusterState:
     """A cluster at one moment, in shares of what the empty cluster can give out.
 
-    A free CPU is stranded where its node has too little memory left to go with it, in the proportion in
-    which the VMs together ask for both; free memory is stranded where too few CPUs are left to go with it.
+    A free CPU is stranded where its node has too little memory left to go with it, in the proportion that
+    all VMs together request; free memory is stranded where too few CPUs are left to go with it.
     Memory is counted outside huge pages. Nodes of unknown memory strand nothing.
     """
 

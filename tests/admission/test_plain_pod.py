@@ -93,14 +93,14 @@ def test_a_plain_pod_with_only_limits_needs_no_change_of_its_requests() -> None:
             [{"limits": {"cpu": "1500m"}}],
             (
                 "Pod default/solver: container c0: CPU limit '1500m' must be a whole number, because the pod "
-                "asks for CPUs of its own; write 2, or remove the limit"
+                "requests CPUs of its own; write 2, or remove the limit"
             ),
         ),
         (
             [{"limits": {"cpu": "2"}}, {"limits": {"cpu": "200m"}}],
             (
                 "Pod default/solver: container c1: CPU limit '200m' must be a whole number, because the pod "
-                "asks for CPUs of its own; write 1, or remove the limit"
+                "requests CPUs of its own; write 1, or remove the limit"
             ),
         ),
         (
@@ -122,7 +122,7 @@ def test_a_plain_pod_with_only_limits_needs_no_change_of_its_requests() -> None:
         (
             [{"requests": {"cpu": "2"}}],
             (
-                "Pod default/solver asks for CPUs of its own, but no container has a CPU limit; set "
+                "Pod default/solver requests CPUs of its own, but no container has a CPU limit; set "
                 "spec.containers[].resources.limits.cpu to the number of CPUs"
             ),
         ),
@@ -192,7 +192,7 @@ def test_a_plain_pod_with_float_and_a_bad_limit_is_refused() -> None:
 def test_a_pod_without_containers_is_refused_with_the_namespace_of_the_request() -> None:
     raw = plain_pod()
     raw["spec"]["containers"] = []
-    with pytest.raises(Misconfigured, match=r"^Pod prod/solver asks for CPUs but has no container; add one$"):
+    with pytest.raises(Misconfigured, match=r"^Pod prod/solver requests CPUs but has no container; add one$"):
         admit_pod(raw, namespace="prod", settings=SETTINGS)
 
 
@@ -222,7 +222,7 @@ def test_a_plain_pod_requests_as_a_whole_no_less_than_its_containers(
 def test_a_plain_pod_that_is_limited_as_a_whole_to_less_than_its_cpus_is_refused() -> None:
     assert refusal(plain_pod(ASKS, *TWO, resources={"limits": {"cpu": "5"}})) == (
         "Pod default/solver: spec.resources.limits.cpu is 5, but the containers request 6 CPUs, because the "
-        "pod asks for CPUs of its own; set it to 6, or remove it"
+        "pod requests CPUs of its own; set it to 6, or remove it"
     )
 
 

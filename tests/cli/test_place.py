@@ -154,7 +154,7 @@ def test_huge_pages_are_counted_by_numa_node() -> None:
         ('{"vcpus": 1, "cpuset": "any"}', "'cpuset' is not known; did you mean 'cpuSet'?"),
         ('{"vcpus": 1, "cpuSet": "one-sock"}', "cpuSet is 'one-sock'; it must be one of one-socket"),
         ('{"vcpus": 1, "policy": "share", "smt": "isolate"}', "smt: 'isolate' contradicts policy: 'share': "),
-        ('{"vcpus": 1, "policy": "none"}', "policy is 'none', which asks for nothing to place"),
+        ('{"vcpus": 1, "policy": "none"}', "policy is 'none', which requests no CPUs"),
         ('{"vcpus": 1, "cpu-set": "0-3"}', "any; it names a scope, not CPUs: kvplace chooses the CPUs"),
         ('{"vcpus": 1, "cpuSet": 4}', "cpuSet is 4; it must be one of one-socket"),
         ('{"vcpus": 1, "smt": ["prefer"]}', "smt is ['prefer']; it must be one of"),

@@ -283,10 +283,10 @@ NO_CPU = (
     "or leave guest-numa out"
 )
 EVERYWHERE = (
-    "the memory of a guest cell lies on one NUMA node, interleaved memory on all of them; ask for preferred "
+    "the memory of a guest cell lies on one NUMA node, interleaved memory on all of them; use preferred "
     "or strict"
 )
-ANYWHERE = "guest cells promise memory near their vCPUs, which off does not provide; ask for preferred"
+ANYWHERE = "guest cells promise memory near their vCPUs, which off does not provide; use preferred"
 
 
 @pytest.mark.parametrize(

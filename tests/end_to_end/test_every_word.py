@@ -45,7 +45,7 @@ GIVEN_OUT = {"socket0": "1-2,129-130,17-18,145-146", "socket1": "65-68,193-196"}
 
 @dataclass(frozen=True)
 class Asked:
-    """What one VM asks for."""
+    """The request of one VM."""
 
     annotations: Mapping[str, str]
     cpu: Mapping[str, int]

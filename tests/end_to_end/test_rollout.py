@@ -123,7 +123,7 @@ def test_an_interrupted_rollout_is_resumed_with_every_vm_once(cluster: ControlPl
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert f"`kvplace rollout resume stop -n {shop}` goes on" in err
+    assert f"`kvplace rollout resume stop -n {shop}` continues" in err
     before = made(cluster, shop)
     assert json.loads(out)["created"] == len(before) == 2
     cordon(cluster, unschedulable=False)

@@ -123,7 +123,7 @@ async def test_a_paused_vm_and_a_migration_are_reported_as_kubevirt_reports_them
     objects.put("virtualmachineinstances", {**vmi(), "status": status})
     command = "`virtctl unpause vmi db -n default`"
     assert (await explained(objects, cluster, "vm/db")).notes == (
-        f"it is paused: its vCPUs stand still, and it keeps its cores; {command} lets it go on",
+        f"it is paused: its vCPUs stand still, and it keeps its cores; {command} continues it",
         "it migrates live from worker to other",
         "KubeVirt reports Synchronized is false: the hook refuses",
     )

@@ -48,6 +48,6 @@ async def test_a_deletion_that_takes_too_long_states_what_is_left() -> None:
     rollouts = rollouts_of(cluster)
     await rollouts.create(await rollouts.prepare(rollout(until="created")))
     cluster.pods_linger = True
-    with pytest.raises(Unavailable, match=r"rollout 'web' still has 6 pods of its VMs; delete it again"):
+    with pytest.raises(Unavailable, match=r"rollout 'web' still has 6 pods of its VMs; run delete again"):
         await rollouts.delete("web", timeout_s=0.2)
     assert await rollouts.names() == ("web",)

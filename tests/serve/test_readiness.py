@@ -112,7 +112,7 @@ async def test_cut_off_from_the_api_server_it_is_not_ready_states_why_and_is_rea
         async with aiohttp.ClientSession() as session, session.get(f"http://{health}/healthz") as alive:
             assert alive.status == 200
         cluster.work_again(PODS)
-        await until(health, 200, "ok, but what is known of nodes, nodetopologies, nodeledgers grows old")
+        await until(health, 200, "ok, but the view of nodes, nodetopologies, nodeledgers grows old")
         cluster.work_again(*DECIDES_ON)
         assert await until(health, 200, "ok\n") == "ok\n"
 
@@ -123,7 +123,7 @@ async def test_one_watch_that_fails_is_reported_and_leaves_it_ready(certificates
     async with serving(settings_for(certificates), cluster) as addresses:
         cluster.fail(Forbidden("the API server denies watch on nodetopologies"), TOPOLOGIES)
         sentence = await until(addresses["health"], 200, "denies watch on nodetopologies")
-    assert sentence.startswith("ok, but what is known of nodetopologies grows old; watching has failed for ")
+    assert sentence.startswith("ok, but the view of nodetopologies grows old; watching has failed for ")
 
 
 @pytest.mark.usefixtures("impatient")
