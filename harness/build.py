@@ -9,12 +9,12 @@ from dev.step import in_ci
 from harness.build_cache import BuildFailed, NotInstalled
 from harness.control_plane.programs import ALERTS, HELM, KUBERNETES, KUBEVIRT, PUBLISHING
 from harness.go_build import built
-from harness.node_programs.programs import NODE_MODULES
+from harness.node_programs.programs import DRA_DRIVER_CPU, NODE_MODULES
 
 CONTROL_PLANE, NODE = "control-plane", "node"
 GROUPS = {
     **dict.fromkeys((KUBERNETES, KUBEVIRT), CONTROL_PLANE),
-    **dict.fromkeys(NODE_MODULES, NODE),
+    **dict.fromkeys((*NODE_MODULES, DRA_DRIVER_CPU), NODE),
     **dict.fromkeys((HELM, ALERTS, PUBLISHING), CONTROL_PLANE),
 }
 """The group of each module; modules of the tests come first."""

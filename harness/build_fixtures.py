@@ -20,7 +20,7 @@ from dev.step import in_ci
 from harness.build_cache import BuildFailed, NotInstalled, say_to_stderr
 from harness.control_plane.programs import ALERTS, HELM, KUBERNETES, KUBEVIRT, PUBLISHING
 from harness.go_build import GoModule, built, is_built
-from harness.node_programs.programs import NODE_MODULES
+from harness.node_programs.programs import DRA_DRIVER_CPU, NODE_MODULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ NEEDS = {
     "alerts_program": Need("control_plane", (ALERTS,)),
     "kubevirt_programs": Need("control_plane", (KUBEVIRT,)),
     "node_programs": Need("node_programs", NODE_MODULES),
+    "dra_driver_cpu": Need("node_programs", (DRA_DRIVER_CPU,)),
 }
 
 

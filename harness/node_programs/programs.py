@@ -43,6 +43,8 @@ KUBEVIRT_NODE = GoModule(
         for name in ("virt-template-api", "virt-template-client-go")
     ),
 )
+# Not a program of every node: only its own test needs it.
+DRA_DRIVER_CPU = GoModule(_HERE / "dra_driver_cpu", contents="dra-driver-cpu", packages="tool")
 NODE_MODULES = (CONTAINERD, CRICTL, KUBELET, KUBEVIRT_NODE)
 
 
