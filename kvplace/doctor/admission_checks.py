@@ -49,6 +49,8 @@ POLICIES = (
     "other-pods.kvplace.io",
 )
 """The policies of every installation; tests compare them with the manifests."""
+CPU_CLAIMS_POLICY = "resource-claims.kvplace.io"
+"""The policy of the component dra-driver-cpu."""
 _WARNS = "misspelt-annotations.kvplace.io"
 """The policy that only warns."""
 _OF_AGENTS = "agent-"

@@ -9,6 +9,7 @@ from kvplace.core.node_topology import Enforcement
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NumaId
 from kvplace.core.topology import Topology
+from kvplace.doctor.admission_checks import CPU_CLAIMS_POLICY
 from kvplace.doctor.installation import (
     AGENT,
     Finding,
@@ -117,6 +118,19 @@ def check_conditions(found: Installation) -> Iterator[Finding]:
             name_nodes(held),
             f"the kubelet's static policy holds {cpus}; kvplace sets no cpusets there",
             "set cpuManagerPolicy: none, or keep VMs that opted in away from there",
+        )
+    of_driver = [name for name, described in by_agents.items() if described.enforcement is Enforcement.DRA]
+    if of_driver and found.named("validatingadmissionpolicies", CPU_CLAIMS_POLICY) is None:
+        yield wrong(
+            name_nodes(of_driver),
+            "dra-driver-cpu sets the cpusets there (enforcement dra), and kvplace may not hand cores over",
+            "add the component dra-driver-cpu to your folder and apply it again",
+        )
+    elif of_driver:
+        yield warning(
+            name_nodes(of_driver),
+            "dra-driver-cpu sets the cpusets there (enforcement dra, experimental): VMs get no cores there",
+            "nothing for plain pods with ResourceClaims; for VMs set ENFORCEMENT=auto and remove the driver",
         )
     open_nodes = [
         name

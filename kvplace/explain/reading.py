@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import Absent, BadBody, Forbidden
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.request_json import PodRequest
 from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import did_you_mean, shown
@@ -276,6 +277,10 @@ class _Explaining:
                 yield from notes_on_held(pod)
             elif vm.state is not VmState.ENDING:
                 yield from notes_on_containers(pod)
+            node = self._view.nodes.get(vm.pod.node)
+            described = None if node is None else node.described
+            if described is not None and described.enforcement is Enforcement.DRA:
+                yield "dra-driver-cpu sets its cpuset (enforcement dra): it gets no other cores while it runs"
 
     def _notes_on_waiting(self, vm: VmView) -> Iterator[str]:
         claims = {

@@ -7,6 +7,7 @@ from kvplace.agent.node_plan import ThisNode
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.nri_source import NriSource
 from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import PodUid
 from tests.agent.nodes_in_use import PLAIN, VM, node_with, placed
 from tests.agent.played_runtime import PlayedContainer, PlayedObjects, PlayedRuntime, now
@@ -18,7 +19,10 @@ ONE_VM = node_with(placed(VM, "2-3"))
 class Node:
     """A node with a runtime and an agent."""
 
-    def __init__(self, state: ThisNode, *, sweep_s: float = 600.0) -> None:
+    def __init__(
+        self, state: ThisNode, *, sweep_s: float = 600.0, observed: Enforcement | None = None
+    ) -> None:
+        self._observed = observed
         self.objects = PlayedObjects(state)
         self.runtime = PlayedRuntime(state.topology.cpus)
         self.report = NodeReport()
@@ -28,7 +32,12 @@ class Node:
     def restart_agent(self) -> None:
         """Start an agent anew; it is connected at once."""
         self.keeper = CpusetKeeper(
-            self.objects, self.report, self.runtime.cgroups, sweep_s=self._sweep_s, starting_s=0.0
+            self.objects,
+            self.report,
+            self.runtime.cgroups,
+            observed=self._observed,
+            sweep_s=self._sweep_s,
+            starting_s=0.0,
         )
         self.source = NriSource(self.keeper, self.runtime, self.runtime.cgroups.root)
         self.runtime.connect(self.source)

@@ -93,6 +93,7 @@ async def test_without_nri_cgroups_are_written(host: Host) -> None:
         (Enforcement.NRI, NriSource),
         (Enforcement.CGROUP, CgroupSource),
         (Enforcement.NONE, CgroupSource),
+        (Enforcement.DRA, NriSource),
     ],
 )
 async def test_with_nri_the_runtime_sets_them_unless_the_operator_asks_for_something_else(
@@ -119,7 +120,7 @@ async def test_a_host_without_cpusets_is_reported_and_the_agent_goes_on(host: Ho
 def test_whether_an_agent_enforces_is_a_metric_by_which_agents_are_counted() -> None:
     report = NodeReport()
     seen = []
-    for how in (Enforcement.NRI, Enforcement.NONE, Enforcement.CGROUP):
+    for how in (Enforcement.NRI, Enforcement.NONE, Enforcement.CGROUP, Enforcement.DRA):
         report.enforce(how)
         seen.append(REGISTRY.get_sample_value("kvplace_agent_enforces"))
-    assert seen == [1, 0, 1]
+    assert seen == [1, 0, 1, 1]

@@ -8,6 +8,7 @@ from kvplace.cli.explain_lines import seat_lines
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.neighbours import Nearness
 from kvplace.core.node_devices import NO_NUMA, DeviceReport, NodeDevices, PodDevice
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.request_json import PodRequest, write_request
@@ -107,6 +108,19 @@ async def test_devices_of_a_vm_are_reported_with_their_numa_nodes(
     assert "            intel.com/vf on no known NUMA node\n" in printed(found)
     (document,) = explanation_document(found)["pods"]
     assert [one["numaNode"] for one in document["devices"]] == [1, -1]
+
+
+async def test_a_pod_on_a_node_of_dra_driver_cpu_states_that_its_cores_stay(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 1, 8, 9)
+    assert not any("dra-driver-cpu" in note for note in (await explained(objects, cluster, "vm/db")).notes)
+    cluster.put_topology("worker", TWO, enforcement=Enforcement.DRA)
+    found = await explained(objects, cluster, "vm/db")
+    assert (
+        "dra-driver-cpu sets its cpuset (enforcement dra): it gets no other cores while it runs"
+        in found.notes
+    )
 
 
 async def test_a_paused_vm_and_a_migration_are_reported_as_kubevirt_reports_them(

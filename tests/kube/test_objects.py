@@ -269,6 +269,7 @@ def test_what_the_kubelet_holds_is_read_from_the_status_of_a_machine_that_is_kno
         ({"enforcement": "none"}, Enforcement.NONE),
         ({"enforcement": "nri"}, Enforcement.NRI),
         ({"enforcement": "cgroup"}, Enforcement.CGROUP),
+        ({"enforcement": "dra"}, Enforcement.DRA),
     ],
 )
 def test_how_a_node_enforces_is_read_from_the_status(status: Any, enforcement: Enforcement) -> None:

@@ -18,9 +18,11 @@ import msgspec
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.claimed_cpus import with_status
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
+from kvplace.kube.object_records import ResourceClaimRecord
 from kvplace.kube.session import Limits, open_session
 from kvplace.kube.watches import (
     EVERYTHING,
@@ -112,6 +114,10 @@ class World(ABC):
     def put_topology(self, name: str, spec: Json) -> None: ...
 
     @abstractmethod
+    def allocate_cpus(self, name: str, status: Json) -> None:
+        """Create a ResourceClaim for CPUs, and allocate them as kube-scheduler does."""
+
+    @abstractmethod
     def delete_topology(self, name: str) -> None: ...
 
     @abstractmethod
@@ -147,6 +153,10 @@ class MemoryWorld(World):
         if gated:
             self._memory.change_pod(self.namespace, name, gated=True)
         return uid
+
+    def allocate_cpus(self, name: str, status: Json) -> None:
+        unallocated = ResourceClaimRecord(self.namespace, name)
+        self._memory.put_resource_claim(with_status(unallocated, status))
 
     def create_disruption_budget(self, name: str, selector: Json) -> None:
         document = {
@@ -240,6 +250,13 @@ class ApiWorld(World):
             spec["schedulingGates"] = [{"name": "kvplace.io/test"}]
         answer = self.plane.request("POST", self._pods(), {"metadata": metadata, "spec": spec})
         return PodUid(answer["metadata"]["uid"])
+
+    def allocate_cpus(self, name: str, status: Json) -> None:
+        path = f"/apis/resource.k8s.io/v1/namespaces/{self.namespace}/resourceclaims"
+        requests = [{"name": "cpus", "exactly": {"deviceClassName": "dra.cpu"}}]
+        claim = {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}}
+        made = self.plane.request("POST", path, claim)
+        self.plane.request("PUT", f"{path}/{name}/status", {**made, "status": status})
 
     def create_disruption_budget(self, name: str, selector: Json) -> None:
         path = f"/apis/policy/v1/namespaces/{self.namespace}/poddisruptionbudgets"
