@@ -325,7 +325,7 @@ class TestChangesOfTheNode:
         assert (node.cgroup(compute), node.runtime.cgroups.writes) == ("6", [])
         assert node.report.enforcement is Enforcement.NONE
 
-    def test_where_dra_driver_cpu_sets_the_cpusets_the_agent_sets_none_and_says_so(self) -> None:
+    def test_where_dra_driver_cpu_sets_the_cpusets_the_agent_sets_none_and_reports_the_mode(self) -> None:
         node = Node(ONE_VM, observed=Enforcement.DRA)
         compute = node.runtime.create(node.runtime.run_pod(VM), "compute", _cpuset("2-3"))
         node.runtime.start(compute)

@@ -17,6 +17,7 @@ from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.claimed_cpus import with_status
 from kvplace.kube.object_records import DeviceRequest, PodRecord, ResourceClaimRecord
 from kvplace.kube.resource_claims import CPU_DRIVER
+from kvplace.scheduler.movable_vms import MovableVms
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Moment, Operation
 from tests.nodes.machines import EIGHT
@@ -248,6 +249,17 @@ async def test_a_pod_that_may_float_does_so_without_a_claim_and_never_with_one(c
         allocate(cluster, pod, result(6))
         assert "has 6 CPUs" in await one.bind(pod, "a")
         assert cluster.pod("vm").node == ""
+
+
+async def test_pods_of_the_driver_get_no_other_cores_while_they_run(cluster: Counting) -> None:
+    async with replica(cluster) as one:
+        pod, node = pod_with(cluster, "vm", movable=True), NodeName("a")
+        allocate(cluster, pod)
+        assert await one.bind(pod, node) == ""
+        await one.until(lambda: one.cache.pods.records[pod.uid].node)
+        assert not MovableVms(one.cache).may_be_on(node)
+        cluster.put_topology(node, RESERVED, enforcement=Enforcement.NRI, by_agent=True)
+        await one.until(lambda: MovableVms(one.cache).may_be_on(node))
 
 
 async def test_without_the_rights_the_answer_names_the_component(cluster: Counting) -> None:
