@@ -325,22 +325,6 @@ class TestChangesOfTheNode:
         assert (node.cgroup(compute), node.runtime.cgroups.writes) == ("6", [])
         assert node.report.enforcement is Enforcement.NONE
 
-    def test_where_dra_driver_cpu_sets_the_cpusets_the_agent_sets_none_and_reports_the_mode(self) -> None:
-        node = Node(ONE_VM, observed=Enforcement.DRA)
-        compute = node.runtime.create(node.runtime.run_pod(VM), "compute", _cpuset("2-3"))
-        node.runtime.start(compute)
-        node.runtime.update(compute, _cpuset("5"))
-        assert (node.cgroup(compute), node.runtime.cgroups.writes) == ("5", [])
-        assert node.report.enforcement is Enforcement.DRA
-        assert node.keeper.plan.pods[VM].cpuset == parse_cpu_list("2-3")
-        assert node.report.conditions == {}
-
-    def test_the_kubelets_static_policy_counts_before_the_mode_of_the_operator(self) -> None:
-        node = Node(replace(ONE_VM, observes_only=True), observed=Enforcement.DRA)
-        node.runtime.start(node.runtime.create(node.runtime.run_pod(VM), "compute", _cpuset("5")))
-        assert node.report.enforcement is Enforcement.NONE
-        assert node.keeper.plan.pods[VM].cpuset == 0
-
 
 class TestRestarts:
     def test_containers_that_were_made_meanwhile_get_their_cpus_at_the_next_start(self) -> None:

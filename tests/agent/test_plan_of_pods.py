@@ -94,13 +94,6 @@ def test_what_is_refused_is_reported_and_what_is_only_observed_is_not_set() -> N
     assert (observed.sets_threads, observed.cpuset) == (False, 0)
 
 
-def test_where_dra_driver_cpu_sets_the_cpusets_a_container_is_to_have_the_cpus_that_its_pod_owns() -> None:
-    state = replace(node_with(placed(VM, "2-3")), observes_only=True, follows_claims=True)
-    plan = plan_node(state, [COMPUTE, SIDECAR])
-    assert (plan.pods[VM].sets_threads, plan.pods[VM].cpuset) == (False, parse_cpu_list("2-3"))
-    assert plan.containers == {}
-
-
 def test_a_revision_that_was_given_up_leaves_the_one_before_in_effect_with_the_cpus_of_both() -> None:
     old, new = placed(VM, "2-3"), placed(VM, "4-5", revision=2)
     state = node_with(old)

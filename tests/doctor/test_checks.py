@@ -393,11 +393,6 @@ def test_plugins_of_others_are_named_where_kubevirt_calls_them() -> None:
 def test_nodes_need_a_description_an_agent_and_its_enforcement() -> None:
     assert problems(check_conditions, **view()) == []
     assert "enforcement none" in problems(check_conditions, **view(enforcement="none"))[0]
-    (mode,) = problems(check_conditions, **view(enforcement="dra"))
-    assert "kvplace may not hand cores over" in mode
-    policies = {"validatingadmissionpolicies": (named("resource-claims.kvplace.io"),)}
-    (mode,) = problems(check_conditions, **view(enforcement="dra"), objects=policies)
-    assert "dra-driver-cpu sets the cpusets there (enforcement dra, experimental)" in mode
     (static,) = problems(check_conditions, **view(kubelet_cpus=4))
     assert "kubelet's static policy holds worker: CPUs 2;" in static
     unreadable = view(topology=None, problem="no cores")

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvplace.core.errors import Conflict, Misconfigured, Refused
+from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
-from kvplace.core.scalars import CpuId, CpuMask, NodeName, PodUid
+from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.core.well_known_names import CPU_MAP, PLACED_LABEL
-from kvplace.kube.claimed_cpus import CLEARED, number_of_cpus, with_cpus
 from kvplace.kube.events import EventReason, does_not_fit, pod_reference
 from kvplace.kube.watches import (
     LEDGERS,
@@ -33,32 +32,12 @@ from kvplace.kube.watches import (
     Selector,
 )
 from tests.kube.claims import claim, taking
-from tests.kube.worlds import MACHINE, REQUEST, ApiWorld, Cluster, Json, MemoryWorld, Watcher, World, watching
+from tests.kube.worlds import MACHINE, REQUEST, ApiWorld, Cluster, MemoryWorld, Watcher, World, watching
 
 WORKER, OTHER = NodeName("worker"), NodeName("other")
 PLACEMENT = '{"version":1}'
 PLACEMENT_KEY = "kvplace.io/placement"
 RESULTS = {PLACEMENT_KEY: PLACEMENT, "cpu-map": '{"socket0":["2"]}'}
-
-ALLOCATED: Json = {
-    "reservedFor": [{"resource": "pods", "name": "vm", "uid": "u-1"}],
-    "allocation": {
-        "allocationTimestamp": "2026-01-01T00:00:00Z",
-        "devices": {
-            "results": [
-                {
-                    "request": "cpus",
-                    "driver": "dra.cpu",
-                    "pool": "n",
-                    "device": "cpus",
-                    "shareID": "5b6c0a0e-0000-4000-8000-000000000001",
-                    "consumedCapacity": {"dra.cpu/cpu": "2"},
-                }
-            ]
-        },
-    },
-}
-"""The status of a ResourceClaim that kube-scheduler has allocated CPUs to."""
 
 
 class Contract:
@@ -229,31 +208,6 @@ class Contract:
         assert counting({**gold, "old": ""}) == {"of-vm"}
         assert counting({"tier": "bronze", "app": ""}) == counting({"tier": "gold"}) == counting({}) == set()
         assert counting(gold, "elsewhere") == set()
-
-    # CPUs of ResourceClaims
-
-    async def test_an_allocation_changes_only_after_it_was_cleared_and_a_late_writer_gets_a_conflict(
-        self, world: World
-    ) -> None:
-        world.allocate_cpus("cpus", ALLOCATED)
-        claim = await world.cluster.read_resource_claim(world.namespace, "cpus")
-        assert claim is not None
-        assert (claim.allocated, number_of_cpus(claim, PodUid("u-1"))) == ((("dra.cpu", "n", "cpus"),), 2)
-        chosen = with_cpus(claim, CpuMask(0b110), "2030-01-01T00:00:00Z")
-        assert chosen is not None
-        with pytest.raises(Misconfigured, match="immutable"):
-            await world.cluster.write_claim_status(claim, chosen)
-        version = await world.cluster.write_claim_status(claim, CLEARED)
-        cleared = await world.cluster.read_resource_claim(world.namespace, "cpus")
-        assert cleared is not None
-        assert (cleared.allocated, cleared.resource_version) == (None, version)
-        with pytest.raises(Conflict):
-            await world.cluster.write_claim_status(claim, chosen)
-        await world.cluster.write_claim_status(cleared, chosen)
-        written = await world.cluster.read_resource_claim(world.namespace, "cpus")
-        assert written is not None
-        assert written.status == chosen
-        assert with_cpus(written, CpuMask(0b110), "2031-01-01T00:00:00Z") is None
 
     # Watching a part
 
