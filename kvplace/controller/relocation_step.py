@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvplace.core.annotations import contradiction_in, place_again_of
-from kvplace.core.cpuset import union
+from kvplace.core.device_locality import local_nodes
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, Ledger, Relocation, claim_of
 from kvplace.core.node_devices import NO_NUMA
@@ -208,13 +208,9 @@ def nodes_to_follow(pod: PodRecord, described: TopologyRecord | None) -> frozens
     is_whole = Counter(device.resource for device in report) == Counter(request.devices)
     if not is_whole or placed.revision != 1 or placed.placement.floats:
         return frozenset()
-    near = set(placed.placement.numa_nodes)
-    if request.options.device_numa is DeviceNuma.SOCKET:
-        cpus = placed.placement.cpus
-        packages = [package.cpus for package in described.topology.packages if package.cpus & cpus]
-        near |= {node.id for node in described.topology.numa_nodes if node.cpus & union(packages)}
-    is_local = request.options.device_numa is DeviceNuma.OFF or nodes <= near
-    return frozenset() if is_local else nodes
+    mode, placement = request.options.device_numa, placed.placement
+    near = local_nodes(described.topology, mode, placement.numa_nodes, placement.cpus)
+    return frozenset() if mode is DeviceNuma.OFF or nodes <= near else nodes
 
 
 def _restored_placement(placed: PodPlacement | None, report: PodReport | None) -> PodPlacement | None:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
 
-from kvplace.core.cpuset import union
 from kvplace.core.node_devices import NO_NUMA, DeviceCount, HeldDevices, NodeDevices, PodDevice
 from kvplace.core.placement import THE_MACHINE, Placement, Reason, Refusal
 from kvplace.core.request import DeviceNuma
-from kvplace.core.scalars import NumaId, ResourceName
+from kvplace.core.scalars import CpuMask, NumaId, ResourceName
 from kvplace.core.topology import Topology
 
 
@@ -38,14 +37,21 @@ class LocatedDevice:
         return f"on NUMA {self.device.node}{local}"
 
 
+def local_nodes(
+    topology: Topology, mode: DeviceNuma, nodes: Iterable[NumaId], cpus: CpuMask
+) -> frozenset[NumaId]:
+    """Find the NUMA nodes of a machine where a device is local to a VM on these NUMA nodes and CPUs."""
+    cpus_of_nodes = {node.id: node.cpus for node in topology.numa_nodes}
+    return mode.local_nodes(nodes, cpus, (socket.cpus for socket in topology.sockets), cpus_of_nodes)
+
+
 def located(
     devices: Iterable[PodDevice], placement: Placement | None, topology: Topology | None, mode: DeviceNuma
 ) -> tuple[LocatedDevice, ...]:
     """Compare devices with a placement; with the mode `socket`, the whole package is local."""
-    near = set() if placement is None else set(placement.numa_nodes)
-    if near and mode is DeviceNuma.SOCKET and topology is not None and placement is not None:
-        packages = [package.cpus for package in topology.packages if package.id in placement.packages]
-        near |= set(topology.nodes_of(union(packages)))
+    near = frozenset[NumaId]() if placement is None else frozenset(placement.numa_nodes)
+    if near and topology is not None and placement is not None:
+        near = local_nodes(topology, mode, near, placement.cpus)
     return tuple(
         LocatedDevice(device, device.node in near if near and device.node != NO_NUMA else None)
         for device in devices

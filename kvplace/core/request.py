@@ -6,14 +6,14 @@ that nothing after admission needs the VM itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
 from typing import Self
 
-from kvplace.core.scalars import NO_BYTES, Bytes, NumaId, ResourceName
+from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuMask, NumaId, ResourceName
 
 _CPU_LIST = frozenset("0123456789-, ")
 
@@ -124,6 +124,26 @@ class DeviceNuma(Enum):
     """Every device must be on a package of the cores."""
     OFF = "off"
     """Devices do not matter."""
+
+    def local_nodes(
+        self,
+        nodes: Iterable[NumaId],
+        cpus: CpuMask,
+        sockets: Iterable[CpuMask],
+        cpus_of_nodes: Mapping[NumaId, CpuMask],
+    ) -> frozenset[NumaId]:
+        """Find the NUMA nodes where a device is local to a VM on these NUMA nodes and CPUs.
+
+        Every program decides with this rule. `sockets` and `cpus_of_nodes` are those of the machine.
+        """
+        local = frozenset(nodes)
+        if self is not DeviceNuma.SOCKET:
+            return local
+        near = NO_CPUS
+        for socket in sockets:
+            if socket & cpus:
+                near |= socket
+        return local | {node for node, here in cpus_of_nodes.items() if here & near}
 
 
 class OnFailure(Enum):

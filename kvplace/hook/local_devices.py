@@ -10,16 +10,16 @@ node that the machine does not have) or has no CPUs. With `required` and `socket
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, union
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import DeviceNuma, OnFailure
-from kvplace.core.scalars import CpuId, NumaId
+from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId
 from kvplace.core.well_known_names import DEVICE_NUMA
 from kvplace.hook.bounds import node_of_cpus
 from kvplace.hook.pod_environment import PodEnvironment
@@ -36,27 +36,28 @@ _MOST_NAMED = 4
 class _Machine:
     """The NUMA nodes of this machine, and the CPUs of each."""
 
-    cpus: Mapping[NumaId, tuple[CpuId, ...]]
+    cpus: Mapping[NumaId, CpuMask]
     sys: Path
 
     @classmethod
     def of(cls, env: PodEnvironment) -> _Machine:
         folders = Path(env.sys, "devices/system/node").glob("node[0-9]*")
-        cpus: dict[NumaId, list[CpuId]] = {NumaId(int(folder.name[4:])): [] for folder in folders}
+        cpus = {NumaId(int(folder.name[4:])): NO_CPUS for folder in folders}
         for cpu, node in node_of_cpus(env).items():
-            cpus[node].append(cpu)
-        return cls({node: tuple(listed) for node, listed in cpus.items()}, Path(env.sys))
+            cpus[node] |= 1 << cpu
+        return cls(cpus, Path(env.sys))
 
-    def packages_of(self, cpus: Iterable[CpuId]) -> set[str]:
-        """Read the packages of CPUs as Linux numbers them; what cannot be read is left out."""
-        found = set()
-        for cpu in cpus:
+    def sockets(self) -> Collection[CpuMask]:
+        """Read the CPUs of each package of the machine; CPUs without a readable package are left out."""
+        found: dict[str, CpuMask] = {}
+        for cpu in cpus_of(union(self.cpus.values())):
             path = self.sys / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id"
             try:
-                found.add(read_text(path).strip())
+                package = read_text(path).strip()
             except KvplaceError:
                 continue
-        return found
+            found[package] = found.get(package, NO_CPUS) | 1 << cpu
+        return found.values()
 
 
 def check_devices(
@@ -124,13 +125,14 @@ def _nodes_of(bound: PodPlacement, env: PodEnvironment) -> frozenset[NumaId]:
 
 
 def _is_local(node: NumaId, bound: PodPlacement, near: frozenset[NumaId], machine: _Machine) -> bool:
-    if node in near:
+    """Whether a device on a NUMA node is local; with `socket` also where sysfs has no packages to compare."""
+    if node in near or bound.device_numa is not DeviceNuma.SOCKET:
+        return node in near
+    cpus, sockets = bound.placement.cpus, machine.sockets()
+    known = union(sockets)
+    if not cpus & known or not machine.cpus[node] & known:
         return True
-    if bound.device_numa is not DeviceNuma.SOCKET:
-        return False
-    of_device = machine.packages_of(machine.cpus[node])
-    of_cores = machine.packages_of(map(CpuId, cpus_of(bound.placement.cpus)))
-    return not of_device or not of_cores or bool(of_device & of_cores)
+    return node in bound.device_numa.local_nodes(near, cpus, sockets, machine.cpus)
 
 
 def _node_of(device: AssignedDevice, machine: _Machine) -> tuple[NumaId | None, str]:

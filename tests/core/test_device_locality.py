@@ -65,6 +65,17 @@ def test_beside_a_vm_without_cores_no_device_is_called_local_or_not() -> None:
     assert (found.is_local, found.place) == (None, "on NUMA 0")
 
 
+@pytest.mark.parametrize("mode", DeviceNuma)
+def test_cores_that_are_chosen_beside_a_device_are_reported_as_local_to_it(mode: DeviceNuma) -> None:
+    free = free_of(MACHINE, Ledger())
+    for node in MACHINE.numa_nodes:
+        options = PinningOptions(scope=Scope.ONE_NUMA, device_numa=mode)
+        placement = place(MACHINE, free, Request(4, options, device_nodes=frozenset({node.id})))
+        assert isinstance(placement, Placement)
+        (found,) = located([device(node.id)], placement, MACHINE, mode)
+        assert found.is_local or mode is DeviceNuma.OFF
+
+
 def test_equal_devices_are_counted(on_node_0: Placement) -> None:
     devices = [device(0), device(3, GPU), device(0), device(NO_NUMA)]
     assert device_phrases(located(devices, on_node_0, MACHINE, DeviceNuma.PREFERRED)) == (

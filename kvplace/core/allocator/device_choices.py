@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from kvplace.core.device_locality import Certainty, predicted_devices
+from kvplace.core.device_locality import Certainty, local_nodes, predicted_devices
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.request import DeviceNuma, Request
 from kvplace.core.scalars import CpuMask, NumaId, NumaIndex
@@ -87,16 +87,8 @@ def _groups(
     """The NUMA nodes that are near enough to each of some nodes."""
     groups: dict[frozenset[NumaIndex], None] = {}
     for node in sorted(nodes):
-        near = frozenset([places[node]])
-        if mode is DeviceNuma.SOCKET:
-            cpus = topology.node_by_id[node].cpus
-            sockets = [package.cpus for package in topology.sockets if package.cpus & cpus]
-            near = frozenset(
-                index
-                for other, index in places.items()
-                if any(topology.node_by_id[other].cpus & socket for socket in sockets)
-            )
-        groups[near] = None
+        near = local_nodes(topology, mode, (node,), topology.node_by_id[node].cpus)
+        groups[frozenset(places[other] for other in near if other in places)] = None
     return tuple(groups)
 
 

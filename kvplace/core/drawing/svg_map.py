@@ -46,7 +46,7 @@ _MOST_FAULTS = 20
 
 def svg_map(drawing: CoreMap) -> str:
     """Write a core map as an SVG document in ASCII, which needs no declared encoding."""
-    painter = _Painter(drawing)
+    painter = _SvgPainter(drawing)
     body = painter.body()
     width, height = body.width + 2 * _MARGIN, body.height + 2 * _MARGIN
     root = Element(
@@ -87,7 +87,7 @@ def _words(drawing: CoreMap) -> Iterator[str]:
         yield f"{fault.kind.value.capitalize()}: {fault.sentence}."
 
 
-class _Painter:
+class _SvgPainter:
     def __init__(self, drawing: CoreMap) -> None:
         self._drawing = drawing
         self._names = {entry.label: name_of(entry.claim) for entry in drawing.legend}

@@ -12,12 +12,13 @@ from functools import cached_property
 from itertools import combinations
 from math import comb
 
+from kvplace.core.allocator.available_units import counted_unit, units_needed
 from kvplace.core.allocator.layout import layout_of
 from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, memory_of
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import plain_bytes
-from kvplace.core.request import DeviceNuma, EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import DeviceNuma, NumaMemory, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.core.topology import NumaNode, Topology
 
@@ -57,15 +58,12 @@ class VmToPlace:
     @cached_property
     def units(self) -> int:
         """The number of its CPUs, or of its whole cores with `smt: isolate`."""
-        options = self.request.options
-        isolated = options.emulator_threads is EmulatorThreads.ISOLATE
-        return self.request.vcpus + (isolated and options.policy is not Policy.NUMA)
+        return units_needed(self.request)
 
     @cached_property
     def whole(self) -> bool:
         """Whether it takes whole cores only."""
-        options = self.request.options
-        return options.smt is not Smt.PREFER and options.policy is not Policy.NUMA
+        return counted_unit(self.request) is not Smt.PREFER
 
     @cached_property
     def min_owned(self) -> int:
