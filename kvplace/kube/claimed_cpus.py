@@ -15,8 +15,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Conflict, Misconfigured, Refused
 from kvplace.core.quantity import counted, parse_quantity
 from kvplace.core.scalars import CpuMask, PodUid
-from kvplace.kube.object_records import ResourceClaimRecord
-from kvplace.kube.resource_claims import CPU_DRIVER
+from kvplace.kube.object_records import CPU_DRIVER, ResourceClaimRecord
 
 CAPACITY = f"{CPU_DRIVER}/cpu"
 """Name of the number of CPUs in requests and results."""

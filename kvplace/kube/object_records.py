@@ -318,6 +318,10 @@ class DeviceRequest:
     count: int = 1
 
 
+CPU_DRIVER = "dra.cpu"
+"""The driver with CPUs as devices: dra-driver-cpu."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResourceClaimRecord:
     """A ResourceClaim."""

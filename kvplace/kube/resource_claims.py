@@ -16,6 +16,7 @@ import msgspec
 from kvplace.core.scalars import NodeName, NumaId, PciAddress, ResourceName
 from kvplace.kube.api_list_watch import Resource
 from kvplace.kube.object_records import (
+    CPU_DRIVER,
     DeviceClassRecord,
     DeviceRequest,
     ResourceClaimRecord,
@@ -25,8 +26,6 @@ from kvplace.kube.object_records import (
 from kvplace.kube.session import METADATA_ONLY, Call, path_of
 from kvplace.kube.watches import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES, Kind
 
-CPU_DRIVER = "dra.cpu"
-"""The driver with CPUs as devices: dra-driver-cpu."""
 _PATH = ("apis", "resource.k8s.io", "v1")
 _STANDARD = "resource.kubernetes.io/"
 _NUMA_NAMES = (f"{_STANDARD}numaNode", "numaNode", "numa", "numaNodeID", "dra.net/numaNode")

@@ -21,6 +21,7 @@ from kvplace.core.node_devices import DeviceReport
 from kvplace.core.scalars import NodeName, NumaId, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.kube.object_records import (
+    CPU_DRIVER,
     DeviceKey,
     DeviceRequest,
     PodRecord,
@@ -28,7 +29,6 @@ from kvplace.kube.object_records import (
     SliceDevice,
     SliceRecord,
 )
-from kvplace.kube.resource_claims import CPU_DRIVER
 from kvplace.kube.store import Store
 from kvplace.kube.watches import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES, ListClient, WatchClient
 

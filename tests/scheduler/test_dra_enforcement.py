@@ -15,8 +15,7 @@ from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import EmulatorThreads, OnFailure, Policy
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.claimed_cpus import with_status
-from kvplace.kube.object_records import DeviceRequest, PodRecord, ResourceClaimRecord
-from kvplace.kube.resource_claims import CPU_DRIVER
+from kvplace.kube.object_records import CPU_DRIVER, DeviceRequest, PodRecord, ResourceClaimRecord
 from kvplace.scheduler.movable_vms import MovableVms
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Moment, Operation
