@@ -196,7 +196,8 @@ def cluster_flags(
     return decorate
 
 
-def _read_selector(_context: click.Context, _option: click.Parameter, text: str | None) -> LabelTerms:
+def read_selector(_context: click.Context, _option: click.Parameter, text: str | None) -> LabelTerms:
+    """Read the value of a flag for a label selector."""
     if text is None:
         return ()
     from kvplace.core.label_terms import read_label_terms
@@ -260,7 +261,7 @@ _SELECTOR = (
         "-l",
         "--selector",
         metavar="LABELS",
-        callback=_read_selector,
+        callback=read_selector,
         help="Only objects with these labels, for example app=web,tier!=db.",
     ),
 )

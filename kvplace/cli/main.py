@@ -25,6 +25,7 @@ from kvplace.core.errors import ExitCode, KvplaceError, exit_code_of
 
 COMMANDS = (
     "completion",
+    "defragment",
     "demo",
     "describe-node",
     "doctor",

@@ -221,3 +221,9 @@ def output_option(answer: Answer) -> Callable[[_Function], _Function]:
         callback=lambda _context, _option, value: Output(value),
         help="How to print the answer.",
     )
+
+
+def check_confirmation(confirmed: bool) -> None:
+    """Refuse to go on without a terminal to ask on."""
+    if not confirmed and not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask on; give --yes")

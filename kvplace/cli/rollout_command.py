@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +9,7 @@ import click
 from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags, complete_rollout
 from kvplace.cli.output import Column, Output, print_document, print_line, print_table, rows_of, say
-from kvplace.cli.parameters import Answer, Commands, InputFile, Words, output_option
+from kvplace.cli.parameters import Answer, Commands, InputFile, Words, check_confirmation, output_option
 from kvplace.core.errors import BadBody, ExitCode
 from kvplace.core.vm_stages import VmStage
 
@@ -113,7 +112,7 @@ def create(
         from kvplace.rollout.rollouts import rollouts_on
 
         rollout = read_given(files, given, flags.namespace, live.namespace)
-        _check_confirmation(yes or dry_run)
+        check_confirmation(yes or dry_run)
         rollouts = rollouts_on(live.session, rollout.namespace)
         prepared = await rollouts.prepare(rollout, plan=not no_plan)
         if dry_run:
@@ -144,7 +143,7 @@ def resume(
 
         rollouts = rollouts_on(live.session, live.namespace)
         stored = await rollouts.stored(name)
-        _check_confirmation(yes)
+        check_confirmation(yes)
         prepared = await rollouts.prepare(stored, plan=not no_plan)
         return await _carry_out(rollouts, prepared, yes=yes, everything=wait_for_room, output=output)
 
@@ -204,7 +203,7 @@ def list_rollouts(*, flags: ClusterFlags, output: Output) -> int:
 @cluster_flags(everywhere=False, selector=False)
 def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> int:
     """Delete all VMs of a rollout, wait until they and their pods are gone, and forget the rollout."""
-    _check_confirmation(yes)
+    check_confirmation(yes)
     from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.documents.rollout import read_duration
 
@@ -363,8 +362,3 @@ def _duration(read: Any, text: str) -> float:
         return float(read(text))
     except ValueError as error:
         raise BadBody(f"--timeout: {error}") from None
-
-
-def _check_confirmation(yes: bool) -> None:
-    if not yes and not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to ask on; give --yes")

@@ -47,7 +47,14 @@ from kvplace.core.relocation import (
 from kvplace.core.request import DeviceNuma, Policy, Request
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
-from kvplace.core.well_known_names import CPU_MAP, CRANE_RESULT, PLACE_AGAIN, PLACEMENT, about_pod
+from kvplace.core.well_known_names import (
+    CPU_MAP,
+    CRANE_RESULT,
+    PLACE_AGAIN,
+    PLACEMENT,
+    RELOCATED,
+    about_pod,
+)
 from kvplace.kube.events import (
     EventRecorder,
     owner_reference,
@@ -64,8 +71,6 @@ log = logging.getLogger(__name__)
 
 RELOCATIONS = Counter("kvplace_controller_relocations_total", "Running pods that got other cores.")
 
-RELOCATED = "kvplace.io/Relocated"
-"""Pod condition: whether the running pod got the cores that its edited annotations ask for."""
 _STEPS = 4
 """Steps for one pod in one check; from Begin to Wait it takes two."""
 

@@ -16,6 +16,7 @@ from kvplace.core.well_known_names import MOVE_LABEL
 from kvplace.kube.api_list_watch import Resource
 from kvplace.kube.migrations import MIGRATIONS, MigrationRecord, PlannedMigration
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, beside_virt_handler, obstacle
+from kvplace.kube.objects import Annotations
 from kvplace.kube.session import METADATA_ONLY, Call, path_of
 from kvplace.kube.watches import NAME_FIELD, Kind
 
@@ -41,6 +42,7 @@ class _KubeVirtMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
+    annotations: Annotations | None = None
 
 
 class _MigrationSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -110,6 +112,11 @@ class RunningVmi(msgspec.Struct, frozen=True, gc=False):
     def uid(self) -> str:
         """Its UID."""
         return self.metadata.uid
+
+    @property
+    def asking(self) -> Mapping[str, str]:
+        """The annotations that ask for cores."""
+        return {} if self.metadata.annotations is None else self.metadata.annotations.asking
 
     @property
     def is_evacuated(self) -> bool:

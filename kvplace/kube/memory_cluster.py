@@ -450,6 +450,15 @@ class MemoryCluster(MemoryMigrations):
         record = VmiRecord(namespace, name, uid, dict(asking), self._next_version())
         self._edited_vmis.put((namespace, name), record, EDITED_VMIS.labels)
 
+    async def annotate_vm(self, pod: PodRecord, key: str, value: str | None) -> None:
+        await asyncio.sleep(0)
+        written = {**(self._edited_vmis.get((pod.namespace, pod.vmi)) or pod).asking, key: value}
+        asking = {name: text for name, text in written.items() if text is not None}
+        if pod.vmi:
+            self.edit_vmi(pod.namespace, pod.vmi, pod.vmi_uid, asking)
+        else:
+            self.edit_pod(pod.namespace, pod.name, asking)
+
     def edit_pod(self, namespace: str, name: str, asking: Mapping[str, str]) -> None:
         """Edit the asking annotations of a plain pod."""
         self._put_pod(replace(self._pod(namespace, name), asking=dict(asking)))
@@ -488,5 +497,4 @@ class MemoryCluster(MemoryMigrations):
         return str(next(self._versions))
 
     def _next_uid(self, what: str) -> str:
-        serial = next(self._serials)
-        return f"{what}-{serial:08d}"
+        return f"{what}-{next(self._serials):08d}"

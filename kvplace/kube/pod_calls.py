@@ -60,6 +60,22 @@ def annotate_call(
     )
 
 
+def annotate_vm_call(pod: PodRecord, key: str, value: str | None, written_by: Mapping[str, str]) -> Call:
+    """Set an annotation of the VMI of a pod, or of a plain pod; None removes it."""
+    if not pod.vmi:
+        return annotate_call(pod.namespace, pod.name, pod.uid, {key: value}, written_by)
+    vmis = "virtualmachineinstances"
+    return Call(
+        "patch",
+        vmis,
+        path_of("apis", "kubevirt.io", "v1", "namespaces", pod.namespace, vmis, pod.vmi),
+        name=f"{pod.namespace}/{pod.vmi}",
+        query=written_by,
+        body=_encode({"metadata": {"uid": pod.vmi_uid, "annotations": {key: value}}}),
+        accept=METADATA_ONLY,
+    )
+
+
 def condition_call(pod: PodRecord, condition: Mapping[str, Any], written_by: Mapping[str, str]) -> Call:
     """Set a condition in a pod's status; conditions of other types stay."""
     return _status_call(pod, {"uid": pod.uid}, {"conditions": [condition]}, written_by)

@@ -10,14 +10,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
+from kvplace.core.cpuset import cpus_of
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.free_resources import Free, free_of
-from kvplace.core.ledger import Ledger
+from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement, Refusal
+from kvplace.core.preemption.victims import OccupiedMachine
 from kvplace.core.request import Request
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.search_budget import MAX_STEPS
 from kvplace.core.topology import Topology
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
 from kvplace.scheduler.fit_table import FitTable
@@ -41,6 +44,16 @@ class SimulatedCluster:
     def states(self) -> Iterable[tuple[Topology, Free]]:
         """Every node's machine and what is free there."""
         return ((node.topology, self._free[name]) for name, node in self._nodes.items())
+
+    @property
+    def occupied(self) -> dict[NodeName, OccupiedMachine]:
+        """Every node's machine and the claims of its VMs."""
+        found = {}
+        for name, node in self._nodes.items():
+            claims = {PodUid(vm.id): claim_of(PodUid(vm.id), vm.placement) for vm in node.running}
+            owners = {cpu: uid for uid, claim in claims.items() for cpu in cpus_of(claim.owned)}
+            found[name] = OccupiedMachine(node.topology, Ledger(owners, claims))
+        return found
 
     def answers(self, request: Request) -> dict[NodeName, Candidate | Refusal]:
         """Give every node's placement or refusal."""
@@ -74,7 +87,7 @@ class SimulatedCluster:
             self._set_running(node, (one for one in self._nodes[node].running if one.id != uid))
 
     def find_moves(
-        self, request: Request, most_moves: int, first: NodeName | None
+        self, request: Request, most_moves: int, first: NodeName | None, *, max_steps: int = MAX_STEPS
     ) -> tuple[NodeName, MovePlan] | None:
         """Find the node where the fewest and cheapest moves let a VM fit well.
 
@@ -91,8 +104,14 @@ class SimulatedCluster:
         best: tuple[tuple[int, int], NodeName, MovePlan] | None = None
         for name in ([first, *names] if first is not None else names)[:_MOST_NODES_SEARCHED_FOR_MOVES]:
             node = self._nodes[name]
-            devices = self._free[name].devices
-            plan = make_room(node.topology, node.running, request, devices=devices, most_moves=most_moves)
+            plan = make_room(
+                node.topology,
+                node.running,
+                request,
+                devices=self._free[name].devices,
+                most_moves=most_moves,
+                max_steps=max_steps,
+            )
             if isinstance(plan, MovePlan):
                 cost = (len(plan.moves), plan.bytes_moved)
                 if best is None or cost < best[0]:

@@ -40,6 +40,7 @@ ON_A_CLUSTER = {
     "rollout resume": Answer.LIST,
     "rollout status": Answer.LIST,
     "rollout list": Answer.LIST,
+    "defragment": Answer.LIST,
     "evacuate": Answer.LIST,
     "explain": Answer.REPORT,
     "doctor": Answer.REPORT,

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kvplace.controller.relocator import RELOCATED
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.node_topology import Enforcement
@@ -15,6 +14,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Scope
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.core.well_known_names import RELOCATED
 from kvplace.kube.object_records import Condition, PodRecord, PodReport
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 from tests.controller.replicas import Replica, asking_pod

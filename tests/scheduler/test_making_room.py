@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvplace.controller.relocator import RELOCATED
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Forbidden
 from kvplace.core.request import Policy
+from kvplace.core.well_known_names import RELOCATED
 from kvplace.kube.events import EventReason
 from kvplace.kube.object_records import ResourceClaimRecord
 from kvplace.scheduler.extender import ExtenderSettings

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvplace.core.allocator.allocate import try_place
+from kvplace.core.allocator.layout import layout_of
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.free_resources import Free
 from kvplace.core.placement import Placement
@@ -18,7 +19,7 @@ from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
 
 MOST_VMS = 64
-"""VMs that are tried, those with the least memory first."""
+"""VMs that are tried, of those with enough CPUs, those with the least memory first."""
 MOST_TARGETS = 64
 """Nodes that are tried for each of them, those with the most free CPUs first."""
 
@@ -60,7 +61,11 @@ def find_migration(
     """
     free = {node: machine.free_without(()) for node, machine in machines.items()}
     emptiest = sorted(machines, key=lambda node: (-free[node].cpus.bit_count(), node))
-    able = (vm for vm in vms if vm.node in nodes and vm.node in machines)
+    able = (
+        vm
+        for vm in vms
+        if vm.node in nodes and vm.node in machines and _makes_room(vm, machines[vm.node], free, waiting)
+    )
     for vm in sorted(able, key=lambda vm: (vm.request.memory or 0, vm.uid))[:MOST_VMS]:
         machine = machines[vm.node]
         room = try_place(machine.topology, machine.free_without((vm.uid,)), waiting)
@@ -72,6 +77,21 @@ def find_migration(
         if best is not None:
             return RoomByMigration(vm, best.node, best.placement, room)
     return None
+
+
+def _makes_room(
+    vm: MigratableVm, machine: OccupiedMachine, free: Mapping[NodeName, Free], waiting: Request
+) -> bool:
+    """Whether the CPUs that a VM leaves and the free ones suffice, by number, in a domain of the scope.
+
+    Of the VMs with the least memory most are too small to make room for a large one.
+    """
+    claim = machine.ledger.claims.get(vm.uid)
+    if claim is None:
+        return False
+    cpus = free[vm.node].pool | claim.cpus | claim.owned
+    domains = layout_of(machine.topology).domains[waiting.options.scope.within]
+    return any((cpus & domain.cpus).bit_count() >= waiting.vcpus for domain in domains)
 
 
 def _candidate(node: NodeName, machine: OccupiedMachine, free: Free, request: Request) -> Candidate | None:

@@ -6,7 +6,7 @@ from random import Random
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.cluster.room_by_migration import MigratableVm, RoomByMigration, find_migration
+from kvplace.core.cluster.room_by_migration import MOST_VMS, MigratableVm, RoomByMigration, find_migration
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.preemption.victims import OccupiedMachine
 from kvplace.core.request import Request, Scope
@@ -93,3 +93,12 @@ def test_after_the_migration_both_vms_have_their_cpus_and_equal_input_gets_equal
         cheaper = [vm for vm in vms if (vm.request.memory, vm.uid) < (room.vm.request.memory, room.vm.uid)]
         assert found(machines, cheaper, waiting) is None
     assert made > 10
+
+
+def test_many_small_vms_do_not_hide_the_larger_one_that_makes_room() -> None:
+    full = {f"small-{number}": [4] * 4 for number in range(MOST_VMS + 1)}
+    machines, vms = cluster({**full, "with-large": [8, 8], "target": [8]})
+    nodes = [node for node in machines if node != "target"]
+    room = find_migration(machines, vms, request_with(8), nodes, Strategy.PACK)
+    assert room is not None
+    assert (room.vm.node, room.target) == ("with-large", "target")

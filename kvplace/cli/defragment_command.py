@@ -1,0 +1,227 @@
+"""`kvplace defragment`: moves of running VMs that gather free CPUs, planned, confirmed and carried out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvplace.cli.chosen_cluster import ClusterFlags
+from kvplace.cli.cluster_flags import cluster_flags, read_selector
+from kvplace.cli.output import Column, Output, print_document, print_line, print_table, rows_of, say
+from kvplace.cli.parameters import Answer, check_confirmation, output_option
+from kvplace.cli.progress import Progress
+from kvplace.core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvplace.cli.live_cluster import LiveCluster
+    from kvplace.core.cluster.defragmentation import Defragmentation, DefragmentingMove
+    from kvplace.core.label_terms import LabelTerms
+    from kvplace.nodes.movable_cluster import MovableCluster
+    from kvplace.plan.defragmentation_run import MoveResult
+
+
+@click.command("defragment", short_help="Move running VMs so that free CPUs lie together.")
+@click.option(
+    "--nodes",
+    metavar="SELECTOR",
+    callback=read_selector,
+    help="Only nodes with these labels.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the moves and their gain only.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@output_option(Answer.LIST)
+@cluster_flags(namespaced=False, selector=False)
+def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool, output: Output) -> int:
+    """Move running VMs so that free CPUs lie together, first inside nodes and then between them.
+
+    \b
+    kubectl kvplace defragment --dry-run
+    kubectl kvplace defragment --nodes zone=a
+
+    Only VMs with kvplace.io/movable move: "true" inside their node, "nodes" also to other nodes by live
+    migration. Each move brings a VM together on fewer sockets or NUMA nodes, or it frees places for later VMs
+    with at least as many CPUs as the VM has. No VM gets worse cores than it has.
+
+    Ctrl-C ends the command after the present move. Call it again to go on from there.
+
+    Exit code 0 when all moves were made or there are none, 4 when some were made, 1 when none was.
+    """  # noqa: D301 - click needs the literal backslash
+    from kvplace.cli.live_cluster import run_with_cluster
+    from kvplace.cli.rollout_progress import ask
+    from kvplace.core.quantity import counted
+
+    async def body(live: LiveCluster) -> int:
+        from datetime import UTC, datetime
+
+        from kvplace.core.cluster.defragmentation import defragment
+        from kvplace.kube.object_client import ObjectReader
+        from kvplace.nodes.movable_cluster import read_movable_cluster
+
+        there = await read_movable_cluster(live.api, ObjectReader(live.session), nodes, datetime.now(UTC))
+        with Progress("searching", len(there.vms), "VM") as progress:
+            found = defragment(
+                there.nodes, there.inside, there.between, watch=lambda moves: progress.show(moves, "moves")
+            )
+        for reason, count in there.stay.items():
+            say(f"{counted(count, 'VM')} do not move: {reason}")
+        if not output.is_document and output is not Output.NAME:
+            _print(found)
+        if not found.complete:
+            say("the search stopped at its bound; more moves may help: call defragment again afterwards")
+        if dry_run or not found.moves:
+            if output.is_document:
+                print_document(_document(found, ()), output)
+            elif output is Output.NAME:
+                _print_names(found.moves)
+            return ExitCode.INTERRUPTED if progress.interrupted else ExitCode.DONE
+        if not yes:
+            ask(f"Make {counted(len(found.moves), 'move')}?")
+        results, interrupted = await _carry_out(live, found, there)
+        if output.is_document:
+            print_document(_document(found, results), output)
+        elif output is Output.NAME:
+            _print_names([one.move for one in results if not one.error])
+        return _exit_code(found, results, interrupted=interrupted)
+
+    check_confirmation(yes or dry_run)
+    return run_with_cluster(flags, body)
+
+
+async def _carry_out(
+    live: LiveCluster, found: Defragmentation, there: MovableCluster
+) -> tuple[list[MoveResult], bool]:
+    """Make the moves and report each; the first Ctrl-C lets the present one end."""
+    from kvplace.cli.interrupts import on_interrupt
+    from kvplace.plan.defragmentation_run import carry_out
+
+    stopped = False
+    results: list[MoveResult] = []
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        say("the present move is completed; then the command ends (Ctrl-C again: at once)")
+
+    def goes_on() -> bool:
+        if not stopped:
+            move = found.moves[len(results)]
+            say(f"move {len(results) + 1} of {len(found.moves)}: {move.id} {_way(move)}")
+        return not stopped
+
+    pods = {name: vm.pod for name, vm in there.vms.items()}
+    with on_interrupt(stop):
+        async for result in carry_out(live.api, found.moves, pods, goes_on=goes_on):
+            results.append(result)
+            if result.error:
+                say(f"{result.move.id} was not moved: {result.error}")
+    made = sum(not one.error for one in results)
+    rest = "" if made == len(found.moves) else "; call defragment again to go on from there"
+    say(f"{made} of {len(found.moves)} moves made{rest}")
+    return results, stopped
+
+
+def _exit_code(found: Defragmentation, results: Sequence[MoveResult], *, interrupted: bool) -> int:
+    made = sum(not one.error for one in results)
+    if made == len(found.moves):
+        return ExitCode.DONE
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.PARTLY_DONE if made else ExitCode.FAILED
+
+
+def _way(move: DefragmentingMove) -> str:
+    from kvplace.core.cpuset import format_cpu_list
+
+    before, after = (format_cpu_list(one.cpus | one.owned) for one in (move.before, move.after))
+    if move.is_migration:
+        return f"migrates from {move.node} to CPUs {after} of {move.target}"
+    return f"moves from CPUs {before} to {after} of {move.node}"
+
+
+def _print_names(moves: Sequence[DefragmentingMove]) -> None:
+    for move in moves:
+        click.echo(move.id)
+
+
+def _print(found: Defragmentation) -> None:
+    if found.moves:
+        print_table(rows_of(_columns(), found.moves))
+        print_line()
+    else:
+        print_line("no move gains anything")
+    before, after = found.before, found.after
+    blocks = ", ".join(
+        f"{domain.value} {_change(count, after.largest[domain])}" for domain, count in before.largest.items()
+    )
+    print_line(f"{'largest free blocks':<22}{blocks}")
+    fitting = ", ".join(
+        f"{size} CPUs {_change(count, after.places[size])}" for size, count in before.places.items()
+    )
+    print_line(f"{'VMs that would fit':<22}{fitting}")
+    print_line(f"{'split VMs':<22}{_change(before.split, after.split)}")
+
+
+def _change(before: int, after: int) -> str:
+    return str(before) if before == after else f"{before} -> {after}"
+
+
+def _columns() -> tuple[Column[DefragmentingMove], ...]:
+    from kvplace.core.cpuset import format_cpu_list
+    from kvplace.core.placement import Placement
+    from kvplace.core.quantity import about_bytes
+
+    def place(node: str, placement: Placement) -> str:
+        return f"{node}: {format_cpu_list(placement.cpus | placement.owned)}"
+
+    def gain(move: DefragmentingMove) -> str:
+        together = ["comes together"] if move.comes_together else []
+        places = [f"{move.cpus_gained:+d} CPUs in places"] if move.cpus_gained else []
+        return ", ".join(together + places)
+
+    return (
+        Column("VM", lambda move: move.id),
+        Column("FROM", lambda move: place(move.node, move.before)),
+        Column("TO", lambda move: place(move.target, move.after)),
+        Column("MEMORY", lambda move: about_bytes(move.bytes_moved) if move.bytes_moved else "-"),
+        Column("GAIN", gain),
+    )
+
+
+def _document(found: Defragmentation, results: Sequence[MoveResult]) -> dict[str, Any]:
+    from kvplace.core.cpuset import format_cpu_list
+
+    errors = {one.move.id: one.error for one in results}
+
+    def room(which: Any) -> dict[str, Any]:
+        return {
+            "largestFreeBlocks": {domain.value: count for domain, count in which.largest.items()},
+            "fittingVms": {str(size): count for size, count in which.places.items()},
+            "splitVms": which.split,
+        }
+
+    def one(move: DefragmentingMove) -> dict[str, Any]:
+        written: dict[str, Any] = {
+            "vm": move.id,
+            "node": move.node,
+            "target": move.target,
+            "from": format_cpu_list(move.before.cpus | move.before.owned),
+            "to": format_cpu_list(move.after.cpus | move.after.owned),
+            "bytes": move.bytes_moved,
+            "comesTogether": move.comes_together,
+            "cpusInPlaces": move.cpus_gained,
+        }
+        if move.id in errors:
+            written["made"] = not errors[move.id]
+        if errors.get(move.id):
+            written["error"] = errors[move.id]
+        return written
+
+    return {
+        "moves": [one(move) for move in found.moves],
+        "before": room(found.before),
+        "after": room(found.after),
+        "complete": found.complete,
+    }

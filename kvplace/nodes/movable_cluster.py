@@ -1,0 +1,223 @@
+"""A live cluster as defragmentation starts from it: its nodes, and the VMs that may move now.
+
+A VM may move if its owner agreed (`kvplace.io/movable`), its agent reports every thread in its place, no
+other change of it is under way, and it has not got other cores lately. Between nodes KubeVirt must be able to
+migrate it, too. `serve` checks a VM again before it moves inside its node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from kvplace.core.annotations import is_movable, may_migrate, read_options
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.cluster.draft import ClosedNodes
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.label_terms import LabelTerms
+from kvplace.core.node_topology import Enforcement
+from kvplace.core.placement import Reason, Refusal
+from kvplace.core.request import Policy
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.well_known_names import PLACED_LABEL, RELOCATED
+from kvplace.kube.api_migrations import RUNNING_VMIS, RunningVmi
+from kvplace.kube.concurrency import together
+from kvplace.kube.migrations import MIGRATIONS, MigrationRecord
+from kvplace.kube.node_filters import SchedulableNode
+from kvplace.kube.object_client import ApiKind
+from kvplace.kube.watches import ListClient, Selector
+from kvplace.nodes.cluster_reading import read_cluster
+from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
+from kvplace.nodes.node_machine import NodeMachine
+from kvplace.nodes.planning_cluster import (
+    DemandingPod,
+    FormReader,
+    PlanningCluster,
+    names_of_claims,
+    planning_cluster,
+)
+from kvplace.nodes.relocation_times import PEACE_S
+
+PEACE_AFTER_START_S = 1800.0
+"""How long a VM stays on the node where it has started or arrived."""
+_MOVING_POLICIES = (Policy.EXCLUSIVE, Policy.SHARE)
+_NODES = ApiKind("nodes")
+_PODS = ApiKind("pods")
+
+
+class _TimedCondition(msgspec.Struct, frozen=True, rename="camel"):
+    type: str
+    last_transition_time: str | None = None
+
+
+class _TimedStatus(msgspec.Struct, frozen=True):
+    conditions: tuple[_TimedCondition, ...] | None = None
+
+
+class TimedPod(DemandingPod, frozen=True):
+    """A pod with the times of its conditions."""
+
+    status: _TimedStatus = _TimedStatus()
+
+    def changed(self, kind: str) -> datetime | None:
+        """When one of its conditions changed last; None where it has no such condition."""
+        found = (one for one in self.status.conditions or () if one.type == kind)
+        return next((_moment(one.last_transition_time) for one in found if one.last_transition_time), None)
+
+
+@dataclass(frozen=True)
+class MovableCluster:
+    """The nodes with what runs there, and the VMs that may move."""
+
+    nodes: tuple[ClusterNode, ...]
+    vms: Mapping[str, VmView]
+    """The VMs that may move inside their nodes, between them, or both, by their ids on the nodes."""
+    inside: frozenset[str]
+    between: Mapping[str, ClosedNodes]
+    """The VMs that may migrate, each with the nodes that are closed to it."""
+    stay: Mapping[str, int]
+    """How many VMs do not move at all, by the reason."""
+
+
+async def read_movable_cluster(
+    cluster: ListClient, reader: FormReader, nodes: LabelTerms, now: datetime
+) -> MovableCluster:
+    """Read the nodes with these labels, and their VMs; needs the rights of a viewer on the whole cluster."""
+    view, objects, waiting, pods, vmis, migrations = await together(
+        read_cluster(cluster, nodes=Selector(label_terms=nodes)),
+        reader.read_list_as(SchedulableNode, _NODES),
+        reader.read_list_as(DemandingPod, _PODS, labels=f"{PLACED_LABEL}=true", fields="spec.nodeName="),
+        reader.read_list_as(TimedPod, _PODS, labels=f"{PLACED_LABEL}=true"),
+        cluster.read_all(RUNNING_VMIS),
+        cluster.read_all(MIGRATIONS),
+    )
+    chosen = tuple(one for one in objects if one.metadata.name in view.nodes)
+    return movable_cluster(view, planning_cluster(view, chosen, waiting), pods, vmis, migrations, now)
+
+
+def movable_cluster(
+    view: ClusterView,
+    planning: PlanningCluster,
+    pods: Iterable[TimedPod],
+    vmis: Iterable[RunningVmi],
+    migrations: Iterable[MigrationRecord],
+    now: datetime,
+) -> MovableCluster:
+    """Find the VMs that may move; VMs that wait have got the room that they will probably take."""
+    known_pods = {pod.metadata.uid: pod for pod in pods}
+    known_vmis = {(vmi.metadata.namespace, vmi.uid): vmi for vmi in vmis}
+    under_way = {(one.namespace, one.vmi) for one in migrations if not one.has_ended}
+    names = names_of_claims(view)
+    times = Counter((vm.namespace, vm.pod.vmi_uid) for vm in view.vms.values() if not vm.is_over)
+    movable, inside, between = {}, set(), {}
+    stay: Counter[str] = Counter()
+    closed = _ClosedNodes(view, planning)
+    for uid, vm in view.vms.items():
+        node = view.nodes.get(vm.node)
+        if node is None or vm.is_over or vm.state is VmState.ENDING or uid not in names:
+            continue
+        key = (vm.namespace, vm.pod.vmi_uid)
+        vmi = known_vmis.get(key) if vm.is_vmi else None
+        migrates = times[key] > 1 or (vm.namespace, vm.name) in under_way
+        why = "they migrate" if vm.is_vmi and migrates else _obstacle(vm, vmi, node)
+        if why:
+            stay[why] += 1
+            continue
+        pod = known_pods.get(uid)
+        relocated = pod.changed(RELOCATED) if pod is not None else None
+        rests = relocated is not None and now - relocated < timedelta(seconds=PEACE_S)
+        started = _moment(vm.pod.created) if vm.pod.created else now
+        has_settled = now - started >= timedelta(seconds=PEACE_AFTER_START_S)
+        if not rests:
+            inside.add(names[uid])
+        if vmi is not None and not rests and has_settled and _agrees_to_migrate(vmi) and not vmi.obstacle:
+            between[names[uid]] = closed.to(vmi, vm.node)
+        if rests:
+            stay["they got other cores lately"] += 1
+        else:
+            movable[names[uid]] = vm
+    return MovableCluster(planning.nodes, movable, frozenset(inside), between, stay)
+
+
+class _ClosedNodes:
+    """The nodes that are closed to VMs, computed once for VMs with equal specs on one node."""
+
+    def __init__(self, view: ClusterView, planning: PlanningCluster) -> None:
+        self._planning = planning
+        self._without_agent = {
+            name: Refusal(Reason.NODE_FILTERED, "no agent sets cpusets there", {}, never=True)
+            for name, node in view.nodes.items()
+            if not _enforces(node)
+        }
+        self._known: dict[tuple[bytes, NodeName], ClosedNodes] = {}
+
+    def to(self, vmi: RunningVmi, source: NodeName) -> ClosedNodes:
+        key = (msgspec.json.encode(vmi.spec), source)
+        if key not in self._known:
+            self._known[key] = self._closed(vmi, source)
+        return self._known[key]
+
+    def _closed(self, vmi: RunningVmi, source: NodeName) -> ClosedNodes:
+        closed = {**self._planning.unusable, **self._without_agent}
+        here = self._planning.objects.get(source)
+        for name, node in self._planning.objects.items():
+            sentence = vmi.obstacle_on(node, here) if here is not None else "its node is unknown"
+            if sentence:
+                closed[name] = Refusal(Reason.NODE_FILTERED, sentence, {}, never=True)
+        return closed
+
+
+def _obstacle(vm: VmView, vmi: RunningVmi | None, node: NodeView) -> str:
+    """State why a VM does not move at all, as a clause about several VMs; empty if it may."""
+    annotations = vm.pod.asking if vmi is None else vmi.asking
+    if vm.is_vmi and vmi is None:
+        return "their VirtualMachineInstances are unknown"
+    try:
+        if not is_movable(annotations):
+            return "their owners have not agreed (kvplace.io/movable)"
+        wanted = read_options(annotations)
+    except BadAnnotation:
+        return "their annotations cannot be read"
+    if not _enforces(node):
+        return "no agent sets cpusets on their nodes"
+    if vm.state is not VmState.PINNED or not _is_settled(vm, node):
+        return "they are not pinned"
+    assert vm.placement is not None
+    assert vm.request is not None
+    answered = vm.placement.options or vm.request.request.options
+    if wanted != (answered if vm.is_vmi else wanted):
+        return "their annotations were edited"
+    if vm.placement.placement.policy not in _MOVING_POLICIES or vm.placement.placement.guest_cells:
+        return "their policy or their guest NUMA cells fix their cores"
+    if vm.request.request.devices:
+        return "they have devices of the host"
+    return ""
+
+
+def _is_settled(vm: VmView, node: NodeView) -> bool:
+    """Whether ledger, pod and agent state the same about a VM."""
+    placed, report, claim = vm.placement, node.reports.get(PodUid(vm.pod.uid)), vm.claim
+    if placed is None or report is None or claim is None or vm.request is None:
+        return False
+    is_reported = report.pinned and report.running and report.revision == placed.revision
+    is_claimed = claim.relocation is None and claim.revision == placed.revision
+    machine = node.machine
+    is_same = isinstance(machine, NodeMachine) and machine.topology.fingerprint == placed.topology
+    return is_reported and is_claimed and is_same and report.failed_revision < placed.revision
+
+
+def _enforces(node: NodeView) -> bool:
+    return node.described is not None and node.described.enforcement is not Enforcement.NONE
+
+
+def _agrees_to_migrate(vmi: RunningVmi) -> bool:
+    return may_migrate(vmi.asking)
+
+
+def _moment(text: str | None) -> datetime:
+    moment = datetime.fromisoformat(text or "1970-01-01T00:00:00Z")
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
