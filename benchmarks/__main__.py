@@ -25,6 +25,7 @@ RESULTS = HERE / "results"
 TITLES: Mapping[str, str] = {
     "neighbours": "A job beside busy neighbours",
     "fragmentation": "Fragmentation after long use",
+    "moves_in_a_cluster": "Moves in a cluster",
     "across_nodes": "Cluster utilisation",
     "devices": "Cores beside devices",
     "planning": "Many VMs at once",

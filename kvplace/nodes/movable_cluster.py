@@ -15,11 +15,11 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from kvplace.core.annotations import is_movable, may_migrate, read_options
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.label_terms import LabelTerms
 from kvplace.core.node_topology import Enforcement
+from kvplace.core.occupant import ClusterNode
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName, PodUid

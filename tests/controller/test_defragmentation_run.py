@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.defragmentation import Defragmentation, DefragmentingMove, defragment
 from kvplace.core.cluster.draft import OPEN
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import NO_BYTES, NodeName
 from kvplace.core.well_known_names import MOVABLE, PLACE_AGAIN
