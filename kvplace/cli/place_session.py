@@ -13,17 +13,23 @@ from functools import lru_cache
 from typing import BinaryIO
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.answer_json import move_document, placement_document, refusal_document
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.errors import BadBody
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room
-from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestions, find_suggestions, move_text
+from kvplace.core.moves.suggestions import (
+    NO_SUGGESTIONS,
+    Suggestions,
+    find_suggestions,
+    move_document,
+    move_text,
+    refusal_document,
+)
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.occupant import Occupant, devices_beside
-from kvplace.core.placement import Placement, Refusal
+from kvplace.core.placement import Placement, Refusal, placement_document
 from kvplace.core.request import Request
 from kvplace.core.request_json import id_of, request_of
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid

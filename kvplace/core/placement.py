@@ -18,13 +18,13 @@ from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from kvplace.core.cpu_map import read_cpu_map, write_cpu_map
+from kvplace.core.cpu_map import cpu_map_of, read_cpu_map, write_cpu_map
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
 from kvplace.core.json_fields import Fields, options_document, read_options_document
 from kvplace.core.quantity import write_page_counts
-from kvplace.core.request import DeviceNuma, NumaMemory, OnFailure, PinningOptions, Policy
+from kvplace.core.request import DeviceNuma, NumaMemory, OnFailure, PinningOptions, Policy, Request
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PackageId, PodUid
 from kvplace.core.strict_json import Json, shown
 from kvplace.core.well_known_names import CPU_MAP, CRANE_RESULT, EXPLANATION, PLACEMENT
@@ -304,6 +304,23 @@ class Refusal:
         message = "" if "where" in self.shortfall else self.message
         # The name of a reason is hashed in a tenth of the time that the reason takes.
         object.__setattr__(self, "group", (self.reason._name_, self.never, message))
+
+
+def placement_document(
+    machine: str, topology: Topology, request: Request, placement: Placement, *, uid: str = ""
+) -> Json:
+    """Write a placement: the annotation `kvplace.io/placement` of a pod of that UID, and where it lies."""
+    bound = PodPlacement(
+        PodUid(uid),
+        NodeName(machine),
+        topology.fingerprint,
+        request.options.on_failure,
+        placement,
+        device_numa=request.options.device_numa,
+    )
+    document = bound.document()
+    document["cpuMap"] = cpu_map_of(topology, placement.cpus_in_order)
+    return document
 
 
 def result_annotations(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplace.core.answer_json import placement_document, refusal_document, suggestion_document
 from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.moves.suggestions import refusal_document, suggestion_document
+from kvplace.core.placement import placement_document
 from kvplace.core.request_json import request_document
 from kvplace.core.strict_json import Json
 from kvplace.explain.explanation import Explanation, Fitting, Seat

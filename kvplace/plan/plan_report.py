@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvplace.core.answer_json import move_document, placement_document, refusal_document
 from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
 from kvplace.core.cluster.planning import Plan, RefusedVm, Tally, VmRequest
 from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.moves.suggestions import move_document, refusal_document
 from kvplace.core.occupant import ClusterNode
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, placement_document
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName

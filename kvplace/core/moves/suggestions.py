@@ -2,6 +2,8 @@
 
 Every suggestion has been tried with the function that places VMs. That takes dozens of placements, so it is
 done only where a user asks why, never while nodes are filtered.
+
+Every command writes refusals, suggestions and moves in the same JSON form: a stable interface for programs.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free_resources import Free
 from kvplace.core.moves.make_room import Move, MovePlan, NoMoves, make_room
 from kvplace.core.occupant import Occupant
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, Refusal
 from kvplace.core.quantity import about_bytes, bytes_in_pages, counted, format_bytes
 from kvplace.core.request import (
     NARROW_FIRST,
@@ -29,6 +31,7 @@ from kvplace.core.request import (
     Smt,
 )
 from kvplace.core.scalars import Bytes, CpuMask
+from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
 
 _WEAKER_SMT = {Smt.ISOLATE: (Smt.REQUIRE, Smt.PREFER), Smt.REQUIRE: (Smt.PREFER,), Smt.PREFER: ()}
@@ -241,3 +244,38 @@ class _Trial:
         placement = self._place(request)
         assert placement is not None
         return Suggestion(field, value, f"{what} it fits {where(request, placement)}", request, placement)
+
+
+def refusal_document(refusal: Refusal, suggestions: Suggestions = NO_SUGGESTIONS) -> Json:
+    """Write a refusal with its numbers, and with the changes that would make the VM fit."""
+    document: Json = {
+        "reason": refusal.reason.value,
+        "message": refusal.message,
+        "shortfall": dict(refusal.shortfall),
+        "never": refusal.never,
+    }
+    if suggestions.found:
+        document["suggestions"] = [suggestion_document(suggestion) for suggestion in suggestions.found]
+    if suggestions.no_moves is not None and not suggestions.no_moves.exact:
+        document["searchStopped"] = suggestions.no_moves.sentence
+    return document
+
+
+def suggestion_document(suggestion: Suggestion) -> Json:
+    """Write a suggestion: the key that changes and what it would have to state, or the moves."""
+    document: Json = {"change": suggestion.field, "message": suggestion.sentence}
+    if suggestion.moves:
+        document["moves"] = [move_document(move) for move in suggestion.moves]
+    else:
+        document["value"] = suggestion.value
+    return document
+
+
+def move_document(move: Move) -> Json:
+    """Write a move: all CPUs that a VM holds before and after it."""
+    return {
+        "id": move.id,
+        "from": format_cpu_list(move.before.cpus | move.before.owned),
+        "to": format_cpu_list(move.after.cpus | move.after.owned),
+        "bytes": move.bytes_moved,
+    }
