@@ -126,7 +126,8 @@ def seat_lines(seat: Seat) -> Iterator[str]:
     title = "devices"
     for one in vm.devices or ():
         address = f" {one.device.address}" if one.device.address else ""
-        yield _titled(title, f"{one.device.resource}{address} {one.place}")
+        claim = f" of ResourceClaim {one.device.claim}" if one.device.claim else ""
+        yield _titled(title, f"{one.device.resource}{address}{claim} {one.place}")
         title = ""
     yield _titled("pinned", _pinned(seat))
     if seat.report is not None and seat.report.drift:

@@ -69,6 +69,8 @@ class PodDevice:
     """NO_NUMA where it is not known."""
     address: str = ""
     """PCI address or UUID of a mediated device; empty where only the kubelet's id is known."""
+    claim: str = ""
+    """The ResourceClaim of a device that a driver of DRA has; `resource` is then its driver and its name."""
 
 
 HeldDevices: TypeAlias = Mapping[tuple[ResourceName, NumaId], int]

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.errors import Absent, BadBody, Forbidden
+from kvplace.core.errors import Absent, BadBody, Forbidden, KvplaceError
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.request_json import PodRequest
 from kvplace.core.scalars import NodeName
@@ -32,8 +32,9 @@ from kvplace.kube.object_client import ApiKind, Document
 from kvplace.kube.vm_statuses import VmStatus
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
-from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
-from kvplace.nodes.node_machine import NOT_KNOWN
+from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, with_devices_of_claims
+from kvplace.nodes.dra_devices import read_dra_devices
+from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine
 
 T = TypeVar("T")
 
@@ -146,8 +147,8 @@ async def explain_target(
 ) -> Explanation:
     """Explain a VM, VMI or pod of the cluster; raises Absent when there is none of that name."""
     kinds = {TargetKind.VM: (VMS, VMIS), TargetKind.VMI: (VMIS,), TargetKind.POD: (PODS,)}[target.kind]
-    found = await together(*(reader.read(kind, target.name, namespace=target.namespace) for kind in kinds))
-    documents = [document for document in found if document is not None]
+    read = await together(*(reader.read(kind, target.name, namespace=target.namespace) for kind in kinds))
+    documents = [document for document in read if document is not None]
     view, nodes, events = await together(
         read_cluster(cluster), _read_nodes(reader), _read_events(reader, target)
     )
@@ -162,8 +163,10 @@ async def explain_target(
     newest = tuple(sorted(set(events), key=lambda event: event.when)[-_SHOWN_EVENTS:])
     explained = _Explaining(view, nodes, target, newest, strategy)
     if vms:
+        vms, unread = await _with_resource_claims(cluster, view, vms)
         vmi = next((one for one in documents if one.get("kind") == TargetKind.VMI.value), None)
-        return explained.of_pods(vms, raw_pods, vmi)
+        found = explained.of_pods(vms, raw_pods, vmi)
+        return replace(found, notes=(*found.notes, *unread))
     return explained.of_document(documents[-1], stated)
 
 
@@ -318,6 +321,27 @@ class _Explaining:
             events=self._events,
             **more,
         )
+
+
+async def _with_resource_claims(
+    cluster: ListClient, view: ClusterView, vms: tuple[VmView, ...]
+) -> tuple[tuple[VmView, ...], tuple[str, ...]]:
+    """Add the devices of resource claims, or return a note that states why they cannot be read."""
+    if not any(vm.pod.resource_claims and vm.node for vm in vms):
+        return vms, ()
+    try:
+        devices = await read_dra_devices(cluster)
+    except KvplaceError as error:
+        return vms, (f"the devices of its ResourceClaims cannot be read: {error}",)
+    found = []
+    for vm in vms:
+        node = view.nodes.get(vm.node)
+        if node is not None and isinstance(node.machine, NodeMachine):
+            of_pod = devices.of_pod(vm.pod, node.machine.topology, node.machine.devices)
+            found.append(with_devices_of_claims(vm, node, of_pod))
+        else:
+            found.append(vm)
+    return tuple(found), ()
 
 
 def _vms_of(view: ClusterView, target: ExplainedObject) -> tuple[VmView, ...]:

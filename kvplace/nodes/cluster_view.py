@@ -17,7 +17,7 @@ from kvplace.core.device_locality import LocatedDevice, located
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free_resources import FreeBlocks, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
-from kvplace.core.node_devices import NodeDevices
+from kvplace.core.node_devices import NodeDevices, PodDevice
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import DeviceNuma, PinningOptions
 from kvplace.core.request_json import PodRequest, read_pod_request
@@ -341,6 +341,15 @@ def with_devices(vm: VmView, node: NodeView) -> VmView:
     placed = None if vm.placement is None else vm.placement.placement
     mode = DeviceNuma.PREFERRED if vm.options is None else vm.options.device_numa
     return replace(vm, devices=located(devices, placed, node.described.topology, mode))
+
+
+def with_devices_of_claims(vm: VmView, node: NodeView, devices: Iterable[PodDevice]) -> VmView:
+    """Add the devices of the resource claims of a VM."""
+    placed = None if vm.placement is None else vm.placement.placement
+    topology = None if node.described is None else node.described.topology
+    mode = DeviceNuma.PREFERRED if vm.options is None else vm.options.device_numa
+    found = located(devices, placed, topology, mode)
+    return replace(vm, devices=(*(vm.devices or ()), *found)) if found else vm
 
 
 def vm_views(pods: Iterable[PodRecord], nodes: Mapping[NodeName, NodeView]) -> dict[PodUid, VmView]:

@@ -17,9 +17,10 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from kvplace.core.errors import KvplaceError
-from kvplace.core.node_devices import DeviceReport
+from kvplace.core.node_devices import NO_NUMA, DeviceReport, PodDevice
 from kvplace.core.scalars import NodeName, NumaId, ResourceName
 from kvplace.core.topology import Topology
+from kvplace.kube.concurrency import together
 from kvplace.kube.object_records import (
     CPU_DRIVER,
     DeviceKey,
@@ -30,7 +31,7 @@ from kvplace.kube.object_records import (
     SliceRecord,
 )
 from kvplace.kube.store import Store
-from kvplace.kube.watches import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES, ListClient, WatchClient
+from kvplace.kube.watches import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES, Apply, ListClient, WatchClient
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +93,24 @@ class DraDevices:
                 numa_node = numa_node_of(device, topology, report)
                 found |= {numa_node} if numa_node is not None else set()
         return frozenset(found)
+
+    def of_pod(self, pod: PodRecord, topology: Topology, report: DeviceReport | None) -> Iterable[PodDevice]:
+        """Return the devices of the resource claims of a pod on its node, without those for CPUs."""
+        known = dict(self._devices_on(pod.node))
+        for name in pod.resource_claims:
+            claim = self.claims.get((pod.namespace, name))
+            for key in claim.allocated or () if claim is not None else ():
+                driver, _, device_name = key
+                if driver == CPU_DRIVER:
+                    continue
+                device = known.get(key)
+                node = None if device is None else numa_node_of(device, topology, report)
+                yield PodDevice(
+                    ResourceName(f"{driver} {device_name}"),
+                    NO_NUMA if node is None else node,
+                    (device.address if device is not None else None) or "",
+                    name,
+                )
 
     def free_numa_nodes(
         self, node: NodeName, topology: Topology, driver: str, report: DeviceReport | None
@@ -174,3 +193,14 @@ def numa_node_of(device: SliceDevice, topology: Topology, report: DeviceReport |
 def _nodes_of(record: SliceRecord) -> frozenset[NodeName]:
     nodes = {record.node} if record.node else {device.node for device in record.devices if device.node}
     return frozenset(nodes)
+
+
+async def read_dra_devices(cluster: ListClient) -> DraDevices:
+    """Read all devices and resource claims once."""
+    devices = DraDevices()
+    slices, claims = await together(cluster.read_all(SLICES), cluster.read_all(RESOURCE_CLAIMS))
+    for record in slices:
+        devices.slices.apply(Apply(record))
+    for claim in claims:
+        devices.claims.apply(Apply(claim))
+    return devices

@@ -97,6 +97,7 @@ def devices_document(devices: Iterable[LocatedDevice]) -> list[Json]:
             "resource": one.device.resource,
             "numaNode": one.device.node,
             "address": one.device.address,
+            **({"claim": one.device.claim} if one.device.claim else {}),
             "local": one.is_local,
         }
         for one in devices

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from kvplace.cli.explain_lines import seat_lines
 from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.errors import Refused
 from kvplace.core.neighbours import Nearness
 from kvplace.core.node_devices import NO_NUMA, DeviceReport, NodeDevices, PodDevice
 from kvplace.core.node_topology import Enforcement
@@ -16,7 +20,7 @@ from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid, Res
 from kvplace.core.well_known_names import PINNED, PLACEMENT
 from kvplace.explain.explanation import Explanation
 from kvplace.explain.report import explanation_document
-from kvplace.kube.object_records import Condition
+from kvplace.kube.object_records import Condition, ResourceClaimRecord, SliceDevice, SliceRecord
 from tests.admission.reviewed_objects import vmi
 from tests.core.requests import request_with
 from tests.explain.small_cluster import WORKER, Objects, event, explained, node, pod_document
@@ -121,6 +125,51 @@ async def test_a_pod_on_a_node_of_dra_driver_cpu_states_that_its_cores_stay(
         "dra-driver-cpu sets its cpuset (enforcement dra): it gets no other cores while it runs"
         in found.notes
     )
+
+
+async def test_devices_of_resource_claims_are_reported_with_claim_and_numa_node(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 1, 8, 9)
+    (pod,) = cluster._pods.records.values()
+    written = PodPlacement.from_json(pod.placement)
+    written = replace(written, placement=replace(written.placement, numa_nodes=(NumaId(0),)))
+    cluster._put_pod(replace(pod, placement=written.to_json(), resource_claims=("db-io", "cores")))
+    gpus = tuple(SliceDevice(f"gpu{node}", NumaId(node)) for node in (0, 1))
+    cluster.put_slice(SliceRecord("gpus", "gpu.example.com", "worker", 1, NodeName("worker"), gpus))
+    given = tuple(("gpu.example.com", "worker", name) for name in ("gpu0", "gpu1", "gone"))
+    cluster.put_resource_claim(ResourceClaimRecord("default", "db-io", (), given))
+    cores = (("dra.cpu", "worker", "cpudevmachine"),)
+    cluster.put_resource_claim(ResourceClaimRecord("default", "cores", (), cores))
+    found = await explained(objects, cluster, "vm/db")
+    assert "devices     gpu.example.com gpu0 of ResourceClaim db-io on NUMA 0 (local)\n" in printed(found)
+    assert " gpu.example.com gpu1 of ResourceClaim db-io on NUMA 1 (not local)\n" in printed(found)
+    assert " gpu.example.com gone of ResourceClaim db-io on no known NUMA node\n" in printed(found)
+    assert "dra.cpu" not in printed(found)
+    (document,) = explanation_document(found)["pods"]
+    assert [(one["claim"], one["local"]) for one in document["devices"]] == [
+        ("db-io", True),
+        ("db-io", False),
+        ("db-io", None),
+    ]
+
+
+async def test_resource_claims_that_cannot_be_read_are_named(
+    objects: Objects, cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bound(objects, cluster, 0, 1, 8, 9)
+    (pod,) = cluster._pods.records.values()
+    cluster._put_pod(replace(pod, resource_claims=("db-io",)))
+    read_all = cluster.read_all
+
+    async def denied(kind: Any, *rest: Any) -> Any:
+        if kind.name == "resourceclaims":
+            raise Refused("resourceclaims are forbidden")
+        return await read_all(kind, *rest)
+
+    monkeypatch.setattr(cluster, "read_all", denied)
+    notes = (await explained(objects, cluster, "vm/db")).notes
+    assert "the devices of its ResourceClaims cannot be read: resourceclaims are forbidden" in notes
 
 
 async def test_a_paused_vm_and_a_migration_are_reported_as_kubevirt_reports_them(
