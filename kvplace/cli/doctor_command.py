@@ -49,14 +49,13 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     from kvplace.doctor.examination import examine
     from kvplace.doctor.installation import Installation, Severity
     from kvplace.doctor.reading import read_installation
-    from kvplace.kube.object_client import ObjectReader, ObjectWriter
+    from kvplace.kube.object_client import ObjectWriter
 
     if trial in LEFT_ALONE:
         raise click.UsageError(f"the webhooks do not see pods of {trial}: name another namespace with -n")
 
     async def body(cluster: LiveCluster) -> Installation:
         return await read_installation(
-            ObjectReader(cluster.session),
             ObjectWriter(cluster.session),
             cluster.api,
             namespace=trial,

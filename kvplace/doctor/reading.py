@@ -66,7 +66,7 @@ _SECOND_LOOK_S = 5.0
 
 
 class DoctorClient(Protocol):
-    """Calls that read, for doctor."""
+    """The cluster calls of doctor, apart from lists of watched kinds."""
 
     async def read_version(self) -> str:
         """Read the release of the API server."""
@@ -92,20 +92,15 @@ class DoctorClient(Protocol):
         """The same, each object as a type."""
         ...
 
-
-class Trier(Protocol):
-    """Calls that the API server tries for doctor; nothing of them is stored."""
-
     async def create(
         self, kind: ApiKind, document: Document, *, namespace: str = "", dry_run: bool = False
     ) -> Document:
-        """Create an object, or with `dry_run` only state what would come of it."""
+        """Create an object, or with `dry_run` only state what would come of it; doctor stores nothing."""
         ...
 
 
 async def read_installation(
     reader: DoctorClient,
-    trier: Trier,
     cluster: ListClient,
     *,
     namespace: str,
@@ -119,7 +114,7 @@ async def read_installation(
 
     Raises Unauthenticated and Unavailable: then nothing can be reported.
     """
-    reading = _Reading(reader, trier)
+    reading = _Reading(reader)
     version = await reader.read_version()
     view, nodes, answer, denials, rights = await together(
         reading.guarded(VIEW, read_view(cluster), ClusterView({}, {})),
@@ -135,7 +130,7 @@ async def read_installation(
     if not doubtful or VIEW in reading.denied:
         return found
     await pause(_SECOND_LOOK_S)
-    again = _Reading(reader, trier)
+    again = _Reading(reader)
     view, _ = await together(
         again.guarded(VIEW, read_view(cluster), found.view), again.read_list(VMIS, *_LISTS[VMIS])
     )
@@ -151,9 +146,8 @@ async def read_view(cluster: ListClient) -> ClusterView:
 
 
 class _Reading:
-    def __init__(self, reader: DoctorClient, trier: Trier) -> None:
+    def __init__(self, reader: DoctorClient) -> None:
         self._reader = reader
-        self._trier = trier
         self.objects: dict[str, tuple[Document, ...]] = {}
         self.denied: dict[str, str] = {}
 
@@ -209,7 +203,7 @@ class _Reading:
             "spec": {"containers": [{"name": "trial", "image": "none.invalid/trial"}]},
         }
         try:
-            await self._trier.create(_PODS, pod, namespace=namespace, dry_run=True)
+            await self._reader.create(_PODS, pod, namespace=namespace, dry_run=True)
         except Unauthenticated:
             raise
         except KvplaceError as error:
@@ -249,14 +243,14 @@ class _Reading:
             "metadata": {},
             "spec": {"user": identity, "groups": groups, "resourceAttributes": asked},
         }
-        answer = await self._trier.create(_REVIEWS, review)
+        answer = await self._reader.create(_REVIEWS, review)
         return at(answer, "status", "allowed") is True
 
     async def own_denials(self) -> tuple[str, ...]:
         """Ask which resources of an installation the caller may not create."""
         answers = await together(
             *(
-                self._trier.create(
+                self._reader.create(
                     _OWN_REVIEWS,
                     {
                         "apiVersion": "authorization.k8s.io/v1",

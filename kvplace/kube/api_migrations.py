@@ -16,6 +16,7 @@ from kvplace.core.well_known_names import MOVE_LABEL
 from kvplace.kube.api_list_watch import Resource
 from kvplace.kube.migrations import MIGRATIONS, MigrationRecord, PlannedMigration
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, beside_virt_handler, obstacle
+from kvplace.kube.object_parts import ApiObject, ConditionObject, Metadata
 from kvplace.kube.objects import Annotations
 from kvplace.kube.session import METADATA_ONLY, Call, path_of
 from kvplace.kube.watches import NAME_FIELD, Kind
@@ -35,26 +36,20 @@ _LIKE_SOURCE = {
 """Labels of the source, each with its label on the target of a host-model VM."""
 
 
-class _KubeVirtMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
-    labels: dict[str, str] | None = None
+class _VmiMetadata(Metadata, frozen=True):
     annotations: Annotations | None = None
 
 
-class _MigrationSpec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _MigrationSpec(ApiObject, frozen=True):
     vmi_name: str = ""
 
 
-class _MigrationStatus(msgspec.Struct, frozen=True, gc=False):
+class _MigrationStatus(ApiObject, frozen=True):
     phase: str = ""
 
 
-class _MigrationObject(msgspec.Struct, frozen=True, gc=False):
-    metadata: _KubeVirtMeta
+class _MigrationObject(ApiObject, frozen=True):
+    metadata: Metadata
     spec: _MigrationSpec = _MigrationSpec()
     status: _MigrationStatus | None = None
 
@@ -71,22 +66,16 @@ def _migration_record(migration: _MigrationObject) -> MigrationRecord:
     )
 
 
-class _VmiCondition(msgspec.Struct, frozen=True, gc=False):
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-
-
-class _MigrationState(msgspec.Struct, frozen=True, gc=False):
+class _MigrationState(ApiObject, frozen=True):
     completed: bool = False
     failed: bool = False
 
 
-class _VmiCpu(msgspec.Struct, frozen=True, gc=False):
+class _VmiCpu(ApiObject, frozen=True):
     model: str = ""
 
 
-class _VmiDomain(msgspec.Struct, frozen=True, gc=False):
+class _VmiDomain(ApiObject, frozen=True):
     cpu: _VmiCpu | None = None
 
 
@@ -94,17 +83,17 @@ class _RunningSpec(PodDemands, frozen=True):
     domain: _VmiDomain = _VmiDomain()
 
 
-class _RunningStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _RunningStatus(ApiObject, frozen=True):
     phase: str = ""
     evacuation_node_name: str = ""
-    conditions: tuple[_VmiCondition, ...] | None = None
+    conditions: tuple[ConditionObject, ...] | None = None
     migration_state: _MigrationState | None = None
 
 
-class RunningVmi(msgspec.Struct, frozen=True, gc=False):
+class RunningVmi(ApiObject, frozen=True):
     """A VirtualMachineInstance, as far as it decides about a migration."""
 
-    metadata: _KubeVirtMeta
+    metadata: _VmiMetadata
     spec: _RunningSpec = _RunningSpec()
     status: _RunningStatus = _RunningStatus()
 

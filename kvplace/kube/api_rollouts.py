@@ -19,6 +19,7 @@ from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import NotFound, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Resource
 from kvplace.kube.list_watch import follow
+from kvplace.kube.object_parts import ApiObject, Metadata
 from kvplace.kube.session import APPLY_PATCH, METADATA_ONLY, Call, Session, path_of
 from kvplace.kube.vm_progress import (
     LAUNCHER_RESOURCE,
@@ -49,25 +50,20 @@ class Quota:
         return self.limits[resource] - self.used.get(resource, Fraction(0))
 
 
-class _NamedMeta(msgspec.Struct, frozen=True):
-    name: str = ""
-    labels: dict[str, str] | None = None
-
-
-class _QuotaStatus(msgspec.Struct, frozen=True):
+class _QuotaStatus(ApiObject, frozen=True):
     hard: dict[str, str] | None = None
     used: dict[str, str] | None = None
 
 
-class _QuotaSpec(msgspec.Struct, frozen=True, rename="camel"):
+class _QuotaSpec(ApiObject, frozen=True):
     scopes: list[str] | None = None
     scope_selector: msgspec.Raw | None = None
 
 
-class QuotaObject(msgspec.Struct, frozen=True):
+class QuotaObject(ApiObject, frozen=True):
     """A ResourceQuota."""
 
-    metadata: _NamedMeta
+    metadata: Metadata
     spec: _QuotaSpec = _QuotaSpec()
     status: _QuotaStatus = _QuotaStatus()
 
@@ -103,8 +99,8 @@ _RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
 }
 
 
-class _ConfigMap(msgspec.Struct, frozen=True):
-    metadata: _NamedMeta
+class _ConfigMap(ApiObject, frozen=True):
+    metadata: Metadata
     data: dict[str, str] | None = None
 
 

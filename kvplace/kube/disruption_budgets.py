@@ -11,45 +11,35 @@ import msgspec
 from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.kube.node_filters import MatchExpression
+from kvplace.kube.object_parts import ApiObject, Metadata
 
 PATH = ("apis", "policy", "v1", "poddisruptionbudgets")
 
 
-class _BudgetObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Base of everything here: keys in camelCase."""
-
-
-class LabelSelector(_BudgetObject, frozen=True):
+class LabelSelector(ApiObject, frozen=True):
     """A label selector."""
 
     match_labels: dict[str, str] | None = None
     match_expressions: tuple[MatchExpression, ...] | None = None
 
 
-class BudgetSpec(_BudgetObject, frozen=True):
+class BudgetSpec(ApiObject, frozen=True):
     """Which pods a budget is about."""
 
     selector: LabelSelector | None = None
 
 
-class BudgetStatus(_BudgetObject, frozen=True):
+class BudgetStatus(ApiObject, frozen=True):
     """How many more of them may be evicted."""
 
     disruptions_allowed: int = 0
     disrupted_pods: dict[str, msgspec.Raw] | None = None
 
 
-class BudgetMetadata(_BudgetObject, frozen=True):
-    """The names of a budget."""
-
-    name: str = ""
-    namespace: str = ""
-
-
-class BudgetObject(_BudgetObject, frozen=True):
+class BudgetObject(ApiObject, frozen=True):
     """A PodDisruptionBudget."""
 
-    metadata: BudgetMetadata
+    metadata: Metadata
     spec: BudgetSpec = BudgetSpec()
     status: BudgetStatus = BudgetStatus()
 

@@ -14,6 +14,7 @@ import msgspec
 from kvplace.core.errors import BadBody
 from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.quantity import parse_quantity
+from kvplace.kube.object_parts import ApiObject, ConditionObject, Metadata
 
 _OPERATORS = {
     "In": Operator.IN,
@@ -31,11 +32,7 @@ _REPELLING = ("NoSchedule", "NoExecute")
 _OF_UNREADY_NODES = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-class _ApiObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Base of everything here: keys in camelCase, and not tracked by the garbage collector."""
-
-
-class MatchExpression(_ApiObject, frozen=True):
+class MatchExpression(ApiObject, frozen=True):
     """An entry of `matchExpressions`, or of `matchFields`."""
 
     key: str = ""
@@ -49,7 +46,7 @@ class MatchExpression(_ApiObject, frozen=True):
         return None if operator is None else LabelTerm(self.key, operator, self.values or ())
 
 
-class Taint(_ApiObject, frozen=True):
+class Taint(ApiObject, frozen=True):
     """A taint of a node."""
 
     key: str = ""
@@ -60,7 +57,7 @@ class Taint(_ApiObject, frozen=True):
         return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
 
 
-class Toleration(_ApiObject, frozen=True):
+class Toleration(ApiObject, frozen=True):
     """A toleration of a pod."""
 
     key: str = ""
@@ -77,7 +74,7 @@ class Toleration(_ApiObject, frozen=True):
         return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
 
 
-class Term(_ApiObject, frozen=True):
+class Term(ApiObject, frozen=True):
     """Conditions that must all hold; a term without any selects nothing."""
 
     match_expressions: tuple[MatchExpression, ...] | None = None
@@ -93,13 +90,13 @@ class Term(_ApiObject, frozen=True):
         )
 
 
-class Terms(_ApiObject, frozen=True):
+class Terms(ApiObject, frozen=True):
     """Terms; one of them must select the node."""
 
     node_selector_terms: tuple[Term, ...] | None = None
 
 
-class NodeAffinity(_ApiObject, frozen=True):
+class NodeAffinity(ApiObject, frozen=True):
     """A pod's demand on its node; preferences do not matter here."""
 
     required: Terms | None = msgspec.field(
@@ -107,13 +104,13 @@ class NodeAffinity(_ApiObject, frozen=True):
     )
 
 
-class AffinityToNodes(_ApiObject, frozen=True):
+class AffinityToNodes(ApiObject, frozen=True):
     """The part of a pod's affinity that is about nodes."""
 
     node_affinity: NodeAffinity | None = None
 
 
-class PodDemands(_ApiObject, frozen=True):
+class PodDemands(ApiObject, frozen=True):
     """Read the demand of a pod's or a VMI's spec on a node."""
 
     node_selector: dict[str, str] | None = None
@@ -121,40 +118,25 @@ class PodDemands(_ApiObject, frozen=True):
     tolerations: tuple[Toleration, ...] | None = None
 
 
-class NodeMetadata(_ApiObject, frozen=True):
-    """Name and labels of a node."""
-
-    name: str = ""
-    labels: dict[str, str] | None = None
-
-
-class NodeSpec(_ApiObject, frozen=True):
+class NodeSpec(ApiObject, frozen=True):
     """A taint: it keeps pods away."""
 
     unschedulable: bool = False
     taints: tuple[Taint, ...] | None = None
 
 
-class NodeCondition(_ApiObject, frozen=True):
-    """A condition of a node."""
-
-    type: str = ""
-    status: str = ""
-    message: str = ""
-
-
-class NodeStatus(_ApiObject, frozen=True):
+class NodeStatus(ApiObject, frozen=True):
     """The conditions and resources of a node."""
 
-    conditions: tuple[NodeCondition, ...] | None = None
+    conditions: tuple[ConditionObject, ...] | None = None
     allocatable: dict[str, str] | None = None
     """What pods may request, by resource."""
 
 
-class SchedulableNode(_ApiObject, frozen=True):
+class SchedulableNode(ApiObject, frozen=True):
     """A node, as far as these filters read it."""
 
-    metadata: NodeMetadata = NodeMetadata()
+    metadata: Metadata = Metadata()
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 

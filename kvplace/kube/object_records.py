@@ -281,6 +281,10 @@ DeviceKey: TypeAlias = tuple[str, str, str]
 """Driver, pool and name of a device, as an allocation names it."""
 
 
+CPU_DRIVER = "dra.cpu"
+"""The driver with CPUs as devices: dra-driver-cpu."""
+
+
 @dataclass(frozen=True, slots=True)
 class SliceDevice:
     """A device that a driver publishes."""

@@ -36,11 +36,11 @@ from kvplace.core.well_known_names import (
     REQUEST,
     SMT,
 )
+from kvplace.kube.object_parts import ABSENT, ApiObject, ConditionObject
 from kvplace.kube.object_records import (
     NO_SHAPE,
     OUR_PREFIX,
     AgentPod,
-    Condition,
     NodeRecord,
     PodRecord,
     VmiRecord,
@@ -55,12 +55,6 @@ _MIGRATION = "kubevirt.io/migrationJobName"
 """Annotation of the target pod of a live migration: its name."""
 AGENT = "kvplace-agent"
 """The field manager of the agent."""
-ABSENT = msgspec.Raw(b"")
-"""A field that an object does not have."""
-
-
-class ApiObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Base of everything here: keys in camelCase, and not tracked by the garbage collector."""
 
 
 class Annotations(ApiObject, frozen=True):
@@ -137,20 +131,6 @@ class ContainerStatus(ApiObject, frozen=True):
     container_id: str = msgspec.field(name="containerID", default="")
     """`runtime://id`; empty until it is created."""
     state: ContainerState | None = None
-
-
-class ConditionObject(ApiObject, frozen=True):
-    """A condition of a pod or of a NodeTopology."""
-
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-    message: str = ""
-
-    @property
-    def record(self) -> Condition:
-        """The condition as records have it."""
-        return Condition.read(self.type, self.status, self.reason, self.message)
 
 
 class ExtendedResourceClaim(ApiObject, frozen=True):

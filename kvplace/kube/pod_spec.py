@@ -15,6 +15,7 @@ import msgspec
 
 from kvplace.core.quantity import parse_quantity
 from kvplace.kube.api_errors import NOT_JSON
+from kvplace.kube.object_parts import ABSENT, ApiObject
 from kvplace.kube.object_records import NO_SHAPE
 
 VMI = "VirtualMachineInstance"
@@ -22,7 +23,7 @@ _KUBEVIRT = "kubevirt.io/"
 """How the API versions of KubeVirt begin; any client can define a kind of the same name in another group."""
 
 
-class OwnerReference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class OwnerReference(ApiObject, frozen=True):
     """An entry of `metadata.ownerReferences`."""
 
     api_version: str = ""
@@ -37,7 +38,7 @@ class OwnerReference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
         return self.kind == VMI and self.api_version.startswith(_KUBEVIRT) and self.controller is True
 
 
-class _StatedVm(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _StatedVm(ApiObject, frozen=True):
     """The VM in a request, `namespace/name`; None if the request names none."""
 
     vmi: str | None = None
@@ -65,18 +66,13 @@ _NO_OWNER = OwnerReference()
 _STATED_VM = msgspec.json.Decoder(_StatedVm)
 
 
-_ABSENT = msgspec.Raw(b"")
 _NODE_INDEPENDENT = frozenset(
     {"configMap", "downwardAPI", "emptyDir", "hostPath", "image", "name", "nfs", "projected", "secret"}
 )
 """The name of a volume, and the kinds of volumes that no filter of kube-scheduler checks."""
 
 
-class _SpecObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Base of everything here: keys in camelCase, and not tracked by the garbage collector."""
-
-
-class AffinityToPods(_SpecObject, frozen=True):
+class AffinityToPods(ApiObject, frozen=True):
     """The pods that must be near, or must not be; preferences do not decide."""
 
     required: tuple[msgspec.Raw, ...] | None = msgspec.field(
@@ -84,15 +80,15 @@ class AffinityToPods(_SpecObject, frozen=True):
     )
 
 
-class Affinity(_SpecObject, frozen=True):
+class Affinity(ApiObject, frozen=True):
     """Which nodes, and which other pods."""
 
-    node_affinity: msgspec.Raw = _ABSENT
+    node_affinity: msgspec.Raw = ABSENT
     pod_affinity: AffinityToPods | None = None
     pod_anti_affinity: AffinityToPods | None = None
 
 
-class SpreadConstraint(_SpecObject, frozen=True):
+class SpreadConstraint(ApiObject, frozen=True):
     """How evenly pods are spread."""
 
     when_unsatisfiable: str = ""
@@ -103,19 +99,19 @@ class SpreadConstraint(_SpecObject, frozen=True):
         return self.when_unsatisfiable != "ScheduleAnyway"
 
 
-class ContainerPort(_SpecObject, frozen=True):
+class ContainerPort(ApiObject, frozen=True):
     """A port; one of the host is there once."""
 
     host_port: int = 0
 
 
-class Resources(_SpecObject, frozen=True):
+class Resources(ApiObject, frozen=True):
     """The requests of a container, by resource."""
 
     requests: dict[str, msgspec.Raw] | None = None
 
 
-class Container(_SpecObject, frozen=True):
+class Container(ApiObject, frozen=True):
     """A container, as far as it decides about nodes."""
 
     ports: tuple[ContainerPort, ...] | None = None
@@ -124,7 +120,7 @@ class Container(_SpecObject, frozen=True):
     """`Always` makes an init container run as long as the pod."""
 
 
-class PodResourceClaim(_SpecObject, frozen=True):
+class PodResourceClaim(ApiObject, frozen=True):
     """A reference to a ResourceClaim."""
 
     name: str = ""
@@ -133,7 +129,7 @@ class PodResourceClaim(_SpecObject, frozen=True):
     """The object; None where it is made from a template, and the status names it."""
 
 
-class PodSpec(_SpecObject, frozen=True):
+class PodSpec(ApiObject, frozen=True):
     """The node of a pod, and what decides about it."""
 
     node_name: str = ""
@@ -141,9 +137,9 @@ class PodSpec(_SpecObject, frozen=True):
     preemption_policy: str = ""
     overhead: dict[str, msgspec.Raw] | None = None
     scheduler_name: str = ""
-    node_selector: msgspec.Raw = _ABSENT
+    node_selector: msgspec.Raw = ABSENT
     affinity: Affinity | None = None
-    tolerations: msgspec.Raw = _ABSENT
+    tolerations: msgspec.Raw = ABSENT
     topology_spread_constraints: tuple[SpreadConstraint, ...] | None = None
     scheduling_gates: tuple[msgspec.Raw, ...] | None = None
     resource_claims: tuple[PodResourceClaim, ...] | None = None

@@ -15,6 +15,7 @@ import msgspec
 
 from kvplace.core.scalars import NodeName, NumaId, PciAddress, ResourceName
 from kvplace.kube.api_list_watch import Resource
+from kvplace.kube.object_parts import ApiObject, Metadata
 from kvplace.kube.object_records import (
     CPU_DRIVER,
     DeviceClassRecord,
@@ -34,17 +35,7 @@ _DRIVER = re.compile(r"""device\.driver\s*==\s*(?:"([^"]+)"|'([^']+)')""")
 _ONE_OF_SEVERAL = re.compile(r"\|\||!|\?")
 
 
-class _DraObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Base of everything here: keys in camelCase."""
-
-
-class _DraMeta(_DraObject, frozen=True):
-    name: str = ""
-    namespace: str = ""
-    resource_version: str = ""
-
-
-class _DeviceAttribute(_DraObject, frozen=True):
+class _DeviceAttribute(ApiObject, frozen=True):
     string: str | None = None
     integer: int | None = msgspec.field(name="int", default=None)
     integers: tuple[int, ...] | None = msgspec.field(name="ints", default=None)
@@ -55,88 +46,88 @@ class _DeviceAttribute(_DraObject, frozen=True):
         return self.integers[0] if self.integers else self.integer
 
 
-class _PublishedDevice(_DraObject, frozen=True):
+class _PublishedDevice(ApiObject, frozen=True):
     name: str = ""
     attributes: dict[str, _DeviceAttribute] | None = None
     node_name: str | None = None
     allow_multiple_allocations: bool | None = None
 
 
-class _DevicePool(_DraObject, frozen=True):
+class _DevicePool(ApiObject, frozen=True):
     name: str = ""
     generation: int = 0
 
 
-class _SliceSpec(_DraObject, frozen=True):
+class _SliceSpec(ApiObject, frozen=True):
     driver: str = ""
     pool: _DevicePool = _DevicePool()
     node_name: str | None = None
     devices: tuple[_PublishedDevice, ...] | None = None
 
 
-class _SliceObject(_DraObject, frozen=True):
-    metadata: _DraMeta
+class _SliceObject(ApiObject, frozen=True):
+    metadata: Metadata
     spec: _SliceSpec = _SliceSpec()
 
 
-class _ExactRequest(_DraObject, frozen=True):
+class _ExactRequest(ApiObject, frozen=True):
     device_class_name: str = ""
     allocation_mode: str = "ExactCount"
     count: int = 1
     admin_access: bool | None = None
 
 
-class _AnyRequest(_DraObject, frozen=True):
+class _AnyRequest(ApiObject, frozen=True):
     exactly: _ExactRequest | None = None
 
 
-class _RequestedDevices(_DraObject, frozen=True):
+class _RequestedDevices(ApiObject, frozen=True):
     requests: tuple[_AnyRequest, ...] | None = None
 
 
-class _ResourceClaimSpec(_DraObject, frozen=True):
+class _ResourceClaimSpec(ApiObject, frozen=True):
     devices: _RequestedDevices = _RequestedDevices()
 
 
-class _AllocationResult(_DraObject, frozen=True):
+class _AllocationResult(ApiObject, frozen=True):
     driver: str = ""
     pool: str = ""
     device: str = ""
 
 
-class _AllocatedDevices(_DraObject, frozen=True):
+class _AllocatedDevices(ApiObject, frozen=True):
     results: tuple[_AllocationResult, ...] | None = None
 
 
-class _DeviceAllocation(_DraObject, frozen=True):
+class _DeviceAllocation(ApiObject, frozen=True):
     devices: _AllocatedDevices = _AllocatedDevices()
 
 
-class _ResourceClaimStatus(_DraObject, frozen=True):
+class _ResourceClaimStatus(ApiObject, frozen=True):
     allocation: _DeviceAllocation | None = None
 
 
-class _ResourceClaimObject(_DraObject, frozen=True):
-    metadata: _DraMeta
+class _ResourceClaimObject(ApiObject, frozen=True):
+    metadata: Metadata
     spec: _ResourceClaimSpec = _ResourceClaimSpec()
     status: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _CelSelector(_DraObject, frozen=True):
+class _CelSelector(ApiObject, frozen=True):
     expression: str = ""
 
 
-class _DeviceSelector(_DraObject, frozen=True):
+class _DeviceSelector(ApiObject, frozen=True):
     cel: _CelSelector | None = None
 
 
-class _DeviceClassSpec(_DraObject, frozen=True):
+class _DeviceClassSpec(ApiObject, frozen=True):
     selectors: tuple[_DeviceSelector, ...] | None = None
     extended_resource_name: str | None = None
 
 
-class _DeviceClassObject(_DraObject, frozen=True):
-    metadata: _DraMeta
+class _DeviceClassObject(ApiObject, frozen=True):
+    metadata: Metadata
     spec: _DeviceClassSpec = _DeviceClassSpec()
 
 

@@ -21,13 +21,14 @@ from kvplace.core.resource_topology import API_VERSION as RESOURCE_TOPOLOGIES
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import NOT_JSON
+from kvplace.kube.object_parts import ABSENT, ApiObject, ConditionObject
 from kvplace.kube.object_records import (
     NodeRecord,
     PodReport,
     ResourceTopologyRecord,
     TopologyRecord,
 )
-from kvplace.kube.objects import ABSENT, ApiObject, ConditionObject, CustomObject, VersionOnly
+from kvplace.kube.objects import CustomObject, VersionOnly
 from kvplace.kube.session import METADATA_ONLY, Call, path_of
 
 

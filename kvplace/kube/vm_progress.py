@@ -15,6 +15,7 @@ import msgspec
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import NO_LONGER_RUNNING, PINNED
 from kvplace.kube.api_list_watch import Resource
+from kvplace.kube.object_parts import ApiObject, ConditionObject
 from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.pod_spec import OwnerReference
 from kvplace.kube.session import path_of
@@ -82,11 +83,11 @@ class LauncherPod:
     """Whether it was pinned until its threads ended."""
 
 
-class _Labels(msgspec.Struct, frozen=True, gc=False):
+class _Labels(ApiObject, frozen=True):
     rollout: str = msgspec.field(name="kvplace.io/rollout", default="")
 
 
-class _Meta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _Meta(ApiObject, frozen=True):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -104,20 +105,16 @@ class _Meta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
         return _seconds(self.creation_timestamp) or 0.0
 
 
-class _Condition(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-    message: str = ""
+class _Condition(ConditionObject, frozen=True):
     last_transition_time: datetime | None = None
 
 
-class _Transition(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _Transition(ApiObject, frozen=True):
     phase: str = ""
     phase_transition_timestamp: datetime | None = None
 
 
-class _Status(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _Status(ApiObject, frozen=True):
     phase: str = ""
     conditions: tuple[_Condition, ...] | None = None
     phase_transition_timestamps: tuple[_Transition, ...] | None = None
@@ -126,11 +123,11 @@ class _Status(msgspec.Struct, frozen=True, gc=False, rename="camel"):
         return next((one for one in self.conditions or () if one.type == kind), _NO_CONDITION)
 
 
-class _Spec(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _Spec(ApiObject, frozen=True):
     node_name: str = ""
 
 
-class _Object(msgspec.Struct, frozen=True, gc=False):
+class _Object(ApiObject, frozen=True):
     metadata: _Meta
     spec: _Spec = _Spec()
     status: _Status | None = None

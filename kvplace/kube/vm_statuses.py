@@ -16,6 +16,7 @@ from kvplace.core.annotations import read_options
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.request import PinningOptions
 from kvplace.kube.api_list_watch import Resource
+from kvplace.kube.object_parts import ApiObject, Metadata
 from kvplace.kube.session import path_of
 from kvplace.kube.vm_progress import VMS_PATH
 from kvplace.kube.watches import NAME_FIELD, NAMESPACE_FIELD, Kind
@@ -47,37 +48,33 @@ class VmStatus:
         return self.namespace, self.name
 
 
-class _ListedMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    name: str = ""
-    namespace: str = ""
-    creation_timestamp: str | None = None
+class _ListedMeta(Metadata, frozen=True):
     annotations: dict[str, str] | None = None
-    labels: dict[str, str] | None = None
 
 
-class _Template(msgspec.Struct, frozen=True, gc=False):
+class _Template(ApiObject, frozen=True):
     metadata: _ListedMeta | None = None
 
 
-class _VmSpec(msgspec.Struct, frozen=True, gc=False):
+class _VmSpec(ApiObject, frozen=True):
     template: _Template | None = None
 
 
-class _VmStatus(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _VmStatus(ApiObject, frozen=True):
     printable_status: str = ""
 
 
-class _Vm(msgspec.Struct, frozen=True, gc=False):
+class _Vm(ApiObject, frozen=True):
     metadata: _ListedMeta
     spec: _VmSpec = _VmSpec()
     status: _VmStatus | None = None
 
 
-class _VmiStatus(msgspec.Struct, frozen=True, gc=False):
+class _VmiStatus(ApiObject, frozen=True):
     phase: str = ""
 
 
-class _Vmi(msgspec.Struct, frozen=True, gc=False):
+class _Vmi(ApiObject, frozen=True):
     metadata: _ListedMeta
     status: _VmiStatus | None = None
 

@@ -28,6 +28,7 @@ from kvplace.core.well_known_names import PLACED_LABEL
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
 from kvplace.kube.object_client import ApiKind
+from kvplace.kube.object_parts import ApiObject, ConditionObject, Metadata
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, agrees
@@ -50,14 +51,10 @@ class FormReader(Protocol):
         ...
 
 
-class _PodIdentity(msgspec.Struct, frozen=True):
-    uid: PodUid
-
-
-class DemandingPod(msgspec.Struct, frozen=True):
+class DemandingPod(ApiObject, frozen=True):
     """The demands of a pod on its node."""
 
-    metadata: _PodIdentity
+    metadata: Metadata
     spec: PodDemands
 
 
@@ -153,7 +150,7 @@ def _with_waiting(
     closed: dict[bytes, ClosedNodes] = {}
     wanted: dict[int, list[VmRequest]] = {}
     for pod in pods:
-        vm = view.vms.get(pod.metadata.uid)
+        vm = view.vms.get(PodUid(pod.metadata.uid))
         if vm is None or vm.request is None or vm.state is not VmState.WAITING or vm.pod.uid in claimed:
             continue
         key = msgspec.json.encode(pod.spec)
@@ -170,26 +167,14 @@ def _with_waiting(
     return replace(cluster, nodes=nodes, waiting=waiting)
 
 
-class _MigrationCondition(msgspec.Struct, frozen=True):
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
+class _MigratingStatus(ApiObject, frozen=True):
+    conditions: tuple[ConditionObject, ...] = ()
 
 
-class _MigratingName(msgspec.Struct, frozen=True):
-    name: str
-    namespace: str
-
-
-class _MigratingStatus(msgspec.Struct, frozen=True):
-    conditions: tuple[_MigrationCondition, ...] = ()
-
-
-class MigratingVmi(msgspec.Struct, frozen=True):
+class MigratingVmi(ApiObject, frozen=True):
     """The fields of a VMI that decide on its live migration."""
 
-    metadata: _MigratingName
+    metadata: Metadata
     status: _MigratingStatus = _MigratingStatus()
 
     @property
@@ -246,7 +231,7 @@ def evacuation(
     names = names_of_claims(view)
     vms, restarting = [], {}
     for pod in leaving:
-        vm = view.vms.get(pod.metadata.uid)
+        vm = view.vms.get(PodUid(pod.metadata.uid))
         if vm is None or vm.request is None or vm.is_over or vm.state is VmState.ENDING:
             continue
         name = names.get(vm.pod.uid, f"{vm.namespace}/{vm.name}")

@@ -13,7 +13,8 @@ from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.core.well_known_names import PINNED
 from kvplace.doctor.installation import Checking, Installation
-from kvplace.kube.node_filters import NodeMetadata, SchedulableNode
+from kvplace.kube.node_filters import SchedulableNode
+from kvplace.kube.object_parts import Metadata
 from kvplace.kube.object_records import Condition, LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import cluster_view
 from tests.nodes.machines import TWO
@@ -49,7 +50,7 @@ def view(*pods: PodRecord, ledger: Ledger | None = None, **topology: Any) -> dic
             [] if ledger is None else [LedgerRecord(WORKER, ledger, "1")],
             pods,
         ),
-        "nodes": (SchedulableNode(metadata=NodeMetadata("worker")),),
+        "nodes": (SchedulableNode(metadata=Metadata("worker")),),
     }
 
 

@@ -43,7 +43,8 @@ from kvplace.doctor.program_checks import (
     check_versions,
     release_of,
 )
-from kvplace.kube.node_filters import NodeCondition, NodeMetadata, NodeStatus, SchedulableNode
+from kvplace.kube.node_filters import NodeStatus, SchedulableNode
+from kvplace.kube.object_parts import ConditionObject, Metadata
 from kvplace.kube.object_records import Condition
 from tests.doctor.examples import installation, problems, view
 from tests.nodes.machines import TWO
@@ -235,9 +236,8 @@ def test_the_scheduler_asks_our_extender_rightly_and_is_at_work() -> None:
 
 def configured(**change: Any) -> dict[str, Any]:
     """Change the top of the scheduler's configuration."""
-    full = scheduling()
-    text = yaml.safe_dump({**yaml.safe_load(full["data"]["configuration.yaml"]), **change})
-    return {**full, "data": {"configuration.yaml": text}}
+    text = yaml.safe_dump({**yaml.safe_load(scheduling()["data"]["configuration.yaml"]), **change})
+    return {**scheduling(), "data": {"configuration.yaml": text}}
 
 
 def test_settings_of_the_scheduler_count_where_kube_scheduler_reads_them() -> None:
@@ -413,9 +413,9 @@ def test_each_numa_node_of_several_cores_needs_a_reserved_cpu() -> None:
 
 
 def test_of_nodes_without_a_ready_agent_those_are_named_for_which_one_is_meant() -> None:
-    ready = NodeStatus((NodeCondition("Ready", "True"),))
+    ready = NodeStatus((ConditionObject("Ready", "True"),))
     nodes = tuple(
-        SchedulableNode(NodeMetadata(name, {"vms": runs_vms}), status=ready)
+        SchedulableNode(Metadata(name, labels={"vms": runs_vms}), status=ready)
         for name, runs_vms in (("control", "no"), ("worker-1", "yes"), ("worker-2", "yes"))
     )
     agents = named(

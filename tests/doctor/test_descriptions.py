@@ -8,7 +8,8 @@ from kvplace.core.ledger import Ledger
 from kvplace.doctor.claim_checks import check_ledgers
 from kvplace.doctor.installation import Installation
 from kvplace.doctor.node_checks import check_descriptions
-from kvplace.kube.node_filters import NodeMetadata, SchedulableNode
+from kvplace.kube.node_filters import SchedulableNode
+from kvplace.kube.object_parts import Metadata
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.nodes.cluster_view import ClusterView, cluster_view
 from tests.doctor.examples import NOW, WORKER
@@ -16,7 +17,7 @@ from tests.nodes.machines import TWO
 
 
 def seen(view: ClusterView) -> Installation:
-    return Installation(NOW, "0.1.0", {}, (SchedulableNode(metadata=NodeMetadata("worker")),), view)
+    return Installation(NOW, "0.1.0", {}, (SchedulableNode(metadata=Metadata("worker")),), view)
 
 
 @pytest.mark.parametrize(

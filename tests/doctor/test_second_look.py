@@ -24,7 +24,7 @@ def problems_in(cluster: Changing) -> tuple[list[str], list[float]]:
 
     found = asyncio.run(
         read_installation(
-            cluster, cluster, cluster, namespace="default", client_version="1", now=lambda: NOW, pause=pause
+            cluster, cluster, namespace="default", client_version="1", now=lambda: NOW, pause=pause
         )
     )
     return [each.problem for check in (check_ledgers, check_vms) for each in check(found)], pauses

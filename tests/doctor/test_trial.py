@@ -51,6 +51,6 @@ def test_a_missing_right_and_a_refusal_by_others_are_distinguished(
 ) -> None:
     cluster = Refusing(error)
     found = asyncio.run(
-        read_installation(cluster, cluster, cluster, namespace="default", client_version="1", now=lambda: NOW)
+        read_installation(cluster, cluster, namespace="default", client_version="1", now=lambda: NOW)
     )
     assert (found.admission_answer, found.denied.get("a trial pod", "")) == (answer, unread)

@@ -12,8 +12,9 @@ from kvplace.core.errors import BadTopology, KvplaceError, Misconfigured, Unavai
 from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_errors import ApiUnavailable, Denied, NotFound
-from kvplace.kube.node_filters import NodeCondition, NodeStatus, SchedulableNode
+from kvplace.kube.node_filters import NodeStatus, SchedulableNode
 from kvplace.kube.object_client import ApiKind, Document
+from kvplace.kube.object_parts import ConditionObject
 from kvplace.nodes.describing_pod import (
     MAX_LOG_BYTES,
     check_node,
@@ -145,7 +146,7 @@ def test_the_pod_has_no_token_no_volume_and_no_privilege() -> None:
 
 
 def test_a_node_that_is_not_there_or_not_ready_is_named() -> None:
-    ready = SchedulableNode(status=NodeStatus((NodeCondition("Ready", "True"),)))
+    ready = SchedulableNode(status=NodeStatus((ConditionObject("Ready", "True"),)))
     check_node(ready, NODE)
     with pytest.raises(Misconfigured, match="there is no node worker"):
         check_node(None, NODE)
