@@ -66,7 +66,7 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
                 there.nodes, there.inside, there.between, watch=lambda moves: progress.show(moves, "moves")
             )
         for reason, count in there.stay.items():
-            say(f"{counted(count, 'VM')} do not move: {reason}")
+            say(f"VMs stay because {reason}: {counted(count, 'VM')}")
         if not output.is_document and output is not Output.NAME:
             _print(found)
         if not found.complete:

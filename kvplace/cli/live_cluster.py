@@ -77,6 +77,7 @@ _KUBEVIRT = ("virtualmachines", "virtualmachineinstances")
 _PAGE = 500
 _VIEWED = ("nodes", "pods", "events", "virtualmachines", "virtualmachineinstances", *OUR_RESOURCES)
 _READING = ("get", "list", "watch")
+_MIGRATIONS = "virtualmachineinstancemigrations"
 _ROLES = {
     **{(verb, resource): "kvplace-viewer" for verb in _READING for resource in _VIEWED},
     **{
@@ -84,6 +85,8 @@ _ROLES = {
         for verb in ("create", "patch", "delete")
         for resource in ("virtualmachines", "virtualmachineinstances")
     },
+    ("list", _MIGRATIONS): "kvplace-viewer",
+    **{(verb, _MIGRATIONS): "kubevirt.io:migrate" for verb in ("create", "delete")},
     **{(verb, "configmaps"): "kvplace-rollout" for verb in ("get", "list", "create", "delete")},
     **{(verb, "resourcequotas"): "kvplace-rollout" for verb in ("get", "list")},
 }

@@ -18,13 +18,13 @@ from kvplace.core.annotations import is_movable, may_migrate, read_options
 from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.label_terms import LabelTerms
-from kvplace.core.node_topology import Enforcement
 from kvplace.core.occupant import ClusterNode
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import PLACED_LABEL, RELOCATED
-from kvplace.kube.api_migrations import RUNNING_VMIS, RunningVmi
+from kvplace.kube.api_errors import NotFound
+from kvplace.kube.api_migrations import RunningVmi
 from kvplace.kube.concurrency import together
 from kvplace.kube.migrations import MIGRATIONS, MigrationRecord
 from kvplace.kube.node_filters import SchedulableNode
@@ -47,6 +47,7 @@ PEACE_AFTER_START_S = 1800.0
 _MOVING_POLICIES = (Policy.EXCLUSIVE, Policy.SHARE)
 _NODES = ApiKind("nodes")
 _PODS = ApiKind("pods")
+_VMIS = ApiKind("virtualmachineinstances", "kubevirt.io")
 
 
 class _TimedCondition(msgspec.Struct, frozen=True, rename="camel"):
@@ -92,11 +93,19 @@ async def read_movable_cluster(
         reader.read_list_as(SchedulableNode, _NODES),
         reader.read_list_as(DemandingPod, _PODS, labels=f"{PLACED_LABEL}=true", fields="spec.nodeName="),
         reader.read_list_as(TimedPod, _PODS, labels=f"{PLACED_LABEL}=true"),
-        cluster.read_all(RUNNING_VMIS),
-        cluster.read_all(MIGRATIONS),
+        reader.read_list_as(RunningVmi, _VMIS),
+        _migrations(cluster),
     )
     chosen = tuple(one for one in objects if one.metadata.name in view.nodes)
     return movable_cluster(view, planning_cluster(view, chosen, waiting), pods, vmis, migrations, now)
+
+
+async def _migrations(cluster: ListClient) -> tuple[MigrationRecord, ...]:
+    """Read the live migrations; none where KubeVirt is not installed."""
+    try:
+        return await cluster.read_all(MIGRATIONS)
+    except NotFound:
+        return ()
 
 
 def movable_cluster(
@@ -211,7 +220,7 @@ def _is_settled(vm: VmView, node: NodeView) -> bool:
 
 
 def _enforces(node: NodeView) -> bool:
-    return node.described is not None and node.described.enforcement is not Enforcement.NONE
+    return node.described is not None and node.described.enforcement.by_agent
 
 
 def _agrees_to_migrate(vmi: RunningVmi) -> bool:
