@@ -142,3 +142,19 @@ async def test_a_way_that_leads_out_of_the_container_is_not_taken(
 async def test_a_process_that_libvirt_did_not_start_is_left_alone(pins: LibvirtPins) -> None:
     with pytest.raises(LibvirtFailed, match="libvirt did not start it"):
         await pins.pin(os.getpid(), DomainPins(emulator=mask_of([0])))
+
+
+def test_a_vcpu_with_a_pin_outside_the_cpuset_is_plugged_in_by_qemu_and_refused_by_libvirt(
+    libvirt_session: LibvirtSession,
+) -> None:
+    """Error 38: therefore the agent pins also ids that are not plugged in (test_pinning_guard.py)."""
+    first, second = two_cpus(libvirt_session)
+    pins = "".join(f"<vcpupin vcpu='{vcpu}' cpuset='{second}'/>" for vcpu in (0, 1))
+    xml = minimal_domain("outside", vcpus=1, pluggable=1, inside=f"<cputune>{pins}</cputune>")
+    with libvirt_session.running(xml) as domain:
+        with libvirt_session.confined_to(mask_of([first])), pytest.raises(Exception) as refused:
+            domain.handle.setVcpusFlags(2, 1)  # VIR_DOMAIN_AFFECT_LIVE
+        assert "cannot set CPU affinity" in str(refused.value)
+        assert refused.value.get_error_code() == 38  # type: ignore[attr-defined]
+        assert domain.handle.vcpusFlags(1) == 2
+        assert set(domain.affinities().vcpus()) == {0, 1}
