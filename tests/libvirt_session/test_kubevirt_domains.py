@@ -132,3 +132,24 @@ def test_pins_alone_start_where_seccomp_denies_memory_bindings(
         found = domain.affinities()
     assert found.vcpus() == {vcpu: mask_of([placement.vcpus[vcpu]]) for vcpu in range(4)}
     assert set(found.emulator().values()) == {placement.emulator_cpus}
+
+
+def test_memory_that_is_plugged_in_gets_the_numa_node_of_the_vm(libvirt_session: LibvirtSession) -> None:
+    """KubeVirt attaches one virtio-mem device; it names no host node and follows `<numatune><memory>`."""
+    port = "<controller type='pci' model='pcie-root'/><controller type='pci' model='pcie-root-port'/>"
+    xml = minimal_domain(
+        "growing",
+        vcpus=1,
+        inside="""
+          <maxMemory unit='MiB' slots='1'>512</maxMemory>
+          <numatune><memory mode='strict' nodeset='0'/></numatune>
+          <cpu><numa><cell id='0' cpus='0' memory='64' unit='MiB'/></numa></cpu>""",
+    ).replace("<devices>", f"<devices>{port}")
+    plugged = """
+      <memory model='virtio-mem'>
+        <target><size unit='MiB'>128</size><node>0</node><block unit='MiB'>2</block>
+          <requested unit='MiB'>64</requested></target>
+      </memory>"""
+    with libvirt_session.running(xml) as domain:
+        domain.handle.attachDeviceFlags(plugged, 1)  # VIR_DOMAIN_AFFECT_LIVE
+        assert policies_of_guest_memory(domain.pid, 128) == {"bind:0"}
