@@ -95,8 +95,10 @@ async def _carry_out(
 ) -> tuple[list[MoveResult], bool]:
     """Make the moves and report each; the first Ctrl-C lets the present one end."""
     from kvplace.cli.interrupts import on_interrupt
+    from kvplace.kube.api_moves import MovingCluster
     from kvplace.plan.defragmentation_run import carry_out
 
+    client = MovingCluster(live.session)
     stopped = False
     results: list[MoveResult] = []
 
@@ -113,7 +115,7 @@ async def _carry_out(
 
     pods = {name: vm.pod for name, vm in there.vms.items()}
     with on_interrupt(stop):
-        async for result in carry_out(live.api, found.moves, pods, goes_on=goes_on):
+        async for result in carry_out(client, found.moves, pods, goes_on=goes_on):
             results.append(result)
             if result.error:
                 say(f"{result.move.id} was not moved: {result.error}")

@@ -43,7 +43,7 @@ from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
 from kvplace.kube.events import EventRecord
 from kvplace.kube.ledger_objects import ledger_record
 from kvplace.kube.list_watch import ListWatch, follow
-from kvplace.kube.migrations import MIGRATIONS, MigrationRecord, PlannedMigration
+from kvplace.kube.migrations import PlannedMigration
 from kvplace.kube.object_records import (
     Condition,
     LedgerRecord,
@@ -82,7 +82,6 @@ from kvplace.kube.watches import (
     AGENT_PODS,
     EVERYTHING,
     LEDGERS,
-    NAME_FIELD,
     NODE_STATUSES,
     NODES,
     PODS,
@@ -388,15 +387,6 @@ class ApiCluster:
         """Delete a live migration; one that is gone already is not an error."""
         with contextlib.suppress(NotFound):
             await self._session.request(delete_migration_call(namespace, name))
-
-    async def read_migration(self, namespace: str, name: str) -> MigrationRecord | None:
-        """Read a live migration; None if there is none."""
-        found = await self.read_all(MIGRATIONS, Selector(namespace=namespace, fields={NAME_FIELD: name}))
-        return found[0] if found else None
-
-    async def annotate_vm(self, pod: PodRecord, key: str, value: str | None) -> None:
-        """Write an annotation of the VMI of a pod, or of a plain pod; None removes it."""
-        await self._session.request(pod_calls.annotate_vm_call(pod, key, value, self._written_by))
 
     async def close(self) -> None:
         """End all watches and connections."""
