@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.ledger import Claim
 from kvplace.core.quantity import counted
+from kvplace.core.reservation import is_for_migration
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 from kvplace.doctor.installation import Finding, Installation, at, some, title, warning, wrong
 from kvplace.kube.object_client import Document
@@ -98,7 +99,7 @@ def _without_pods(found: Installation, node: NodeView) -> Mapping[PodUid, Claim]
         uid: claim
         for uid, claim in node.ledger.claims.items()
         if (
-            _is_old(found.now, claim)
+            _is_old(found.now, claim) and not is_for_migration(claim)
             if (vm := found.view.vms.get(uid)) is None
             else vm.is_over or (vm.node and vm.node != node.name)
         )

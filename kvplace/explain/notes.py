@@ -190,6 +190,11 @@ def _statuses(status: Document, key: str) -> Iterable[dict[str, Any]]:
     return status.get(key) or ()
 
 
+def note_on_move(vm: str, target: NodeName, migration: str) -> str:
+    """State which VM migrates to make room."""
+    return f"for that {vm} migrates to {target} (migration {migration})"
+
+
 def note_on_reservation(node: NodeName, claim: Claim, reserved: Reserved) -> str:
     """State what is reserved for a VM while other VMs make room for it, and what of it they still have."""
     text = f"room is made for it on {node}: CPUs {format_cpu_list(reserved.owned)} are reserved for it"

@@ -12,12 +12,14 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import Absent, BadBody, Forbidden, KvplaceError
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.request_json import PodRequest
-from kvplace.core.scalars import NodeName
+from kvplace.core.reservation import is_for_migration
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.strict_json import did_you_mean, shown
 from kvplace.core.well_known_names import PINNED
 from kvplace.explain.explanation import Event, Explanation, asked_nodes, fit, seat_of
 from kvplace.explain.notes import (
     condition,
+    note_on_move,
     note_on_reservation,
     notes_on_containers,
     notes_on_document,
@@ -294,6 +296,7 @@ class _Explaining:
         for name, claim in claims.items():
             if claim.reserved is not None:
                 yield note_on_reservation(name, claim, claim.reserved)
+                yield from self._notes_on_moves(name)
         claimed = [name for name, claim in claims.items() if claim.reserved is None]
         if claimed:
             yield f"its cores are claimed on {', '.join(claimed)} already; the binding is under way"
@@ -302,10 +305,31 @@ class _Explaining:
         held = [
             name
             for name, node in self._view.nodes.items()
-            if any(uid not in self._view.vms for uid in node.ledger.claims)
+            if any(
+                uid not in self._view.vms and not is_for_migration(claim)
+                for uid, claim in node.ledger.claims.items()
+            )
         ]
         if held:
             yield f"cores on {_some(held)} are held for pods that were not found; ask `kvplace doctor`"
+
+    def _notes_on_moves(self, node: NodeName) -> Iterator[str]:
+        """Name the VM that migrates from a node to make room: its target is reserved, or has its pod."""
+        leaving = {vm.pod.vmi_uid: vm for vm in self._view.vms.values() if vm.node == node and vm.pod.vmi_uid}
+        moves = {
+            uid: (target, claim.reserved.migration)
+            for target, there in self._view.nodes.items()
+            for uid, claim in there.ledger.claims.items()
+            if claim.reserved is not None and claim.reserved.migration
+        }
+        moves |= {
+            PodUid(vm.pod.vmi_uid): (vm.node, vm.pod.migration)
+            for vm in self._view.vms.values()
+            if vm.pod.migration and vm.node not in ("", node)
+        }
+        for uid, (target, migration) in moves.items():
+            if (vm := leaving.get(uid)) is not None:
+                yield note_on_move(f"{vm.namespace}/{vm.pod.vm}", target, migration)
 
     def _explanation(
         self, state: str, request: PodRequest | None, notes: Iterable[str], **more: Any

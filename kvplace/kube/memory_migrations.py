@@ -6,6 +6,7 @@ No VM migrates by itself here: a test that plays virt-controller takes the migra
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from kvplace.core.errors import Conflict, Forbidden
@@ -22,8 +23,8 @@ class MemoryMigrations:
         """The created migrations by name."""
         self.refuses_migrations = ""
         """Why KubeVirt or the API server refuses a migration; empty if it does not."""
-        self.time = "2026-01-02T00:00:00Z"
-        """When a migration is created."""
+        self.time: Callable[[], str] = lambda: "2026-01-02T00:00:00Z"
+        """The date of a migration that is created now."""
 
     async def create_migration(self, migration: PlannedMigration, *, dry_run: bool = False) -> None:
         await asyncio.sleep(0)
@@ -34,7 +35,7 @@ class MemoryMigrations:
             raise Forbidden(self.refuses_migrations)
         if not dry_run:
             self.migrates_to[migration.name] = migration
-            record = MigrationRecord(*key, migration.vmi, created=self.time, is_ours=True)
+            record = MigrationRecord(*key, migration.vmi, created=self.time(), is_ours=True)
             self.migrations.put(key, record)
 
     async def delete_migration(self, namespace: str, name: str) -> None:
@@ -48,5 +49,5 @@ class MemoryMigrations:
     def put_migration(self, namespace: str, name: str, vmi: str, phase: str, *, created: str = "") -> None:
         """Let a migration be in a phase, as virt-controller and other creators of migrations do."""
         known = self.migrations.get((namespace, name))
-        record = known or MigrationRecord(namespace, name, vmi, created=created or self.time)
+        record = known or MigrationRecord(namespace, name, vmi, created=created or self.time())
         self.migrations.put((namespace, name), replace(record, phase=phase))

@@ -119,23 +119,35 @@ class MigrationSearch:
         self._not_before: dict[str, float] = {}
         """Until when a VMI is left alone, since a migration of it that has failed may be deleted."""
         self._created: dict[str, float] = {}
-        """When migrations were created here; deleted ones count, too."""
+        """When migrations were created, by any replica; deleted ones count, too."""
+        self._seen: dict[str, str] = {}
+        """The end of the reservation on the target of each migration."""
+        cache.ledgers.subscribe(self._ledger_seen)
 
     @property
     def is_due(self) -> bool:
         """Whether a search may begin."""
         return self._clock() >= self._next_search and not self._is_reserved()
 
+    def _ledger_seen(self, node: NodeName) -> None:
+        """Count a migration, of any replica, once its reservation is renewed: it has been created then.
+
+        The object itself may be deleted before this replica reads it.
+        """
+        for claim in self._cache.ledger(node).claims.values():
+            if claim.reserved is None or not claim.reserved.migration:
+                continue
+            name, until = claim.reserved.migration, claim.reserved.until
+            if self._seen.setdefault(name, until) != until and name not in self._created:
+                self.begun(name, claim.uid)
+
     def has_created(self, migration: str) -> bool:
         """Return whether a migration of this name was created here."""
         return migration in self._created
 
-    def begun(self, migration: str) -> None:
-        """Count a migration that is about to be created."""
+    def begun(self, migration: str, vmi_uid: str) -> None:
+        """Count a migration that is about to be created; its VM is left alone afterwards."""
         self._created[migration] = self._clock()
-
-    def leave_alone(self, vmi_uid: str) -> None:
-        """Let a VM stay where it is for a time, after its migration has failed."""
         self._not_before[vmi_uid] = self._clock() + PEACE_S
 
     async def find(self, pod: PodRecord, request: Request, nodes: Collection[NodeName]) -> MoveToNode | None:
@@ -212,6 +224,7 @@ class MigrationSearch:
             return "VMs are being evacuated"
         lately = {one.name for one in migrations if one.is_ours and self._age_s(one.created) < 3600}
         self._created = {name: at for name, at in self._created.items() if self._clock() - at < 3600}
+        self._seen = {name: until for name, until in self._seen.items() if name in self._created}
         if len(lately | self._created.keys()) >= MOST_PER_HOUR:
             return f"{MOST_PER_HOUR} migrations have begun within an hour"
         return ""
@@ -222,7 +235,7 @@ class MigrationSearch:
         if vmi is None or (vmi.metadata.namespace, vmi.metadata.name) != (vm.pod.namespace, vm.pod.vmi):
             return "its VMI is gone"
         if self._not_before.get(vmi.uid, float("-inf")) > self._clock():
-            return "a migration of it has failed lately"
+            return "it has been asked to migrate lately"
         return vmi.obstacle
 
     def _age_s(self, created: str) -> float:

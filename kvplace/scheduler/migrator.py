@@ -52,7 +52,7 @@ BOUND_S = 60.0
 """How long the waiting VM may take to be bound after the migration."""
 POLL_S = 5.0
 """A migration is read so often."""
-_UNANSWERED_S = 15.0
+_UNANSWERED_S = 30.0
 """A migration that was created without an answer may appear so late."""
 
 
@@ -94,7 +94,6 @@ class Migrator:
             await self._create(move, pod)
             await self._follow(move, pod, waits)
         except (RoomStopped, KvplaceError) as stopped:
-            self.search.leave_alone(move.vm.pod.vmi_uid)
             if self.search.has_created(move.migration.name):
                 why = f"the migration {move.migration.name} made no room: {stopped}"
                 self._events.record(room_not_made(owner_reference(move.vm.pod), why))
@@ -171,8 +170,8 @@ class Migrator:
         # Read after the ledgers: a move has a reservation there until its migration is in this list.
         if why := self.search.why_not_now(await self._cluster.read_all(MIGRATIONS)):
             raise RoomStopped(why)
+        self.search.begun(move.migration.name, move.vm.pod.vmi_uid)
         await self._cluster.create_migration(move.migration, dry_run=True)
-        self.search.begun(move.migration.name)
         with contextlib.suppress(Unavailable):  # it may be there: the next reads show it
             await self._cluster.create_migration(move.migration)
         ROOM_MIGRATIONS.inc()

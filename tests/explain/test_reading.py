@@ -9,8 +9,8 @@ import pytest
 from kvplace.core.errors import Absent, BadAnnotation
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.request_json import PodRequest, write_request
-from kvplace.core.reservation import reserve
-from kvplace.core.scalars import NO_CPUS
+from kvplace.core.reservation import reserve, reserve_for_migration
+from kvplace.core.scalars import NO_CPUS, NodeName
 from tests.admission.reviewed_objects import vm, vmi
 from tests.core.requests import request_with
 from tests.explain.small_cluster import WORKER, Objects, event, explained, node, pod_document, written
@@ -179,6 +179,29 @@ async def test_a_waiting_pod_whose_cores_are_claimed_or_reserved_states_where(
         "room is made for it on worker: CPUs 0-1,8-9 are reserved for it until 2026-01-02T03:05:00Z unless "
         "that is renewed; CPUs 1,9 of them are still in use"
     )
+
+
+@pytest.mark.parametrize("bound", [False, True])
+async def test_a_waiting_pod_states_which_vm_migrates_to_make_room_for_it(
+    objects: Objects, cluster: FaultyCluster, *, bound: bool
+) -> None:
+    pod = cluster.create_pod("solver", request=write_request(PodRequest(request_with(2))))
+    request = write_request(PodRequest(request_with(4)))
+    source = cluster.create_pod("source", vmi="db", node="worker", request=request)
+    here = taking(claim(source.uid, 0, 8))
+    record = await cluster.write_ledger(await cluster.create_ledger(WORKER), here)
+    kept = reserve(record.ledger, claim(pod.uid, 0, 8), but=NO_CPUS, until="2026-01-02T03:05:00Z")
+    await cluster.write_ledger(record, taking(kept))
+    cluster.create_node("other")
+    if bound:
+        cluster.create_pod("target", vmi="db", node="other", request=request, migration="kvplace-db-1")
+    else:
+        whole = claim(source.vmi_uid, 1, 9)
+        there = reserve_for_migration(whole, "kvplace-db-1", until="2026-01-02T03:05:00Z")
+        await cluster.write_ledger(await cluster.create_ledger(NodeName("other")), taking(there))
+    found = await explained(objects, cluster, "pod/solver")
+    assert found.notes[1] == "for that default/db migrates to other (migration kvplace-db-1)"
+    assert not any("were not found" in note for note in found.notes)
 
 
 async def test_cores_of_pods_that_are_gone_are_named_to_a_vm_that_waits(

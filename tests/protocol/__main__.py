@@ -28,6 +28,7 @@ _CHUNK = 50
 _PROGRESS_S = 60.0
 _MEANINGS = {
     Kind.ROOM: "VMs move for others",
+    Kind.NODES: "VMs migrate for others",
     Kind.PREEMPTION: "VMs are evicted for others",
 }
 

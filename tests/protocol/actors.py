@@ -126,7 +126,9 @@ class Scheduler:
                     await self._evictions.preempt(one, pod)
                 return
             node = random.choice(sorted(found.names))
-            if random.random() < 0.05:  # it may bind where filter was not asked, or stated no
+            if (
+                random.random() < 0.05 and not pod.migration
+            ):  # it may bind where filter was not asked, or stated no
                 node = NodeName(random.choice(("n1", "n2")))
             if random.random() < 0.3:
                 await self._network.take_time()
@@ -140,6 +142,8 @@ class Scheduler:
 
     def _offered(self, pod: PodRecord) -> tuple[str, ...]:
         """Return the nodes that other plugins let through, the nominated one alone; none stands for all."""
+        if pod.migration:
+            return (self._cluster.migrates_to[pod.migration].target,)
         if pod.nominated:
             return (pod.nominated,)
         return (self._random.choice(("n1", "n2")),) if self._random.random() < 0.1 else ()
@@ -172,7 +176,8 @@ class Users:
         self._random = random
         self._diary = diary
         self._edits = random.choice((0.0, 0.3, 0.6))
-        self._makes_room = kind is Kind.ROOM
+        self._makes_room = kind in (Kind.ROOM, Kind.NODES)
+        self._moves = kind is Kind.NODES
         self._preempts = kind is Kind.PREEMPTION
         self._names = (*_NAMES, *map(again, _NAMES)) if self._preempts else _NAMES
 
@@ -233,7 +238,8 @@ class Users:
     def _any_request(self) -> Request:
         random = self._random
         if self._makes_room:
-            return request_with(random.choice((1, 2, 2, 2, 3)), scope=Scope.ONE_NUMA)
+            sizes = (1, 2, 2, 3, 3) if self._moves else (1, 2, 2, 2, 3)
+            return request_with(random.choice(sizes), scope=Scope.ONE_NUMA)
         scope = random.choice((Scope.ANY, Scope.ONE_NUMA, Scope.ONE_SOCKET))
         vcpus = random.choice((1, 2, 3, 4, 4, 6))
         policy = random.choice(_POLICIES)
@@ -251,9 +257,15 @@ class Users:
         policy = request.options.policy
         is_vm = random.random() < 0.8
         movable = self._makes_room and random.random() < 0.8
-        self._cluster.create_pod(
+        asked = PodRequest(
+            request,
+            f"default/{name}",
+            movable=movable,
+            may_migrate=movable and self._moves and random.random() < 0.8,
+        )
+        pod = self._cluster.create_pod(
             name,
-            request=write_request(PodRequest(request, f"default/{name}", movable=movable)),
+            request=write_request(asked),
             vmi=name if is_vm else "",
             vmi_uid=f"vmi-{name}-{random.random()}" if is_vm else "",
             shape=random.choice((b"vm", b"vm", b"vm", b"")),
@@ -261,12 +273,14 @@ class Users:
             labels={**PLACED_PODS.labels, KEPT: "yes"} if self._preempts and random.random() < 0.3 else None,
             resources={"cpu": 1000 * request.vcpus} if self._preempts else None,
         )
+        if self._moves and is_vm:
+            self._cluster.put_running_vmi(pod.vmi, pod.vmi_uid)
         self._diary.note("created", f"{name} {policy.value} {request.vcpus}")
 
     def _edit(self, pod: PodRecord) -> None:
         asking = self._random.choice(_OPTIONS)
         if self._makes_room:
-            asking = {**asking, "kvplace.io/movable": "true"}
+            asking = {**asking, "kvplace.io/movable": "nodes" if self._moves else "true"}
         if pod.vmi:
             self._promises.edited.add(pod.vmi_uid)
             self._cluster.edit_vmi("default", pod.vmi, pod.vmi_uid, asking)
@@ -374,6 +388,7 @@ class Disturber:
         self._cluster.delete_node(node.name)
         if random.random() < 0.5:
             self._promises.replaced.add(node.name)
+            self._promises.ended(node.containers)
             node.replace_machine(random.choice(node.machines))
         node.is_forgotten = random.random() < 0.5
         if node.is_forgotten:

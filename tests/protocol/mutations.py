@@ -29,9 +29,10 @@ from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_records import PodRecord, TopologyStatus
-from kvplace.scheduler import binder, preemptor, room_maker
+from kvplace.scheduler import binder, claim_placements, migrator, preemptor, room_maker
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.holds import Holds
+from kvplace.scheduler.migration_search import MigrationSearch
 from kvplace.scheduler.movable_vms import MovableVms
 from kvplace.scheduler.preemptor import Preemptor
 
@@ -274,6 +275,48 @@ def reserve_only_what_is_free_already() -> None:
     _put(Claim, "still_in_use", property(lambda _self: NO_CPUS))
 
 
+# Moving VMs to other nodes, in stories where that is done.
+
+
+@_mutation
+def let_vms_migrate_without_their_owners_consent() -> None:
+    real = _real(MovableVms, "find")
+
+    def find(self: MovableVms, *args: Any) -> Any:
+        found = real(self, *args)
+        return found and replace(found, may_migrate=True)
+
+    _put(MovableVms, "find", find)
+
+
+@_mutation
+def give_the_target_of_a_migration_to_any_pod_of_its_vm() -> None:
+    real = _real(claim_placements, "reserved_for_target")
+
+    def reserved(ledger: Ledger, vmi_uid: str, _migration: str) -> Any:
+        kept = ledger.claims.get(PodUid(vmi_uid))
+        return real(ledger, vmi_uid, kept.reserved.migration) if kept and kept.reserved else None
+
+    _put(claim_placements, "reserved_for_target", reserved)
+
+
+@_mutation
+def leave_the_target_of_a_migration_to_others() -> None:
+    real = _real(Claim, "still_in_use")
+
+    def still_in_use(claim: Claim) -> Any:
+        return NO_CPUS if claim.reserved and claim.reserved.migration else real.fget(claim)
+
+    _put(Claim, "still_in_use", property(still_in_use))
+
+
+@_mutation
+def begin_a_migration_while_another_one_is_under_way() -> None:
+    _put(MigrationSearch, "why_not_now", lambda *_args: "")
+    _put(MigrationSearch, "_is_reserved", lambda _self: False)
+    _put(migrator, "is_for_migration", lambda _claim: False)
+
+
 # Relocating.
 
 
@@ -351,6 +394,15 @@ def end_reservations_before_their_cores_have_come_free() -> None:
     _put(Reconciler, "_reserved_s", lambda *_args: 0.0)
 
 
+NODES_MUTATIONS = frozenset(
+    (
+        "let-vms-migrate-without-their-owners-consent",
+        "give-the-target-of-a-migration-to-any-pod-of-its-vm",
+        "leave-the-target-of-a-migration-to-others",
+        "begin-a-migration-while-another-one-is-under-way",
+    )
+)
+"""Those that only stories notice in which VMs migrate to make room."""
 PREEMPTION_MUTATIONS = frozenset(
     (
         "name-victims-without-reserving-what-they-leave",

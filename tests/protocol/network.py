@@ -227,8 +227,8 @@ def _pods(operation: Operation, args: tuple[Any, ...]) -> Collection[PodUid]:
 def _through_the_network(operation: Operation) -> Callable[..., Awaitable[Any]]:
     carried_out: Callable[..., Awaitable[Any]] = getattr(FaultyCluster, operation.value)
 
-    async def call(self: View, *args: Any) -> Any:
-        effect = functools.partial(carried_out, self, *args)
+    async def call(self: View, *args: Any, **options: Any) -> Any:
+        effect = functools.partial(carried_out, self, *args, **options)
         one = _Call(self.process, operation, effect, _target(args), _pods(operation, args))
         return await self.network.carry(self, one)
 

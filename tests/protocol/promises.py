@@ -202,6 +202,7 @@ class Promises:
                 owner = new.owners.get(cpu, uid)
                 may_have = owner in (uid, old.owners.get(cpu)) or owner in self.robbed
                 may_have |= after is None and self._outranks(owner, uid)
+                may_have |= self._is_target(owner, before)
                 if not may_have and not owner.startswith("stranger") and not self.all_know_reservations:
                     self._diary.happened["given away by an earlier version"] += 1
                 elif not may_have and not owner.startswith("stranger"):
@@ -232,12 +233,24 @@ class Promises:
         others = new.claims.keys() - old.claims
         return uid in self._pods and any(self._outranks(other, uid) for other in others)
 
+    def _is_target(self, uid: PodUid, kept: Claim) -> bool:
+        """Whether a pod is the one of the migration that a reservation is for."""
+        pod = self._pods.get(uid) or next(
+            (one for _, one in self._pod_changes.new if one and one.uid == uid), None
+        )
+        migration = kept.reserved.migration if kept.reserved is not None else ""
+        return bool(migration) and pod is not None and (pod.migration, pod.vmi_uid) == (migration, kept.uid)
+
     def _outranks(self, one: PodUid, other: PodUid) -> bool:
         return self._priorities.get(one, 0) > self._priorities.get(other, 0)
 
     def _is_reserved(self, node: NodeName, claim: Claim, pod: PodRecord | None) -> bool:
         """Whether a claim is a reservation for a pod that waits, and has not outlived its end for long."""
-        if claim.reserved is None or pod is None or pod.node or pod.deleting:
+        if claim.reserved is None:
+            return False
+        if claim.reserved.migration:
+            return self._diary.clock() - self._reserved[node, claim.uid][1] <= RESERVED_S + _LOOK_S
+        if pod is None or pod.node or pod.deleting:
             return False
         others = self.ledger(node).claims.values() if claim.still_in_use else ()
         still_in_use = [self._pods.get(other.uid) for other in others if other.cpus & claim.still_in_use]
@@ -374,6 +387,11 @@ class Promises:
         if in_force != known and is_back:
             raise BrokenPromise(f"7: {uid} went from {known} back to {in_force}")
         self._in_force[uid] = in_force
+
+    def ended(self, containers: Iterable[PodUid]) -> None:
+        """Note that containers have ended: their pods start again by what the kubelet has seen of them."""
+        for uid in containers:
+            self._in_force.pop(uid, None)
 
     def check_agreement(self) -> None:
         """Check, in calm, that ledger, pod and node agree about every pod that runs."""

@@ -11,5 +11,7 @@ class Kind(Enum):
     PLAIN = "plain"
     ROOM = "make-room"
     """Most VMs may move, and now and then one needs a NUMA node that is half full."""
+    NODES = "move-between-nodes"
+    """The same, and where moves inside a node do not help, a VM migrates to another one."""
     PREEMPTION = "preempt"
     """VMs of higher priority have others evicted, which are created again at once."""

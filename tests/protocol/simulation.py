@@ -30,6 +30,7 @@ from tests.protocol.actors import Disturber, Scheduler, Server, Users
 from tests.protocol.earlier_replica import OlderView, forget_reservations
 from tests.protocol.evictions import KEPT, Evictions
 from tests.protocol.faults import LATE_S, FaultMix
+from tests.protocol.kubevirt import KubeVirt, busy_moves
 from tests.protocol.loop import SeededLoop
 from tests.protocol.network import Network, Undisturbed, View
 from tests.protocol.node import ContainerChanges, SimulatedNode
@@ -47,6 +48,7 @@ _REPLICAS = ("r1", "r2")
 _APART_S = 1e-5
 """Two clocks never show the same microsecond while two replicas date a claim of one pod."""
 
+_ROOM = {Kind.ROOM: MakeRoom.AUTOMATIC, Kind.NODES: MakeRoom.NODES}
 Checks: TypeAlias = tuple[Callable[[], None], ...]
 
 
@@ -73,7 +75,7 @@ class Story:
         self._settings = ExtenderSettings(
             mode=random.choice((Mode.DECIDE, Mode.DECIDE, Mode.ADVISE)),
             nominate_from_nodes=random.choice((1, 1000)),
-            make_room=MakeRoom.AUTOMATIC if kind is Kind.ROOM else MakeRoom.OFF,
+            make_room=_ROOM.get(kind, MakeRoom.OFF),
         )
         self._controlling = ControllerSettings(patience_s=random.choice((_LEAST_PATIENCE_S, 75.0)))
         self._network = Network(self._generator(), self._mix, diary)
@@ -83,10 +85,11 @@ class Story:
         self._nodes = []
         containers = ContainerChanges()
         kinds = {"n1": (EIGHT, TWO), "n2": (TWO, EIGHT)}
-        if kind is Kind.ROOM:
+        if kind in _ROOM:
             kinds = {"n1": (TWO_QUADS, EIGHT), "n2": (TWO_QUADS, TWO)}
         for name, machines in kinds.items():
             self._cluster.create_node(name)
+            self._cluster.put_schedulable_node(name)
             self._cluster.put_topology(name, machines[0], enforcement=Enforcement.NRI)
             node = SimulatedNode(NodeName(name), machines, self._view(name), self._generator(), containers)
             self._nodes.append(node)
@@ -107,13 +110,17 @@ class Story:
             self._generator(), disorder=self._mix.disorder, after_step=self._promises.look
         )
         self.diary.clock = self._loop.time
+        self._cluster.time = self._date
         gc.disable()
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            with busy_moves(), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._run())
         finally:
             gc.enable()
             self._promises.raise_broken()  # whatever went wrong after it
+
+    def _date(self) -> str:
+        return (EPOCH + timedelta(seconds=self._loop.time())).isoformat()
 
     async def _run(self) -> None:
         promises, diary = self._promises, self.diary
@@ -131,6 +138,10 @@ class Story:
                     self._evictions,
                 )
                 lasting.append(group.create_task(scheduler.run()))
+            if self._kind is Kind.NODES:
+                nodes = {node.name: node for node in self._nodes}
+                kubevirt = KubeVirt(self._cluster, nodes, promises, self._network, self._generator(), diary)
+                lasting.append(group.create_task(kubevirt.run()))
             users = Users(self._cluster, promises, self._generator(), diary, self._kind)
             disturber = Disturber(
                 self._cluster, self._servers, self._nodes, promises, self._generator(), diary

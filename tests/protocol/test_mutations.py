@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.effort import IN_FULL
-from tests.protocol.mutations import MUTATIONS, PREEMPTION_MUTATIONS, ROOM_MUTATIONS
+from tests.protocol.mutations import MUTATIONS, NODES_MUTATIONS, PREEMPTION_MUTATIONS, ROOM_MUTATIONS
 from tests.protocol.replay import run
 from tests.protocol.run_kind import Kind
 
@@ -21,8 +21,9 @@ TRIED = list(MUTATIONS) if IN_FULL else ["bind-without-the-cores", "give-up-the-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TRIED)
 def test_a_mistake_breaks_a_promise(name: str) -> None:
-    kind = Kind.ROOM if name in ROOM_MUTATIONS else Kind.PREEMPTION if name in PREEMPTION_MUTATIONS else None
+    kinds = {Kind.ROOM: ROOM_MUTATIONS, Kind.NODES: NODES_MUTATIONS, Kind.PREEMPTION: PREEMPTION_MUTATIONS}
+    kind = next((kind for kind, names in kinds.items() if name in names), None)
     flags = [f"--{kind.value}"] if kind is not None else []
     answer = run("--mutation", name, "--count", str(STORIES), *flags)
     assert answer.returncode == 1, f"{STORIES} stories do not notice: {name}"
-    assert re.search(r"^story \d+: ([1267]|P): ", answer.stderr, re.MULTILINE), answer.stderr
+    assert re.search(r"^story \d+: ([1267]|M|P): ", answer.stderr, re.MULTILINE), answer.stderr

@@ -15,6 +15,8 @@ STORIES = rounds(1000, quick=40)
 CHUNKS = 4
 ROOM_STORIES = rounds(200, quick=16)
 """Those in which VMs also move to make room for others."""
+NODES_STORIES = rounds(200, quick=16)
+"""Those in which VMs also migrate for others."""
 EVICTION_STORIES = rounds(200, quick=16)
 """Those in which VMs are evicted for others of higher priority."""
 FOUND = (
@@ -101,6 +103,14 @@ def test_no_story_in_which_room_is_made_breaks_a_promise() -> None:
     assert happened["schedules"] == ROOM_STORIES
     events = ("agrees", "crowded", "moved", "of two versions", "replica killed")
     assert often(happened, ROOM_STORIES / 30, *events), happened
+
+
+@pytest.mark.timeout(600)
+def test_no_story_in_which_vms_migrate_for_others_breaks_a_promise() -> None:
+    happened = told("--move-between-nodes", "--first", "1000000", "--count", str(NODES_STORIES))
+    assert happened["schedules"] == NODES_STORIES
+    events = ("agrees", "migration", "migration failed", "migration succeeded", "reserved", "replica killed")
+    assert often(happened, NODES_STORIES / 60, *events), happened
 
 
 @pytest.mark.timeout(600)

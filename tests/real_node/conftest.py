@@ -40,8 +40,9 @@ def cluster(
 
 @pytest.fixture(scope="package")
 def kvplace(cluster: RealCluster) -> RealCluster:
-    """Install kvplace on it as an operator does."""
-    install_kvplace(cluster.plane, cluster.nodes["n1"].sandbox.service_subnet)
+    """Install kvplace on it as an operator does; VMs that agree may migrate for others."""
+    services = cluster.nodes["n1"].sandbox.service_subnet
+    install_kvplace(cluster.plane, services, components=("moves-between-nodes",))
     return cluster
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,34 +15,11 @@ from harness.control_plane.watching import is_ready, wait_for
 from harness.kvplace_cluster.installation import NAMESPACE
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from harness.real_node.cluster import RealCluster
-from harness.real_node.kernel_view import ContainerInKernel
 from harness.real_node.kvplace_pods import AGENT
+from tests.real_node.killing import kill_container, pods_of
 from tests.real_node.vms import ON_ITS_OWN, SMALL_DOMAIN, TOPOLOGIES, Vm, Vms, ledger
 
 Json = dict[str, Any]
-
-
-def pods_of(cluster: RealCluster, namespace: str, component: str) -> list[Json]:
-    path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io/component={component}"
-    return list(cluster.plane.request("GET", path)["items"])
-
-
-def restarts(pod: Json) -> int:
-    return sum(int(status["restartCount"]) for status in pod["status"].get("containerStatuses", []))
-
-
-def kill_container(cluster: RealCluster, namespace: str, pod: Json, container: str) -> None:
-    """Kill its processes as a crash would, and wait until the kubelet has it ready again."""
-    node = cluster.nodes[pod["spec"]["nodeName"]]
-    for pid in ContainerInKernel.of_pod(node.sandbox, pod, container).pids():
-        os.kill(pid, signal.SIGKILL)
-    before = restarts(pod)
-    wait_for(
-        cluster.plane,
-        f"/api/v1/namespaces/{namespace}/pods",
-        pod["metadata"]["name"],
-        lambda seen: restarts(seen) > before and is_ready(seen),
-    )
 
 
 @pytest.fixture

@@ -54,10 +54,21 @@ class Vms:
         domain: Json = SMALL_DOMAIN,
     ) -> Vm:
         """Make a VM of one vCPU and wait until its guest runs."""
+        self.create(name, annotations=annotations, node=node, domain=domain)
+        return self.running(name)
+
+    def create(
+        self,
+        name: str,
+        *,
+        annotations: Mapping[str, str] = ON_ITS_OWN,
+        node: str | None = None,
+        domain: Json = SMALL_DOMAIN,
+    ) -> None:
+        """Make a VM of one vCPU, which may have to wait."""
         selector = {"nodeSelector": {_HOSTNAME: node}} if node else {}
         manifest = vmi_manifest(name, cores=1, annotations=annotations, domain=domain, **selector)
         self.cluster.kubevirt.create(VMIS, self.namespace, manifest)
-        return self.running(name)
 
     def running(self, name: str) -> Vm:
         """Wait until the guest of a VM runs."""

@@ -237,7 +237,7 @@ async def test_one_vm_migrates_at_a_time_and_only_so_many_within_an_hour(
         await two_crowded(one, agents)
         for number in range(MOST_PER_HOUR):
             key = ("other", f"kvplace-{number}")
-            ours = MigrationRecord(*key, "vm", "Succeeded", cluster.time, is_ours=True)
+            ours = MigrationRecord(*key, "vm", "Succeeded", cluster.time(), is_ours=True)
             cluster.migrations.put(key, ours)
         big = await asked(one)
         await asyncio.sleep(3000)
@@ -449,3 +449,20 @@ async def test_an_older_release_that_takes_a_reservation_away_makes_the_move_fai
         await one.until(lambda: not reservations(cluster))
         assert {cheap.uid} < set(one.claims("a"))
         assert big.uid not in one.claims("a")
+
+
+async def test_a_migration_that_is_deleted_is_not_tried_again_by_another_replica_either(
+    cluster: FaultyCluster, agents: dict[str, NodeAgent]
+) -> None:
+    async with replica(cluster, extending=NODES) as one, replica(cluster, extending=NODES) as other:
+        virt = VirtController(one, agents)
+        await two_crowded(one, agents)
+        big = await asked(one)
+        first = await virt.until_created()
+        await asyncio.sleep(25)
+        cluster.migrations.remove((first.namespace, first.name))
+        await one.until(lambda: not reservations(cluster))
+        for _ in range(5):
+            await asyncio.sleep(SEARCH_S)
+            await other.filter(big)
+        assert {move.vmi for move in virt.created} <= {"small-b"}
