@@ -29,7 +29,7 @@ from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_records import PodRecord, TopologyStatus
-from kvplace.scheduler import binder, claim_placements, migrator, preemptor, room_maker
+from kvplace.scheduler import binder, migrator, preemptor, room_maker
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.migration_search import MigrationSearch
@@ -290,17 +290,6 @@ def let_vms_migrate_without_their_owners_consent() -> None:
 
 
 @_mutation
-def give_the_target_of_a_migration_to_any_pod_of_its_vm() -> None:
-    real = _real(claim_placements, "reserved_for_target")
-
-    def reserved(ledger: Ledger, vmi_uid: str, _migration: str) -> Any:
-        kept = ledger.claims.get(PodUid(vmi_uid))
-        return real(ledger, vmi_uid, kept.reserved.migration) if kept and kept.reserved else None
-
-    _put(claim_placements, "reserved_for_target", reserved)
-
-
-@_mutation
 def leave_the_target_of_a_migration_to_others() -> None:
     real = _real(Claim, "still_in_use")
 
@@ -397,7 +386,6 @@ def end_reservations_before_their_cores_have_come_free() -> None:
 NODES_MUTATIONS = frozenset(
     (
         "let-vms-migrate-without-their-owners-consent",
-        "give-the-target-of-a-migration-to-any-pod-of-its-vm",
         "leave-the-target-of-a-migration-to-others",
         "begin-a-migration-while-another-one-is-under-way",
     )
