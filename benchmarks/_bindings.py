@@ -87,7 +87,7 @@ class Bindings:
             connection = HTTPSConnection(
                 self._plane.url.removeprefix("https://"), context=self._plane.tls, timeout=_PATIENCE_S
             )
-            # The API server ends a watch with a late reader; it goes on where it ended.
+            # The API server ends a watch with a late reader; it continues where it ended.
             with contextlib.closing(connection), contextlib.suppress(OSError, HTTPException):
                 headers = {"Authorization": f"Bearer {self._plane.admin.token}", "Accept": _METADATA_ONLY}
                 connection.request("GET", f"{self._path}&resourceVersion={version}", headers=headers)

@@ -86,6 +86,11 @@ CLAUSES = (
     _rule(r"\bthose (that|which|who)\b", "the noun with its clause"),
     _rule(r"\bwho(so|m)?ever\b", "a user or program that, or the noun"),
     _rule(r"\b(whatever|whichever)\b", "any, in every case, or a second sentence"),
+    _rule(
+        r"(?<!\buser\s)(?<!\busers\s)(?<!\bperson\s)(?<!\bpeople\s)(?<!\breaders\s)(?<!\boperator\s)\bwho\b",
+        "'that' for a program, and a noun for a person",
+    ),
+    _rule(r"\b(goes|went|going) on\b|\bgo on (?!PATH)", "continue, run, or still"),
     _rule(r"\bfor ever\b", "forever, or without end"),
     _rule(
         r"\b(hence|whereby|thereby|thereof|whereas|upon|till|lest)\b", "a plain word, or a second sentence"

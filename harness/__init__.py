@@ -1,1 +1,1 @@
-"""The real programs that tests and benchmarks run against: started here, and gone with who started them."""
+"""The real programs that tests and benchmarks run against: started here, ended with their starter."""

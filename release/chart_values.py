@@ -99,7 +99,9 @@ VALUES: Group = {
     "keeper": {
         "resources": _resources("10m", "64Mi", "256Mi"),
     },
-    "certificates": Value("kvplace", {"enum": ["kvplace", "cert-manager"]}, "who makes and renews them"),
+    "certificates": Value(
+        "kvplace", {"enum": ["kvplace", "cert-manager"]}, "the program that makes and renews them"
+    ),
     "priorityClassNames": {
         "controlPlane": Value("system-cluster-critical", _TEXT, "of all pods but the agent's"),
         "agent": Value("system-node-critical", _TEXT, "of the agent's pods"),

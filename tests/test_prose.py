@@ -31,6 +31,8 @@ CLAUSES = (
     ("the pods and those that wait", "those that"),
     ("a right of whoever owns it", "whoever"),
     ("it ends, whatever it does", "whatever"),
+    ("a client who calls it", "who"),
+    ("the search goes on without it", "goes on"),
     ("it would wait for ever", "for ever"),
     ("the pod thereby gets cores", "thereby"),
 )
@@ -102,6 +104,7 @@ def test_headings_and_first_lines_name_their_thing(title: str) -> None:
         ("docs/page.md", 'The kubelet prints "nobody says so".\n'),
         ("docs/page.md", "There is no node. It is no longer there, and that is no more.\n"),
         ("docs/page.md", "A look-up of a name.\n"),
+        ("docs/page.md", "A user who runs pods, and people who see colours.\n"),
         ("docs/page.md", "What does it cost? Nothing.\n"),
         ("kvplace/module.py", 'say("done")\nlook = {"somebody": "says"}\n'),
         ("kvplace/module.py", 'KEY = "kvplace.io/says"\n'),

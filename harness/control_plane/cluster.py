@@ -84,7 +84,7 @@ class Scheduler:
         return self._plane.fetch_text(self.url, "/metrics")
 
     def stop(self) -> None:
-        """End it and wait until it is gone; the control plane goes on."""
+        """End it and wait until it is gone; the control plane continues."""
         self.process.stop()
         self._reservation.close()
 

@@ -1,7 +1,7 @@
 """A reverse proxy to the API server that fails as a script states.
 
 TLS on both sides. The client that is to suffer the faults gets its address and CA in a kubeconfig; tests and
-checks ask the API server itself. It runs on a thread of its own and does not care who the caller is: tokens
+checks ask the API server itself. It runs on a thread of its own and serves every caller: tokens
 pass through.
 """
 

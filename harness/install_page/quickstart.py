@@ -1,6 +1,6 @@
 """Compares the output that docs/quickstart.md shows with the output of its commands.
 
-Most of its commands are on the installation page, too. A newcomer who has followed that page has already run
+Most of its commands are on the installation page, too. A follower of that page has already run
 them; the others are run here. Numbers, ages and generated names differ on every machine and are not compared.
 """
 

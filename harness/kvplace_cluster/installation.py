@@ -239,7 +239,7 @@ class Installation:
         return self.plane.add_scheduler(configuration, kubeconfig=account)
 
     def describe(self, node: str, topology: Topology, *, writer: str = "kvplace-agent") -> None:
-        """Publish a node's machine, as its agent would, or as another writer who does it by hand."""
+        """Publish a node's machine, as its agent would, or as another writer."""
         self._apply(node_topology(node, topology), writer=writer)
 
     def ledger(self, node: str) -> Json:

@@ -119,7 +119,7 @@ class NodeGroups:
             time.sleep(0.02)
 
     def thaw(self) -> None:
-        """Let frozen processes go on: runc freezes containers for moments, and a frozen one cannot die."""
+        """Let frozen processes continue: runc freezes containers for moments, and a frozen one cannot die."""
         for path in self.paths:
             for state in path.rglob("freezer.state"):
                 with contextlib.suppress(OSError):  # the top has none to write; others may be gone by now

@@ -53,7 +53,7 @@ class ContainerInKernel:
     def write_cpus(self, cpus: str) -> None:
         """Write its cpuset as a program of the node would.
 
-        Through the node's own mount: who watches a file there sees no write through another mount.
+        Through the node's own mount: a watch of a file there sees no write through another mount.
         """
         mount = self.sandbox.path(self.sandbox.groups.cpuset.parent)
         (mount / self.inside / "cpuset.cpus").write_text(cpus)

@@ -1,6 +1,6 @@
 """A real node: a sandbox with containerd, a kubelet, and KubeVirt's virt-handler.
 
-Half of its start needs no cluster (sandbox, images, KubeVirt's node-labeller), so it can go on beside the
+Half of its start needs no cluster (sandbox, images, KubeVirt's node-labeller), so it can run beside the
 start of the control plane.
 """
 

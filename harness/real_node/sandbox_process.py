@@ -106,7 +106,7 @@ def _wait(namespaces: subprocess.Popen[str]) -> None:
 def _connect(init: int) -> int:
     """Join the sandbox to this machine's network and return the number of its subnet.
 
-    The name of the link is what two sandboxes cannot have both, so it decides who has a number.
+    The name of the link is what two sandboxes cannot have both, so it decides which sandbox has a number.
     """
     for number in range(1, _MOST_NODES):
         made = subprocess.run(

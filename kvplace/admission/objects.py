@@ -70,7 +70,7 @@ class AdmittedContainer(_AdmittedObject, frozen=True):
     volume_mounts: list[Editable] | None = None
     security_context: Editable | None = None
     restart_policy: str | None = None
-    """`Always` makes an init container a sidecar: it goes on to run beside the others."""
+    """`Always` makes an init container a sidecar: it continues to run beside the others."""
 
     @property
     def requested(self) -> Quantities:

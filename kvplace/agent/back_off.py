@@ -1,6 +1,6 @@
 """How often the agent tries: repairs that others undo, and deliveries to receivers that are slow or down.
 
-To go on fighting would use a CPU for nothing and move a VM's threads every second. So after MOST_REPAIRS
+Repairs without end would use a CPU for nothing and move a VM's threads every second. So after MOST_REPAIRS
 within a period there is one try in each period, until a repair has lasted for one.
 """
 

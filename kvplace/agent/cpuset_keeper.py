@@ -196,7 +196,7 @@ class CpusetKeeper:
     # What a source reports
 
     def connected(self, how: Enforcement, condition: Condition) -> None:
-        """Begin or go on to carry out plans; the condition is reported while all is in order."""
+        """Begin or continue to carry out plans; the condition is reported while all is in order."""
         self._connected = (how, condition)
         self._why_away = ""
 

@@ -2,7 +2,7 @@
 
 A container with a claim gets the CPUs of its placement. Every other container gets the shared pool: the
 online CPUs that no VM owns. Nothing is planned from what was planned before: equal states give equal
-plans, so an agent that was killed goes on where it stopped.
+plans, so an agent that was killed continues where it stopped.
 
 Before a claim gets its CPUs it is judged against what really runs here. The containers of a refused claim
 stay on the shared pool. The hook sidecar of its pod gets the claim's CPUs, too, as far as no accepted claim

@@ -77,7 +77,7 @@ class PublisherClient(Protocol):
         ...
 
     async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
-        """Read who wrote a NodeResourceTopology; None where there is none."""
+        """Read the writer of a NodeResourceTopology; None where there is none."""
         ...
 
     async def write_resource_topology(
@@ -295,7 +295,7 @@ class Publisher:
         return (1 if stored is None else stored.generation + 1), version
 
     async def _write_cpu_map(self, node: NodeRecord, text: str | None) -> WrittenBy:
-        """Write the node's cpu-map unless a person has written it; returns who has."""
+        """Write the node's cpu-map unless a person has written it; returns its writer."""
         there = node.cpu_map or None
         if there is not None and not node.cpu_map_by_agent and there != self._written.cpu_map:
             return WrittenBy.PERSON
@@ -329,7 +329,7 @@ class Publisher:
         try:
             record = await self._cluster.write_resource_topology(node, document, known.record)
         except Conflict:
-            self._resources = _Resources()  # another has written or deleted it: check again who
+            self._resources = _Resources()  # another client has written or deleted it: read its writer again
             raise
         except Refused:
             if known.record is None:

@@ -6,7 +6,7 @@ that cannot be carried out is given up: the previous placement is in effect agai
 the next revision. After a restart of the agent the ledger knows the previous one, or that the relocation is
 over.
 
-A pod may be deleted by force while its QEMU goes on. Its record then stays until its containers have ended,
+A pod may be deleted by force while its QEMU runs. Its record then stays until its containers have ended,
 too.
 """
 

@@ -64,7 +64,7 @@ def _holder(descriptor: int) -> str:
 
 
 async def _locked(descriptor: int) -> None:
-    """Wait for the lock in a thread of its own, which may go on waiting when nothing wants it any more."""
+    """Wait for the lock in a thread of its own, which may wait longer than anything needs it."""
     loop = asyncio.get_running_loop()
     locked: asyncio.Future[None] = loop.create_future()
     shared = os.dup(descriptor)

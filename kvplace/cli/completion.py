@@ -54,7 +54,7 @@ _ZSH_GOES_ON = """\
 local -a unfinished=(${(M)completions:#*=}) finished=(${completions:#*=})
         (( $#unfinished )) && compadd -U -S '' -V unsorted -a unfinished
         (( $#finished )) && compadd -U -V unsorted -a finished"""
-"""After `NAME=` the word goes on."""
+"""After `NAME=` the word continues."""
 
 
 def completions(shell: ShellComplete, arguments: list[str], begun: str) -> list[CompletionItem]:

@@ -119,7 +119,7 @@ def command(
         solver_ended = progress.interrupted
 
         def watch(at: PlanProgress) -> bool:
-            # Who has ended the solver has no plan yet: the quickest one is made all the same.
+            # A user who has ended the solver has no plan yet: the quickest one is made.
             goes_on = progress.show(at.assigned, at.stage.value)
             return goes_on or (solver_ended and at.stage is Stage.ONE_BY_ONE)
 

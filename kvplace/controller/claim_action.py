@@ -88,7 +88,7 @@ def action_from_live_pod(
     """Decide about a claim, given its pod as the API server has it now.
 
     `runs`: the node's agent reports a container that uses the claim's CPUs. A pod can be deleted from the
-    API server by force while its QEMU goes on.
+    API server by force while its QEMU runs.
     """
     if pod is None or pod.uid != claim.uid:
         return ClaimAction.KEEP if runs else ClaimAction.RELEASE

@@ -7,8 +7,8 @@
     GoBack ─▶ the agent reports that it failed: the old placement becomes one more revision
     Resume ─▶ another client has taken the relocation out of the ledger: it is put back there
 
-Each step follows from the ledger, the pod and the agent's report alone, so it does not matter who made the
-last one, or whether its answer arrived.
+Each step follows from the ledger, the pod and the agent's report alone, so it does not matter which replica
+made the last one, or whether its answer arrived.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Neighbour:
 
 
 def neighbours_of(uid: PodUid, cpus: CpuMask, topology: Topology, ledger: Ledger) -> tuple[Neighbour, ...]:
-    """Find who uses the same CPUs, cores, L3 caches, NUMA nodes and sockets as a VM on `cpus`, nearest first.
+    """Find the VMs that use the same CPUs, cores, L3 caches, NUMA nodes and sockets as a VM, nearest first.
 
     Each neighbour is listed once, with the nearest that it shares. A VM elsewhere on the machine is none.
     """

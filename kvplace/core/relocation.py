@@ -58,7 +58,7 @@ def claim_after_relocation(claim: Claim, in_force: PodPlacement) -> Claim | None
 def way_back(claim: Claim, failed: PodPlacement) -> Claim:
     """Make the previous placement the next one, after the agent could not carry `failed` out.
 
-    The claim goes on to hold everything: only the agent knows what its node uses meanwhile.
+    The claim still has everything: only the agent knows what its node uses meanwhile.
     """
     before = claim.relocation.previous if claim.relocation is not None else None
     return replace(claim, relocation=_back_to(before, failed))

@@ -59,7 +59,7 @@ class SearchBudget:
 
 
 Watch = Callable[[int], bool]
-"""Called with the steps that a search has taken; returns whether it goes on."""
+"""Called with the steps that a search has taken; returns whether it continues."""
 
 MAX_STEPS = 1_000_000
 """Steps for each number of moves: a few seconds in the worst case."""
@@ -78,7 +78,7 @@ _STEPS_BETWEEN_LOOKS = 20_000
 
 
 def unwatched(_steps: int) -> bool:
-    """Let a search go on to its end."""
+    """Let a search run to its end."""
     return True
 
 

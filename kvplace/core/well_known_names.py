@@ -1,6 +1,6 @@
 """Names of kvplace in Kubernetes objects (annotations, labels, a resource, a pod condition) and in log lines.
 
-A name is written here once, and all who read or write it import it. `annotations.py` reads the values of
+A name is written here once, and its readers and writers import it. `annotations.py` reads the values of
 requests. The fields of a log line that state its pod have one form in all components
 (`log.info(..., extra=about_pod(...))`), so that the lines about a pod can be joined by its UID.
 """

@@ -69,7 +69,7 @@ def define_arrival(xml: bytes, env: PodEnvironment, trial: Trial = try_to_bind) 
     """Pin a domain that migrates here, which has the pins of the machine that it comes from.
 
     Where a VM starts unpinned it is unpinned here. The guest's cells stay: a migration cannot change what the
-    guest sees. Raises KvplaceError when it cannot be pinned and must not come; it then goes on where it is.
+    guest sees. Raises KvplaceError when it cannot be pinned and must not come; it then stays on its source.
     """
     about = {"node": env.node, "note": "migration"}
     on_failure = on_failure_of_pod(env)

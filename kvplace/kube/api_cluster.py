@@ -271,7 +271,7 @@ class ApiCluster:
         return await self._patch_topology(node, version, {"status": status.document()}, "status")
 
     async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
-        """Read who wrote a NodeResourceTopology; None where there is none, or no such kind."""
+        """Read the writer of a NodeResourceTopology; None where there is none, or no such kind."""
         try:
             body = await self._session.request(topology_objects.read_resource_topology_call(node))
         except NotFound:

@@ -87,7 +87,7 @@ class NotFound(Refused):
 
 
 class Unauthenticated(Forbidden):
-    """The API server does not know who we are."""
+    """The API server does not accept our credentials."""
 
 
 class Denied(Forbidden):

@@ -9,7 +9,7 @@
 `step` makes one move and has no clock; `follow` repeats it and pauses after failures: growing pauses with
 jitter, short ones again after a stream that worked. Streams that end, answers that stop in mid-line, versions
 that expire (HTTP 410 or inside the stream) and servers that ask for a pause all lead to a state where it
-goes on.
+continues.
 
 Only failures that state nothing about the version are resumed from. After a restore of etcd the API server
 may know nothing of it: kube-apiserver answers HTTP 500 to a version that it cannot read, and states nothing

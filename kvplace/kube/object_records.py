@@ -252,7 +252,7 @@ class TopologyRecord:
 
 @dataclass(frozen=True, slots=True)
 class ResourceTopologyRecord:
-    """The NodeResourceTopology of a node; only who has written it matters here."""
+    """The NodeResourceTopology of a node; only its writer matters here."""
 
     node: NodeName
     resource_version: str

@@ -185,7 +185,7 @@ class OwnedFields(ApiObject, frozen=True):
 
 
 class ManagedFields(ApiObject, frozen=True):
-    """An entry of `metadata.managedFields`: who has written which fields last."""
+    """An entry of `metadata.managedFields`: a writer and the fields that it wrote last."""
 
     manager: str = ""
     fields_v1: OwnedFields = msgspec.field(name="fieldsV1", default=OwnedFields())

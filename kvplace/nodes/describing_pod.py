@@ -5,8 +5,9 @@ no capability, no root. It prints the NodeTopology, which is read from its log a
 uses it.
 
 The CPUs that a kubelet reserves for its host are asked of the kubelet, through the API server. A pod could
-see them only in the kubelet's configuration file: that takes a volume of the host and often root. Who may
-describe nodes can often ask the kubelet (`get nodes/proxy`); for others the command names what was not read.
+see them only in the kubelet's configuration file: that takes a volume of the host and often root. A user
+who may describe nodes can often ask the kubelet (`get nodes/proxy`); for others the command names what was
+not read.
 """
 
 from __future__ import annotations

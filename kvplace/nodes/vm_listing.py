@@ -1,9 +1,9 @@
 """The VMs that opted in, as a list for people: their pods, and VMs without a pod.
 
 A pod reports where a VM is and whether it is pinned. KubeVirt's own objects state how far KubeVirt is with
-it, and name the VMs that are stopped, or cannot start, and so have no pod. Who may not read them sees the
-pods alone. While VMs wait, the ledgers name the VMs that others make room for. Where VMs request devices, the
-reports of agents name these; a watch leaves them out, because agents report often.
+it, and name the VMs that are stopped, or cannot start, and so have no pod. A user who may not read them
+sees the pods alone. While VMs wait, the ledgers name the VMs that others make room for. Where VMs request
+devices, the reports of agents name these; a watch leaves them out, because agents report often.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The runtime asks a plugin about each container while it makes it, and waits for the answer: a handler
 must take far less than the runtime's request timeout (2 s unless configured); after that the
-runtime goes on without it. A handler that raises or is too slow is logged and answered for with "no change".
+runtime continues without it. A handler that raises or is too slow is logged and answered for with "no
+change".
 
 `Runtime.UpdateContainers` is not offered: in containerd before 2.4 it can block the runtime for good
 (containerd/containerd issue 13733). Updates travel in answers, or by `kvplace.nri.courier`.

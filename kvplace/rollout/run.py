@@ -1,7 +1,7 @@
 """One run of a rollout: makes the VMs that are missing, in waves, and follows all of them to their goal.
 
 Everything is reported by three watches; nothing is polled. A run can be stopped or killed at any moment, and
-another one goes on from what is in the cluster.
+another one continues from the objects in the cluster.
 """
 
 from __future__ import annotations

@@ -358,7 +358,7 @@ class Extender:
     async def bind(self, args: BindingArgs) -> BindingResult:
         """Claim cores on the node and bind the pod to it with them; an empty error means that it is done.
 
-        The work goes on when the caller gives up, so that a late success is still complete.
+        The work continues when the caller gives up, so that a late success is still complete.
         """
         started = time.perf_counter()
         outcome, result = "bound", BindingResult()

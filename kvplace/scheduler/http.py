@@ -1,7 +1,7 @@
 """The extender's verbs as HTTP routes, over HTTP/1.1 by aiohttp and over HTTP/2 by `http2`.
 
 Bad input gets 400 with one sentence. kube-scheduler does not read the body of an error; the sentence is for
-the log and for people who use curl.
+the log and for users of curl.
 """
 
 from __future__ import annotations

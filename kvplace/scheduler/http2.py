@@ -168,7 +168,7 @@ class Http2Connection(asyncio.Protocol):
             self._end_abuse()
 
     def _end_abuse(self) -> None:
-        """End the connection of a caller who makes work without calling; calls under way go on."""
+        """End the connection of a client that makes work without calls; calls in progress continue."""
         log.warning("a client of the extender sent a flood of frames over HTTP/2; its connection is closed")
         if self._transport is not None:
             self._http.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -215,7 +215,7 @@ class Http2Connection(asyncio.Protocol):
                     self._answering.add(task)
                     task.add_done_callback(self._answering.discard)
             case StreamReset(stream_id=int(stream)):
-                # A call that has started goes on: a bind must not stop half-way.
+                # A call that has started continues: a bind must not stop half-way.
                 self._idle_frames += 1
                 self._take_call(stream)
                 self._unsent.pop(stream, None)

@@ -1,4 +1,4 @@
-"""The search for a migration that makes room: who may begin one, and which VM goes where.
+"""The search for a migration that makes room: whether one may begin, and which VM goes where.
 
 A scheduler extender is asked only where kube-scheduler finds enough CPUs in number. If every node has too few
 for a VM, its pod alone shows that it waits. Then kvplace itself checks what kube-scheduler checks of nodes,
@@ -48,7 +48,7 @@ MOST_PER_HOUR = 6
 PEACE_S = 1800.0
 """How long a VM is left alone after any migration of it was created."""
 EVACUATION_S = 600.0
-"""An evacuation may still go on so long after its last migration was created."""
+"""An evacuation may still be in progress so long after its last migration was created."""
 SEARCH_S = 60.0
 """All VMIs are read once in so long at most."""
 MOST_REFUSED = 16

@@ -1,6 +1,6 @@
 """Which running VMs of a node may get other cores now, and what the others hold.
 
-A VM moves only if its owner opted in (`kvplace.io/movable`), and only while nothing else is going on with
+A VM moves only if its owner opted in (`kvplace.io/movable`), and only while nothing else happens to
 it: its agent reports every thread in its place, its owner has not asked for other options, it does not
 migrate, and it has not moved in the last ten minutes (`nodes/relocation_times.py`).
 """

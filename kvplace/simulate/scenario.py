@@ -113,7 +113,7 @@ class RandomLoad:
     """The events of a mix on a cluster of so many CPUs and bytes; equal seeds draw equal VMs.
 
     While less than the load of the mix is in use the next VM arrives, else the next one ends. A refused VM
-    does not come again, and one VM ends before the next arrives, so that time goes on.
+    does not come again, and one VM ends before the next arrives, so that time advances.
     """
 
     def __init__(self, mix: Mix, seed: int, *, cpus: int, memory: int) -> None:

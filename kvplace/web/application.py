@@ -49,7 +49,7 @@ HEADERS = {
 _ZIPPED_FROM = 4096
 """Shorter answers are not compressed."""
 _AT_ONCE = 4
-"""Documents made at a time: each holds the event loop for milliseconds, and watches go on between them."""
+"""Documents made at a time: each holds the event loop for milliseconds, and watches continue between them."""
 _LIMITS = ConnectionLimits(connections=128, idle_s=120.0, unread_bytes=1 << 20)
 
 
@@ -64,7 +64,7 @@ class MapSettings:
     port: int = 0
     """On 127.0.0.1; 0 takes a free one."""
     secret: str = field(default_factory=new_secret)
-    """The path before all pages; empty behind a proxy that decides who may read."""
+    """The path before all pages; empty behind a proxy that authenticates readers."""
     cluster_name: str = ""
     """The name of the cluster on the pages."""
     streams: int = 64
@@ -166,7 +166,7 @@ class WebMap:
         return response
 
     def _some_at_once(self, handler: Handler) -> Handler:
-        """Let a handler answer a few requests at a time; the others wait, and all else goes on."""
+        """Let a handler answer a few requests at a time; the others wait, and all other work continues."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             async with self._at_once:
@@ -238,7 +238,7 @@ async def _json(request: web.Request, document: Mapping[str, Any]) -> web.Respon
     body = msgspec.json.encode(document)
     headers = {"Content-Type": "application/json", "Vary": "Accept-Encoding"}
     if len(body) >= _ZIPPED_FROM and _takes_zipped(request):
-        # In a thread: a large cluster takes milliseconds, and the watches go on.
+        # In a thread: a large cluster takes milliseconds, and the watches continue.
         body = await asyncio.to_thread(gzip.compress, body, 3)
         headers["Content-Encoding"] = "gzip"
     return web.Response(body=body, headers=headers)

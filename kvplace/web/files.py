@@ -1,7 +1,7 @@
 """The files of the pages: plain HTML, CSS and JavaScript modules from this package, and the colours of VMs.
 
 No build step makes them, and nothing is loaded from elsewhere. They hold no facts about the cluster, so
-any client who reaches the listener may have them. They are read once, and compressed once.
+any client that reaches the listener may have them. They are read once, and compressed once.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ choose, in each domain that may hold the VM (each socket, NUMA node or L3 group 
 tenants with enough CPUs for the missing ones: a branch and bound that counts CPUs, and asks for a
 placement only where the count suffices.
 
-The search is a generator that pauses after each placement, so that its caller decides how long it may go on
+The search is a generator that pauses after each placement, so that its caller decides how long it may run
 without letting others run. Equal questions have equal answers. Within its bounds the answer is the best one;
 beyond them it is the best so far, or what is left when as many as possible are spared one by one. Either way
 no victim is in vain: if any one of them is spared, the VM does not fit.
@@ -61,7 +61,7 @@ def finished(search: Search[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class _Domain:
-    """CPUs that may hold the VM, and who is in the way there."""
+    """CPUs that may hold the VM, and the VMs in the way there."""
 
     missing: int
     """CPUs that are not free."""

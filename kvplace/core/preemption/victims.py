@@ -1,4 +1,4 @@
-"""The values of preemption: who may be evicted, what is asked, and the answer with the violated budgets.
+"""The values of preemption: candidates, question, and the answer with the violated budgets.
 
 kube-scheduler prefers nodes where fewer PodDisruptionBudgets are violated, and believes the number that an
 extender gives. So budgets are counted by the rules of its package `preemption`: pods are checked from the
@@ -52,7 +52,7 @@ class Tenant:
 
 @dataclass(frozen=True)
 class OccupiedMachine:
-    """One node: what it has and who holds what of it."""
+    """One node: its resources and their holders."""
 
     topology: Topology
     ledger: Ledger
@@ -108,7 +108,7 @@ Cost = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Victims:
-    """The answer: who has to go, and where the VM then fits."""
+    """The answer: the pods to evict, and the VM's placement then."""
 
     tenants: tuple[Tenant, ...]
     """The most important one first, as kube-scheduler expects them."""

@@ -1,4 +1,4 @@
-// A VM: where it sits, whether it really runs there, and who runs beside it.
+// A VM: where it sits, whether it really runs there, and its neighbours.
 
 import { ask } from "./cluster.js";
 import { drawMap, swatch } from "./core_map.js";

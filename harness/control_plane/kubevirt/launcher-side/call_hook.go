@@ -147,7 +147,7 @@ func callHooks(vmi *v1.VirtualMachineInstance, spec *api.DomainSpec, options cal
 	case options.calls > 0:
 		if options.calls == 3 {
 			// virt-launcher defines a copy with placeholders, so that libvirt gives every device an
-			// address, and goes on with the devices it got back, the placeholders left out.
+			// address, and continues with the devices it got back, the placeholders left out.
 			placeheld := withPlaceholders(spec, options.placeholders)
 			define(placeheld)
 			placeheld.Devices.Interfaces = spec.Devices.Interfaces
