@@ -45,7 +45,7 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
     migration. Each move brings a VM together on fewer sockets or NUMA nodes, or it frees places for later VMs
     with at least as many CPUs as the VM has. No VM gets worse cores than it has.
 
-    Ctrl-C ends the command after the present move. Call it again to go on from there.
+    Ctrl-C ends the command after the present move. Call it again to continue from there.
 
     Exit code 0 when all moves were made or there are none, 4 when some were made, 1 when none was.
     """  # noqa: D301 - click needs the literal backslash
@@ -120,7 +120,7 @@ async def _carry_out(
             if result.error:
                 say(f"{result.move.id} was not moved: {result.error}")
     made = sum(not one.error for one in results)
-    rest = "" if made == len(found.moves) else "; call defragment again to go on from there"
+    rest = "" if made == len(found.moves) else "; call defragment again to continue from there"
     say(f"{made} of {len(found.moves)} moves made{rest}")
     return results, stopped
 

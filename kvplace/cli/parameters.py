@@ -224,6 +224,6 @@ def output_option(answer: Answer) -> Callable[[_Function], _Function]:
 
 
 def check_confirmation(confirmed: bool) -> None:
-    """Refuse to go on without a terminal to ask on."""
+    """Refuse to continue without a terminal to ask on."""
     if not confirmed and not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask on; give --yes")

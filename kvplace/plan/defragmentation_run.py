@@ -143,7 +143,9 @@ async def _until_relocated(
         elif passed > BEGIN_S and not await _is_relocating(client, move.node, pod):
             raise _NotMade(f"serve has not begun the move within {BEGIN_S:.0f} s; is it running?")
         if passed > MOVE_S:
-            raise _NotMade(f"the move was not confirmed within {MOVE_S:.0f} s; relocation goes on by itself")
+            raise _NotMade(
+                f"the move was not confirmed within {MOVE_S:.0f} s; relocation continues by itself"
+            )
         await asyncio.sleep(POLL_S)
 
 
