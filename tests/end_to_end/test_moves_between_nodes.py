@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.control_plane.cluster import MERGE_PATCH, ControlPlane
+from harness.control_plane.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ControlPlane
 from harness.control_plane.hollow_node import NodesInBackground
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.watching import is_ready, wait_for
 from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape
 from harness.kvplace_cluster.vms import ONE_SOCKET, VMIS, vmi_manifest
+from kvplace.core.cluster.defragmentation import DefragmentingMove, defragment
 from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.core.topology import Topology
-from kvplace.core.well_known_names import PLACEMENT
+from kvplace.core.well_known_names import PINNED, PLACEMENT
+from kvplace.kube.api_moves import MovingCluster
+from kvplace.kube.credentials import CredentialOptions
+from kvplace.kube.object_client import ObjectReader
+from kvplace.kube.session import Limits, open_session
+from kvplace.nodes.movable_cluster import read_movable_cluster
+from kvplace.plan.defragmentation_run import MoveResult, carry_out
 from tests.end_to_end.played_virt_handler import report_running
 from tests.end_to_end.pods_that_ask import LEDGERS, MACHINE, agent_reports, told
 
@@ -196,3 +206,41 @@ def test_a_migration_that_comes_to_nothing_leaves_the_vm_where_it_is_and_nothing
         if one.get("status", {}).get("phase") not in ("Failed", "Succeeded")
     ]
     assert unfinished == []
+
+
+def test_a_migration_of_defragment_goes_to_the_planned_node_and_ends_the_run_when_it_is_deleted(
+    crowded: Crowded,
+) -> None:
+    cluster = crowded.cluster
+    crowded.agents_report()
+    pinned = {"type": PINNED, "status": "True", "reason": "AsPlaced", "message": "revision 1"}
+    for pods in crowded.started.values():
+        for pod in pods:
+            path, status = f"{crowded.pods}/{pod['metadata']['name']}/status", {"conditions": [pinned]}
+            cluster.request("PATCH", path, {"status": status}, content_type=STRATEGIC_MERGE_PATCH)
+
+    async def defragmented() -> tuple[DefragmentingMove, list[MoveResult]]:
+        session = await open_session(CredentialOptions(str(cluster.kubeconfig), None), Limits())
+        try:
+            client = MovingCluster(session)
+            later = datetime.now(UTC) + timedelta(hours=1)  # all VMs have just started
+            there = await read_movable_cluster(client, ObjectReader(session), (), later)
+            found = defragment(there.nodes, (), there.between)
+            pods = {name: vm.pod for name, vm in there.vms.items()}
+            results = [one async for one in carry_out(client, found.moves, pods, goes_on=lambda: True)]
+            return found.moves[0], results
+        finally:
+            await session.close()
+
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(asyncio.run, defragmented())
+        migration = crowded.migration()
+        source_uid = crowded.source["metadata"]["uid"]
+        target = crowded.bound(crowded.virt.launcher_pod(crowded.namespace, "moves", other_than=source_uid))
+        cluster.request("DELETE", f"{crowded.migrations}/{migration['metadata']['name']}")
+        move, (result,) = running.result(timeout=60)
+    assert (move.id, move.target) == (f"{crowded.namespace}/moves", "move-b")
+    assert target["spec"]["nodeName"] == "move-b"
+    placed = PodPlacement.from_json(target["metadata"]["annotations"][PLACEMENT]).placement
+    assert placed.owned == move.after.owned
+    assert "was deleted" in result.error
