@@ -322,10 +322,6 @@ class DeviceRequest:
     count: int = 1
 
 
-CPU_DRIVER = "dra.cpu"
-"""The driver with CPUs as devices: dra-driver-cpu."""
-
-
 @dataclass(frozen=True, slots=True)
 class ResourceClaimRecord:
     """A ResourceClaim."""

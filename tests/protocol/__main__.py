@@ -30,6 +30,7 @@ _MEANINGS = {
     Kind.ROOM: "VMs move for others",
     Kind.NODES: "VMs migrate for others",
     Kind.PREEMPTION: "VMs are evicted for others",
+    Kind.DRA: "dra-driver-cpu sets the cpusets",
 }
 
 

@@ -11,7 +11,7 @@ from kvplace.core.cpuset import cpus_of, union
 from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
-from kvplace.core.request import OnFailure, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, OnFailure, Policy, Request, Scope, Smt
 from kvplace.core.request_json import PodRequest, read_pod_request, write_request
 from kvplace.core.scalars import CpuId, CpuMask, NodeName, PodUid
 from kvplace.kube.object_records import LedgerRecord, PodRecord
@@ -19,6 +19,7 @@ from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES
 from tests.controller.replicas import Replica
 from tests.core.requests import request_with
 from tests.kube.faulty_cluster import FaultyCluster
+from tests.protocol.cpu_claims import CpuClaims
 from tests.protocol.evictions import KEPT, Evictions, again
 from tests.protocol.faults import CLOCKS_S
 from tests.protocol.network import Network, View
@@ -62,8 +63,10 @@ class Scheduler:
         random: Random,
         diary: Diary,
         evictions: Evictions | None,
+        cpu_claims: CpuClaims | None,
     ) -> None:
-        """`evictions`: its own evictions; None if it evicts no pod."""
+        """`evictions`: its own evictions; None if it evicts no pod. `cpu_claims`: those that it allocates."""
+        self._cpu_claims = cpu_claims
         self._cluster = cluster
         self._evictions = evictions
         self._servers = servers
@@ -110,6 +113,16 @@ class Scheduler:
         return self._random.choice(running) if running else None
 
     async def _attempt(self, pod: PodRecord) -> None:
+        claims = self._cpu_claims
+        if claims is None:
+            await self._try(pod)
+        elif claims.begin(pod):
+            try:
+                await self._try(pod)
+            finally:
+                claims.end(pod)
+
+    async def _try(self, pod: PodRecord) -> None:
         one, random = self._any_replica(), self._random
         if one is None:
             return
@@ -122,14 +135,18 @@ class Scheduler:
                 found = await one.filter(pod)  # all nodes, where the nominated one has failed
             if not found.names:
                 self._refused(pod)
+                if self._cpu_claims is not None:
+                    self._cpu_claims.free(pod)
                 if self._evictions is not None:
                     await self._evictions.preempt(one, pod)
                 return
             node = random.choice(sorted(found.names))
             if (
-                random.random() < 0.05 and not pod.migration
+                random.random() < 0.05 and not pod.migration and self._cpu_claims is None
             ):  # it may bind where filter was not asked, or stated no
                 node = NodeName(random.choice(("n1", "n2")))
+            if self._cpu_claims is not None:
+                self._cpu_claims.allocate(pod, node)
             if random.random() < 0.3:
                 await self._network.take_time()
             if random.random() < 0.3:
@@ -144,6 +161,8 @@ class Scheduler:
         """Return the nodes that other plugins let through, the nominated one alone; none stands for all."""
         if pod.migration:
             return (self._cluster.migrates_to[pod.migration].target,)
+        if self._cpu_claims is not None and (node := self._cpu_claims.node(pod)) is not None:
+            return (node,)
         if pod.nominated:
             return (pod.nominated,)
         return (self._random.choice(("n1", "n2")),) if self._random.random() < 0.1 else ()
@@ -170,7 +189,9 @@ class Users:
         random: Random,
         diary: Diary,
         kind: Kind,
+        cpu_claims: CpuClaims | None,
     ) -> None:
+        self._cpu_claims = cpu_claims
         self._cluster = cluster
         self._promises = promises
         self._random = random
@@ -242,6 +263,8 @@ class Users:
             return request_with(random.choice(sizes), scope=Scope.ONE_NUMA)
         scope = random.choice((Scope.ANY, Scope.ONE_NUMA, Scope.ONE_SOCKET))
         vcpus = random.choice((1, 2, 3, 4, 4, 6))
+        if self._cpu_claims is not None:
+            return request_with(vcpus, scope=scope, emulator_threads=EmulatorThreads.WITH_VCPUS)
         policy = random.choice(_POLICIES)
         return request_with(
             vcpus,
@@ -255,7 +278,7 @@ class Users:
         random = self._random
         request = request or self._any_request()
         policy = request.options.policy
-        is_vm = random.random() < 0.8
+        is_vm = random.random() < 0.8 and self._cpu_claims is None
         movable = self._makes_room and random.random() < 0.8
         asked = PodRequest(
             request,
@@ -275,6 +298,8 @@ class Users:
         )
         if self._moves and is_vm:
             self._cluster.put_running_vmi(pod.vmi, pod.vmi_uid)
+        if self._cpu_claims is not None:
+            self._cpu_claims.create(pod)
         self._diary.note("created", f"{name} {policy.value} {request.vcpus}")
 
     def _edit(self, pod: PodRecord) -> None:

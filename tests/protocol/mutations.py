@@ -28,9 +28,10 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.kube.object_records import PodRecord, TopologyStatus
-from kvplace.scheduler import binder, migrator, preemptor, room_maker
+from kvplace.kube.object_records import PodRecord, ResourceClaimRecord, TopologyStatus
+from kvplace.scheduler import binder, dra_enforcement, migrator, preemptor, room_maker
 from kvplace.scheduler.binder import Binder
+from kvplace.scheduler.dra_enforcement import DraEnforcement
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.migration_search import MigrationSearch
 from kvplace.scheduler.movable_vms import MovableVms
@@ -383,6 +384,36 @@ def end_reservations_before_their_cores_have_come_free() -> None:
     _put(Reconciler, "_reserved_s", lambda *_args: 0.0)
 
 
+# Handing cores over, in stories where dra-driver-cpu sets the cpusets.
+
+
+@_mutation
+def keep_the_cores_that_an_earlier_bind_has_written() -> None:
+    real = _real(dra_enforcement, "with_cpus")
+
+    def with_cpus(claim: ResourceClaimRecord, *others: Any) -> Any:
+        return None if claim.status["allocation"]["devices"].get("config") else real(claim, *others)
+
+    _put(dra_enforcement, "with_cpus", with_cpus)
+
+
+@_mutation
+def bind_before_the_cores_are_written() -> None:
+    real = _real(DraEnforcement, "give")
+
+    async def give(*args: Any) -> None:
+        asyncio.get_running_loop().create_task(real(*args))
+
+    _put(DraEnforcement, "give", give)
+
+
+DRA_MUTATIONS = frozenset(
+    (
+        "keep-the-cores-that-an-earlier-bind-has-written",
+        "bind-before-the-cores-are-written",
+    )
+)
+"""Those that only stories notice in which dra-driver-cpu sets the cpusets."""
 NODES_MUTATIONS = frozenset(
     (
         "let-vms-migrate-without-their-owners-consent",

@@ -69,6 +69,7 @@ class SimulatedNode:
     view: View
     random: Random
     changes: ContainerChanges
+    enforcement: Enforcement = Enforcement.NRI
     topology: Topology = field(init=False)
     kubelet_cpus: CpuMask = NO_CPUS
     """CPUs of pods that the kubelet's own static policy pins."""
@@ -236,7 +237,7 @@ class SimulatedNode:
         ]
         await self._describe()
         status = TopologyStatus(
-            enforcement=Enforcement.NRI, kubelet_cpus=self.kubelet_cpus, pods=tuple(reports)
+            enforcement=self.enforcement, kubelet_cpus=self.kubelet_cpus, pods=tuple(reports)
         )
         stored = topologies.get(self.name)
         version = stored.resource_version if stored is not None else ""
@@ -260,5 +261,5 @@ class SimulatedNode:
         await self.view.network.take_time()
         if not self.is_forgotten:  # what an agent writes then is collected again
             pods = stored.pods.values() if stored is not None else ()
-            self.view.put_topology(self.name, self.topology, enforcement=Enforcement.NRI, pods=pods)
+            self.view.put_topology(self.name, self.topology, enforcement=self.enforcement, pods=pods)
             self._version = ""

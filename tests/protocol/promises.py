@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from kvplace.controller.reconciler import REPORT_S, SILENCE_S
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.errors import Corrupt
 from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement
@@ -21,9 +21,10 @@ from kvplace.core.request_json import read_pod_request
 from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.object_log import ObjectLog
-from kvplace.kube.object_records import LedgerRecord, PodRecord
+from kvplace.kube.object_records import LedgerRecord, PodRecord, ResourceClaimRecord
 from kvplace.nodes.node_machine import Unusable, describe_node
 from tests.kube.faulty_cluster import FaultyCluster
+from tests.protocol.cpu_claims import given_cpus
 from tests.protocol.node import ContainerChanges, Running, SimulatedNode, read_placement
 from tests.protocol.run_counts import Diary
 
@@ -97,6 +98,7 @@ class Promises:
         self._nodes = {node.name: node for node in nodes}
         self._pod_changes: _Changes[PodRecord] = _Changes(cluster._pods)
         self._ledger_changes: _Changes[LedgerRecord] = _Changes(cluster._ledgers)
+        self._resource_claim_changes: _Changes[ResourceClaimRecord] = _Changes(cluster._resource_claims)
         self.agreeing = 0
         """How many pods the last such check was about."""
         self._containers = containers
@@ -111,7 +113,8 @@ class Promises:
 
     def look(self) -> None:
         """Check what the last step has changed, until a promise is broken."""
-        if not (self._pod_changes.new or self._ledger_changes.new or self._containers.nodes):
+        changes = (self._pod_changes, self._ledger_changes, self._resource_claim_changes)
+        if not (any(one.new for one in changes) or self._containers.nodes):
             return
         if self.broken is not None:
             return
@@ -121,6 +124,8 @@ class Promises:
                 touched.add(self._ledger_changed(before, after))
             for old, new in self._pod_changes.take():
                 touched.add(self._pod_changed(old, new))
+            for _, claim in self._resource_claim_changes.take():
+                touched |= {pod.node for pod in self._pods.values() if claim and pod.uid == claim.name}
             touched |= self._containers.take()
             for name in touched & self._nodes.keys():
                 self._check_node(self._nodes[name])
@@ -298,6 +303,10 @@ class Promises:
             return
         if claim is None or not _covers(claim, bound.placement):
             raise BrokenPromise(f"2: {pod.name} is bound to {pod.node} and its claim has {_owned(claim)}")
+        if pod.resource_claims:
+            given = given_cpus(self._cluster._resource_claims.get((pod.namespace, pod.uid)))
+            if given != format_cpu_list(bound.placement.owned):
+                raise BrokenPromise(f"2: {pod.name} owns {_owned(claim)} and is given CPU {given or 'none'}")
 
     def _pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> NodeName:
         pod = after or before

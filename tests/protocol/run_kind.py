@@ -15,3 +15,5 @@ class Kind(Enum):
     """The same, and where moves inside a node do not help, a VM migrates to another one."""
     PREEMPTION = "preempt"
     """VMs of higher priority have others evicted, which are created again at once."""
+    DRA = "dra"
+    """dra-driver-cpu sets the cpusets, and `serve` writes the cores of pods into their ResourceClaims."""

@@ -27,6 +27,7 @@ from tests.controller.replicas import EPOCH, replica
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO, TWO_QUADS
 from tests.protocol.actors import Disturber, Scheduler, Server, Users
+from tests.protocol.cpu_claims import CpuClaims
 from tests.protocol.earlier_replica import OlderView, forget_reservations
 from tests.protocol.evictions import KEPT, Evictions
 from tests.protocol.faults import LATE_S, FaultMix
@@ -90,12 +91,16 @@ class Story:
         for name, machines in kinds.items():
             self._cluster.create_node(name)
             self._cluster.put_schedulable_node(name)
-            self._cluster.put_topology(name, machines[0], enforcement=Enforcement.NRI)
-            node = SimulatedNode(NodeName(name), machines, self._view(name), self._generator(), containers)
+            how = Enforcement.DRA if kind is Kind.DRA else Enforcement.NRI
+            self._cluster.put_topology(name, machines[0], enforcement=how)
+            node = SimulatedNode(
+                NodeName(name), machines, self._view(name), self._generator(), containers, how
+            )
             self._nodes.append(node)
         self._promises = Promises(self._cluster, self._nodes, containers, diary)
         self._promises.all_know_reservations = not self._older
         self._promises.may_part = self._may_part
+        self._cpu_claims = CpuClaims(self._cluster, diary) if kind is Kind.DRA else None
         self._evictions: Evictions | None = None
         if kind is Kind.PREEMPTION:
             kept = DisruptionBudget("default", KEPT, (LabelTerm(KEPT, Operator.EXISTS),), allowed=0)
@@ -136,13 +141,14 @@ class Story:
                     self._generator(),
                     diary,
                     self._evictions,
+                    self._cpu_claims,
                 )
                 lasting.append(group.create_task(scheduler.run()))
             if self._kind is Kind.NODES:
                 nodes = {node.name: node for node in self._nodes}
                 kubevirt = KubeVirt(self._cluster, nodes, promises, self._network, self._generator(), diary)
                 lasting.append(group.create_task(kubevirt.run()))
-            users = Users(self._cluster, promises, self._generator(), diary, self._kind)
+            users = Users(self._cluster, promises, self._generator(), diary, self._kind, self._cpu_claims)
             disturber = Disturber(
                 self._cluster, self._servers, self._nodes, promises, self._generator(), diary
             )

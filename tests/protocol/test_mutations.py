@@ -7,7 +7,13 @@ import re
 import pytest
 
 from tests.effort import IN_FULL
-from tests.protocol.mutations import MUTATIONS, NODES_MUTATIONS, PREEMPTION_MUTATIONS, ROOM_MUTATIONS
+from tests.protocol.mutations import (
+    DRA_MUTATIONS,
+    MUTATIONS,
+    NODES_MUTATIONS,
+    PREEMPTION_MUTATIONS,
+    ROOM_MUTATIONS,
+)
 from tests.protocol.replay import run
 from tests.protocol.run_kind import Kind
 
@@ -21,9 +27,13 @@ TRIED = list(MUTATIONS) if IN_FULL else ["bind-without-the-cores", "give-up-the-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TRIED)
 def test_a_mistake_breaks_a_promise(name: str) -> None:
-    kinds = {Kind.ROOM: ROOM_MUTATIONS, Kind.NODES: NODES_MUTATIONS, Kind.PREEMPTION: PREEMPTION_MUTATIONS}
-    kind = next((kind for kind, names in kinds.items() if name in names), None)
-    flags = [f"--{kind.value}"] if kind is not None else []
+    kinds = {
+        Kind.ROOM: ROOM_MUTATIONS,
+        Kind.NODES: NODES_MUTATIONS,
+        Kind.PREEMPTION: PREEMPTION_MUTATIONS,
+        Kind.DRA: DRA_MUTATIONS,
+    }
+    flags = [f"--{kind.value}" for kind, names in kinds.items() if name in names]
     answer = run("--mutation", name, "--count", str(STORIES), *flags)
     assert answer.returncode == 1, f"{STORIES} stories do not notice: {name}"
     assert re.search(r"^story \d+: ([1267]|M|P): ", answer.stderr, re.MULTILINE), answer.stderr

@@ -17,6 +17,8 @@ ROOM_STORIES = rounds(200, quick=16)
 """Those in which VMs also move to make room for others."""
 NODES_STORIES = rounds(200, quick=16)
 """Those in which VMs also migrate for others."""
+DRA_STORIES = rounds(200, quick=16)
+"""Those in which dra-driver-cpu sets the cpusets."""
 EVICTION_STORIES = rounds(200, quick=16)
 """Those in which VMs are evicted for others of higher priority."""
 FOUND = (
@@ -120,6 +122,14 @@ def test_no_story_with_evictions_breaks_a_promise() -> None:
     events = ("agrees", "evicted", "reserved", "bound on what was reserved", "replica killed")
     assert often(happened, EVICTION_STORIES / 5, *events), happened
     assert happened["of two versions"] == EVICTION_STORIES / 8
+
+
+@pytest.mark.timeout(600)
+def test_no_story_in_which_cores_are_handed_to_dra_driver_cpu_breaks_a_promise() -> None:
+    happened = told("--dra", "--first", "1000000", "--count", str(DRA_STORIES))
+    assert happened["schedules"] == DRA_STORIES
+    events = ("agrees", "bind refused", "bound", "replica killed", "write late")
+    assert often(happened, DRA_STORIES / 10, *events), happened
 
 
 def test_equal_seeds_report_equal_stories() -> None:
