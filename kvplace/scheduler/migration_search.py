@@ -53,6 +53,9 @@ SEARCH_S = 60.0
 """All VMIs are read once in so long at most."""
 MOST_REFUSED = 16
 """Targets that kube-scheduler would refuse: each is left out of the next search, up to so many."""
+_PREFIX = "kvplace-"
+"""How the names of our migrations begin."""
+_HOUR_S = 3600.0
 _NODE_STEPS = 100
 
 
@@ -117,12 +120,13 @@ class MigrationSearch:
         self._vms = MovableVms(cache)
         self._next_search = float("-inf")
         self._not_before: dict[str, float] = {}
-        """Until when a VMI is left alone, since a migration of it that has failed may be deleted."""
+        """Until when a VMI is left alone, by its UID: a migration that has failed may be deleted."""
         self._created: dict[str, float] = {}
         """When migrations were created, by any replica; deleted ones count, too."""
         self._seen: dict[str, str] = {}
         """The end of the reservation on the target of each migration."""
         cache.ledgers.subscribe(self._ledger_seen)
+        cache.pods.subscribe(self._pod_seen)
 
     @property
     def is_due(self) -> bool:
@@ -141,14 +145,22 @@ class MigrationSearch:
             if self._seen.setdefault(name, until) != until and name not in self._created:
                 self.begun(name, claim.uid)
 
+    def _pod_seen(self, _before: PodRecord | None, after: PodRecord | None) -> None:
+        """Count a migration, of any replica, by its target pod, which takes the reservation at its bind."""
+        if after is None or not after.migration.startswith(_PREFIX) or after.migration in self._created:
+            return
+        age_s = self._age_s(after.created)
+        if age_s < _HOUR_S:
+            self.begun(after.migration, after.vmi_uid, age_s=age_s)
+
     def has_created(self, migration: str) -> bool:
         """Return whether a migration of this name was created here."""
         return migration in self._created
 
-    def begun(self, migration: str, vmi_uid: str) -> None:
-        """Count a migration that is about to be created; its VM is left alone afterwards."""
-        self._created[migration] = self._clock()
-        self._not_before[vmi_uid] = self._clock() + PEACE_S
+    def begun(self, migration: str, vmi_uid: str, *, age_s: float = 0.0) -> None:
+        """Count a migration that is about to be created, or so old; its VM is left alone afterwards."""
+        self._created[migration] = self._clock() - age_s
+        self._not_before[vmi_uid] = self._clock() - age_s + PEACE_S
 
     async def find(self, pod: PodRecord, request: Request, nodes: Collection[NodeName]) -> MoveToNode | None:
         """Find a migration that lets a VM fit; None if none helps or may begin now.
@@ -222,9 +234,10 @@ class MigrationSearch:
         evacuations = [one for one in migrations if one.is_evacuation]
         if any(not one.has_ended or self._age_s(one.created) < EVACUATION_S for one in evacuations):
             return "VMs are being evacuated"
-        lately = {one.name for one in migrations if one.is_ours and self._age_s(one.created) < 3600}
-        self._created = {name: at for name, at in self._created.items() if self._clock() - at < 3600}
+        lately = {one.name for one in migrations if one.is_ours and self._age_s(one.created) < _HOUR_S}
+        self._created = {name: at for name, at in self._created.items() if self._clock() - at < _HOUR_S}
         self._seen = {name: until for name, until in self._seen.items() if name in self._created}
+        self._not_before = {uid: until for uid, until in self._not_before.items() if until > self._clock()}
         if len(lately | self._created.keys()) >= MOST_PER_HOUR:
             return f"{MOST_PER_HOUR} migrations have begun within an hour"
         return ""
@@ -311,7 +324,7 @@ class MigrationSearch:
     def _move(self, pod: PodRecord, vm: MovableVm, room: RoomByMigration) -> MoveToNode:
         since = rfc3339(self._now())
         mark = blake2b(f"{vm.pod.vmi_uid} {since}".encode(), digest_size=4).hexdigest()
-        name = f"kvplace-{vm.pod.vmi[:200].rstrip('.-')}-{mark}"
+        name = f"{_PREFIX}{vm.pod.vmi[:200].rstrip('.-')}-{mark}"
         return MoveToNode(
             vm,
             room,

@@ -67,6 +67,8 @@ _REST = 4
 """Searches rest so many times as long as the last one took."""
 _TRY_S = 10.0
 """How often pods are searched that wait because every node has too few CPUs."""
+_TOO_FEW_CPUS = "Insufficient cpu"
+"""How kube-scheduler states that; a pod that waits for its volume, for example, needs no room."""
 _REMEMBERED = 10_000
 _SNAPSHOT_STEPS, _DESCRIBE_STEPS = 100, 1_000
 """Steps of counting what is free on a node, and of describing its VMs."""
@@ -192,7 +194,8 @@ class RoomMaker:
         tried: dict[PodUid, float] = {}
         while True:
             await asyncio.sleep(_TRY_S)
-            waiting = [pod for pod in self._cache.pods.records.values() if pod.vmi and pod.unschedulable]
+            pods = self._cache.pods.records.values()
+            waiting = [pod for pod in pods if pod.vmi and _TOO_FEW_CPUS in pod.unschedulable]
             tried = {pod.uid: tried.get(pod.uid, float("-inf")) for pod in waiting}
             waiting = [pod for pod in waiting if self._waits(pod) and not self._is_reserved(pod.uid)]
             if not waiting or not self._migrator.search.is_due:

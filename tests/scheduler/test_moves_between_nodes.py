@@ -180,6 +180,8 @@ async def test_a_vm_migrates_for_one_that_no_node_has_enough_cpus_for_in_number(
         big = asking_pod(cluster, "big", 8)
         cluster.put_running_vmi(big.vmi, big.vmi_uid, status={"phase": "Pending"})
         await asyncio.sleep(2 * SEARCH_S)
+        cluster.change_pod("default", "big", was_tried=True, unschedulable="unbound PersistentVolumeClaims")
+        await asyncio.sleep(2 * SEARCH_S)
         assert virt.created == []
         cluster.change_pod("default", "big", was_tried=True, unschedulable="2 Insufficient cpu")
         migration = await virt.until_created()
@@ -451,18 +453,27 @@ async def test_an_older_release_that_takes_a_reservation_away_makes_the_move_fai
         assert big.uid not in one.claims("a")
 
 
+@pytest.mark.parametrize("bound", [False, True])
 async def test_a_migration_that_is_deleted_is_not_tried_again_by_another_replica_either(
-    cluster: FaultyCluster, agents: dict[str, NodeAgent]
+    cluster: FaultyCluster, agents: dict[str, NodeAgent], *, bound: bool
 ) -> None:
     async with replica(cluster, extending=NODES) as one, replica(cluster, extending=NODES) as other:
         virt = VirtController(one, agents)
         await two_crowded(one, agents)
         big = await asked(one)
         first = await virt.until_created()
-        await asyncio.sleep(25)
-        cluster.migrations.remove((first.namespace, first.name))
+        if bound:
+            target = virt.make_target(first)
+            assert await virt.schedule(first) == ""
+            cluster.migrations.remove((first.namespace, first.name))
+            cluster.delete_pod(target.namespace, target.name, force=True)
+        else:
+            await asyncio.sleep(25)
+            cluster.migrations.remove((first.namespace, first.name))
         await one.until(lambda: not reservations(cluster))
-        for _ in range(5):
+        for _ in range(3):
             await asyncio.sleep(SEARCH_S)
             await other.filter(big)
-        assert {move.vmi for move in virt.created} <= {"small-b"}
+            await asyncio.sleep(5)
+            assert {move.vmi for move in virt.created} <= {"small-b"}
+        assert virt.created
