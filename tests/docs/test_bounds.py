@@ -19,14 +19,8 @@ CODE: dict[tuple[str, str], list[str]] = {
         "core.allocator.feasibility:_BUILD_STEPS",
     ],
     (SEARCH, "equally near sets"): ["core.allocator.nearest_nodes:_MOST_EQUALS"],
-    (SEARCH, "lower bounds of sets"): [
-        "core.allocator.allocate:_BOUND_STEPS",
-        "core.allocator.group_knapsack:_CORE_STEPS",
-    ],
-    (SEARCH, "sets for the choice of cores"): [
-        "core.allocator.allocate:_MOST_EQUALS",
-        "core.allocator.allocate:_MOST_SHARED",
-    ],
+    (SEARCH, "lower bounds of sets"): ["core.allocator.group_knapsack:_CORE_STEPS"],
+    (SEARCH, "sets for the choice of cores"): ["core.allocator.allocate:_MOST_EQUALS"],
     (SEARCH, "equally good sets"): ["core.allocator.core_choice:_MOST_TIES"],
     (SEARCH, "NUMA nodes with devices"): ["core.allocator.device_choices:MOST_NODES"],
     (ROOM, "nodes for one VM"): ["core.cluster.room_on_nodes:MOST_NODES"],

@@ -42,15 +42,11 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request, Smt
 from kvplace.core.scalars import NO_CPUS, CpuMask
-from kvplace.core.search_budget import SearchBudget
 from kvplace.core.topology import Topology
 
-_MOST_EQUALS = 4
-"""NUMA sets with equally few L3 groups, cores and uses that are searched for the least cost."""
-_MOST_SHARED = 16
-"""NUMA sets with equally few L3 groups and cores that are searched for the least used CPUs."""
-_BOUND_STEPS = 30_000
-"""Segments that are checked for the bounds of NUMA sets."""
+_MOST_EQUALS = 8
+"""NUMA sets with equally few L3 groups and cores that are searched for the least used CPUs and the least
+cost."""
 
 
 def place(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
@@ -97,8 +93,7 @@ def _best_cores(available: AvailableUnits) -> ChosenCores | None:
         if best is not None and (
             bound > best.key
             or knapsack.budget.is_spent
-            or (number >= _MOST_EQUALS and bound[:4] >= best.key[:4])
-            or (number >= _MOST_SHARED and bound[:3] >= best.key[:3])
+            or (number >= _MOST_EQUALS and bound[:3] >= best.key[:3])
         ):
             break
         choice = knapsack.serve(numa_set)
@@ -119,14 +114,13 @@ def _numa_sets(available: AvailableUnits) -> list[NumaSet]:
 
 
 def _bounds(knapsack: GroupKnapsack, numa_sets: list[NumaSet]) -> list[tuple[CoreRank, NumaSet]]:
-    """The NUMA sets after their bounds; sets without a step left are not searched."""
-    budget = SearchBudget(_BOUND_STEPS)
-    bounded = []
+    """The NUMA sets after their bounds; further sets without a step left are not searched."""
+    bounded: list[tuple[CoreRank, NumaSet]] = []
     for numa_set in numa_sets:
-        if budget.is_spent:
+        if bounded and knapsack.budget.is_spent:
             break
         segments = sum([len(part.segments) for part in numa_set.parts])
-        budget.spend(8 * segments if numa_set.domain.shares_l3 else segments)
+        knapsack.budget.spend(8 * segments if numa_set.domain.shares_l3 else segments)
         bounded.append((knapsack.bound(numa_set), numa_set))
     return bounded
 

@@ -22,8 +22,8 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuMask, NumaIndex
 from kvplace.core.search_budget import SearchBudget
 
-_CORE_STEPS = 30_000
-"""Steps of all searches for cores of one question."""
+_CORE_STEPS = 60_000
+"""Steps of the bounds of NUMA sets and of all searches for cores, of one question."""
 _NEVER = 1 << 20
 """More L3 groups than there are, for a share that cannot be served."""
 

@@ -13,7 +13,6 @@ each core has more than t must be at least the need less m times t. So it has on
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import sub
 from typing import NamedTuple
@@ -159,7 +158,6 @@ def fewest(amounts: Sequence[int], need: int) -> int:
     return len(amounts) + 1
 
 
-@lru_cache(maxsize=1 << 14)
 def threads_beyond(widths: tuple[int, ...]) -> Amounts:
     """For t from 0 on to the widest core: how many units cores have beyond t of them."""
     return tuple([sum([width - t for width in widths if width > t]) for t in range(max(widths) + 1)])

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from kvplace.core.allocator import allocate, available_units, group_knapsack
+from kvplace.core.allocator import available_units, group_knapsack
 from kvplace.core.allocator.allocate import place
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
@@ -116,7 +116,6 @@ def test_without_a_single_step_every_vm_that_fits_is_placed_and_every_rule_kept(
         with (
             patch.object(available_units, "_NUMA_STEPS", 0),
             patch.object(group_knapsack, "_CORE_STEPS", 0),
-            patch.object(allocate, "_BOUND_STEPS", 1),
         ):
             answer = place(*case)
         best = best_key(*case)
