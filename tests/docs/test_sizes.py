@@ -1,4 +1,4 @@
-"""Pages stay short: each has a limit in words, and so has a cell of a table.
+"""Pages stay short: each has a limit in words, and so has a cell of a table. Tables end where they seem to.
 
 A word has a letter or a digit, so the bars of a table do not count. A page at its limit loses a sentence for
 each new one; a limit is raised only together with what the page is about.
@@ -7,6 +7,7 @@ each new one; a limit is raised only together with what the page is about.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -71,3 +72,11 @@ def test_cells_of_tables_are_short(page: str) -> None:
 
 def test_words_are_counted_without_bars_and_dashes() -> None:
     assert words("| a word | `-` |\n|---|---|\n– 5 %") == 3
+
+
+@pytest.mark.parametrize("page", MOST_WORDS)
+def test_a_table_is_followed_by_an_empty_line(page: str) -> None:
+    """Otherwise the text behind it is shown as one more row."""
+    lines = (PROJECT / page).read_text().splitlines()
+    followers = [after for row, after in pairwise(lines) if row.startswith("|")]
+    assert [line for line in followers if line and not line.startswith("|")] == []
