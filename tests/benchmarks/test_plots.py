@@ -13,11 +13,13 @@ from benchmarks import (
     across_nodes,
     bound_per_second,
     cost_per_vm,
+    devices,
     fragmentation,
     neighbours,
     placement,
     preemption,
 )
+from benchmarks._device_load import LAYOUTS
 from benchmarks._load import MIXES
 from benchmarks._timed_job import Timing
 from kvplace.simulate.simulated_cluster import ClusterState
@@ -32,7 +34,10 @@ COSTS = {name: dict.fromkeys(cost_per_vm.PROCESSES, 10.0) for name in CLUSTERS}
 TIMINGS = {
     (kind, title): [Timing(1.0, 30, 400, 9000)] for kind in neighbours.KINDS for title in neighbours.TITLES
 }
+COUNTS = devices.Counts({"VMs with devices": 100, "refused": 10, "running": 90, "local": 60})
+BESIDE = {devices.Trial(LAYOUTS[0], 1, 100, way): COUNTS for way in devices.WAYS}
 PLOTS = {
+    "devices": partial(devices.draw, BESIDE),
     "neighbours": partial(neighbours.draw, TIMINGS),
     "bound_per_second": partial(bound_per_second.draw, CLUSTERS, RATES),
     "cost_per_vm": partial(cost_per_vm.draw, COSTS),
