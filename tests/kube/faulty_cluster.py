@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from kvplace.core.errors import BadTopology, Conflict
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.node_topology import read_topology
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.scalars import ContainerId, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecord
 from kvplace.kube.memory_cluster import MemoryCluster
@@ -191,6 +191,7 @@ class FaultyCluster(PlayedVmis, MemoryCluster):
         *,
         phase: str | None = None,
         compute_terminated: bool | None = None,
+        compute_container: str | None = None,
         gated: bool | None = None,
         was_tried: bool | None = None,
         unschedulable: str | None = None,
@@ -207,6 +208,9 @@ class FaultyCluster(PlayedVmis, MemoryCluster):
                 compute_terminated=record.compute_terminated
                 if compute_terminated is None
                 else compute_terminated,
+                compute_container=record.compute_container
+                if compute_container is None
+                else ContainerId(compute_container),
                 was_tried=record.was_tried if was_tried is None else was_tried,
                 unschedulable=record.unschedulable if unschedulable is None else unschedulable,
                 nominated=record.nominated if nominated is None else NodeName(nominated),

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
+from tests.protocol.device_promises import BrokenPromise
 from tests.protocol.mutations import MUTATIONS
-from tests.protocol.promises import BrokenPromise
 from tests.protocol.results_file import Part, Record, Told, commit
 from tests.protocol.run_kind import Kind
 from tests.protocol.simulation import Story
@@ -29,6 +29,7 @@ _PROGRESS_S = 60.0
 _MEANINGS = {
     Kind.ROOM: "VMs move for others",
     Kind.NODES: "VMs migrate for others",
+    Kind.DEVICES: "VMs have devices of the host",
     Kind.PREEMPTION: "VMs are evicted for others",
     Kind.DRA: "dra-driver-cpu sets the cpusets",
 }

@@ -1,4 +1,4 @@
-"""Everybody around kvplace: schedulers, users, foreign clients, and those who pull cables."""
+"""Schedulers and users around kvplace."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ import contextlib
 from collections.abc import Mapping
 from random import Random
 
-from kvplace.core.cpuset import cpus_of, union
 from kvplace.core.errors import KvplaceError
-from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.core.placement import Placement
-from kvplace.core.request import EmulatorThreads, OnFailure, Policy, Request, Scope, Smt
+from kvplace.core.request import DeviceNuma, EmulatorThreads, OnFailure, Policy, Request, Scope, Smt
 from kvplace.core.request_json import PodRequest, read_pod_request, write_request
-from kvplace.core.scalars import CpuId, CpuMask, NodeName, PodUid
-from kvplace.kube.object_records import LedgerRecord, PodRecord
-from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.object_records import PodRecord
+from kvplace.kube.watches import PLACED_PODS
 from tests.controller.replicas import Replica
 from tests.core.requests import request_with
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.protocol.cpu_claims import CpuClaims
+from tests.protocol.devices import MODES, REQUESTS, requested_devices
 from tests.protocol.evictions import KEPT, Evictions, again
-from tests.protocol.faults import CLOCKS_S
 from tests.protocol.network import Network, View
-from tests.protocol.node import SimulatedNode, read_placement
+from tests.protocol.node import read_placement
 from tests.protocol.promises import Promises
 from tests.protocol.run_counts import Diary
 from tests.protocol.run_kind import Kind
@@ -130,7 +127,11 @@ class Scheduler:
             if read_pod_request(pod.request).request.options.policy is Policy.NONE:
                 await self._cluster.bind(pod.namespace, pod.name, pod.uid, NodeName("n1"), {})
                 return
-            found = await one.filter(pod, *self._offered(pod))
+            offered = self._offered(pod)
+            if offered is None:
+                self._refused(pod)
+                return
+            found = await one.filter(pod, *offered)
             if not found.names and self._evictions is not None and pod.nominated:
                 found = await one.filter(pod)  # all nodes, where the nominated one has failed
             if not found.names:
@@ -157,12 +158,17 @@ class Scheduler:
             if not error:
                 self._promises.answered_yes(pod, node)
 
-    def _offered(self, pod: PodRecord) -> tuple[str, ...]:
-        """Return the nodes that other plugins let through, the nominated one alone; none stands for all."""
+    def _offered(self, pod: PodRecord) -> tuple[str, ...] | None:
+        """Return the nodes that other plugins let through, the nominated one alone; empty stands for all.
+
+        None if no node has enough devices, as far as kube-scheduler counts them: sometimes it is late.
+        """
         if pod.migration:
             return (self._cluster.migrates_to[pod.migration].target,)
         if self._cpu_claims is not None and (node := self._cpu_claims.node(pod)) is not None:
             return (node,)
+        if requested_devices(pod) and (self._network.calm or self._random.random() < 0.9):
+            return self._promises.nodes_with_devices_for(pod) or None
         if pod.nominated:
             return (pod.nominated,)
         return (self._random.choice(("n1", "n2")),) if self._random.random() < 0.1 else ()
@@ -192,6 +198,7 @@ class Users:
         cpu_claims: CpuClaims | None,
     ) -> None:
         self._cpu_claims = cpu_claims
+        self._have_devices = kind is Kind.DEVICES
         self._cluster = cluster
         self._promises = promises
         self._random = random
@@ -261,6 +268,8 @@ class Users:
         if self._makes_room:
             sizes = (1, 2, 2, 3, 3) if self._moves else (1, 2, 2, 2, 3)
             return request_with(random.choice(sizes), scope=Scope.ONE_NUMA)
+        if self._have_devices and random.random() < 0.8:
+            return self.any_request_with_devices()
         scope = random.choice((Scope.ANY, Scope.ONE_NUMA, Scope.ONE_SOCKET))
         vcpus = random.choice((1, 2, 3, 4, 4, 6))
         if self._cpu_claims is not None:
@@ -273,6 +282,29 @@ class Users:
             smt=random.choice((Smt.PREFER, Smt.PREFER, *Smt)) if policy is Policy.EXCLUSIVE else Smt.PREFER,
             on_failure=random.choice((*(OnFailure.WAIT,) * 5, OnFailure.FLOAT)),
         )
+
+    def any_request_with_devices(self) -> Request:
+        """Make a request of a VM with devices."""
+        random = self._random
+        vcpus = random.choice((1, 1, 2, 2, 3))
+        return request_with(
+            vcpus,
+            memory=vcpus << 30,
+            scope=random.choice((Scope.ANY, Scope.ONE_NUMA)),
+            policy=random.choice((*(Policy.EXCLUSIVE,) * 5, Policy.SHARE)),
+            devices=random.choice(REQUESTS),
+            device_numa=random.choice(MODES),
+            on_failure=random.choice((*(OnFailure.WAIT,) * 7, OnFailure.FLOAT)),
+        )
+
+    def create_one_beside_its_devices(self) -> None:
+        """Create a VM that must be beside its devices; nothing if every name is taken."""
+        name = next((one for one in _NAMES if self._cluster._pods.get(("default", one)) is None), None)
+        if name is not None:
+            wanted = self._random.choice(REQUESTS)
+            self._create(
+                name, request_with(1, scope=Scope.ANY, devices=wanted, device_numa=DeviceNuma.REQUIRED)
+            )
 
     def _create(self, name: str, request: Request | None = None) -> None:
         random = self._random
@@ -304,6 +336,9 @@ class Users:
 
     def _edit(self, pod: PodRecord) -> None:
         asking = self._random.choice(_OPTIONS)
+        if self._have_devices and pod.request:
+            mode = read_pod_request(pod.request).request.options.device_numa
+            asking = {**asking, "kvplace.io/device-numa": mode.value}
         if self._makes_room:
             asking = {**asking, "kvplace.io/movable": "nodes" if self._moves else "true"}
         if pod.vmi:
@@ -324,156 +359,3 @@ class Users:
         else:
             with contextlib.suppress(KvplaceError):
                 self._cluster.delete_pod("default", target)
-
-
-class Disturber:
-    """Breaks watches and connections, sets clocks, replaces machines, and writes into ledgers."""
-
-    def __init__(
-        self,
-        cluster: FaultyCluster,
-        servers: Mapping[str, Server],
-        nodes: list[SimulatedNode],
-        promises: Promises,
-        random: Random,
-        diary: Diary,
-    ) -> None:
-        self._cluster = cluster
-        self._servers = servers
-        self._nodes = nodes
-        self._promises = promises
-        self._random = random
-        self._diary = diary
-        actions = (
-            self._break_watches,
-            self._stall_watches,
-            self._cut_off,
-            self._set_clock,
-            self._write_ledger,
-            self._take_cpus,
-            self._replace_node,
-            self._nominate,
-        )
-        self._actions = random.sample(actions, random.randint(1, len(actions)))
-
-    async def run(self, *, pause_s: float) -> None:
-        """Act every so often, until cancelled."""
-        while True:
-            await asyncio.sleep(self._random.expovariate(1 / pause_s))
-            action = self._random.choice(self._actions)
-            self._diary.note(action.__name__.strip("_").replace("_", " "))
-            await action()
-
-    def _any_server(self) -> Server:
-        return self._servers[self._random.choice(sorted(self._servers))]
-
-    async def _break_watches(self) -> None:
-        kind = self._random.choice((PODS, LEDGERS, NODES, TOPOLOGIES))
-        if self._random.random() < 0.5:
-            self._cluster.drop_watches(kind)
-        else:
-            self._cluster.compact(kind)
-
-    async def _stall_watches(self) -> None:
-        """Hold watches of one replica back, each kind for itself: kinds are seen out of order."""
-        view = self._any_server().view
-        if view is not None:
-            view.stall(self._random.choice((PODS, LEDGERS, NODES, TOPOLOGIES)))
-            await asyncio.sleep(self._random.uniform(0.1, 20))
-            view.resume()
-
-    async def _cut_off(self) -> None:
-        view = self._any_server().view
-        if view is not None:
-            view.is_cut_off = True
-            await asyncio.sleep(self._random.uniform(0.1, 10))
-            view.is_cut_off = False
-
-    async def _set_clock(self) -> None:
-        self._any_server().clock_s += self._random.choice(CLOCKS_S)
-
-    async def _take_cpus(self) -> None:
-        """Let the kubelet pin a plain Guaranteed pod to CPUs that have no owner, or let that pod end."""
-        node = self._random.choice(self._nodes)
-        free = node.topology.allocatable & ~self._promises.ledger(node.name).owned
-        node.kubelet_cpus = CpuMask(free & self._random.getrandbits(16) & self._random.getrandbits(16))
-        node.wake()
-
-    async def _nominate(self) -> None:
-        """Nominate a node for a pod, as people and autoscalers may."""
-        waiting = [pod for pod in self._promises.pods() if not pod.node]
-        if waiting:
-            pod = self._random.choice(waiting)
-            node = self._random.choice(self._nodes)
-            self._cluster.change_pod(pod.namespace, pod.name, nominated=node.name)
-
-    async def _replace_node(self) -> None:
-        """Delete a node and have it register again: the same machine, or another one of that name."""
-        node, random = self._random.choice(self._nodes), self._random
-        self._cluster.delete_node(node.name)
-        if random.random() < 0.5:
-            self._promises.replaced.add(node.name)
-            self._promises.ended(node.containers)
-            node.replace_machine(random.choice(node.machines))
-        node.is_forgotten = random.random() < 0.5
-        if node.is_forgotten:
-            self._cluster.delete_topology(node.name)
-        await asyncio.sleep(random.uniform(0.0, 10.0))
-        for pod in self._promises.pods():  # pod garbage collection
-            if pod.node == node.name:
-                self._cluster.delete_pod(pod.namespace, pod.name, force=True)
-        await asyncio.sleep(random.uniform(0.0, 10.0))
-        node.register(pod.uid for pod in self._promises.pods())
-
-    async def _write_ledger(self) -> None:
-        """Write as a foreign client does that may: nothing new, a claim of no pod, a claim taken away.
-
-        And delete a ledger, as any client may in which no CPU has an owner.
-        """
-        node, random = self._random.choice(self._nodes), self._random
-        ledger = self._promises.ledger(node.name)
-        match random.random():
-            case share if share < 0.3 and not ledger.owners and self._cluster._ledgers.get(node.name):
-                self._promises.robbed |= dict.fromkeys(ledger.claims, node.name)
-                self._promises.disturbed.add(node.name)
-                self._cluster._ledgers.remove(node.name)
-                self._diary.note("ledger deleted", f"{node.name} {' '.join(ledger.claims)}")
-            case share if share < 0.4:
-                self._cluster.put_ledger(node.name, ledger)
-            case share if share < 0.6:
-                used = union(claim.cpus | claim.owned for claim in ledger.claims.values())
-                free = list(cpus_of(CpuMask(node.topology.allocatable & ~used)))
-                taken = random.sample(free, min(2, len(free)))
-                mask = CpuMask(sum(1 << cpu for cpu in taken))
-                stranger = claim_of(
-                    PodUid(f"stranger-{random.random()}"),
-                    Placement(Policy.EXCLUSIVE, tuple(map(CpuId, taken)), mask, owned=mask),
-                    namespace="default",
-                )
-                self._cluster.put_ledger(node.name, ledger.after(LedgerChange(claims=(stranger,))))
-            case share if share < 0.8 and ledger.claims:
-                moving = [uid for uid, claim in ledger.claims.items() if claim.relocation is not None]
-                victim = PodUid(random.choice(sorted(moving or ledger.claims)))
-                self._promises.robbed[victim] = node.name
-                self._promises.disturbed.add(node.name)
-                self._cluster.put_ledger(node.name, ledger.after(LedgerChange(releases=(victim,))))
-            case _:
-                await self._spoil(node.name)
-
-    async def _spoil(self, node: NodeName) -> None:
-        """Make a ledger unreadable for a while."""
-        stored = self._cluster._ledgers.get(node)
-        if stored is None:
-            return
-
-        def put(ledger: Ledger, problem: str) -> None:
-            version = self._cluster._next_version()
-            self._cluster._ledgers.put(
-                node, LedgerRecord(node, ledger, version, uid=stored.uid, problem=problem)
-            )
-
-        put(Ledger(), "nonsense")
-        try:
-            await asyncio.sleep(self._random.uniform(0.1, 10))
-        finally:
-            put(stored.ledger, "")

@@ -21,7 +21,8 @@ from kvplace.nodes.node_machine import Unusable, describe_node
 from kvplace.scheduler.extender_protocol import PreemptionArgs, SentVictims
 from tests.controller.replicas import Replica
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.protocol.promises import RETRIED_S, BrokenPromise, Promises
+from tests.protocol.device_promises import RETRIED_S, BrokenPromise
+from tests.protocol.promises import Promises
 from tests.protocol.run_counts import Diary
 
 KEPT = "kept"

@@ -29,6 +29,7 @@ from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_records import PodRecord, ResourceClaimRecord, TopologyStatus
+from kvplace.nodes import node_machine
 from kvplace.scheduler import binder, dra_enforcement, migrator, preemptor, room_maker
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.dra_enforcement import DraEnforcement
@@ -355,6 +356,44 @@ def let_others_take_cpus_of_a_pool_that_becomes_shared_ones() -> None:
     )
 
 
+# Devices, in stories where VMs have them.
+
+
+@_mutation
+def count_no_devices_of_pods_that_are_bound_and_not_reported() -> None:
+    _put(node_machine, "_unreported", lambda *_args: {})
+
+
+@_mutation
+def give_up_the_old_cores_when_others_follow_the_devices() -> None:
+    real = _real(relocator, "claim_while_relocating")
+
+    def claim_while_relocating(claim: Claim, moving: Relocation) -> Claim:
+        if moving.next.revision > 2:
+            both: Claim = real(claim, moving)
+            return both
+        new = claim_of(claim.uid, moving.next.placement, pod=claim.pod, namespace=claim.namespace)
+        return replace(new, relocation=moving)
+
+    _put(relocator, "claim_while_relocating", claim_while_relocating)
+
+
+@_mutation
+def never_let_cores_follow_devices() -> None:
+    _put(relocator, "nodes_to_follow", lambda *_args: frozenset())
+
+
+@_mutation
+def place_vms_that_must_be_beside_their_devices_anywhere() -> None:
+    for module in (binder, node_machine):
+        real = _real(module, "place")
+        _put(
+            module,
+            "place",
+            lambda topology, free, request, real=real: real(topology, free, request.without_devices),
+        )
+
+
 # Preempting, in stories where VMs are evicted.
 
 
@@ -422,6 +461,15 @@ NODES_MUTATIONS = frozenset(
     )
 )
 """Those that only stories notice in which VMs migrate to make room."""
+DEVICE_MUTATIONS = frozenset(
+    (
+        "count-no-devices-of-pods-that-are-bound-and-not-reported",
+        "give-up-the-old-cores-when-others-follow-the-devices",
+        "never-let-cores-follow-devices",
+        "place-vms-that-must-be-beside-their-devices-anywhere",
+    )
+)
+"""Those that only stories notice in which VMs have devices."""
 PREEMPTION_MUTATIONS = frozenset(
     (
         "name-victims-without-reserving-what-they-leave",

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
 
 from kvplace.core.errors import KvplaceError
+from kvplace.core.node_devices import DeviceReport
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import PodPlacement
+from kvplace.core.request import OnFailure
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.list_watch import is_newer
 from kvplace.kube.object_records import PodRecord, PodReport, TopologyRecord, TopologyStatus
 from kvplace.kube.store import Store
 from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, TOPOLOGIES, Selector
+from tests.protocol.devices import STRICT, NodeDeviceState, is_local
 from tests.protocol.network import View
+from tests.protocol.run_counts import Diary
 
 
 @lru_cache(maxsize=1024)
@@ -32,6 +36,10 @@ class Running:
 
     in_force: PodPlacement | None
     moving_to: PodPlacement | None = None
+    has_hook: bool = False
+    """Whether its QEMU starts only with the consent of a hook."""
+    qemu: PodPlacement | None = None
+    """The placement that its QEMU started with; None before, and in stories without devices."""
     failed: int = 0
 
     @property
@@ -69,13 +77,25 @@ class SimulatedNode:
     view: View
     random: Random
     changes: ContainerChanges
+    diary: Diary
     enforcement: Enforcement = Enforcement.NRI
     topology: Topology = field(init=False)
+    check_admitted: Callable[[PodUid], None] = lambda _uid: None
+    """Called with each pod that the kubelet has admitted."""
     kubelet_cpus: CpuMask = NO_CPUS
     """CPUs of pods that the kubelet's own static policy pins."""
     is_forgotten: bool = False
     """Whether its Node and its NodeTopology are deleted, so that no client can know what runs here."""
     containers: dict[PodUid, Running] = field(default_factory=dict)
+    devices: NodeDeviceState | None = None
+    """None in stories without devices."""
+    reads_devices: bool = True
+    """Whether the agent notices what the kubelet gives to pods; else its report stays as it is."""
+    _devices_read: DeviceReport | None = None
+    _failed: set[PodUid] = field(default_factory=set)
+    """Pods that the kubelet did not admit; it learns late that their phase is Failed."""
+    _opens_at: dict[PodUid, float] = field(default_factory=dict)
+    """When the gate before each admitted pod's container with QEMU opens."""
     _reported: TopologyStatus | None = None
     """What the agent has written last."""
     _version: str = ""
@@ -119,6 +139,8 @@ class SimulatedNode:
         """End everything that runs, and be another machine of the same name."""
         self.containers.clear()
         self.topology, self.kubelet_cpus = topology, NO_CPUS
+        if self.devices is not None:
+            self.devices.use(topology)
         self._changed()
 
     def register(self, pods: Iterable[PodUid]) -> None:
@@ -150,23 +172,79 @@ class SimulatedNode:
             for pod in list(pods.records.values()):
                 if pod.deleting:
                     await self._stop(pod)
-                elif pod.phase == "Pending" and pod.uid not in self.containers and pod.uid in pods.records:
+                elif self._is_due(pod, pods) and self._is_admitted(pod):
                     await self._start(pod)
+                if self.devices is not None:
+                    self._call_hook(pod)
             # Pods that are gone from the API server: the kubelet learns of it late, and kills them then.
-            for uid in [uid for uid in self.containers if uid not in pods.records]:
+            admitted = [uid for uid in self._opens_at if uid not in self.containers]
+            for uid in [uid for uid in [*self.containers, *admitted] if uid not in pods.records]:
                 await self.view.network.take_time()
                 self._kill(uid)
+
+    def _is_due(self, pod: PodRecord, pods: Store[PodUid, PodRecord]) -> bool:
+        return pod.phase == "Pending" and pod.uid not in self.containers and pod.uid in pods.records
 
     async def _start(self, pod: PodRecord) -> None:
         """Start the container of a pod as the kubelet knows it; it may be gone by now."""
         if self._restarts.is_set():
             return
         in_force = read_placement(pod.placement) if pod.placement else None
-        self.containers[pod.uid] = Running(in_force)
+        self.containers[pod.uid] = Running(in_force, has_hook=bool(pod.vmi) and in_force is not None)
         self._changed()
         live = self.view._pods.get((pod.namespace, pod.name))
         if live is not None and live.uid == pod.uid:
-            self.view.change_pod(pod.namespace, pod.name, phase="Running")
+            container = None if self.devices is None else f"compute-{pod.uid}"
+            self.view.change_pod(pod.namespace, pod.name, phase="Running", compute_container=container)
+
+    def _is_admitted(self, pod: PodRecord) -> bool:
+        """Admit a pod, give it its devices, and keep its container with QEMU behind the gate for a while."""
+        if self.devices is None:
+            return True
+        now = asyncio.get_running_loop().time()
+        if pod.uid not in self._opens_at:
+            if pod.uid in self._failed:
+                return False
+            if why := self.devices.admit(pod):
+                self._failed.add(pod.uid)
+                self.diary.count(why)
+                if self._is_there(pod):
+                    self.view.change_pod(pod.namespace, pod.name, phase="Failed")
+                return False
+            pause = 0.0 if self.view.network.calm else self.random.choice((0.0, 0.0, 0.1, 1.0, 5.0))
+            self._opens_at[pod.uid] = now + pause
+            self.check_admitted(pod.uid)
+            self._agent_wakes.set()
+            self._wake_kubelet_later(pause)
+        return now >= self._opens_at[pod.uid]
+
+    def _call_hook(self, pod: PodRecord) -> None:
+        """Start QEMU, unless the hook finds a device that must be local and is not: KubeVirt tries again."""
+        running = self.containers.get(pod.uid)
+        if running is None or running.qemu is not None or running.in_force is None or not running.has_hook:
+            return
+        assert self.devices is not None
+        bound = read_placement(pod.placement) if pod.placement else None
+        if bound != running.in_force or running.moving_to is not None:
+            self._wake_kubelet_later(1.0)  # its cpuset is that of another revision
+            return
+        local = bound.placement.floats or is_local(bound, self.devices.nodes_of(pod.uid), self.topology)
+        waits = bound.device_numa in STRICT and bound.on_failure is OnFailure.WAIT
+        if waits and not local:
+            self.diary.count("refused by the hook")
+            self._wake_kubelet_later(2.0)
+            return
+        self.diary.count("started beside its devices" if local else "started apart from its devices")
+        running.qemu = bound
+        self._changed()
+
+    def _waits_for_hook(self, uid: PodUid) -> bool:
+        """Whether a container has no QEMU yet, in stories with devices."""
+        running = self.containers.get(uid)
+        return self.devices is not None and running is not None and running.has_hook and running.qemu is None
+
+    def _wake_kubelet_later(self, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._kubelet_wakes.set)
 
     async def _stop(self, pod: PodRecord) -> None:
         await self.view.network.take_time()
@@ -182,6 +260,9 @@ class SimulatedNode:
         return live is not None and live.uid == pod.uid
 
     def _kill(self, uid: PodUid) -> None:
+        self._opens_at.pop(uid, None)
+        if self.devices is not None and self.devices.given.pop(uid, ()):
+            self._agent_wakes.set()
         if self.containers.pop(uid, None) is not None:
             self._changed()
 
@@ -213,12 +294,23 @@ class SimulatedNode:
         await network.take_time()
         is_way_back = running.in_force is not None and running.in_force.placement == bound.placement
         fails = 0.0 if network.calm or is_way_back else network.mix.agent_fails
+        if self._waits_for_hook(bound.pod_uid):
+            fails = 0.0  # there is no thread yet
+        elif self._leaves_memory_of_devices(running, bound):
+            fails = 1.0
         if bound.revision > 1 and self.random.random() < fails:
             running.failed = bound.revision
         else:
             running.in_force = bound
         running.moving_to = None
         self._changed()
+
+    def _leaves_memory_of_devices(self, running: Running, bound: PodPlacement) -> bool:
+        """Whether cores would leave memory that devices access: the agent cannot move it."""
+        if self.devices is None or running.qemu is None or running.qemu.placement.floats:
+            return False
+        nodes = set(running.qemu.placement.numa_nodes)
+        return bool(self.devices.nodes_of(bound.pod_uid)) and not set(bound.placement.numa_nodes) <= nodes
 
     async def _report(self, topologies: Store[NodeName, TopologyRecord]) -> None:
         reports = [
@@ -228,7 +320,7 @@ class SimulatedNode:
                 pod="",
                 revision=running.in_force.revision if running.in_force is not None else 0,
                 running=True,
-                pinned=running.moving_to is None,
+                pinned=running.moving_to is None and not self._waits_for_hook(uid),
                 failed_revision=running.failed,
                 restored_placement=running.in_force.to_json() if running.failed and running.in_force else "",
                 drift="it could not be moved" if running.failed else "",
@@ -237,7 +329,10 @@ class SimulatedNode:
         ]
         await self._describe()
         status = TopologyStatus(
-            enforcement=self.enforcement, kubelet_cpus=self.kubelet_cpus, pods=tuple(reports)
+            enforcement=self.enforcement,
+            kubelet_cpus=self.kubelet_cpus,
+            pods=tuple(reports),
+            devices=self._reported_devices(),
         )
         stored = topologies.get(self.name)
         version = stored.resource_version if stored is not None else ""
@@ -253,6 +348,13 @@ class SimulatedNode:
             self._agent_wakes.set()
             await asyncio.sleep(1.0)  # as the agent does, which then writes what is so by then
 
+    def _reported_devices(self) -> DeviceReport | None:
+        if self.devices is None:
+            return None
+        if self.reads_devices or self._devices_read is None:
+            self._devices_read = self.devices.report()
+        return self._devices_read
+
     async def _describe(self) -> None:
         """Publish the machine unless that has been done; the status stays."""
         stored = self.view._topologies.get(self.name)
@@ -261,5 +363,8 @@ class SimulatedNode:
         await self.view.network.take_time()
         if not self.is_forgotten:  # what an agent writes then is collected again
             pods = stored.pods.values() if stored is not None else ()
-            self.view.put_topology(self.name, self.topology, enforcement=self.enforcement, pods=pods)
+            devices = stored.devices if stored is not None else None
+            self.view.put_topology(
+                self.name, self.topology, enforcement=self.enforcement, pods=pods, devices=devices
+            )
             self._version = ""

@@ -7,6 +7,7 @@ Only what a step has changed is checked again. Numbers are those of the design's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from kvplace.controller.reconciler import REPORT_S, SILENCE_S
@@ -25,20 +26,13 @@ from kvplace.kube.object_records import LedgerRecord, PodRecord, ResourceClaimRe
 from kvplace.nodes.node_machine import Unusable, describe_node
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.protocol.cpu_claims import given_cpus
+from tests.protocol.device_promises import RETRIED_S, BrokenPromise, DevicePromises
 from tests.protocol.node import ContainerChanges, Running, SimulatedNode, read_placement
 from tests.protocol.run_counts import Diary
 
 R = TypeVar("R")
 _LOOK_S = 35.0
 """A reservation that nothing renews may be checked so much later."""
-
-
-RETRIED_S = 15.0
-"""In calm, a kube-scheduler tries a pod again within this time."""
-
-
-class BrokenPromise(AssertionError):
-    """A promise of the design does not hold."""
 
 
 class _Changes(Generic[R]):
@@ -60,7 +54,7 @@ class _Changes(Generic[R]):
         return taken
 
 
-class Promises:
+class Promises(DevicePromises):
     """Watches the truth of one story."""
 
     def __init__(
@@ -70,6 +64,7 @@ class Promises:
         containers: ContainerChanges,
         diary: Diary,
     ) -> None:
+        super().__init__()
         self.broken: BrokenPromise | None = None
         """The first promise that did not hold."""
         self.edited: set[str] = set()
@@ -289,6 +284,8 @@ class Promises:
                     raise BrokenPromise(f"6: {uid} runs on {alone:#b} of {node.name} and has {_owned(claim)}")
                 taken |= alone
             self._check_moves(uid, running.in_force)
+            if running.qemu is not None and running.in_force is not None and uid not in self.robbed:
+                self._check_devices(node, uid, running.qemu, running.in_force)
         for pod in self._pods.values():
             if pod.node == node.name and pod.uid not in self.robbed:
                 self._check_bound(pod, ledger.claims.get(pod.uid))
@@ -324,7 +321,8 @@ class Promises:
                     f"2: the placement of {after.name} is for {bound.pod_uid} on {bound.node}"
                 )
             if bound.revision > 1 and not {after.uid, after.vmi_uid} & self.edited:
-                if not read_pod_request(after.request).movable:
+                follows = self._follows_devices(before, after)
+                if not read_pod_request(after.request).movable and not follows:
                     raise BrokenPromise(f"7: {after.name} was moved, and no client had asked for it")
                 self._diary.happened["moved"] += before is not None and before.placement != after.placement
         if before is not None and before.node and after.node != before.node:
@@ -379,7 +377,14 @@ class Promises:
                 machine = describe_node(node, self._cluster._topologies.get(name))
                 if isinstance(machine, Unusable):
                     continue
-                if try_place(machine.topology, machine.free(self.ledger(node.name)), request) is not None:
+                free = machine.free(self.ledger(node.name))
+                devices = self._nodes[node.name].devices
+                if devices is not None and request.devices:
+                    bound = [other for other in self._pods.values() if other.node == node.name]
+                    if not devices.has_room(pod, (one for one in bound if not one.has_ended)):
+                        continue
+                    free = replace(free, devices=devices.report().devices)
+                if try_place(machine.topology, free, request) is not None:
                     raise BrokenPromise(f"6: {pod.name} waits, and it fits on {name}")
 
     def check_the_end(self) -> None:

@@ -13,6 +13,8 @@ class Kind(Enum):
     """Most VMs may move, and now and then one needs a NUMA node that is half full."""
     NODES = "move-between-nodes"
     """The same, and where moves inside a node do not help, a VM migrates to another one."""
+    DEVICES = "devices"
+    """Most VMs have devices of the host, which the kubelet gives them after the bind."""
     PREEMPTION = "preempt"
     """VMs of higher priority have others evicted, which are created again at once."""
     DRA = "dra"

@@ -26,8 +26,11 @@ from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.replicas import EPOCH, replica
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO, TWO_QUADS
-from tests.protocol.actors import Disturber, Scheduler, Server, Users
+from tests.protocol.actors import Scheduler, Server, Users
 from tests.protocol.cpu_claims import CpuClaims
+from tests.protocol.device_promises import BrokenPromise
+from tests.protocol.devices import NodeDeviceState
+from tests.protocol.disturber import Disturber
 from tests.protocol.earlier_replica import OlderView, forget_reservations
 from tests.protocol.evictions import KEPT, Evictions
 from tests.protocol.faults import LATE_S, FaultMix
@@ -35,7 +38,7 @@ from tests.protocol.kubevirt import KubeVirt, busy_moves
 from tests.protocol.loop import SeededLoop
 from tests.protocol.network import Network, Undisturbed, View
 from tests.protocol.node import ContainerChanges, SimulatedNode
-from tests.protocol.promises import BrokenPromise, Promises
+from tests.protocol.promises import Promises
 from tests.protocol.run_counts import Diary
 from tests.protocol.run_kind import Kind
 
@@ -67,7 +70,7 @@ class Story:
         in_peace = kind is Kind.PREEMPTION and random.random() < 0.5
         self._older = ""
         """The replica that is of an earlier version, in one story of eight; mostly none."""
-        if kind is not Kind.PLAIN and seed % 8 == 0:
+        if kind not in (Kind.PLAIN, Kind.DEVICES) and seed % 8 == 0:
             self._older = _REPLICAS[-1]
             diary.happened["of two versions"] += 1
         self._mix = FaultMix.draw_peaceful(random) if in_peace else FaultMix.draw(random)
@@ -86,7 +89,7 @@ class Story:
         self._nodes = []
         containers = ContainerChanges()
         kinds = {"n1": (EIGHT, TWO), "n2": (TWO, EIGHT)}
-        if kind in _ROOM:
+        if kind in _ROOM or kind is Kind.DEVICES:
             kinds = {"n1": (TWO_QUADS, EIGHT), "n2": (TWO_QUADS, TWO)}
         for name, machines in kinds.items():
             self._cluster.create_node(name)
@@ -94,13 +97,17 @@ class Story:
             how = Enforcement.DRA if kind is Kind.DRA else Enforcement.NRI
             self._cluster.put_topology(name, machines[0], enforcement=how)
             node = SimulatedNode(
-                NodeName(name), machines, self._view(name), self._generator(), containers, how
+                NodeName(name), machines, self._view(name), self._generator(), containers, diary, how
             )
+            if kind is Kind.DEVICES:
+                node.devices = NodeDeviceState(self._generator(), machines[0])
             self._nodes.append(node)
         self._promises = Promises(self._cluster, self._nodes, containers, diary)
         self._promises.all_know_reservations = not self._older
         self._promises.may_part = self._may_part
         self._cpu_claims = CpuClaims(self._cluster, diary) if kind is Kind.DRA else None
+        for node in self._nodes:
+            node.check_admitted = self._promises.look_at_admitted
         self._evictions: Evictions | None = None
         if kind is Kind.PREEMPTION:
             kept = DisruptionBudget("default", KEPT, (LabelTerm(KEPT, Operator.EXISTS),), allowed=0)
@@ -165,15 +172,24 @@ class Story:
                     evicted = (self._evictions.check_use, self._evictions.check_waiting)
                     evicted_again = (evicted[0], self._evictions.check_waiting_since_the_last_try)
                 await self._until(
-                    (promises.check_claims, promises.check_agreement, promises.check_waiting, *evicted),
+                    (
+                        promises.check_claims,
+                        promises.check_agreement,
+                        promises.check_waiting,
+                        promises.check_gates,
+                        *evicted,
+                    ),
                     (
                         promises.check_claims_but_of_pods_that_are_gone_since_just_now,
                         promises.check_agreement_but_for_moves_that_began_just_now,
                         promises.check_waiting_since_the_last_try,
+                        promises.check_gates_since_the_last_try,
                         *evicted_again,
                     ),
                 )
                 diary.happened["agrees"] += promises.agreeing
+                if self._kind is Kind.DEVICES:
+                    await self._create_in_peace(users)
                 for pod in promises.pods():
                     self._cluster.delete_pod(pod.namespace, pod.name)
                 await self._until((promises.check_the_end,), (promises.check_the_end,))
@@ -182,6 +198,29 @@ class Story:
             finally:
                 for task in (*lasting, *restless):
                     task.cancel()
+
+    async def _create_in_peace(self, users: Users) -> None:
+        """Create VMs one by one while nothing fails or ends: the kubelets choose what was predicted.
+
+        No agent reports the devices of one before the next one is placed. The clocks agree: devices that are
+        not reported count in the order of their claims.
+        """
+        for number, server in enumerate(self._servers.values()):
+            server.clock_s = number * _APART_S
+        pods = self._promises.pods()
+        for pod in [*pods[::2], *(pod for pod in pods[1::2] if not pod.node)]:
+            self._cluster.delete_pod(pod.namespace, pod.name)
+        await self._pass(_STEP_S)
+        for node in self._nodes:
+            node.reads_devices = False
+        self._promises.is_quiet = True
+        for _ in range(4):
+            users.create_one_beside_its_devices()
+            await self._pass(_STEP_S / 2)
+        self._promises.is_quiet = False
+        for node in self._nodes:
+            node.reads_devices = True
+            node.wake()
 
     async def _pass(self, seconds: float) -> None:
         """Let time pass; raises the promise that was broken meanwhile."""

@@ -8,6 +8,7 @@ import pytest
 
 from tests.effort import IN_FULL
 from tests.protocol.mutations import (
+    DEVICE_MUTATIONS,
     DRA_MUTATIONS,
     MUTATIONS,
     NODES_MUTATIONS,
@@ -30,10 +31,11 @@ def test_a_mistake_breaks_a_promise(name: str) -> None:
     kinds = {
         Kind.ROOM: ROOM_MUTATIONS,
         Kind.NODES: NODES_MUTATIONS,
+        Kind.DEVICES: DEVICE_MUTATIONS,
         Kind.PREEMPTION: PREEMPTION_MUTATIONS,
         Kind.DRA: DRA_MUTATIONS,
     }
     flags = [f"--{kind.value}" for kind, names in kinds.items() if name in names]
     answer = run("--mutation", name, "--count", str(STORIES), *flags)
     assert answer.returncode == 1, f"{STORIES} stories do not notice: {name}"
-    assert re.search(r"^story \d+: ([1267]|M|P): ", answer.stderr, re.MULTILINE), answer.stderr
+    assert re.search(r"^story \d+: ([1267]|M|P|D): ", answer.stderr, re.MULTILINE), answer.stderr
