@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvplace.cli.parameters import Words
+from kvplace.cli.parameters import Words, process_options
 
 _PATH = click.Path(path_type=Path)
 
@@ -43,14 +43,7 @@ _PATH = click.Path(path_type=Path)
     metavar="PATH",
     help="Configuration file of the kubelet; may be missing.",
 )
-@click.option("--kubeconfig", type=_PATH, help="Default: the pod's service account, else the user's own.")
-@click.option("--health-address", default=":8082", show_default=True, metavar="HOST:PORT")
-@click.option(
-    "--log-level",
-    type=Words(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
+@process_options(health_address=":8082")
 def command(
     node_name: str,
     reserved_cpus: str | None,

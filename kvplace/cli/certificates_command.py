@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvplace.cli.parameters import Words
+from kvplace.cli.parameters import process_options
 
 
 @click.command("certificates", short_help="Keep the certificates of an installation.")
@@ -29,18 +29,7 @@ from kvplace.cli.parameters import Words
     metavar="NAME",
     help="Name in the scheduler's certificate; `kvplace serve --client-name` must allow it.",
 )
-@click.option(
-    "--kubeconfig",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Default: the pod's service account, else the user's own.",
-)
-@click.option("--health-address", default=":8081", show_default=True, metavar="HOST:PORT")
-@click.option(
-    "--log-level",
-    type=Words(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
+@process_options(health_address=":8081")
 def command(
     namespace: str,
     client_name: str,

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
@@ -20,6 +21,8 @@ from kvplace.core.strict_json import did_you_mean
 
 if TYPE_CHECKING:
     from kvplace.machines.machine import Machine
+
+_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Words(click.Choice[str]):
@@ -227,3 +230,22 @@ def check_confirmation(confirmed: bool) -> None:
     """Refuse to continue without a terminal to ask on."""
     if not confirmed and not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask on; give --yes")
+
+
+def process_options(*, health_address: str) -> Callable[[_Function], _Function]:
+    """Add the options of every long-running process to a command; `health_address` is a default."""
+
+    def add(command: _Function) -> _Function:
+        for option in (
+            click.option("--log-level", type=Words(_LOG_LEVELS), default="info", show_default=True),
+            click.option("--health-address", default=health_address, show_default=True, metavar="HOST:PORT"),
+            click.option(
+                "--kubeconfig",
+                type=click.Path(path_type=Path, dir_okay=False),
+                help="Default: the pod's service account, else the user's own.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return add

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kvplace.cli.parameters import InputFile, Words, example_option
+from kvplace.cli.parameters import InputFile, Words, example_option, process_options
 
 _FILE = click.Path(path_type=Path, dir_okay=False)  # read again when they change, so never stdin
 
@@ -32,7 +32,6 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     help="Settings in YAML or JSON (see `kvplace schema serve`); a flag that is given wins.",
 )
 @example_option("serve")
-@click.option("--kubeconfig", type=_FILE, help="Default: the pod's service account, else the user's own.")
 @click.option(
     "--tls-cert",
     type=_FILE,
@@ -127,13 +126,7 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
 )
 @click.option("--extender-address", default=":8443", show_default=True, metavar="HOST:PORT")
 @click.option("--admission-address", default=":9443", show_default=True, metavar="HOST:PORT")
-@click.option("--health-address", default=":8081", show_default=True, metavar="HOST:PORT")
-@click.option(
-    "--log-level",
-    type=Words(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-)
+@process_options(health_address=":8081")
 def command(
     kubeconfig: Path | None,
     tls_cert: Path,

@@ -24,6 +24,7 @@ from kvplace.doctor.installation import (
     at,
     items_at,
 )
+from kvplace.doctor.releases import ReleasesClient
 from kvplace.kube.api_errors import Denied, NotFound, Unauthenticated
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode
@@ -31,6 +32,7 @@ from kvplace.kube.object_client import ApiKind, Document
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView
+from kvplace.nodes.planning_cluster import FormReader
 
 T = TypeVar("T")
 
@@ -65,31 +67,11 @@ _LACKS_RIGHT = "cannot create resource"
 _SECOND_LOOK_S = 5.0
 
 
-class DoctorClient(Protocol):
+class DoctorClient(ReleasesClient, FormReader, Protocol):
     """The cluster calls of doctor, apart from lists of watched kinds."""
-
-    async def read_version(self) -> str:
-        """Read the release of the API server."""
-        ...
-
-    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
-        """Read one object; None where there is none, or no such kind."""
-        ...
 
     async def read_metadata(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
         """Read the metadata of one object, without what it holds; None where there is none."""
-        ...
-
-    async def read_list(
-        self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
-    ) -> tuple[Document, ...]:
-        """Read all selected objects; none where the kind is not served."""
-        ...
-
-    async def read_list_as(
-        self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
-    ) -> tuple[T, ...]:
-        """The same, each object as a type."""
         ...
 
     async def create(

@@ -37,6 +37,7 @@ from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, with_devices_of_claims
 from kvplace.nodes.dra_devices import read_dra_devices
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine
+from kvplace.nodes.planning_cluster import FormReader
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ Stated = Callable[[Document, str], PodRequest | None]
 """Reads what an object asks for, in a namespace."""
 
 
-class ExplainClient(Protocol):
+class ExplainClient(FormReader, Protocol):
     """The cluster calls of an explanation about objects of any kind."""
 
     async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
@@ -64,12 +65,6 @@ class ExplainClient(Protocol):
         self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
     ) -> tuple[Document, ...]:
         """Read all selected objects; none where the kind is not served."""
-        ...
-
-    async def read_list_as(
-        self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
-    ) -> tuple[T, ...]:
-        """The same, each object as a type."""
         ...
 
 
