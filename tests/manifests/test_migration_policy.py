@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
@@ -20,8 +20,8 @@ Send = Callable[[str, str, Json | None], Json]
 
 
 @pytest.fixture(scope="module")
-def serve(cluster: ControlPlane) -> tuple[Send, str]:
-    """Serve the kind without KubeVirt, install the component, and give the requests of `serve`."""
+def serve(cluster: ControlPlane) -> Iterator[tuple[Send, str]]:
+    """Serve the kind without KubeVirt, install the component for this module, and give `serve`'s requests."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     cluster.request(
@@ -43,8 +43,9 @@ def serve(cluster: ControlPlane) -> tuple[Send, str]:
         },
     )
     cluster.wait_for_crds(f"{KIND}.kubevirt.io")
-    for file in ("rbac.yaml", "policy.yaml"):
-        cluster.kubectl("apply", "--server-side", "-f", str(MANIFESTS / "moves-between-nodes" / file))
+    files = [str(MANIFESTS / "moves-between-nodes" / name) for name in ("rbac.yaml", "policy.yaml")]
+    for file in files:
+        cluster.kubectl("apply", "--server-side", "-f", file)
     namespace = cluster.create_namespace(f"moves-{secrets.token_hex(4)}")
     token = cluster.service_account_token("kvplace-system", "kvplace-serve")
     path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{KIND}"
@@ -58,7 +59,11 @@ def serve(cluster: ControlPlane) -> tuple[Send, str]:
     )
     until_granted(send, "POST", "?dryRun=All", migration())
     refused(lambda: send("POST", "?dryRun=All", migration(label=None)))
-    return send, path
+    yield send, path
+    for file in files:
+        cluster.kubectl("delete", "-f", file)
+    refused(lambda: send("GET"))
+    cluster.kubectl("delete", "crd", f"{KIND}.kubevirt.io")
 
 
 def migration(*, label: str | None = "true", target: bool = True) -> Json:
