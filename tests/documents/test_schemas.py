@@ -25,9 +25,12 @@ REQUEST: dict[str, Any] = {
     "ioThreads": 1, "deviceNuma": "socket", "devices": {"intel.com/vf": 1},
 }  # fmt: skip
 NODES: list[Any] = [
-    {"name": "a", "count": 2, "machine": "epyc-7502p"},
+    {
+        "name": "a", "count": 2, "machine": "epyc-7502p", "topologyPolicy": "single-numa-node",
+        "devices": [{"resource": "intel.com/vf", "numaNode": 0, "count": 8}],
+    },
     {"name": "b", "topology": "b.json", "running": [{"id": "vm", "request": REQUEST, "cpus": "2-3"}]},
-]
+]  # fmt: skip
 SCENARIO: dict[str, Any] = {
     "nodes": NODES, "mix": [{"share": 2.5, "request": REQUEST}], "requests": 10, "load": 0.5,
     "strategies": ["pack", "spread"], "seeds": [1, -2], "moves": 1,
