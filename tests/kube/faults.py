@@ -93,6 +93,10 @@ class FaultScript:
         for offset in range(times):
             self._faults.append(_Fault(operation, moment, nth + offset, error, None))
 
+    def clear(self) -> None:
+        """Drop the faults that have not struck."""
+        self._faults.clear()
+
     def hold(self, operation: Operation, *, nth: int = 1, moment: Moment = Moment.BEFORE) -> Hold:
         """Make the `nth` coming call wait until the answered Hold is released."""
         hold = Hold()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import DeviceNuma, OnFailure, PinningOptions, Request, Scope
 from kvplace.core.request_json import PodRequest, write_request
@@ -21,6 +22,7 @@ from kvplace.kube.object_records import (
 )
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.claims import claim, taking
+from tests.kube.faults import Operation
 from tests.nodes.machines import TWO
 from tests.scheduler.counting import Counting
 
@@ -214,3 +216,26 @@ async def test_a_device_of_an_unknown_numa_node_constrains_nothing(cluster: Coun
         allocate(cluster, pod, "b", "gpu0")
         assert await one.bind(pod, "b") == ""
         assert cluster.placement("vm").placement.numa_nodes == (1,)
+
+
+async def test_a_claim_made_beside_another_device_is_released_before_the_pod_is_bound(
+    cluster: Counting,
+) -> None:
+    """A Bind ended between claim and binding; then kube-scheduler allocated another device."""
+    async with replica(cluster) as one:
+        await known(one)
+        pod = pod_with(cluster, "vm")
+        allocate(cluster, pod, "a", "gpu1")
+        cluster.faults.fail(Operation.BIND, Unavailable("no answer"), times=100)
+        assert await one.bind(pod, "a") == "no answer"
+        cluster.faults.clear()
+
+        allocate(cluster, pod, "a", "gpu0")
+        refused = await one.bind(pod, "a")
+        assert (
+            refused == "node a or the pod's devices have changed since its cores were claimed; "
+            "they are released soon"
+        )
+        await one.until(lambda: not cluster.claimed_on(pod.uid))
+        assert await one.bind(pod, "a") == ""
+        assert cluster.placement("vm").placement.numa_nodes == (0,)

@@ -96,7 +96,7 @@ async def test_a_claim_that_its_machine_no_longer_serves_is_left_to_the_controll
         cluster.faults._faults.clear()
         cluster.put_topology("two", EIGHT)
         await one.until(lambda: one.topology("two") == EIGHT)
-        assert "has changed since this pod's cores were claimed" in await one.bind(pod, "two")
+        assert "have changed since its cores were claimed" in await one.bind(pod, "two")
         assert cluster.claimed_on(pod.uid) == ["two"]
         assert (await one.filter(pod)).names == ["a"]
         assert await one.bind(pod, "a") == ""
