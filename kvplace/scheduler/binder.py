@@ -355,7 +355,7 @@ class Binder:
         raise Refused(f"node {args.node}: {message}")
 
     async def _leave_to_controller(self, args: BindingArgs, claim: Claim) -> None:
-        """Raise Conflict for a claim that does not fit machine and devices now; not if the pod is bound with it."""
+        """Raise Conflict for a claim that no longer fits machine or devices, unless the pod has it."""
         pod = await self._cluster.read_pod(args.namespace, args.name)
         if not is_bound_with(pod, claim, uid=args.uid, node=args.node):
             raise Conflict(
