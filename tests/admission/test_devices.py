@@ -57,6 +57,16 @@ def test_the_marker_of_the_first_admission_does_not_count_as_a_device_in_the_sec
     assert written_request(admit(once, vmi_of(raw))[0]).request.devices == {"intel.com/vf": 1}
 
 
+def test_a_device_that_another_webhook_adds_after_the_first_admission_counts_in_the_second() -> None:
+    """The network resources injector of Multus is called after kvplace."""
+    raw = with_devices()
+    once = admit(raw, vmi_of(raw))[0]
+    assert written_request(once).request.devices == {}
+    for kind in ("requests", "limits"):
+        container(once, "compute")["resources"][kind]["intel.com/vf"] = "1"
+    assert written_request(admit(once, vmi_of(raw))[0]).request.devices == {"intel.com/vf": 1}
+
+
 def test_devices_of_other_containers_of_a_vm_do_not_count_and_those_of_a_plain_pod_do() -> None:
     raw = with_devices(intel_com__vf="1")
     raw["spec"]["containers"].append(

@@ -21,8 +21,10 @@ from harness.kvplace_cluster.machines import GIB, node_shape, two_socket_machine
 from harness.kvplace_cluster.vms import VMIS, VMS
 from kvplace.core.annotations import read_options
 from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, TopologyPolicy
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, Policy
+from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import PLACEMENT
 from kvplace.simulate.vm_templates import read_templates
@@ -34,8 +36,13 @@ TEMPLATES = read_templates()
 OFFERED = ("instancetypes", "preferences")
 SIZED = {path.stem for path in (FOLDER / "instancetypes").iterdir()} - set(OFFERED)
 """Templates whose size and words come from an instancetype."""
-NEED_DEVICES = {"network-function", "gpu-inference", "gpu-training"}
-"""Hollow nodes lack the devices of these templates: KubeVirt admits them here, and they do not start."""
+FAR_NODE = NumaId(1)
+"""The NUMA node of all devices; without them the VMs would get cores of node 0.
+
+Here only `gpu-inference` gets one: KubeVirt leaves SR-IOV devices to the network resources injector.
+"""
+DEVICES = {"nvidia.com/GA100": "2"}
+"""What device plugins offer on each amd64 node."""
 NEED_GATES = {"gpu-training"}
 """Templates that KubeVirt refuses without the feature gates that their comments name."""
 HYPERV = {
@@ -143,6 +150,16 @@ def _vm(name: str, folder: Path) -> Json:
     return vm
 
 
+def _report_devices(cluster: ControlPlane, node: str) -> None:
+    """Report the devices of a node, as its agent would."""
+    counts = [
+        DeviceCount(ResourceName(name), FAR_NODE, int(count), int(count)) for name, count in DEVICES.items()
+    ]
+    report = DeviceReport(NodeDevices.of(counts, TopologyPolicy()))
+    path = f"/apis/kvplace.io/v1alpha1/nodetopologies/{node}/status"
+    cluster.request("PATCH", path, {"status": {"devices": report.document()}}, content_type=MERGE_PATCH)
+
+
 @pytest.mark.usefixtures("offered", "windows_disk")
 def test_the_vms_of_all_templates_start_with_their_vcpus_on_the_cores_that_they_were_given(
     cluster: ControlPlane,
@@ -156,14 +173,16 @@ def test_the_vms_of_all_templates_start_with_their_vcpus_on_the_cores_that_they_
     labels["machine-type.node.kubevirt.io/virt"] = "true"  # what KubeVirt asks of arm64 nodes
     for name, machine in MACHINES.items():
         labels["kubernetes.io/arch"] = name.partition("-")[0]
-        shape = replace(node_shape(name, machine), labels=dict(labels))
+        shape = replace(node_shape(name, machine), labels=dict(labels), resources=DEVICES)
         nodes.do(nodes.nodes.add(shape))
-    vms = {name: _vm(name, FOLDER) for name in sorted(TEMPLATES.keys() - NEED_DEVICES)}
+    vms = {name: _vm(name, FOLDER) for name in sorted(TEMPLATES.keys() - NEED_GATES)}
     for name in SIZED:
         vm = _vm(name, FOLDER / "instancetypes")
         vms[f"sized-{name}"] = {**vm, "metadata": {"name": f"sized-{name}"}}
     pods = f"/api/v1/namespaces/{vm_namespace}/pods"
     with described_nodes(kvplace, MACHINES):
+        for name in MACHINES:
+            _report_devices(cluster, name)
         for vm in vms.values():
             virt.create(VMS, vm_namespace, vm)
         for name in vms:
@@ -175,6 +194,8 @@ def test_the_vms_of_all_templates_start_with_their_vcpus_on_the_cores_that_they_
             if asked.policy in {Policy.NUMA, Policy.NONE}:
                 continue
             placement = PodPlacement.from_json(pod["metadata"]["annotations"][PLACEMENT]).placement
+            if name == "gpu-inference":
+                assert placement.numa_nodes == (FAR_NODE,)
             sockets = nodes.nodes.find(vm_namespace, pod_name).volumes.folder / "hook-sidecar-sockets"
             report = launcher_side.call_hook(vmi, sockets, calls=3, shutdown=False)
             if asked.numa_memory is NumaMemory.STRICT and (
