@@ -21,6 +21,7 @@ from harness.real_node.node_access import NodeAccess, apiserver_flags
 from harness.real_node.runtime import ContainerRuntime
 from harness.real_node.sandbox import Sandbox
 from kvplace.core.device_locality import Certainty, DevicePrediction, predicted_devices
+from kvplace.core.errors import Unavailable
 from kvplace.core.node_devices import NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.kubelet.pod_resources import ListedPod, count_devices, devices_of_pod, read_pod_resources
@@ -30,6 +31,7 @@ DEVICES = {
     VF: {"0000:01:00.1": [0], "0000:01:00.2": [0], **{f"0000:c1:00.{number}": [1] for number in range(1, 5)}},
     GPU: {"11": [0], "21": [1], "22": [1], "23": [1]},
 }
+_TRIES = 9
 _WITHIN_S = 60
 _CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 _SHOWN = "/run/two-numa-nodes"
@@ -70,8 +72,13 @@ class DeviceNode:
         _until(lambda: sum(one.total for one in self.devices().counts) == total)
 
     def listed(self) -> tuple[Mapping[Any, Any], list[ListedPod]]:
-        """Ask the kubelet as the agent does."""
+        """Ask the kubelet as the agent does, and again if it refuses: it limits the rate of questions."""
         socket = self.sandbox.path("/var/lib/kubelet/pod-resources/kubelet.sock")
+        for _ in range(_TRIES):
+            try:
+                return asyncio.run(read_pod_resources(socket))
+            except Unavailable:
+                time.sleep(0.1)
         return asyncio.run(read_pod_resources(socket))
 
     def devices(self) -> NodeDevices:

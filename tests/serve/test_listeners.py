@@ -40,7 +40,7 @@ async def test_a_caller_with_a_certificate_of_the_client_ca_is_answered(certific
         ) as answer,
     ):
         assert answer.status == 200
-        assert "carries no kvplace.io/request" in (await answer.json())["Error"]
+        assert "has no kvplace.io/request" in (await answer.json())["Error"]
 
 
 @pytest.mark.parametrize("whose", ["nobody's", "a stranger's"])

@@ -57,6 +57,7 @@ def split(cluster: SmallCluster) -> Iterator[tuple[str, str]]:
     status = {"status": {"enforcement": Enforcement.NRI.value, "pods": [reported]}}
     plane.request("PATCH", f"{OURS}/nodetopologies/{node}/status", status, content_type=MERGE_PATCH)
     yield f"tag={tag}", path
+    plane.request("DELETE", path, {"gracePeriodSeconds": 0})
     release_all(cluster, node)
     plane.request("DELETE", f"/api/v1/nodes/{node}")
     plane.request("DELETE", f"{OURS}/nodetopologies/{node}")
