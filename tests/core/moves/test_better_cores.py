@@ -54,7 +54,7 @@ def test_a_vm_gets_the_best_cores_that_there_are_and_none_where_its_own_are_the_
             assert sits == best
             moved += after is not None
             stayed += after is None
-    assert moved > 10
+    assert moved > rounds(10, 0)
     assert stayed > 10
 
 
