@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvplace.cli.live_cluster import LiveCluster
-    from kvplace.core.cluster.defragmentation import Defragmentation, DefragmentingMove
+    from kvplace.core.cluster.defragmentation import Defragmentation, DefragmentingMove, FreeRoom
     from kvplace.core.label_terms import LabelTerms
     from kvplace.nodes.movable_cluster import MovableCluster
     from kvplace.plan.defragmentation_run import MoveResult
@@ -107,7 +107,7 @@ async def _carry_out(
         stopped = True
         say("the present move is completed; then the command ends (Ctrl-C again: at once)")
 
-    def goes_on() -> bool:
+    def may_continue() -> bool:
         if not stopped:
             move = found.moves[len(results)]
             say(f"move {len(results) + 1} of {len(found.moves)}: {move.id} {_way(move)}")
@@ -115,7 +115,7 @@ async def _carry_out(
 
     pods = {name: vm.pod for name, vm in there.vms.items()}
     with on_interrupt(stop):
-        async for result in carry_out(client, found.moves, pods, goes_on=goes_on):
+        async for result in carry_out(client, found.moves, pods, may_continue=may_continue):
             results.append(result)
             if result.error:
                 say(f"{result.move.id} was not moved: {result.error}")
@@ -197,11 +197,11 @@ def _document(found: Defragmentation, results: Sequence[MoveResult]) -> dict[str
 
     errors = {one.move.id: one.error for one in results}
 
-    def room(which: Any) -> dict[str, Any]:
+    def room(free: FreeRoom) -> dict[str, Any]:
         return {
-            "largestFreeBlocks": {domain.value: count for domain, count in which.largest.items()},
-            "fittingVms": {str(size): count for size, count in which.places.items()},
-            "splitVms": which.split,
+            "largestFreeBlocks": {domain.value: count for domain, count in free.largest.items()},
+            "fittingVms": {str(size): count for size, count in free.places.items()},
+            "splitVms": free.split,
         }
 
     def one(move: DefragmentingMove) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Live migrations of VMs: what is known of one, and one that kvplace creates to make room."""
+"""Live migrations of VMs: a record of each, and the migrations that kvplace creates to move a VM."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ UNSCHEDULABLE_S = 30
 """How long KubeVirt lets the target pod of a move be unschedulable."""
 PENDING_S = 120
 """How long it lets this pod be pending."""
+START_S = 180.0
+"""A migration of kvplace is deleted if its guest is not on its way after so long."""
+PEACE_AFTER_MIGRATION_S = 1800.0
+"""How long kvplace does not migrate a VM that has migrated, or is about to."""
+NAME_PREFIX = "kvplace-"
+"""The beginning of the names of the migrations that kvplace creates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class MigrationRecord:
     created: str = ""
     """When it was created, RFC 3339."""
     is_ours: bool = False
-    """Whether kvplace has created it to make room."""
+    """Whether kvplace has created it."""
 
     @property
     def has_started(self) -> bool:
@@ -65,6 +71,11 @@ class PlannedMigration:
     name: str
     vmi: str
     target: NodeName
+
+    @classmethod
+    def of(cls, namespace: str, vmi: str, target: NodeName, mark: str) -> PlannedMigration:
+        """Plan the migration of a VMI; its name has the name of the VMI and a mark that makes it unique."""
+        return cls(namespace, f"{NAME_PREFIX}{vmi[:200].rstrip('.-')}-{mark}", vmi, target)
 
     def document(self) -> dict[str, Any]:
         """Return the object of KubeVirt."""

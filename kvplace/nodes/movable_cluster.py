@@ -25,7 +25,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import PLACED_LABEL, RELOCATED
 from kvplace.kube.api_errors import NotFound
 from kvplace.kube.concurrency import together
-from kvplace.kube.migrations import MIGRATIONS, MigrationRecord
+from kvplace.kube.migrations import MIGRATIONS, PEACE_AFTER_MIGRATION_S, MigrationRecord
 from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_client import ApiKind
 from kvplace.kube.running_vmis import RunningVmi
@@ -42,8 +42,6 @@ from kvplace.nodes.planning_cluster import (
 )
 from kvplace.nodes.relocation_times import PEACE_S
 
-PEACE_AFTER_START_S = 1800.0
-"""How long a VM stays on the node where it has started or arrived."""
 _MOVING_POLICIES = (Policy.EXCLUSIVE, Policy.SHARE)
 _NODES = ApiKind("nodes")
 _PODS = ApiKind("pods")
@@ -140,7 +138,7 @@ def movable_cluster(
         relocated = pod.changed(RELOCATED) if pod is not None else None
         rests = relocated is not None and now - relocated < timedelta(seconds=PEACE_S)
         started = _moment(vm.pod.created) if vm.pod.created else now
-        has_settled = now - started >= timedelta(seconds=PEACE_AFTER_START_S)
+        has_settled = now - started >= timedelta(seconds=PEACE_AFTER_MIGRATION_S)
         if not rests:
             inside.add(names[uid])
         if vmi is not None and not rests and has_settled and _agrees_to_migrate(vmi) and not vmi.obstacle:

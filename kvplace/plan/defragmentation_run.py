@@ -20,7 +20,7 @@ from kvplace.core.errors import BadAnnotation, KvplaceError
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import PLACE_AGAIN, RELOCATED
-from kvplace.kube.migrations import MigrationRecord, PlannedMigration
+from kvplace.kube.migrations import START_S, MigrationRecord, PlannedMigration
 from kvplace.kube.object_records import LedgerRecord, PodRecord
 
 POLL_S = 1.0
@@ -28,8 +28,6 @@ BEGIN_S = 30.0
 """How long `serve` may take to begin a move inside a node."""
 MOVE_S = 300.0
 """How long a move inside a node may take."""
-START_S = 180.0
-"""A migration is deleted if its guest is not on its way after so long."""
 END_S = 60.0
 """How long the claim on the source may stay after a migration."""
 
@@ -80,14 +78,14 @@ async def carry_out(
     moves: Sequence[DefragmentingMove],
     pods: Mapping[str, PodRecord],
     *,
-    goes_on: Callable[[], bool],
+    may_continue: Callable[[], bool],
 ) -> AsyncIterator[MoveResult]:
     """Make the moves and yield the end of each; `pods` are those of the VMs, by the ids of the moves.
 
-    Ends before the next move when `goes_on` answers False, and after a move that was not made.
+    Ends before the next move when `may_continue` answers False, and after a move that was not made.
     """
     for move in moves:
-        if not goes_on():
+        if not may_continue():
             return
         try:
             if move.is_migration:
@@ -151,8 +149,9 @@ async def _until_relocated(
 
 async def _migrate(client: DefragmentationClient, move: DefragmentingMove, pod: PodRecord) -> None:
     live = await _live(client, move, pod)
-    name = f"kvplace-{live.vmi[:200]}-{secrets.token_hex(3)}"
-    await client.create_migration(PlannedMigration(live.namespace, name, live.vmi, move.target))
+    planned = PlannedMigration.of(live.namespace, live.vmi, move.target, secrets.token_hex(4))
+    name = planned.name
+    await client.create_migration(planned)
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:

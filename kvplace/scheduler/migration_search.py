@@ -24,7 +24,14 @@ from kvplace.core.reservation import is_for_migration
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import about_pod
 from kvplace.kube.concurrency import Turns
-from kvplace.kube.migrations import MIGRATIONS, MigrationRecord, PlannedMigration
+from kvplace.kube.migrations import (
+    MIGRATIONS,
+    NAME_PREFIX,
+    PEACE_AFTER_MIGRATION_S,
+    START_S,
+    MigrationRecord,
+    PlannedMigration,
+)
 from kvplace.kube.node_filters import SchedulableNode, beside_virt_handler, lacking, obstacle
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.running_vmis import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi
@@ -42,19 +49,13 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-START_S = 180.0
-"""A migration is deleted if its guest is not on its way after so long."""
 MOST_PER_HOUR = 6
-PEACE_S = 1800.0
-"""How long a VM is left alone after any migration of it was created."""
 EVACUATION_S = 600.0
 """An evacuation may still be in progress so long after its last migration was created."""
 SEARCH_S = 60.0
 """All VMIs are read once in so long at most."""
 MOST_REFUSED = 16
 """Targets that kube-scheduler would refuse: each is left out of the next search, up to so many."""
-_PREFIX = "kvplace-"
-"""How the names of our migrations begin."""
 _HOUR_S = 3600.0
 _NODE_STEPS = 100
 
@@ -147,7 +148,7 @@ class MigrationSearch:
 
     def _pod_seen(self, _before: PodRecord | None, after: PodRecord | None) -> None:
         """Count a migration, of any replica, by its target pod, which takes the reservation at its bind."""
-        if after is None or not after.migration.startswith(_PREFIX) or after.migration in self._created:
+        if after is None or not after.migration.startswith(NAME_PREFIX) or after.migration in self._created:
             return
         age_s = self._age_s(after.created)
         if age_s < _HOUR_S:
@@ -160,7 +161,7 @@ class MigrationSearch:
     def begun(self, migration: str, vmi_uid: str, *, age_s: float = 0.0) -> None:
         """Count a migration that is about to be created, or so old; its VM is left alone afterwards."""
         self._created[migration] = self._clock() - age_s
-        self._not_before[vmi_uid] = self._clock() - age_s + PEACE_S
+        self._not_before[vmi_uid] = self._clock() - age_s + PEACE_AFTER_MIGRATION_S
 
     async def find(self, pod: PodRecord, request: Request, nodes: Collection[NodeName]) -> MoveToNode | None:
         """Find a migration that lets a VM fit; None if none helps or may begin now.
@@ -186,7 +187,7 @@ class MigrationSearch:
         resting = {
             (one.namespace, one.vmi)
             for one in migrations
-            if not one.has_ended or self._age_s(one.created) < PEACE_S
+            if not one.has_ended or self._age_s(one.created) < PEACE_AFTER_MIGRATION_S
         }
         able = {}
         for uid, vm in vms.items():
@@ -324,11 +325,10 @@ class MigrationSearch:
     def _move(self, pod: PodRecord, vm: MovableVm, room: RoomByMigration) -> MoveToNode:
         since = rfc3339(self._now())
         mark = blake2b(f"{vm.pod.vmi_uid} {since}".encode(), digest_size=4).hexdigest()
-        name = f"{_PREFIX}{vm.pod.vmi[:200].rstrip('.-')}-{mark}"
         return MoveToNode(
             vm,
             room,
-            PlannedMigration(vm.pod.namespace, name, vm.pod.vmi, room.target),
+            PlannedMigration.of(vm.pod.namespace, vm.pod.vmi, room.target, mark),
             there=KeptRoom(room.target, PodUid(vm.pod.vmi_uid), since),
             here=KeptRoom(room.vm.node, pod.uid, since),
         )

@@ -30,7 +30,7 @@ from kvplace.core.reservation import is_for_migration, kept_for, reserve, reserv
 from kvplace.core.scalars import NO_CPUS
 from kvplace.core.well_known_names import about_pod
 from kvplace.kube.events import EventRecorder, making_room, owner_reference, room_not_made
-from kvplace.kube.migrations import MIGRATIONS, MigrationRecord
+from kvplace.kube.migrations import MIGRATIONS, START_S, MigrationRecord
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS, NAME_FIELD, Selector
 from kvplace.nodes.node_cache import NodeCache
@@ -39,7 +39,6 @@ from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.kept_room import RENEW_S, RoomStopped, until_when
 from kvplace.scheduler.metrics import ROOM_MIGRATIONS
 from kvplace.scheduler.migration_search import (
-    START_S,
     Background,
     MigrationClient,
     MigrationSearch,

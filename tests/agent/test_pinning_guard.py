@@ -95,7 +95,7 @@ class StuckMemory(MemoryMoves):
         return "512 MiB could not be moved to NUMA node 0"
 
 
-class Nobody:
+class WrittenStatus:
     """Takes what is written to the cluster."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Guarded:
         self.node = Planned(self.own)
         self.report = NodeReport()
         self.report.enforce(Enforcement.CGROUP)
-        self.written = Nobody()
+        self.written = WrittenStatus()
         self.guard = PinningGuard(
             *(self.own, self.node, self.memory, self.report, EventRecorder(self.written), self.written),
             mounted=Path("/cgroups"),

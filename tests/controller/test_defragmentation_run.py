@@ -14,8 +14,9 @@ from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import NO_BYTES, NodeName
 from kvplace.core.well_known_names import MOVABLE, PLACE_AGAIN
+from kvplace.kube.migrations import START_S
 from kvplace.kube.object_records import PodRecord
-from kvplace.plan.defragmentation_run import BEGIN_S, START_S, MoveResult, carry_out
+from kvplace.plan.defragmentation_run import BEGIN_S, MoveResult, carry_out
 from tests.controller.relocations import NODE, NodeAgent, bound, edit
 from tests.controller.replicas import Replica, replica
 from tests.kube.faulty_cluster import FaultyCluster
@@ -55,10 +56,10 @@ async def run(
     cluster: FaultyCluster,
     moves: Sequence[DefragmentingMove],
     pods: Sequence[PodRecord],
-    goes_on: Callable[[], bool] = lambda: True,
+    may_continue: Callable[[], bool] = lambda: True,
 ) -> list[MoveResult]:
     by_name = {pod.name: pod for pod in pods}
-    return [one async for one in carry_out(cluster, moves, by_name, goes_on=goes_on)]
+    return [one async for one in carry_out(cluster, moves, by_name, may_continue=may_continue)]
 
 
 @contextlib.asynccontextmanager
@@ -150,7 +151,7 @@ async def test_without_serve_the_move_is_given_up(cluster: FaultyCluster, agent:
     assert PLACE_AGAIN not in cluster._edited_vmis.records["default", pods[0].vmi].asking
 
 
-async def test_an_interrupted_run_completes_its_move_and_a_second_run_goes_on_from_there(
+async def test_an_interrupted_run_completes_its_move_and_a_second_run_may_continue_from_there(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster) as one:

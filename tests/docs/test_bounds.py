@@ -35,7 +35,7 @@ CODE: dict[tuple[str, str], list[str]] = {
         "scheduler.migration_search:MOST_PER_HOUR",
         "scheduler.migration_search:SEARCH_S",
     ],
-    (ROOM, "a VM after any migration"): ["scheduler.migration_search:PEACE_S"],
+    (ROOM, "a VM after any migration"): ["kube.migrations:PEACE_AFTER_MIGRATION_S"],
     (ROOM, "an evacuation"): ["scheduler.migration_search:EVACUATION_S"],
     (ROOM, "VMs and targets of a migration"): [
         "core.cluster.room_by_migration:MOST_VMS",
@@ -45,7 +45,7 @@ CODE: dict[tuple[str, str], list[str]] = {
     (ROOM, "target pod without a node"): [
         "kube.migrations:UNSCHEDULABLE_S",
         "kube.migrations:PENDING_S",
-        "scheduler.migration_search:START_S",
+        "kube.migrations:START_S",
     ],
     (ROOM, "bind of the waiting VM after"): ["scheduler.migrator:BOUND_S"],
     (ROOM, "another attempt"): ["scheduler.room_maker:PAUSE_S"],

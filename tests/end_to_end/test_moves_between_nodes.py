@@ -1,4 +1,4 @@
-"""A VM that fits on no node: the real virt-controller moves another one, whose cores are reserved before."""
+"""A VM fits on no node: the real virt-controller migrates another VM, for which cores are reserved before."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_a_migration_of_defragment_goes_to_the_planned_node_and_ends_the_run_whe
             there = await read_movable_cluster(client, ObjectReader(session), (), later)
             found = defragment(there.nodes, (), there.between)
             pods = {name: vm.pod for name, vm in there.vms.items()}
-            results = [one async for one in carry_out(client, found.moves, pods, goes_on=lambda: True)]
+            results = [one async for one in carry_out(client, found.moves, pods, may_continue=lambda: True)]
             return found.moves[0], results
         finally:
             await session.close()

@@ -132,7 +132,7 @@ class Disturber:
     async def _write_ledger(self) -> None:
         """Write as a foreign client does that may: nothing new, a claim of no pod, a claim taken away.
 
-        And delete a ledger, as any client may in which no CPU has an owner.
+        Or delete a ledger without owners, as any client may.
         """
         node, random = self._random.choice(self._nodes), self._random
         ledger = self._promises.ledger(node.name)

@@ -28,7 +28,7 @@ def busy_moves() -> Iterator[None]:
     """Let VMs migrate more often than in a cluster, where stories would be too short for it."""
     quick = {
         (migration_search, "SEARCH_S"): 2.0,
-        (migration_search, "PEACE_S"): 5.0,
+        (migration_search, "PEACE_AFTER_MIGRATION_S"): 5.0,
         (migration_search, "MOST_PER_HOUR"): 1000,
         (room_maker, "PAUSE_S"): 4.0,
     }

@@ -452,7 +452,7 @@ DRA_MUTATIONS = frozenset(
         "bind-before-the-cores-are-written",
     )
 )
-"""Those that only stories notice in which dra-driver-cpu sets the cpusets."""
+"""Mistakes that only stories with dra-driver-cpu notice."""
 NODES_MUTATIONS = frozenset(
     (
         "let-vms-migrate-without-their-owners-consent",
@@ -460,7 +460,7 @@ NODES_MUTATIONS = frozenset(
         "begin-a-migration-while-another-one-is-under-way",
     )
 )
-"""Those that only stories notice in which VMs migrate to make room."""
+"""Mistakes that only stories with migrations notice."""
 DEVICE_MUTATIONS = frozenset(
     (
         "count-no-devices-of-pods-that-are-bound-and-not-reported",
@@ -469,7 +469,7 @@ DEVICE_MUTATIONS = frozenset(
         "place-vms-that-must-be-beside-their-devices-anywhere",
     )
 )
-"""Those that only stories notice in which VMs have devices."""
+"""Mistakes that only stories with devices notice."""
 PREEMPTION_MUTATIONS = frozenset(
     (
         "name-victims-without-reserving-what-they-leave",
@@ -478,7 +478,7 @@ PREEMPTION_MUTATIONS = frozenset(
         "end-reservations-before-their-cores-have-come-free",
     )
 )
-"""Those that only stories notice in which VMs are evicted for others."""
+"""Mistakes that only stories with evictions notice."""
 ROOM_MUTATIONS = frozenset(
     (
         "move-vms-without-their-owners-consent",
@@ -486,4 +486,4 @@ ROOM_MUTATIONS = frozenset(
         "reserve-only-what-is-free-already",
     )
 )
-"""Those that only stories notice in which VMs make room for others."""
+"""Mistakes that only stories with moves inside nodes notice."""

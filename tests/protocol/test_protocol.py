@@ -14,15 +14,15 @@ STORIES = rounds(800, quick=32)
 """More are run by `python -m tests.protocol --count N --jobs N`."""
 CHUNKS = 4
 DEVICE_STORIES = rounds(200, quick=16)
-"""Those in which VMs have devices of the host."""
+"""Stories with devices of the host."""
 ROOM_STORIES = rounds(200, quick=16)
-"""Those in which VMs also move to make room for others."""
+"""Stories with moves that make room inside nodes."""
 NODES_STORIES = rounds(200, quick=16)
-"""Those in which VMs also migrate for others."""
+"""Stories with migrations that make room."""
 DRA_STORIES = rounds(200, quick=16)
-"""Those in which dra-driver-cpu sets the cpusets."""
+"""Stories with dra-driver-cpu."""
 EVICTION_STORIES = rounds(200, quick=16)
-"""Those in which VMs are evicted for others of higher priority."""
+"""Stories with evictions for VMs of higher priority."""
 FOUND = (
     *("124", "91", "105", "1000171", "1001669"),
     *("3001192", "3013892", "3004999", "3012445", "3015450"),

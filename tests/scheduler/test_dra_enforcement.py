@@ -44,7 +44,7 @@ def cluster() -> Counting:
 
 
 def pod_with(cluster: Counting, name: str, vcpus: int = 3, claims: int = 1, **options: Any) -> PodRecord:
-    """Create a pod with so many ResourceClaims, whose threads all run on its own CPUs."""
+    """Create a pod with so many ResourceClaims. All its threads run on its own CPUs."""
     asked = {"emulator_threads": EmulatorThreads.WITH_VCPUS, **options}
     names = tuple(f"{name}-cpus{number or ''}" for number in range(claims))
     for one in names:

@@ -12,15 +12,13 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.request import Policy
 from kvplace.kube.events import EventReason
-from kvplace.kube.migrations import MigrationRecord
+from kvplace.kube.migrations import PEACE_AFTER_MIGRATION_S, START_S, MigrationRecord
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.migration_search import (
     EVACUATION_S,
     MOST_PER_HOUR,
-    PEACE_S,
     SEARCH_S,
-    START_S,
 )
 from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.relocations import NodeAgent
@@ -341,7 +339,7 @@ async def test_a_vm_is_left_alone_for_a_while_after_any_migration(
         for vm in await two_crowded(one, agents):
             cluster.put_migration("default", f"by-hand-{vm.vmi}", vm.vmi, "Succeeded")
         big = await asked(one)
-        await asyncio.sleep(PEACE_S - 100)
+        await asyncio.sleep(PEACE_AFTER_MIGRATION_S - 100)
         assert not (await one.filter(big)).names
         await asyncio.sleep(5)
         assert virt.created == []
