@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from kvplace.core.cpuset import MAX_CPU, format_cpu_list
+from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of
 from kvplace.core.errors import BadTopology
 from kvplace.core.json_fields import Fields
 from kvplace.core.node_devices import (
@@ -101,7 +101,7 @@ def read_node_topology(document: Mapping[str, Any]) -> tuple[str, Topology]:
     return name, read_topology(document, known_only=True)
 
 
-def read_stated_devices(document: Mapping[str, Any]) -> NodeDevices | None:
+def read_stated_devices(document: Mapping[str, Any], topology: Topology) -> NodeDevices | None:
     """Read the devices of a described machine: devices of its spec, else of its agent's report.
 
     In the spec all devices are free; without `topologyPolicy` the kubelet aligns nothing, as by default. None
@@ -122,8 +122,20 @@ def read_stated_devices(document: Mapping[str, Any]) -> NodeDevices | None:
         if not is_device(resource):
             raise entry.bad("resource", "the resource of a device, such as intel.com/vf")
         node = NumaId(NO_NUMA if entry.raw.get("numaNode") == NO_NUMA else entry.whole("numaNode", MAX_CPU))
+        if not may_have_devices(topology, node):
+            raise entry.bad("numaNode", f"{NO_NUMA} or a NUMA node of the machine: {numa_list(topology)}")
         stated.append((ResourceName(resource), node, entry.whole("count", MOST_DEVICES, default=1)))
     return NodeDevices.all_free(stated, policy)
+
+
+def may_have_devices(topology: Topology, node: NumaId) -> bool:
+    """Whether a machine may have devices with this NUMA node; -1 stands for an unknown one."""
+    return node == NO_NUMA or node in topology.node_by_id
+
+
+def numa_list(topology: Topology) -> str:
+    """Write the NUMA nodes of a machine as Linux does: 0-3."""
+    return format_cpu_list(mask_of(node.id for node in topology.numa_nodes))
 
 
 def node_name(text: str) -> str:

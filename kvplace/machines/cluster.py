@@ -12,6 +12,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.errors import BadBody, BadTopology
 from kvplace.core.node_devices import NodeDevices, TopologyPolicy
+from kvplace.core.node_topology import may_have_devices, numa_list
 from kvplace.core.occupant import ClusterNode, Occupant, within
 from kvplace.core.placement import Refusal
 from kvplace.core.scalars import NodeName
@@ -58,6 +59,12 @@ def _nodes(entry: NodeEntry, path: str, read_at: Callable[[str], Machine]) -> It
     except (BadTopology, BadBody) as error:
         raise BadBody(f"{path}.{key}: {error}") from None
     devices = machine.devices
+    for number, one in enumerate(entry.devices or ()):
+        if not may_have_devices(machine.topology, one.numa_node):
+            raise BadBody(
+                f"{path}.devices[{number}].numaNode is {one.numa_node}; "
+                f"the machine has NUMA nodes {numa_list(machine.topology)}"
+            )
     if entry.devices is not None:
         stated = [(one.resource, one.numa_node, one.count) for one in entry.devices]
         devices = NodeDevices.all_free(stated, TopologyPolicy(entry.topology_policy))

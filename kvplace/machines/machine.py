@@ -190,7 +190,7 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
         if not document.keys() & {"spec", "packages", "numaNodes", "l3Groups", "cores"}:
             raise BadTopology(f"it does not describe a machine; give {_EXPECTED}")
         name, topology = read_node_topology(document)
-        machine = Machine(name or _stem(path), topology, devices=read_stated_devices(document))
+        machine = Machine(name or _stem(path), topology, devices=read_stated_devices(document, topology))
         status = document.get("status")
         held = status.get("kubeletCpus") if isinstance(status, Mapping) else None
         if held is None:

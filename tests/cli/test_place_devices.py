@@ -96,6 +96,10 @@ def test_the_report_of_an_agent_counts_where_the_spec_names_no_devices(
     [
         ({"resource": "cpu", "numaNode": 0}, "spec.devices[0].resource"),
         ({"resource": "intel.com/vf", "numaNode": -2}, "numaNode"),
+        (
+            {"resource": "intel.com/vf", "numaNode": 7},
+            "spec.devices[0].numaNode is 7; it must be -1 or a NUMA node of the machine: 0-1",
+        ),
         ({"resource": "intel.com/vf", "numaNode": 0, "count": -1}, "count"),
         ({"resource": "intel.com/vf", "numaNode": 0, "number": 1}, "number"),
         ({"numaNode": 0}, "resource"),

@@ -83,6 +83,14 @@ def test_the_file_and_the_key_are_named_when_something_is_wrong(tmp_path: Path) 
     ("node", "said"),
     [
         ({"name": "a"}, "nodes[0]: must have either machine"),
+        (
+            {
+                "name": "a",
+                "machine": "2x-xeon-6338",
+                "devices": [{"resource": "intel.com/vf", "numaNode": 7}],
+            },
+            "nodes[0].devices[0].numaNode is 7; the machine has NUMA nodes 0-1",
+        ),
         ({"machine": "epyc-7502p"}, "nodes[0].name is missing"),
         ({"name": "", "machine": "epyc-7502p"}, "nodes[0].name is ''; it must not be empty"),
         (
