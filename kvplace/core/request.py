@@ -76,6 +76,11 @@ class Policy(Enum):
     IMMOVABLE = "immovable"
     NONE = "none"
 
+    @property
+    def is_movable(self) -> bool:
+        """Whether a running VM with this policy may get other cores for the sake of others."""
+        return self in (Policy.EXCLUSIVE, Policy.SHARE)
+
 
 class Smt(Enum):
     """How vCPUs sit on cores (`kvplace.io/smt`)."""

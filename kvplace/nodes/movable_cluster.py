@@ -20,7 +20,6 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.label_terms import LabelTerms
 from kvplace.core.occupant import ClusterNode
 from kvplace.core.placement import Reason, Refusal
-from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import PLACED_LABEL, RELOCATED
 from kvplace.kube.api_errors import NotFound
@@ -42,7 +41,6 @@ from kvplace.nodes.planning_cluster import (
 )
 from kvplace.nodes.relocation_times import PEACE_S
 
-_MOVING_POLICIES = (Policy.EXCLUSIVE, Policy.SHARE)
 _NODES = ApiKind("nodes")
 _PODS = ApiKind("pods")
 _VMIS = ApiKind("virtualmachineinstances", "kubevirt.io")
@@ -198,7 +196,7 @@ def _obstacle(vm: VmView, vmi: RunningVmi | None, node: NodeView) -> str:
     answered = vm.placement.options or vm.request.request.options
     if wanted != (answered if vm.is_vmi else wanted):
         return "their annotations were edited"
-    if vm.placement.placement.policy not in _MOVING_POLICIES or vm.placement.placement.guest_cells:
+    if not vm.placement.placement.policy.is_movable or vm.placement.placement.guest_cells:
         return "their policy or their guest NUMA cells fix their cores"
     if vm.request.request.devices:
         return "they have devices of the host"

@@ -18,7 +18,7 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim
 from kvplace.core.occupant import Occupant, occupant_of_claim
 from kvplace.core.placement import PodPlacement
-from kvplace.core.request import PinningOptions, Policy
+from kvplace.core.request import PinningOptions
 from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
@@ -28,7 +28,6 @@ from kvplace.nodes.relocation_times import PEACE_S
 
 _MOVABLE = '"movable":true'
 """How the request of a VM that may move contains it, unless its owner has edited that since."""
-_MOVING_POLICIES = (Policy.EXCLUSIVE, Policy.SHARE)
 
 VmiKey: TypeAlias = tuple[str, str]
 """Namespace and UID of a VMI. The UID of a pod's owner is what the pod's creator has written there; one in
@@ -169,7 +168,7 @@ def _is_settled(placed: PodPlacement, pod: PodRecord, claim: Claim, machine: Nod
     return (
         (placed.pod_uid, placed.node) == (pod.uid, pod.node)
         and placed.topology == machine.topology.fingerprint
-        and placement.policy in _MOVING_POLICIES
+        and placement.policy.is_movable
         and not placement.guest_cells
         and claim.relocation is None
         and (placement.cpus, placement.owned) == (claim.cpus, claim.owned)

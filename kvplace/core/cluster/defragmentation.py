@@ -26,7 +26,7 @@ from kvplace.core.moves.better_cores import (
 )
 from kvplace.core.occupant import ClusterNode, Occupant, bytes_moved, locality_of
 from kvplace.core.placement import Placement
-from kvplace.core.request import Policy, Request
+from kvplace.core.request import Request
 from kvplace.core.scalars import Bytes, NodeName
 from kvplace.core.topology import Topology
 
@@ -38,8 +38,6 @@ _MOST_VMS = 16
 """VMs that are tried for one move between nodes: the ones that leave the largest gain."""
 _MOST_TARGETS = 16
 """Nodes that one of them is tried on: those with the fewest free CPUs that suffice."""
-
-_MOVING_POLICIES = (Policy.EXCLUSIVE, Policy.SHARE)
 
 Watch = Callable[[int], bool]
 """Called with the moves found so far; False ends the search with these."""
@@ -286,7 +284,7 @@ class _Regrouping:
 
     def _may_move(self, vm: Occupant) -> bool:
         is_new = vm.movable and vm.id not in self._moved
-        return is_new and vm.request.options.policy in _MOVING_POLICIES and not vm.request.pins_memory
+        return is_new and vm.request.options.policy.is_movable and not vm.request.pins_memory
 
     def _take(self, move: DefragmentingMove) -> None:
         self.moves.append(move)
