@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from kvplace.core.ledger import Claim, Ledger
-from kvplace.core.node_devices import HeldDevices, NodeDevices
+from kvplace.core.node_devices import NodeDevices
 from kvplace.core.node_topology import Enforcement
+from kvplace.core.preemption.victims import OccupiedMachine
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import LedgerClient, Ledgers
@@ -133,11 +134,17 @@ class NodeCache:
         """Return the devices that a ledger's claims and `holds` leave free; None where they are unknown."""
         return devices_after(machine.devices, ledger, holds, self._request_of)
 
-    def held_devices(
-        self, machine: NodeMachine, ledger: Ledger, holds: Collection[Claim] = ()
-    ) -> Mapping[PodUid, HeldDevices]:
-        """Return the devices of each pod of a node, which are released with it."""
-        return devices_held(machine.devices, ledger, holds, self._request_of)
+    def occupied(self, machine: NodeMachine, ledger: Ledger, holds: Collection[Claim]) -> OccupiedMachine:
+        """Return the resources of a node with their holders, for searches that release some of them."""
+        return OccupiedMachine(
+            machine.topology,
+            ledger,
+            tuple(holds) if machine.others is None else (*holds, machine.others),
+            machine.allocatable,
+            machine.pools_shrink,
+            self.free_devices(machine, ledger, holds),
+            devices_held(machine.devices, ledger, holds, self._request_of),
+        )
 
     def _request_of(self, uid: PodUid) -> Request | None:
         """Return the request of a pod that may be about to get devices."""

@@ -305,14 +305,7 @@ class MigrationSearch:
                 continue
             await turns.spend(_NODE_STEPS)
             ledger, holds = self._cache.ledger(node), self._holds.on_node(node, but=pod.uid)
-            found[node] = OccupiedMachine(
-                machine.topology,
-                ledger,
-                holds if machine.others is None else (*holds, machine.others),
-                machine.allocatable,
-                machine.pools_shrink,
-                self._cache.free_devices(machine, ledger, holds),
-            )
+            found[node] = self._cache.occupied(machine, ledger, holds)
         return found
 
     async def _read_node(self, node: NodeName) -> _ReadNode:

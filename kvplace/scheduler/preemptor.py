@@ -33,7 +33,6 @@ from kvplace.core.placement import Placement
 from kvplace.core.preemption.victim_search import VictimSearch
 from kvplace.core.preemption.victims import (
     DisruptionBudget,
-    OccupiedMachine,
     Question,
     Tenant,
     Victims,
@@ -288,15 +287,7 @@ class Preemptor:
         ledger = self._cache.ledger(node)
         ledger = _without(ledger, self._outranked(ledger, pod))
         holds = tuple(self._holds.on_node(node, but=pod.uid))
-        known = OccupiedMachine(
-            machine.topology,
-            ledger,
-            holds,
-            machine.allocatable,
-            machine.pools_shrink,
-            self._cache.free_devices(machine, ledger, holds),
-            self._cache.held_devices(machine, ledger, holds),
-        )
+        known = self._cache.occupied(machine, ledger, holds)
         leaving = self._leaving(node)
         staying = self._awaited_in_vain(pod.uid, leaving)
         leaving -= staying

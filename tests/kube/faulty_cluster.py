@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from kvplace.core.errors import BadTopology, Conflict
 from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.node_topology import read_topology
 from kvplace.core.scalars import ContainerId, NodeName, PodUid
 from kvplace.core.topology import Topology
@@ -232,6 +233,12 @@ class FaultyCluster(PlayedVmis, MemoryCluster):
         """Delete a node; its topology and ledger stay, as they do in a cluster."""
         self._nodes.remove(name)
         self._node_annotations.pop(name, None)
+
+    def use_memory(self, node: str, in_use: MemoryInUse) -> None:
+        """Report memory that is used outside kvplace, as the agent of a node does."""
+        stored = self._topologies.get(node)
+        assert stored is not None
+        self._put_topology(replace(stored, in_use=in_use))
 
     def put_topology_document(self, node: str, document: object) -> None:
         """Publish a machine as JSON, readable or not, as a person does: the status stays."""

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from kvplace.core.label_terms import LabelTerm, Operator
+from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.core.request import DeviceNuma, OnFailure, Scope
-from kvplace.core.scalars import NodeName, NumaId, PodUid, ResourceName
+from kvplace.core.scalars import Bytes, NodeName, NumaId, PodUid, ResourceName
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender_protocol import (
     PreemptionArgs,
@@ -123,6 +124,20 @@ async def test_a_node_where_filter_has_just_found_only_cores_missing_is_checked_
     on_eight = [record for record in other.values() if record.node == "eight"]
     assert await answer(one, sent(pod, eight=on_eight)) == {"two": ["vm-0"]}
     assert keep[0].name == "vm-0"
+
+
+async def test_no_victim_is_searched_where_memory_outside_kvplace_leaves_too_little(one: Replica) -> None:
+    one.cluster.create_node("crowded", topology=TWO)
+    await asyncio.sleep(1)
+    vms = {
+        node: [await running(one, f"{node}-{number}", 8, node) for number in range(2)]
+        for node in ("crowded", "two")
+    }
+    in_use = MemoryInUse({NumaId(node): Bytes(12 << 30) for node in range(2)})
+    one.cluster.use_memory("crowded", in_use)
+    await asyncio.sleep(1)
+    pod = important(one.cluster, memory=Bytes(8 << 30))
+    assert await answer(one, sent(pod, crowded=vms["crowded"], two=vms["two"])) == {"two": ["two-0"]}
 
 
 async def test_victims_that_end_anyway_are_waited_for_and_no_other_client_is_evicted(one: Replica) -> None:
