@@ -220,8 +220,8 @@ class Ledger:
                     raise OwnershipConflict(
                         f"CPU {cpu} belongs to pod {holder} and must be released before {claim.uid} owns it"
                     )
-            for cpu in [cpu for cpu, owner in owners.items() if owner == claim.uid]:
-                del owners[cpu]
+            if claim.uid in owners.values():
+                owners = {cpu: owner for cpu, owner in owners.items() if owner != claim.uid}
             owners |= dict.fromkeys(cpus_of(claim.owned), claim.uid)
             claims[claim.uid] = claim
         return Ledger(owners, claims)

@@ -40,6 +40,7 @@ from kvplace.nodes.node_machine import (
     devices_held,
     request_of,
     snapshot_of,
+    with_ledger,
 )
 from kvplace.nodes.relocation_times import RelocationTimes
 
@@ -104,6 +105,10 @@ class NodeCache:
             if node in self.nodes.records:
                 self._machines[node] = machine
         return machine
+
+    def usable_machine(self, node: NodeName) -> NodeMachine | Unusable:
+        """Return the machine of a node, or why nothing can be placed there: its ledger counts, too."""
+        return with_ledger(self.machine(node), self.ledgers.current(node))
 
     def enforces(self, node: NodeName) -> bool:
         """Return whether all other containers are kept off the CPUs that are owned on a node."""

@@ -130,6 +130,13 @@ def describe_node(node: NodeRecord | None, described: TopologyRecord | None) -> 
     )
 
 
+def with_ledger(machine: NodeMachine | Unusable, record: LedgerRecord | None) -> NodeMachine | Unusable:
+    """Return a machine unless its ledger cannot be read; None stands for a ledger that does not exist yet."""
+    if record is not None and record.problem and not isinstance(machine, Unusable):
+        return Unusable(f"its ledger cannot be read: {record.problem}")
+    return machine
+
+
 def snapshot_of(
     machine: NodeMachine | Unusable,
     record: LedgerRecord | None,
@@ -142,10 +149,9 @@ def snapshot_of(
     `request_of` returns the request of a pod with a claim or hold: its devices count as taken until the agent
     has reported them.
     """
+    machine = with_ledger(machine, record)
     if isinstance(machine, Unusable):
         return machine
-    if record is not None and record.problem:
-        return Unusable(f"its ledger cannot be read: {record.problem}")
     ledger, holds = Ledger() if record is None else record.ledger, tuple(holds)
     devices = devices_after(machine.devices, ledger, holds, request_of)
     return NodeSnapshot(machine, machine.free(ledger, holds, devices))

@@ -226,10 +226,10 @@ class Binder:
         controller releases old claims without a binding; a new date shows it that this one is about
         to come.
         """
-        snapshot = self._cache.snapshot(args.node)
-        if isinstance(snapshot, Unusable):
-            raise Refused(f"node {args.node}: {snapshot.problem}")
-        request = await self._devices.beside(args, asking, snapshot.machine.topology)
+        usable = self._cache.usable_machine(args.node)
+        if isinstance(usable, Unusable):
+            raise Refused(f"node {args.node}: {usable.problem}")
+        request = await self._devices.beside(args, asking, usable.topology)
         ours: list[Claim] = []
         is_new = False
 

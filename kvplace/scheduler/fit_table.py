@@ -48,7 +48,7 @@ class FitTable:
 
     async def describe(self, names: Collection[NodeName]) -> None:
         """Describe nodes before the first request for them."""
-        asked = self._set_of(names)
+        asked = self.set_of(names)
         await in_turns(lambda budget: self._states.describe(asked, budget))
 
     async def best(self, names: Collection[NodeName], request: Request) -> Candidate | None:
@@ -56,14 +56,14 @@ class FitTable:
 
         It is the best at the moment of the return: nothing else runs between the choice and the caller.
         """
-        asked = self._set_of(names)
+        asked = self.set_of(names)
         return await in_turns(lambda budget: self._ranking(asked, request, budget).best(asked, budget))
 
     async def two_best(
         self, names: Collection[NodeName], request: Request
     ) -> tuple[Candidate | None, Candidate | None]:
         """Choose the best of the nodes and the next best, as of one moment; None where no node is left."""
-        asked = self._set_of(names)
+        asked = self.set_of(names)
 
         def choose(budget: TurnBudget) -> tuple[Candidate | None, Candidate | None]:
             ranking = self._ranking(asked, request, budget)
@@ -74,7 +74,7 @@ class FitTable:
 
     async def refusals(self, names: Collection[NodeName], request: Request) -> GroupedRefusals | None:
         """Return why none of the nodes can hold the VM, as of one moment; None if one can."""
-        asked = self._set_of(names)
+        asked = self.set_of(names)
 
         def examine(
             budget: TurnBudget,
@@ -98,7 +98,7 @@ class FitTable:
         self, names: Collection[NodeName], request: Request
     ) -> dict[NodeName, Candidate | Refusal]:
         """Return for each node the VM's placement there, or why it does not fit, as of one moment."""
-        asked = self._set_of(names)
+        asked = self.set_of(names)
         return await in_turns(
             lambda budget: self._answers(names, self._ranking(asked, request, budget), budget)
         )
@@ -107,12 +107,15 @@ class FitTable:
         self, names: Collection[NodeName], request: Request
     ) -> dict[NodeName, Candidate | Refusal]:
         """Return the same without giving others their turn."""
-        return self._answers(names, self._ranking(self._set_of(names), request, UNLIMITED), UNLIMITED)
+        return self._answers(names, self._ranking(self.set_of(names), request, UNLIMITED), UNLIMITED)
 
-    def _set_of(self, names: Collection[NodeName]) -> frozenset[NodeName]:
-        """Return the names as a set, the same object as the last time if they are equal."""
+    def set_of(self, names: Collection[NodeName]) -> frozenset[NodeName]:
+        """Return the names as a set, the same object as the last time if they are equal.
+
+        Calls about this object need not compare it name by name.
+        """
         asked = frozenset(names)
-        if asked != self._asked:
+        if asked is not self._asked and asked != self._asked:
             self._asked = asked
         return self._asked
 

@@ -145,7 +145,7 @@ class JointPlan:
         Where nodes are nominated, it waits for some more pods before, and for the nominations afterwards:
         kube-scheduler, which tries one pod after the other, would otherwise check all nodes for the next.
         """
-        names = frozenset(names)
+        names = self._fits.set_of(names)
         self._remember_offer(pod, names)
         await self._gather(pod, names)
         beside = self._beside(pod) if not is_about_nominated_node(pod, names) else []

@@ -280,8 +280,8 @@ class Preemptor:
         budgets: Sequence[DisruptionBudget],
     ) -> Iterator[Question]:
         """Ask with our own victims, where possible, and with the victims that kube-scheduler needs."""
-        machine = self._cache.machine(node)
-        if isinstance(machine, Unusable) or isinstance(self._cache.snapshot(node), Unusable):
+        machine = self._cache.usable_machine(node)
+        if isinstance(machine, Unusable):
             return
         pod = args.pod
         ledger = self._cache.ledger(node)
