@@ -1,4 +1,4 @@
-"""Seconds from a VM's creation to its bound pod, for VMs that request cores (*asks*) and VMs that do not.
+"""Seconds from a VM's creation to its bound pod, for VMs that opted in and VMs that did not.
 
     python -m benchmarks.first_bind [--singles 10] [--many 50] [--rounds 3]
 
@@ -33,7 +33,7 @@ from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from kvplace.machines.server_types import read_machine
 
 NODES = 10
-KINDS: Mapping[str, Mapping[str, str]] = {"asks": {"cpu-set": "one-numa"}, "does not ask": {}}
+KINDS: Mapping[str, Mapping[str, str]] = {"opted in": {"cpu-set": "one-numa"}, "others": {}}
 _PATIENCE_S = 60.0
 _ALONE_S = 1.0
 
@@ -85,14 +85,14 @@ def measure(cluster: Cluster, singles: int, many: int, rounds: int) -> dict[str,
         for kind, asked in KINDS.items():
             time.sleep(_ALONE_S)
             found[kind]["one VM"] += cluster.seconds_to_bound(1, asked)
-            print(f"one VM that {kind}, {number + 1} of {singles}", file=sys.stderr)
+            print(f"one VM, {kind}, {number + 1} of {singles}", file=sys.stderr)
     for number in range(rounds):
         for kind, asked in KINDS.items():
             times = cluster.seconds_to_bound(many, asked)
             found[kind]["first"].append(times[0])
             found[kind]["median"].append(statistics.median(times))
             found[kind]["last"].append(times[-1])
-            print(f"{many} VMs of the kind that {kind}, {number + 1} of {rounds}", file=sys.stderr)
+            print(f"{many} VMs, {kind}, {number + 1} of {rounds}", file=sys.stderr)
     return found
 
 
@@ -107,9 +107,9 @@ def report(found: dict[str, dict[str, list[float]]], singles: int, many: int, ro
     }
     rows = []
     for which, label in labels.items():
-        asks, does_not = (statistics.median(found[kind][which]) for kind in KINDS)
-        rows.append([label, f"{asks:.2f}", f"{does_not:.2f}", f"{asks / does_not:.2f}"])
-    print(table(["seconds to bound", "asks", "does not ask", "ratio"], rows))
+        opted_in, others = (statistics.median(found[kind][which]) for kind in KINDS)
+        rows.append([label, f"{opted_in:.2f}", f"{others:.2f}", f"{opted_in / others:.2f}"])
+    print(table(["seconds to bound", *KINDS, "ratio"], rows))
 
 
 def main() -> None:

@@ -121,7 +121,7 @@ def measure(
 def measure_without(
     plane: ControlPlane, used: Callable[[], dict[str, float]], template: Json, vms: int, title: str
 ) -> Round:
-    """Post VirtualMachines that ask kvplace for nothing, and wait until all of them run."""
+    """Post VirtualMachines that did not opt in, and wait until all of them run."""
     namespace = plane.create_namespace(title.lower().replace(" ", "-"))
     path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachines"
     plain = copy.deepcopy(template)

@@ -51,10 +51,10 @@ from kvplace.core.request import OnFailure, PinningOptions, Policy, Request
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.well_known_names import (
     ASKING,
-    ASKS_LABEL,
     EMULATOR_THREADS,
     GUEST_NUMA,
     ON_FAILURE,
+    OPTED_IN_LABEL,
     PLACE_AGAIN,
     PLACED_LABEL,
     PLACEMENT,
@@ -230,7 +230,7 @@ def _size(pod: Pod, vm: _OwningVm | None, what: str) -> VmSize | PodSize:
 def _stated_size(pod: Pod, settings: AdmissionSettings, author: str) -> VmSize | None:
     """Read the size that admission of the VMI has written; None where another client may have written it."""
     labels, annotations = pod.metadata.labels or {}, pod.metadata.annotations or {}
-    if author != settings.kubevirt_controller or labels.get(ASKS_LABEL) != "true":
+    if author != settings.kubevirt_controller or labels.get(OPTED_IN_LABEL) != "true":
         return None
     return read_size(annotations.get(VM_SIZE, ""))
 

@@ -1,9 +1,9 @@
 """Admission of VirtualMachines and VirtualMachineInstances: checks their options and adds the hook sidecar.
 
 * A new VMI with options gets its size as an annotation, `kvplace.io/vm-size`, and the label
-  `kvplace.io/asks`. KubeVirt copies both to the VMI's pods, so admission of a pod need not read the VMI. The
-  label makes the API server send every later change of the options, the size or the label here, which keeps
-  the annotation true. A VMI without options is not changed, and one with policy `none` gets no sidecar.
+  `kvplace.io/opted-in`. KubeVirt copies both to the VMI's pods, so admission of a pod need not read the VMI.
+  The label makes the API server send every later change of the options, the size or the label here, so the
+  annotation stays correct. A VMI without options is not changed, and one with policy `none` gets no sidecar.
 * A VM meets the checks that its VMI would meet later, so `kubectl apply` reports a mistake, not an event. The
   VM is never changed.
 * Edited options of a VMI are checked like new ones, and the VMI is marked for the controller: the label
@@ -29,13 +29,13 @@ from kvplace.core.quantity import parse_quantity
 from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy, Request
 from kvplace.core.well_known_names import (
     ASKING,
-    ASKS_LABEL,
     CPU_POLICY,
     DEVICE_NUMA,
     EDITED_LABEL,
     EMULATOR_THREADS,
     FRONT_END_LABEL,
     GUEST_NUMA,
+    OPTED_IN_LABEL,
     RESULTS,
     VM_SIZE,
     FrontEnd,
@@ -101,7 +101,7 @@ def _mark_front_end(
 def state_size(vmi: EditedObject, spec: VmiSpec, what: str) -> None:
     """Write label and size on a VMI; without the size, admission of its pods reads the VMI itself."""
     metadata = vmi.object("metadata")
-    metadata.object("labels").put(ASKS_LABEL, "true")
+    metadata.object("labels").put(OPTED_IN_LABEL, "true")
     try:
         metadata.object("annotations").put(VM_SIZE, write_size(size_of_vm(spec.domain, what)))
     except KvplaceError:

@@ -19,6 +19,6 @@ def command(context: click.Context, shell: str) -> None:
     zsh    echo 'source <(kvplace completion zsh)' >> ~/.zshrc      after compinit
     fish   kvplace completion fish > ~/.config/fish/completions/kvplace.fish
 
-    `kubectl kvplace` needs none of it: kubectl's own completion finds kubectl_complete-kvplace on PATH.
+    `kubectl kvplace` needs no script: kubectl's own completion finds kubectl_complete-kvplace on PATH.
     """  # noqa: D301 - click needs the literal backslash
     click.echo(completion_script(context.find_root().command, shell), nl=False)

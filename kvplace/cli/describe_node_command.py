@@ -66,7 +66,7 @@ def command(
     server-side apply. It then stays as it is until you describe the node again: after new memory, huge pages
     or CPUs.
 
-    An agent describes its node itself; there this command has no use.
+    An agent describes its node itself: do not use this command there.
     """
     from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.core.cpuset import parse_cpu_list

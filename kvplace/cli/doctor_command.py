@@ -36,9 +36,9 @@ _WIDTH = 20
 def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     """Check the installation in a cluster, and print each fault with its fix.
 
-    Checked are the API server, the CRDs, `serve`, the scheduler and its configuration, webhooks and their
-    answers, certificates, policies, rights, images, releases, KubeVirt, agents, nodes, ledgers and VMs.
-    Nothing is changed. Missing permissions are listed once.
+    It checks the API server, the CRDs, `serve`, the scheduler and its configuration, webhooks and their
+    answers, certificates, policies, rights, images, releases, KubeVirt, agents, nodes, ledgers and VMs. It
+    changes nothing. Missing permissions are listed once.
 
     Exit code 0 when nothing is wrong, also with warnings; 1 when something is wrong; 4 when something could
     not be checked.

@@ -35,7 +35,7 @@ _TYPE_AND_NAME = 2
     multiple=True,
     metavar="FILE",
     help="A VM, VMI or pod that need not exist, with the instancetype that it names; - for stdin. "
-    "Name one VM where the files have several.",
+    "Name one VM if the files have several.",
 )
 @topology_option(
     "Explain a VM of -f on this machine, without a cluster; in any form that `kvplace topology` reads.",

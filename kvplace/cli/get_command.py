@@ -78,7 +78,7 @@ def _read_state(text: str) -> VmState:
 )
 @click.option("--sort-by", "order", type=Words(_ORDERS), help="Order of the VMs (default: name).")
 @click.option("-w", "--watch", is_flag=True, help="Print changes until Ctrl-C.")
-@click.option("--no-headers", is_flag=True, help="Leave the heads of the table out.")
+@click.option("--no-headers", is_flag=True, help="Print the table without its header.")
 @output_option(Answer.LIST)
 @cluster_flags()
 def command(

@@ -116,13 +116,13 @@ def _claims_on_line(context: click.Context) -> ClaimsByNode | None:
 @click.option("--all", "everything", is_flag=True, help="All nodes of the live cluster, a line for each.")
 @click.option("--live", is_flag=True, help="FILE is a node of the live cluster; --context etc. imply it.")
 @cpu_manager_state_option
-@click.option("--foreign", metavar="CPUS", help="CPUs that something else holds, for example 8-11,40-43.")
+@click.option("--foreign", metavar="CPUS", help="CPUs in use outside of kvplace, for example 8-11,40-43.")
 @click.option(
     "--found",
     metavar="VM=CPUS",
     multiple=True,
     shell_complete=_complete_found,
-    help="The CPUs where the pinned threads of a VM may really run; the map shows the difference to its "
+    help="The CPUs where the pinned threads of a VM run in fact; the map shows a difference from its "
     "placement as drift. May be repeated.",
 )
 @click.option(

@@ -86,7 +86,7 @@ def command(
     \b
     kvplace place -f vm.yaml --topology 2x-epyc-9354
 
-    The VMs of the manifests are placed one beside the other, each with its CPUs. Where a VM does not fit,
+    The VMs of the manifests are placed together, each on CPUs of its own. Where a VM does not fit,
     the answer has the reason and the changes that help.
 
     Without -f, stdin has one request per line as JSON:

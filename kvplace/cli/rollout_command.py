@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MOST_NODES = 20
 """Nodes that a plan shows one by one."""
 _MOST_DIGITS = 9
-_yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+_yes = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group("rollout", cls=Commands, short_help="Create hundreds of VMs from templates, and follow them.")
@@ -39,7 +39,7 @@ def command() -> None:
     """  # noqa: D301 - click needs the literal backslash
 
 
-@command.command("create", short_help="Plan VMs, ask, make them, and wait for them.")
+@command.command("create", short_help="Plan VMs, create them after a confirmation, and wait for them.")
 @click.option(
     "-f",
     "--filename",
@@ -87,10 +87,10 @@ def create(
     output: Output,
     **limits: Any,
 ) -> int:
-    """Plan VMs on the cluster, ask, make them, and wait until they are pinned.
+    """Plan VMs on the cluster, create them after a confirmation, and wait until they are pinned.
 
-    The plan is a forecast from what is free now: other pods may be faster. VMs that will not fit are not made
-    and count as failed; `kvplace rollout resume` makes them later.
+    The plan is a forecast from what is free now: other pods may take the CPUs first. VMs that will not fit
+    are not created and count as failed; `kvplace rollout resume` creates them later.
 
     Ctrl-C stops the rollout; created VMs stay, and `kvplace rollout resume` continues.
 
@@ -202,7 +202,7 @@ def list_rollouts(*, flags: ClusterFlags, output: Output) -> int:
 @_yes
 @cluster_flags(everywhere=False, selector=False)
 def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> int:
-    """Delete all VMs of a rollout, wait until they and their pods are gone, and forget the rollout."""
+    """Delete a rollout and all of its VMs, and wait until the VMs and their pods are gone."""
     check_confirmation(yes)
     from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.documents.rollout import read_duration

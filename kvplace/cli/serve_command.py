@@ -114,7 +114,7 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     default=1000,
     show_default=True,
     metavar="NUMBER",
-    help="Nodes that a cluster must have for the nodes of planned pods to be nominated; 0: never.",
+    help="With at least so many nodes, waiting pods are planned together and get nominated nodes; 0: never.",
 )
 @click.option(
     "--make-room",
@@ -149,7 +149,7 @@ def command(
     health_address: str,
     log_level: str,
 ) -> None:
-    """Serve kube-scheduler's extender calls and admission webhooks, and keep the ledgers true.
+    """Serve kube-scheduler's extender calls and admission webhooks, and release the cores of ended pods.
 
     Runs until SIGTERM. Any number of replicas may run side by side.
     """

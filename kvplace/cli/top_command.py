@@ -36,8 +36,8 @@ _VM_ORDERS = ("cpus", "memory", "name")
 def command(*, what: str, sort_by: str | None, limit: int | None, output: Output, flags: ClusterFlags) -> int:
     """Show how full the nodes are, or the largest VMs.
 
-    FRAGMENTED states how much smaller the largest free block inside a NUMA node is than the free CPUs of the
-    node could form: 0 % if they are contiguous. With nodes, a summary of the cluster follows.
+    FRAGMENTED compares the largest free block inside a NUMA node with the block that the free CPUs of the
+    node could form: 0 % if they are equal. For nodes, a summary of the cluster follows.
     """
     from kvplace.cli.live_cluster import run_with_cluster
 

@@ -25,7 +25,7 @@ _OURS = ("client", "serve", "agent", "hook")
 def command(*, flags: ClusterFlags, client_only: bool, output: Output) -> None:
     """Show the release of this command, of serve, agent and hook in a cluster, of Kubernetes and KubeVirt.
 
-    The releases of our programs are the tags of their images; `-` where one is named by its digest alone.
+    The release of a program in the cluster is the tag of its image, and `-` for an image with a digest alone.
     """
     found = None if client_only else _of_cluster(flags)
     releases = {"client": __version__, **({} if found is None else found.of)}

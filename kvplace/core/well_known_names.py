@@ -61,7 +61,7 @@ VM_SIZE = "kvplace.io/vm-size"
 
 PLACED_LABEL = "kvplace.io/placed"
 """Label, value `true`, of every pod that pod admission wrote a request on; watches select by it."""
-ASKS_LABEL = "kvplace.io/asks"
+OPTED_IN_LABEL = "kvplace.io/opted-in"
 """Label, value `true`, of a VMI created with options: admission sees every change of them and of its size."""
 FRONT_END_LABEL = "kvplace.io/front-end"
 """Label, value `plugin`, of a VMI and its pods: a Plugin of KubeVirt calls the hook, not the annotation."""

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Protocol, TypeVar
 
 from kvplace.core.errors import Forbidden, KvplaceError
-from kvplace.core.well_known_names import ASKS_LABEL, PLACED_LABEL
+from kvplace.core.well_known_names import OPTED_IN_LABEL, PLACED_LABEL
 from kvplace.doctor.admission_checks import secrets_of
 from kvplace.doctor.claim_checks import VMIS, suspects
 from kvplace.doctor.cluster_checks import INSTALLED_RESOURCES, KINDS, PLUGINS_CRD, RIGHTS, Right
@@ -53,7 +53,7 @@ _LISTS: Mapping[str, tuple[ApiKind, str, str]] = {
     "certificates": (ApiKind("certificates", "cert-manager.io"), _PART, ""),
     "kubevirts": (ApiKind("kubevirts", "kubevirt.io"), "", ""),
     "plugins": (ApiKind("plugins", "plugin.kubevirt.io"), "", ""),
-    VMIS: (ApiKind(VMIS, "kubevirt.io"), f"{ASKS_LABEL}=true", ""),
+    VMIS: (ApiKind(VMIS, "kubevirt.io"), f"{OPTED_IN_LABEL}=true", ""),
 }
 _CRDS = ApiKind("customresourcedefinitions", "apiextensions.k8s.io")
 _SERVICES, _NODES = ApiKind("services"), ApiKind("nodes")

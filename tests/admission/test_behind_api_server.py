@@ -26,7 +26,7 @@ HOOKS = "hooks.kubevirt.io/hookSidecars"
 # Which objects arrive
 
 
-@pytest.mark.parametrize(("webhook", "labels"), [("pod", {}), ("vm-pod", {"kvplace.io/asks": "true"})])
+@pytest.mark.parametrize(("webhook", "labels"), [("pod", {}), ("vm-pod", {"kvplace.io/opted-in": "true"})])
 @pytest.mark.parametrize("key", ASKING)
 def test_a_pod_with_any_option_is_sent_to_one_webhook(
     control_plane: ControlPlane, admission: Admission, key: str, webhook: str, labels: Json
@@ -222,11 +222,11 @@ def test_no_client_can_state_another_size_or_keep_changes_of_a_vmi_from_admissio
     for forged in (
         {"annotations": {"kvplace.io/vm-size": '{"vcpus":64}'}},
         {"annotations": {"kvplace.io/vm-size": None}},
-        {"labels": {"kvplace.io/asks": None}},
+        {"labels": {"kvplace.io/opted-in": None}},
     ):
         after = patching(control_plane, stated, **forged)()["metadata"]
         assert after["annotations"][size] == before
-        assert after["labels"]["kvplace.io/asks"] == "true"
+        assert after["labels"]["kvplace.io/opted-in"] == "true"
 
 
 def test_only_changes_of_options_and_size_are_sent_of_a_vmi(

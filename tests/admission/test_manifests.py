@@ -10,7 +10,14 @@ import yaml
 
 from kvplace.admission.http import admission_application
 from kvplace.admission.pod import FORGEABLE
-from kvplace.core.well_known_names import ASKING, ASKS_LABEL, CPU_MAP, MARKER_RESOURCE, PLACED_LABEL, PREFIX
+from kvplace.core.well_known_names import (
+    ASKING,
+    CPU_MAP,
+    MARKER_RESOURCE,
+    OPTED_IN_LABEL,
+    PLACED_LABEL,
+    PREFIX,
+)
 from tests.admission.reviewed_objects import SETTINGS, Json, Vmis
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
@@ -47,7 +54,7 @@ def condition(webhook: str, name: str) -> str:
 def test_an_object_is_sent_here_for_every_key_by_which_one_can_ask(
     webhook: str, name: str, times: int
 ) -> None:
-    named = [word for word in QUOTED.findall(condition(webhook, name)) if word != ASKS_LABEL]
+    named = [word for word in QUOTED.findall(condition(webhook, name)) if word != OPTED_IN_LABEL]
     expected = [PREFIX, *(key for key in ASKING if not key.startswith(PREFIX))]
     assert sorted(named) == sorted(expected * times)
     assert all(key.startswith(PREFIX) for key in FORGEABLE)
@@ -64,7 +71,7 @@ def test_a_webhook_that_does_not_answer_blocks_objects_with_options_only() -> No
         assert entry["failurePolicy"] == "Fail"
         asks = any(condition["name"] == "asks" for condition in entry.get("matchConditions", ()))
         chosen = entry.get("objectSelector", {}).get("matchExpressions")
-        assert asks or chosen == [{"key": ASKS_LABEL, "operator": "Exists"}]
+        assert asks or chosen == [{"key": OPTED_IN_LABEL, "operator": "Exists"}]
         assert entry["sideEffects"] == "None"
         assert 0 < entry["timeoutSeconds"] <= 10
 
@@ -76,8 +83,8 @@ def test_a_new_pod_is_sent_by_its_label_or_by_its_annotations_never_twice() -> N
         if entry["rules"][0]["resources"] == ["pods"]
     }
     assert chosen == {
-        "vm-pod.kvplace.io": [{"key": ASKS_LABEL, "operator": "Exists"}],
-        "pod.kvplace.io": [{"key": ASKS_LABEL, "operator": "DoesNotExist"}],
+        "vm-pod.kvplace.io": [{"key": OPTED_IN_LABEL, "operator": "Exists"}],
+        "pod.kvplace.io": [{"key": OPTED_IN_LABEL, "operator": "DoesNotExist"}],
     }
 
 

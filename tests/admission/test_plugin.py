@@ -15,7 +15,7 @@ import yaml
 from kvplace.admission.pod import admit_pod
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.errors import Misconfigured
-from kvplace.core.well_known_names import ASKS_LABEL, FrontEnd
+from kvplace.core.well_known_names import OPTED_IN_LABEL, FrontEnd
 from tests.admission.pod_admission import launcher
 from tests.admission.reviewed_objects import (
     ASKS,
@@ -87,7 +87,7 @@ def test_a_label_that_a_user_has_written_goes_where_no_plugin_is_to_be_called(
 def test_the_plugin_is_called_only_for_vms_with_both_labels_so_that_a_hand_written_one_stops_no_vm() -> None:
     (hook,) = yaml.safe_load(MANIFEST.read_text())["spec"]["domainHooks"]
     demanded = re.findall(r'"([\w./-]+)" in vmi\.Labels', hook["condition"])
-    assert demanded == [LABEL, ASKS_LABEL]  # pods without the second one do not come to admission
+    assert demanded == [LABEL, OPTED_IN_LABEL]  # pods without the second one do not come to admission
     assert set(demanded) <= admitted_vmi(vmi())["metadata"]["labels"].keys()
 
 

@@ -446,7 +446,7 @@ STATED = {**ASKS, "kvplace.io/vm-size": '{"vcpus":6,"memory":8589934592,"ioThrea
 def stating(annotations: Mapping[str, str] = STATED, label: str = "true") -> Json:
     """Make a launcher pod that KubeVirt has copied label and size to."""
     raw = launcher(annotations=annotations)
-    raw["metadata"]["labels"]["kvplace.io/asks"] = label
+    raw["metadata"]["labels"]["kvplace.io/opted-in"] = label
     return raw
 
 
@@ -470,7 +470,7 @@ def test_a_size_on_a_pod_that_virt_controller_has_not_made_counts_for_nothing(au
     assert "kvplace.io/vm-size" not in after["metadata"]["annotations"]
 
 
-@pytest.mark.parametrize("labels", [{"kvplace.io/asks": "false"}, {}], ids=str)
+@pytest.mark.parametrize("labels", [{"kvplace.io/opted-in": "false"}, {}], ids=str)
 def test_a_size_on_a_vmi_whose_changes_admission_does_not_see_counts_for_nothing(
     labels: dict[str, str],
 ) -> None:

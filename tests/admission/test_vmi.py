@@ -62,7 +62,7 @@ def test_a_captured_vmi_with_options_gets_the_hook_sidecar_and_its_size_and_noth
     stated = read_size(stored.pop("kvplace.io/vm-size"))
     assert stated == size_of_vm(typed(raw, Vmi).spec.domain, "VMI")
     assert stored == old
-    assert after["metadata"]["labels"].pop("kvplace.io/asks") == "true"
+    assert after["metadata"]["labels"].pop("kvplace.io/opted-in") == "true"
     raw["metadata"].setdefault("labels", {})
     assert after == raw
     assert warnings == ()
@@ -95,7 +95,7 @@ def test_a_vmi_with_policy_none_gets_its_size_alone(annotations: dict[str, str])
     after, _ = admit(raw)
     stated = after["metadata"]["annotations"]
     assert stated == {**annotations, "kvplace.io/vm-size": '{"vcpus":4,"memory":4294967296}'}
-    assert after["metadata"]["labels"] == {"kvplace.io/asks": "true"}
+    assert after["metadata"]["labels"] == {"kvplace.io/opted-in": "true"}
 
 
 def test_admission_done_again_changes_nothing() -> None:

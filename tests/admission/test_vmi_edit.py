@@ -10,10 +10,10 @@ import pytest
 
 from kvplace.admission.vmi import admit_vmi, admit_vmi_edit
 from kvplace.core.errors import KvplaceError
-from kvplace.core.well_known_names import ASKS_LABEL, EDITED_LABEL
+from kvplace.core.well_known_names import EDITED_LABEL, OPTED_IN_LABEL
 from tests.admission.reviewed_objects import ASKS, SETTINGS, Json, unchanged_but_for, vmi
 
-MARKED = {ASKS_LABEL: "true", EDITED_LABEL: "true"}
+MARKED = {OPTED_IN_LABEL: "true", EDITED_LABEL: "true"}
 SIZE = "kvplace.io/vm-size"
 
 
@@ -68,7 +68,7 @@ def test_an_update_of_something_else_changes_nothing_even_if_the_options_are_bad
 
 def test_removed_options_leave_the_vm_where_it_is_and_state_how_to_unpin_it() -> None:
     metadata, warning = edit(ASKS, {})
-    assert metadata["labels"] == {ASKS_LABEL: "true"}
+    assert metadata["labels"] == {OPTED_IN_LABEL: "true"}
     assert "kvplace.io/cpu-policy: none" in warning
 
 
@@ -100,7 +100,7 @@ def test_cpus_that_are_plugged_in_change_the_size_for_the_next_pod() -> None:
     new["spec"]["domain"]["cpu"]["sockets"] = 2
     stored, _ = changed(old, new)
     assert stored["metadata"]["annotations"][SIZE] == '{"vcpus":8,"memory":4294967296}'
-    assert stored["metadata"]["labels"] == {ASKS_LABEL: "true"}
+    assert stored["metadata"]["labels"] == {OPTED_IN_LABEL: "true"}
 
 
 def test_a_size_that_kvplace_does_not_place_is_not_stated_and_stops_no_client() -> None:

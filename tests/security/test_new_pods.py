@@ -49,7 +49,7 @@ def attempts(name: str) -> dict[str, Json]:
             name, {"annotations": RESULTS, "labels": LABEL}, {"nodeName": NODE}
         ),
         "forged results and the label of a VM that asks": marked(
-            pod(name, {"annotations": RESULTS, "labels": {**LABEL, "kvplace.io/asks": "true"}}, MINE)
+            pod(name, {"annotations": RESULTS, "labels": {**LABEL, "kvplace.io/opted-in": "true"}}, MINE)
         ),
         "label and marker without a request": marked(pod(name, {"labels": LABEL}, MINE)),
         "label alone, bound by hand": pod(name, {"labels": LABEL}, {"nodeName": NODE}),
@@ -58,7 +58,7 @@ def attempts(name: str) -> dict[str, Json]:
             pod(
                 name,
                 {
-                    "labels": {"kubevirt.io": "virt-launcher", **LABEL, "kvplace.io/asks": "true"},
+                    "labels": {"kubevirt.io": "virt-launcher", **LABEL, "kvplace.io/opted-in": "true"},
                     "annotations": {"cpu-set": "any", "kvplace.io/vm-size": REQUEST},
                     "ownerReferences": [
                         {

@@ -12,7 +12,7 @@ from tests.security.conftest import PLACEMENT, REQUEST, Tenant, tried
 
 FORGED = {"kvplace.io/vm-size": json.dumps({"vcpus": 1})}
 """What the owner of a VM with four vCPUs would rather be charged for."""
-LABEL = {"kvplace.io/asks": "true"}
+LABEL = {"kvplace.io/opted-in": "true"}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def manifest(annotations: dict[str, str], labels: dict[str, str] | None = None) 
 def size_of(vmi: Json) -> int | None:
     """Return the vCPUs that count for the pods of a VMI: the size without the label is read by no client."""
     size = vmi["metadata"].get("annotations", {}).get("kvplace.io/vm-size")
-    is_trusted = size is not None and "kvplace.io/asks" in vmi["metadata"].get("labels", {})
+    is_trusted = size is not None and "kvplace.io/opted-in" in vmi["metadata"].get("labels", {})
     return int(json.loads(size)["vcpus"]) if is_trusted else None
 
 
@@ -87,7 +87,7 @@ def test_a_changed_vmi_has_the_size_of_its_spec(
 
 def test_without_its_label_a_forged_size_is_read_by_no_client(tenant: Tenant, vmis: str, vmi: str) -> None:
     tenant.ask("POST", vmis, manifest({"cpu-set": "any"}))
-    step = {"annotations": FORGED, "labels": {"kvplace.io/asks": None}}
+    step = {"annotations": FORGED, "labels": {"kvplace.io/opted-in": None}}
     assert size_of(tenant.ask("PATCH", vmi, {"metadata": step}, MERGE_PATCH)) in (4, None)
     step = {"labels": LABEL}
     assert size_of(tenant.ask("PATCH", vmi, {"metadata": step}, MERGE_PATCH)) == 4
