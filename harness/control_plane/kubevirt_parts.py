@@ -25,7 +25,8 @@ FEATURE_GATES = ("Sidecar", "CPUManager", "NUMA")
 
 _PLUGINS_CRD = "plugins.plugin.kubevirt.io"
 _ONE_DAY_S = 86_400
-_PATIENCE_S = 60
+_PATIENCE_S = 120
+"""Longer than kvplace pauses between two searches: a first try may come before a VM can migrate."""
 
 
 class KubeVirt:
@@ -104,13 +105,13 @@ class KubeVirt:
     def launcher_pod(self, namespace: str, vmi: str, other_than: str = "") -> Json:
         """Wait for the virt-launcher pod of a VMI, or for another one than that with a UID.
 
-        Raises `TimeoutError` when there is none after 60 s.
+        Raises `TimeoutError` when there is none after 120 s.
         """
         pods = f"/api/v1/namespaces/{namespace}/pods?labelSelector=vm.kubevirt.io/name={vmi}"
         return self.first(pods, lambda pod: bool(pod["metadata"]["uid"] != other_than))
 
     def vmi_in_phase(self, namespace: str, name: str, phase: str) -> Json:
-        """Wait until a VMI is in a phase; raises `TimeoutError` when it is not after 60 s."""
+        """Wait until a VMI is in a phase; raises `TimeoutError` when it is not after 120 s."""
         vmis = f"/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances"
         return self.first(
             f"{vmis}?fieldSelector=metadata.name={name}",
@@ -132,7 +133,7 @@ class KubeVirt:
         self.virt_controller.wait_until(is_gone, f"end of {kind} {namespace}/{name}")
 
     def first(self, path: str, is_wanted: Callable[[Json], bool]) -> Json:
-        """Wait for an object of a list that is as wanted; raises `TimeoutError` when none is after 60 s."""
+        """Wait for an object of a list that is as wanted; raises `TimeoutError` when none is after 120 s."""
         connection = HTTPSConnection(
             self.plane.url.removeprefix("https://"), context=self.plane.tls, timeout=_PATIENCE_S
         )

@@ -1,4 +1,4 @@
-"""Kills programs of kvplace on real nodes, as a crash would."""
+"""Pods of kvplace on real nodes: kills their programs as a crash would, and reads what they printed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def pods_of(cluster: RealCluster, namespace: str, component: str) -> list[Json]:
 
 def restarts(pod: Json) -> int:
     return sum(int(status["restartCount"]) for status in pod["status"].get("containerStatuses", []))
+
+
+def log_end(cluster: RealCluster, pod: Json, container: str) -> str:
+    """Return the end of the newest log of a container, under a line that names it."""
+    about = pod["metadata"]
+    sandbox = cluster.nodes[pod["spec"]["nodeName"]].sandbox
+    folder = f"/var/log/pods/{about['namespace']}_{about['name']}_{about['uid']}/{container}"
+    logs = sorted(sandbox.path(folder).glob("*.log"), key=lambda log: log.stat().st_mtime)
+    lines = logs[-1].read_text(errors="replace").splitlines()[-40:] if logs else []
+    return "\n".join((f"{about['name']} printed:", *lines))
 
 
 def kill_container(cluster: RealCluster, namespace: str, pod: Json, container: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from harness.control_plane.watching import wait_for
+from harness.control_plane.watching import condition, wait_for
 from harness.kvplace_cluster.installation import NAMESPACE
-from tests.real_node.killing import kill_container, pods_of
+from tests.real_node.killing import kill_container, log_end, pods_of
 from tests.real_node.vms import LEDGERS, MIGRATIONS, ON_ITS_OWN, Vm, Vms, ledger
 
 Json = dict[str, Any]
@@ -24,10 +24,17 @@ def asked_to_leave(vms: Vms) -> tuple[Vm, str, Json]:
     """Let a VM wait for the core of another one; return that one, its node and its migration."""
     vm = vms.start("leaves", annotations=MOVABLE)
     vm.pinned()
+    vmis = f"/apis/kubevirt.io/v1/namespaces/{vms.namespace}/virtualmachineinstances"
+    wait_for(vms.cluster.plane, vmis, "leaves", lambda seen: condition(seen, "LiveMigratable") == "True")
     source = vm.node.name
     vms.create("waits", node=source)
     of_kvplace = f"{migrations(vms)}?labelSelector=kvplace.io/move=true"
-    return vm, source, vms.cluster.kubevirt.first(of_kvplace, lambda _: True)
+    try:
+        return vm, source, vms.cluster.kubevirt.first(of_kvplace, lambda _: True)
+    except TimeoutError as missing:
+        for pod in pods_of(vms.cluster, NAMESPACE, "serve"):
+            missing.add_note(log_end(vms.cluster, pod, "serve"))
+        raise
 
 
 def ended(vms: Vms, migration: Json) -> str:
