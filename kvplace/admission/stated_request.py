@@ -54,8 +54,8 @@ def stated_request(document: Mapping[str, Any], *, namespace: str = "") -> PodRe
             what = f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
             if (document.get("spec") or {}).get("instancetype") and read_options(annotations) is not None:
                 raise Misconfigured(
-                    f"{what}: the size of this VM comes from its instancetype; give what "
-                    "`virtctl expand` prints for it, or ask about its VMI once it is started"
+                    f"{what}: the size of this VM comes from its instancetype; give the output of "
+                    "`virtctl expand` for it, or explain its VMI once it is started"
                 )
             return _of_vm(annotations, template.spec, what, _name(vm.metadata, namespace))
         case "VirtualMachineInstance":
@@ -173,7 +173,7 @@ def _instancetype(
             return each
     raise Misconfigured(
         f"{what}: its size comes from the instancetype {shown(name)}, which is not in the files; give its "
-        "file with one more -f, or what `virtctl expand` prints for the VM"
+        "file with one more -f, or the output of `virtctl expand` for the VM"
     )
 
 

@@ -229,7 +229,7 @@ class NriSource:
 
     def _not_heard(self, why: Misconfigured) -> None:
         if not self._keeper.obstacle:
-            log.warning("what others write to cgroups is not noticed at once: %s", why)
+            log.warning("changes of cgroups by other programs are not noticed at once: %s", why)
         self._keeper.obstacle = str(why)
 
     def _writes_seen(self, writes: Inotify) -> None:

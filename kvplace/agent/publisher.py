@@ -160,7 +160,7 @@ class Publisher:
                 await self._publish()
                 failures = 0
             except Conflict as error:
-                log.debug("publishing again with what is stored by now: %s", error)
+                log.debug("another client has changed the object; writing again: %s", error)
                 self._changed.set()
             except KvplaceError as error:
                 pause = max(pause, backoff.pause(failures, error))

@@ -88,7 +88,7 @@ def _kubelet_settings(
     except (BadBody, Gone, NotPermitted, KernelError) as error:
         if isinstance(error, Gone) and (before or KubeletSettings()) == KubeletSettings():
             return KubeletSettings()  # not every kubelet has one
-        notes.append(str(error) if before is None else f"{error}; what was known before counts")
+        notes.append(str(error) if before is None else f"{error}; the last readable settings count")
         return before or KubeletSettings()
 
 

@@ -74,7 +74,7 @@ def _print(report: DemoReport, out: Console) -> None:
     if example is not None:
         from kvplace.simulate.demo_report import domain_diff
 
-        _print_rule(out, f"how {example.name} is pinned: what the hook adds to its libvirt domain")
+        _print_rule(out, f"how {example.name} is pinned: lines that the hook adds to its libvirt domain")
         _print_diff(domain_diff(example), out)
     _print_rule(out, "all VMs")
     _print_summary(report, similar_refusals(report), out)

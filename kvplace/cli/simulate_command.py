@@ -62,7 +62,7 @@ def command(scenario: str | None, output: Output) -> int:
         _print(chosen, outcomes)
         if progress.interrupted:
             click.echo(
-                f"\ninterrupted in simulation {len(outcomes)} of {len(runs)}: the table counts what was run"
+                f"\ninterrupted in simulation {len(outcomes)} of {len(runs)}: the table counts the VMs so far"
             )
     return ExitCode.INTERRUPTED if progress.interrupted else ExitCode.DONE
 

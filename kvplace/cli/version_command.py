@@ -51,7 +51,7 @@ def _say_what_is_missing(found: Releases) -> None:
     for sentence, names in programs.items():
         say(f"nothing is known of {' and '.join(names)}: {sentence}")
     if not found.denied and not any(name in found.of for name in _OURS):
-        say("neither serve nor the agent was found; `kubectl kvplace doctor` lists what is installed")
+        say("neither serve nor the agent was found; `kubectl kvplace doctor` checks the installation")
 
 
 def _of_cluster(flags: ClusterFlags) -> Releases:

@@ -288,7 +288,7 @@ class Relocator:
             return True
         paid = f"{pod.resources.get('cpu', 0)}m CPU, and needs {request.least_millicores}m"
         if not pod.vmi:
-            await self._cannot(pod, f"the pod requests {paid}: raise what its containers request")
+            await self._cannot(pod, f"the pod requests {paid}: raise the requests of its containers")
             return False
         try:
             await self._cluster.request_cpus(pod, request.least_millicores)

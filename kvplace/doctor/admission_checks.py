@@ -161,7 +161,7 @@ def check_policies(found: Installation) -> Iterator[Finding]:
                     about, "it is not active: a misspelt annotation is ignored without a warning", _APPLY
                 )
         elif policy is None:
-            yield wrong(about, "it is missing: other clients can write what it protects", _APPLY)
+            yield wrong(about, "it is missing, so nothing refuses forbidden writes", _APPLY)
         elif not any("Deny" in (at(one, "spec", "validationActions") or ()) for one in bindings):
             yield wrong(about, "no binding activates it with Deny", _APPLY)
         else:

@@ -156,7 +156,7 @@ def _check_events(events: Iterable[Any], what: str) -> None:
             raise BadBody(f"{what} contains the tag {shown(event.tag)}; remove it")
         if isinstance(event, yaml.AliasEvent) and (meant := anchors.get(event.anchor)):
             if meant.size is None:
-                raise BadBody(f"{what} contains the alias *{event.anchor} inside of what it stands for")
+                raise BadBody(f"{what} contains the alias *{event.anchor} inside of its own anchor")
             size += meant.size
             deepest += meant.deepest - meant.depth
         elif isinstance(event, yaml.CollectionEndEvent):

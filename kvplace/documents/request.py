@@ -36,7 +36,7 @@ _OPTIONS = {
     "numaMemory": "How memory is bound to NUMA nodes.",
     "guestNuma": "Whether the guest sees the NUMA nodes of the host.",
     "deviceNuma": "How near the cores must be to the VM's devices.",
-    "onFailure": "What happens to a VM that does not fit.",
+    "onFailure": "Whether a VM that fits on no node waits, or runs unpinned.",
 }
 REQUEST_EXAMPLE = """\
 {"vcpus": 8, "cpuSet": "one-numa", "smt": "require", "emulatorThreads": "isolate", "memory": "32Gi"}

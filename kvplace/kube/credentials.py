@@ -355,7 +355,7 @@ def _authorization(user: Mapping[str, Any]) -> Callable[[], Awaitable[str | None
 def _checked(token: object) -> str:
     text = str(token)
     if not isinstance(token, str | int) or not text.isascii() or not text.isprintable():
-        raise ValueError("its token contains what no token does, such as a line break; copy it again")
+        raise ValueError("its token contains an invalid character, such as a line break; copy it again")
     return text
 
 

@@ -53,7 +53,7 @@ async def read_pod_resources(
     try:
         return read_devices(devices, 1), list(_pods(pods))
     except (BadMessage, UnicodeDecodeError) as error:
-        raise Unavailable(f"{socket} sent what is not an answer of podresources: {error}") from None
+        raise Unavailable(f"{socket} sent an answer that podresources does not define: {error}") from None
 
 
 def count_devices(allocatable: DeviceNodes, pods: Iterable[ListedPod]) -> list[DeviceCount]:

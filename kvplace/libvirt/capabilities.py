@@ -162,7 +162,7 @@ def _parse(xml: bytes) -> etree._Element:
     if len(xml) > MAX_BYTES:
         raise BadTopology(f"it is longer than {MAX_BYTES} bytes")
     if b"\0" in xml or b"<!DOCTYPE" in xml:
-        raise BadTopology("it has a DOCTYPE or is not UTF-8 text; save what `virsh capabilities` prints")
+        raise BadTopology("it has a DOCTYPE or is not UTF-8 text; save the output of `virsh capabilities`")
     # The declared encoding is overruled: another one could hide a DOCTYPE from us.
     parser = etree.XMLParser(encoding="utf-8", resolve_entities=False, no_network=True, huge_tree=False)
     try:

@@ -55,7 +55,7 @@ def _rows(text: str) -> Iterator[Mapping[str, str]]:
         if len(row) != len(names):
             raise BadTopology(
                 f"the row {' '.join(row)[:60]!r} has {counted(len(row), 'value')} for"
-                f" {counted(len(names), 'column')}; save what `lscpu -p` prints"
+                f" {counted(len(names), 'column')}; save the output of `lscpu -p`"
             )
         yield _split_caches(zip(names, row, strict=True))
 
@@ -94,7 +94,7 @@ def _discover(rows: list[Mapping[str, str]]) -> Discovery:
             raise BadTopology(f"CPU {cpu} has two rows; save the table of one machine alone")
         by_cpu[cpu] = row
     if not by_cpu:
-        raise BadTopology("it has no row of an online CPU; save what `lscpu -p` prints")
+        raise BadTopology("it has no row of an online CPU; save the output of `lscpu -p`")
     _refuse_repeated_ids(by_cpu)
     online = mask_of(by_cpu)
     levels = Levels("lscpu", online)

@@ -42,8 +42,8 @@ from kvplace.linux.tree import (
 from kvplace.machines.server_types import read_machine
 
 _EXPECTED = (
-    "a folder or tar archive with a machine's sys/, a NodeTopology, what `virsh capabilities` or `lscpu -p`"
-    " prints, or a node's cpu-map"
+    "a folder or tar archive with a machine's sys/, a NodeTopology, the output of `virsh capabilities` or"
+    " `lscpu -p`, or a node's cpu-map"
 )
 _NOT_READ = (
     (r"Architecture:\s|CPU op-mode\(s\):\s|CPU\(s\):\s", "lscpu"),

@@ -144,7 +144,7 @@ def _read_described(log: bytes, node: NodeName, failure: str) -> tuple[Topology,
             f"the pod on node {node} could not read its machine ({failure}); it printed: {said[:500]}"
         )
     try:
-        _, topology = read_node_topology(json_object(text, what=f"what the pod on node {node} printed"))
+        _, topology = read_node_topology(json_object(text, what=f"the output of the pod on node {node}"))
     except BadBody as error:
         raise BadTopology(str(error)) from None
     return topology, notes

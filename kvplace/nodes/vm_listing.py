@@ -125,7 +125,7 @@ def _left_out(denied: Denied) -> str:
     )
 
 
-def _not_seen(denied: Denied, what: str = "what is reserved for VMs that wait is") -> str:
+def _not_seen(denied: Denied, what: str = "reservations for waiting VMs are") -> str:
     return (
         f"you may not {denied.verb} {denied.resource}: {what} left out; "
         "the ClusterRole kvplace-viewer gives this right"

@@ -12,7 +12,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import AgentPod, TopologyRecord
 from kvplace.kube.store import Store
 
-GONE = "its agent is gone or not ready: nothing is measured there, and what it has reported may be old"
+GONE = "its agent is gone or not ready: it measures nothing, and its last report may be old"
 
 
 class Agents:

@@ -169,7 +169,7 @@ async def test_while_the_kubelets_configuration_is_edited_its_reserved_cpus_stay
         assert found.reserved_by is ReservedBy.KUBELET
         (note,) = found.notes
         assert CONFIG in note
-        assert note.endswith("; what was known before counts")
+        assert note.endswith("; the last readable settings count")
         host.write(CONFIG, "reservedSystemCPUs: '3,7'")
         assert (await changes.next()).topology.reserved == parse_cpu_list("3,7")
 
@@ -183,7 +183,7 @@ async def test_while_an_editor_replaces_the_kubelets_configuration_its_reserved_
         (host.root / CONFIG).rename(host.root / f"{CONFIG}~")
         found = await changes.next()
         assert found.topology.reserved == parse_cpu_list("2,6")
-        assert found.notes == (f"{host.root / CONFIG} does not exist; what was known before counts",)
+        assert found.notes == (f"{host.root / CONFIG} does not exist; the last readable settings count",)
 
 
 async def test_while_the_kubelets_state_is_damaged_the_last_good_one_counts(host: Host) -> None:

@@ -79,7 +79,7 @@ async def test_a_plain_pod_that_requests_too_little_owns_no_cpus_until_its_reque
         found = condition(cluster, made)
         assert found is not None
         assert found.message == (
-            "the pod requests 1m CPU, and needs 2000m: raise what its containers request"
+            "the pod requests 1m CPU, and needs 2000m: raise the requests of its containers"
         )
         assert not agent.ledger.claims
         await cluster.request_cpus(made, 2000)

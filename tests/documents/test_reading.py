@@ -16,7 +16,7 @@ from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, texts
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nodes: &a [*a]", r"contains the alias \*a inside of what it stands for"),
+        ("nodes: &a [*a]", r"contains the alias \*a inside of its own anchor"),
         ("a: *b", "is not valid YAML: found undefined alias at line 1, column 4"),
         ("a: {<<: e}", "expected a mapping or list of mappings for merging"),
         ("a: 1\na: 2\n", "duplicate key 'a'"),

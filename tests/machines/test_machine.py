@@ -110,7 +110,7 @@ def test_the_only_machine_of_a_list_is_that_machine(tmp_path: Path) -> None:
         (b'{"cores": [', "is not valid JSON"),
         (b'{"a": 1, "a": 1}', "'a'"),
         (b"a: [", "is not valid YAML"),
-        (b"a: &x [*x]", "contains the alias *x inside of what it stands for"),
+        (b"a: &x [*x]", "contains the alias *x inside of its own anchor"),
         (b"cores: x", "packages is missing; it must be a list"),
         (b"anything: 1", "does not describe a machine; give a folder or tar archive"),
         (

@@ -114,7 +114,7 @@ async def test_who_may_not_see_what_is_reserved_is_informed_while_a_vm_waits() -
     listed = await read_listed_vms(cluster, PLACED_PODS)
     assert [vm.name for vm in listed.vms] == ["late"]
     (note,) = listed.notes
-    assert note.startswith("you may not list nodeledgers: what is reserved for VMs that wait is left out")
+    assert note.startswith("you may not list nodeledgers: reservations for waiting VMs are left out")
     await cluster.close()
 
 

@@ -1,4 +1,4 @@
-// The page: which view is shown, what keys do, and what happens when the cluster changes.
+// The page: its views, its keys, and its reaction to changes of the cluster.
 
 import { Cluster } from "./cluster.js";
 import { h } from "./dom.js";

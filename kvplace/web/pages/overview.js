@@ -1,4 +1,4 @@
-// The cluster: what is free, in what pieces, and every node as a tile.
+// The cluster: its free blocks, and every node as a tile.
 
 import { byName, h, nodeLink, plural, replace, roving, vmLink } from "./dom.js";
 

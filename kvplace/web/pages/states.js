@@ -17,7 +17,7 @@ const STATES = {
   Failed: ["!", "it has failed"],
 };
 
-// What to do next about a VM in a state: a sentence, and a command for it.
+// The next step for a VM in each state: a sentence, and a command for it.
 const NEXT = {
   NotCreated: ["The conditions of the VMI name what KubeVirt waits for.", (vm) => `kubectl -n ${vm.namespace} describe vmi ${vm.name}`],
   Waiting: ["See which changes would make it fit.", explain],
@@ -25,7 +25,7 @@ const NEXT = {
   Starting: ["If this lasts, the events of the VMI name the reason.", (vm) => `kubectl -n ${vm.namespace} describe vmi ${vm.name}`],
   Running: ["If this lasts, check that the agent of its node runs.", () => "kubectl kvplace doctor"],
   NotPinned: ["The agent repairs drift within seconds. If this lasts, see the reason.", explain],
-  Floating: ["See what it would need to get cores of its own, then restart it.", explain],
+  Floating: ["See which nodes have cores for it, then restart it.", explain],
   Failed: ["The status of the pod names the reason.", (vm) => `kubectl -n ${vm.namespace} describe pod ${vm.pod}`],
 };
 
@@ -47,7 +47,7 @@ export function nextStep(vm) {
   return words ? h("p", { class: "next" }, h("b", {}, "Next step: "), words, h("code", {}, command(vm))) : null;
 }
 
-// What is wrong with the agent of a node: then what is shown of threads may be old.
+// The fault of the agent of a node. Its measurements of threads may then be old.
 export function agentTrouble({ agent }) {
   if (!agent) return null;
   return h("p", { class: "alarm" }, h("span", { "aria-hidden": "true" }, "! "), `${agent[0].toUpperCase()}${agent.slice(1)}.`);
