@@ -48,7 +48,7 @@ class RepairHistory:
 log = logging.getLogger(__name__)
 
 AGAIN_S = 30.0
-"""What was not taken is tried again after so long, then after twice as long, and so on."""
+"""Pause before the second attempt of a delivery; it doubles with each further one."""
 LONGEST_S = 600.0
 """Longest time between two tries."""
 BURST_S = 50.0
@@ -83,7 +83,7 @@ class Deliveries(Generic[T]):
         again_s: float = AGAIN_S,
         longest_s: float = LONGEST_S,
     ) -> None:
-        """`deliver` raises Refused for what is not to be tried again, another KvplaceError for what is."""
+        """`deliver` raises Refused to end the attempts, and another KvplaceError to be called again."""
         self._deliver = deliver
         self._again_s = again_s
         self._longest_s = longest_s
@@ -103,7 +103,7 @@ class Deliveries(Generic[T]):
             self._changed.set()
 
     def drop(self, uid: PodUid) -> None:
-        """Forget what is due for a pod."""
+        """Forget the pending delivery of a pod."""
         self._due.pop(uid, None)
 
     async def run(self) -> None:

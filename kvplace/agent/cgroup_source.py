@@ -71,7 +71,7 @@ class CgroupSource:
             self._wake.set()
 
     def _take_in(self, watch: ContainerWatch, *, begins: bool = False) -> None:
-        """Report what has changed."""
+        """Report the changes."""
         changes = watch.read()
         self._keeper.obstacle = watch.obstacle
         known = {container.id: container for container in self._keeper.containers()}

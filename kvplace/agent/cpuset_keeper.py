@@ -47,7 +47,7 @@ from kvplace.nri.values import NO_CPUSET, Cpuset
 log = logging.getLogger(__name__)
 
 SWEEP_S = 30.0
-"""How often all cpusets are read, for what no event was about."""
+"""How often all cpusets are read, for changes without an event."""
 SWEEP_WITHOUT_EVENTS_S = 1.0
 """The same where the kernel does not report every change."""
 STARTING_S = 10.0
@@ -64,7 +64,7 @@ class ContainerSource(Protocol):
         ...
 
     def search(self) -> None:
-        """Report what no event was about."""
+        """Report changes that came without an event."""
         ...
 
 
@@ -95,7 +95,7 @@ class CgroupCpusets(Protocol):
 
 @dataclass(slots=True)
 class _Kept:
-    """A container, and what has been done about it."""
+    """A container, and the state of its cgroup."""
 
     container: NodeContainer
     """`cpus` is what its cgroup was last seen or set to, or what its spec states while it has no cgroup."""
@@ -111,7 +111,7 @@ class _Kept:
     problem: str = ""
     """A failure that was still there after a second try."""
     limit: str = ""
-    """Why it may not use what it is set to."""
+    """The obstacle that keeps it from using its cpuset."""
     by_threads: bool = False
     """Whether it is our own, and its threads are set because its cgroup may not be written."""
 
@@ -193,7 +193,7 @@ class CpusetKeeper:
             tasks.create_task(self._follow_state(source))
             tasks.create_task(self._set_again_and_again())
 
-    # What a source reports
+    # Reports of a source
 
     def connected(self, how: Enforcement, condition: Condition) -> None:
         """Begin or continue to carry out plans; the condition is reported while all is in order."""
@@ -206,13 +206,13 @@ class CpusetKeeper:
         self._say()
 
     def take(self, container: NodeContainer) -> NodeContainer:
-        """Take in a container; returns it with what its cgroup has."""
+        """Take in a container; returns it with the values of its cgroup."""
         kept = self._kept[container.id] = _Kept(container, time.monotonic())
         self._read(kept)
         return kept.container
 
     def describe(self, container: NodeContainer) -> None:
-        """Take over what is known of a container by now, except for what its cgroup has."""
+        """Take over a newer description of a container, but not the values of its cgroup."""
         kept = self._kept[container.id]
         kept.container = replace(container, cpus=kept.container.cpus if kept.exists else container.spec.cpus)
 
@@ -231,7 +231,7 @@ class CpusetKeeper:
         self.check(list(self._kept))
 
     def carry_out(self, first: Collection[ContainerId] = ()) -> None:
-        """Plan anew and set the cgroups of all containers that have not what is planned, some of them first.
+        """Plan anew, and set the cgroups of all containers that differ from the plan, some of them first.
 
         Does nothing while there is no source: all is planned anew when there is one again.
         """
@@ -256,7 +256,7 @@ class CpusetKeeper:
                 listener()
 
     def setting_of_new(self, container: NodeContainer) -> Cpuset:
-        """Return what a container that is being created gets."""
+        """Return the cpuset of a container that is being created."""
         state = self._state()
         if state.is_known:
             return self._plan.containers.get(container.id, NO_CPUSET)
@@ -292,7 +292,7 @@ class CpusetKeeper:
             self.set_again()
 
     def set_again(self) -> None:
-        """Set what could not be set, and report what still cannot be."""
+        """Set the cgroups that could not be set, and report new failures."""
         failed = [kept for kept in self._kept.values() if kept.failure]
         self._check(failed)
         for kept in failed:
@@ -325,7 +325,7 @@ class CpusetKeeper:
             if kept.container.cpus != wanted.cpus and self._may_set(kept, wanted)
         ]
         had = {kept.container.id: kept.container.cpus for kept, _ in wrong}
-        # What has only appeared is about to run; it comes first.
+        # A container that has just appeared is about to run, so it comes first.
         wrong.sort(key=lambda change: change[0].container.id not in first)
         shrunk = [(kept, wanted) for kept, wanted in wrong if self._shrink(kept, wanted.cpus)]
         for kept, wanted in shrunk:
@@ -363,7 +363,7 @@ class CpusetKeeper:
             log.warning("%s: %s was set to %s %s and is set back", kept.name, folder, what, listed)
 
     def _shrink(self, kept: _Kept, cpus: CpuMask) -> bool:
-        """Take from a container what it must not have any more; False where that fails."""
+        """Take CPUs away from a container that it may no longer use; False if that fails."""
         if not kept.container.cpus & ~cpus:
             return True
         self._set(kept, CpuMask(kept.container.cpus & cpus) or cpus)
@@ -399,7 +399,7 @@ class CpusetKeeper:
             self._has(kept, folder, cpus)
 
     def _has(self, kept: _Kept, folder: Path, cpus: CpuMask) -> None:
-        """Note what a cgroup has, and whether it may use it."""
+        """Note the values of a cgroup, and whether its container may use them."""
         kept.exists = True
         kept.container = replace(kept.container, cpus=cpus)
         if not kept.by_threads and self._online:
@@ -409,7 +409,7 @@ class CpusetKeeper:
 
     @contextmanager
     def _access(self, kept: _Kept) -> Iterator[Path]:
-        """Note what goes wrong with the cgroup of a container."""
+        """Note the fault of a container's cgroup."""
         try:
             if kept.container.folder is None:
                 raise Gone(f"the cgroup of container {kept.container.id} is not known")
@@ -425,7 +425,7 @@ class CpusetKeeper:
             kept.failure = str(error)
             self._failed.set()
 
-    # What is reported
+    # Reports to the node
 
     def _say(self) -> None:
         is_observed = self._connected is not None and self._connected[0] is not Enforcement.NONE

@@ -4,7 +4,7 @@ The kubelet's podresources socket is read after each write of its devices' check
 pod of this node or of its containers, and every ten seconds: never more than twice a second. Where the
 runtime states the devices of a container, too, their addresses and NUMA nodes come from there and from sysfs.
 
-While the kubelet does not answer, what it stated last counts for a minute, longer than it takes to restart.
+While the kubelet does not answer, its last answer counts for a minute, longer than it takes to restart.
 Then the devices are unknown.
 """
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 READ_EVERY_S = 10.0
 _PAUSE_S = 0.5
-"""Between two reads at least: what changes in between is read together."""
+"""Shortest time between two reads: changes in between are read together."""
 _KEEP_S = 60.0
 _CHECKPOINT = "device-plugins"
 """The folder, below the kubelet's, where it notes each device that it gives to a container."""

@@ -138,7 +138,7 @@ class MachineWatch:
 
 
 def _stamp(settings: AgentSettings) -> Stamp:
-    """Read what shows that something has changed: texts of the kernel's files, times of the kubelet's."""
+    """Read the signs of a change: texts of the kernel's files, times of the kubelet's."""
     devices = settings.on_host(Path("/sys/devices/system"))
     pages = settings.on_host(Path("/sys/kernel/mm/hugepages"))
     kernels = (

@@ -30,10 +30,10 @@ class MemoryMoves:
         self._proc = proc
 
     async def move(self, pid: int, placement: PodPlacement) -> str:
-        """Move the memory of a QEMU to the NUMA nodes of a placement; returns what failed, or nothing.
+        """Move the memory of a QEMU to the NUMA nodes of a placement; returns the failure, if any.
 
-        What is not bound strictly may stay elsewhere, so it is never a failure. But cores do not leave memory
-        that devices of the host access.
+        Memory without a strict binding may stay elsewhere, so it is never a failure. But cores do not leave
+        memory that devices of the host access.
         """
         wanted = placement.placement
         targets = wanted.memory_nodes

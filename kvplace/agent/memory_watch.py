@@ -30,7 +30,7 @@ MEASURE_EVERY_S = 10.0
 
 
 class MemoryWatch:
-    """Reports what others use, again and again."""
+    """Reports the memory in use outside of the claims, again and again."""
 
     def __init__(
         self, own: NodeObjects, plan: Callable[[], NodePlan], report: NodeReport, *, host: Path
@@ -82,7 +82,7 @@ class MemoryWatch:
         plain: dict[NumaId, int],
         pages: dict[tuple[NumaId, Bytes], int],
     ) -> None:
-        """Add what one container uses; what its claim holds where its cgroups do not count."""
+        """Add the memory of one container; that of its claim if its cgroups do not count memory."""
         process = next(iter(processes_of(cgroup)), None)
         if process is None:
             return

@@ -44,7 +44,7 @@ class Description:
     topology: Topology
     by_hand: bool = False
     problem: str = ""
-    """Where what a person has written contradicts the machine."""
+    """Contradictions between a description by hand and the machine."""
 
 
 def describe(machine: ThisMachine, by_hand: TopologyRecord | None) -> Description:
@@ -103,7 +103,7 @@ def _given_out(machine: ThisMachine, description: Description) -> CpuMask:
 def own_conditions(
     machine: ThisMachine, description: Description, cpu_map_by: WrittenBy, resources_by: WrittenBy
 ) -> tuple[Condition, ...]:
-    """State where the description comes from and what the kubelet holds."""
+    """State the origin of the description, and the CPUs that the kubelet holds."""
     return (_described(machine, description, cpu_map_by, resources_by), _kubelet_state(machine))
 
 

@@ -79,7 +79,7 @@ class NodeObjects:
         self._listeners.append(listener)
 
     def machine_changed(self, topology: Topology, kubelet_cpus: CpuMask, *, observes_only: bool) -> None:
-        """Take over what discovery has found."""
+        """Take over the result of discovery."""
         before = (self._topology, self._kubelet_cpus, self._observes_only)
         self._topology, self._kubelet_cpus = topology, kubelet_cpus
         self._observes_only = observes_only

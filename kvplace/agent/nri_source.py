@@ -98,7 +98,7 @@ class NriSource:
         self._writes: Inotify | None = None
 
     async def run(self) -> None:
-        """Stay connected, and report what others write to cgroups, until cancelled."""
+        """Stay connected, and report writes of others to cgroups, until cancelled."""
         self._keeper.subscribe(self._changed.set)
         with self._hearing_of_writes():
             async with asyncio.TaskGroup() as tasks:
@@ -108,7 +108,7 @@ class NriSource:
     def search(self) -> None:
         """Do nothing: the runtime reports every container."""
 
-    # What the runtime calls
+    # Calls of the runtime
 
     async def synchronize(
         self,
@@ -201,7 +201,7 @@ class NriSource:
         self._sandboxes.pop(container, None)
         self._keeper.forget(container)
 
-    # What others write
+    # Writes of others
 
     @contextmanager
     def _hearing_of_writes(self) -> Iterator[None]:
@@ -245,7 +245,7 @@ class NriSource:
         return self._needed(container, self._keeper.plan.containers.get(container.id, nri.NO_CPUSET))
 
     def _needed(self, container: NodeContainer, setting: nri.Cpuset) -> nri.Cpuset:
-        """Return what its spec must state; nothing for a container that has all CPUs anyway."""
+        """Return the CPUs for its spec; nothing for a container that has all CPUs anyway."""
         online, pool = self._keeper.plan.online, self._keeper.plan.pool
         untouched = not container.spec.cpus and container.cpus in (NO_CPUS, online)
         return nri.NO_CPUSET if untouched and setting == nri.Cpuset(online) and pool == online else setting
@@ -256,14 +256,14 @@ class NriSource:
             self._keeper.describe(replace(known, spec=merged(known.spec, change)))
 
     def _with_old_specs(self) -> Iterator[tuple[NodeContainer, nri.Cpuset]]:
-        """Yield the containers with a spec that differs from the plan, and what the plan states."""
+        """Yield the containers with a spec that differs from the plan, with their plan."""
         for known in self._keeper.containers():
             wanted = self._wanted(known)
             if merged(known.spec, wanted) != known.spec:
                 yield known, wanted
 
     def _spec_updates(self, *, without: ContainerId | None = None) -> list[nri.ContainerUpdate]:
-        """Take what one answer to the runtime can state; the rest goes by courier."""
+        """Take the updates that fit into one answer to the runtime; the rest goes by courier."""
         old = ((known, wanted) for known, wanted in self._with_old_specs() if known.id != without)
         updates = [nri.ContainerUpdate(known.id, wanted) for known, wanted in islice(old, MAX_UPDATES)]
         for update in updates:
@@ -321,5 +321,5 @@ def as_reported(pod: nri.PodSandbox, container: nri.NriContainer, root: Path) ->
 
 
 def merged(spec: nri.Cpuset, change: nri.Cpuset) -> nri.Cpuset:
-    """Return what a spec states after an update; what an update leaves out stays."""
+    """Return a spec after an update; fields without a value in the update stay."""
     return nri.Cpuset(change.cpus or spec.cpus, change.memory_nodes or spec.memory_nodes)

@@ -69,7 +69,7 @@ class PinningClient(Protocol):
 
 
 class PlannedNode(Protocol):
-    """The component that plans for this node and carries out what concerns cpusets."""
+    """The component that plans for this node and sets cpusets."""
 
     @property
     def plan(self) -> NodePlan:
@@ -89,7 +89,7 @@ class MemoryMover(Protocol):
     """Moves the memory of VMs."""
 
     async def move(self, pid: int, placement: PodPlacement, /) -> str:
-        """Move the memory of a QEMU to the NUMA nodes of a placement; returns what failed, or nothing."""
+        """Move the memory of a QEMU to the NUMA nodes of a placement; returns the failure, if any."""
         ...
 
 
@@ -100,7 +100,7 @@ class _Progress:
     plan: PodPlan | None = None
     finding: PodFinding | None = None
     seen: tuple[object, ...] = ()
-    """All else that decided what was reported last."""
+    """The other inputs of the last report."""
     verdict: Verdict | None = None
     """Its condition; None before the first measurement, and while QEMU does not run."""
     waits_for: int = 0
@@ -172,7 +172,7 @@ class PinningGuard:
         self._worker.shutdown()
 
     async def look(self) -> None:
-        """Check once every pod, and state what has changed."""
+        """Check once every pod, and report changes."""
         whole = self._node.plan
         sees_all = whole.is_complete and self._report.enforcement is not None
         plans = whole.pods
@@ -244,7 +244,7 @@ class PinningGuard:
             self._say(plan, verdict.condition)
 
     def _act(self, plan: PodPlan, finding: PodFinding) -> None:
-        """Report to libvirt and to users what was set, and what differed."""
+        """Report repairs to libvirt, and drift to users."""
         if finding.pins is not None:
             self._pins.put(plan.uid, (finding.pid, finding.pins))
         if not finding.drift:

@@ -41,12 +41,12 @@ class PodFinding:
 
     measured: Measurement
     differences: tuple[Difference, ...] = ()
-    """What differs after the repair."""
+    """Differences after the repair."""
     problem: str = ""
     """Why it could not be read or set."""
     given_up: bool = False
     drift: tuple[Difference, ...] = ()
-    """What had been in order and was not any more when this check began."""
+    """Drift since the last check: differences that this check found at its begin."""
     pid: int = 0
     """The process of its QEMU; 0 where there is none."""
     pins: DomainPins | None = None
@@ -90,7 +90,7 @@ class PinningSweep:
         self._pods: dict[PodUid, _Pod] = {}
 
     def look(self, plans: Iterable[PodPlan]) -> dict[PodUid, PodFinding]:
-        """Check every pod; what is found of a pod is the same object as last time while nothing happens.
+        """Check every pod; the result of a pod is the same object as last time if nothing has changed.
 
         A pod is left out before its containers start and after they end.
         """
@@ -218,7 +218,7 @@ def set_threads(qemu: QemuProcess, found: Iterable[Difference]) -> None:
 
 
 def domain_pins(pod: PodPlan, measured: Measurement) -> DomainPins:
-    """State what libvirt should keep of a domain; CPUs that are offline are left out.
+    """State the pins that libvirt should keep for a domain, without CPUs that are offline.
 
     I/O threads are the ones that were found. vCPUs are all of the placement, and all that can be plugged in.
     """

@@ -1,4 +1,4 @@
-"""Plans which CPUs and memory nodes each container of the node gets, and what each pod with a placement does.
+"""Plans the CPUs and memory nodes of each container of the node, and the state of each pod with a placement.
 
 A container with a claim gets the CPUs of its placement. Every other container gets the shared pool: the
 online CPUs that no VM owns. Nothing is planned from what was planned before: equal states give equal
@@ -47,7 +47,7 @@ SHOWN_OF_ID = 13
 
 
 def plan_node(state: ThisNode, containers: Iterable[NodeContainer]) -> NodePlan:
-    """State what each container and each pod gets, created ones as running ones.
+    """Plan each container and each pod, created ones as running ones.
 
     Until the objects of the node are known, each container keeps what its runtime's spec states, without what
     its cgroup has lost: the agent before may have ended before it informed the runtime.
@@ -88,7 +88,7 @@ def plan_node(state: ThisNode, containers: Iterable[NodeContainer]) -> NodePlan:
 
 
 def setting_of_new(state: ThisNode, containers: Collection[NodeContainer], new: NodeContainer) -> Cpuset:
-    """State what a new container gets while nothing but its own sandbox states what it may have.
+    """Plan a new container while only its own sandbox states its placement.
 
     It gets no CPU that a container with a claim may use.
     """
@@ -215,7 +215,7 @@ def _kept(state: ThisNode, revisions: PodRevisions, bound: PodPlacement) -> Iter
 
 
 def _has(cpus: CpuMask, placement: Placement, online: CpuMask) -> bool:
-    """Whether a cpuset has what a placement owns; where that is nothing, any of its CPUs."""
+    """Whether a cpuset has the CPUs that a placement owns; if it owns none, any of its CPUs."""
     owned = placement.owned & online
     if placement.owned:
         return bool(owned) and not owned & ~cpus

@@ -66,7 +66,7 @@ class RunningAgent:
 
 
 def run(settings: AgentSettings) -> None:
-    """Run until SIGTERM or SIGINT; raises Misconfigured for what an operator must change."""
+    """Run until SIGTERM or SIGINT; raises Misconfigured if an operator must change a setting."""
     log_as_json(settings.log_level)
     run_until_signal(_connected(settings))
 

@@ -1,4 +1,4 @@
-"""Publishes what the agent knows: NodeTopology, its status, the node's cpu-map and the NodeResourceTopology.
+"""Publishes the node: NodeTopology, its status, the node's cpu-map and the NodeResourceTopology.
 
 Every check compares what should be there with what is there and writes only what differs. The first change is
 written at once; later changes are gathered for a second.
@@ -119,7 +119,7 @@ class _Resources:
 
 
 class Publisher:
-    """Keeps the objects of this node equal to what is known about it."""
+    """Keeps the objects of this node up to date."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class Publisher:
             self._written.status = status
 
     def _devices(self, stored: TopologyRecord | None) -> DeviceReport | None:
-        """Return the devices; what the agent before has published until they have been read for."""
+        """Return the devices; until they have been read, the list of the former agent."""
         if self._report.devices_unknown is None:
             return None if stored is None else stored.devices
         return self._report.devices
@@ -269,7 +269,7 @@ class Publisher:
     def _enforcement_and_pods(
         self, stored: TopologyRecord | None
     ) -> tuple[Enforcement, Collection[PodReport]]:
-        """Return what the components report; what the agent before has published until that is complete."""
+        """Return the reports of the components; until they are complete, those of the former agent."""
         enforcement = self._report.enforcement
         if self._report.is_complete and enforcement is not None:
             return enforcement, self._report.pods.values()

@@ -1,4 +1,4 @@
-"""The machine that the agent runs on: its hardware, its reserved CPUs and what its kubelet holds of it.
+"""The machine that the agent runs on: its hardware, its reserved CPUs and the CPUs of its kubelet.
 
 The kubelet's configuration and the state of its CPU manager are files of the host. `/configz` states the
 same, on the kubelet's port and through the API server's node proxy. But the right to that proxy is the right
@@ -44,7 +44,7 @@ class ThisMachine:
     kubelet: KubeletSettings
     kubelet_cpus: KubeletCpus
     notes: tuple[str, ...] = ()
-    """What is missing or contradicts itself, a sentence each."""
+    """Missing or contradictory parts, a sentence each."""
 
 
 def read_this_machine(settings: AgentSettings, before: KubeletSettings | None = None) -> ThisMachine:
@@ -93,7 +93,7 @@ def _kubelet_settings(
 
 
 def _kubelet_cpus(state: Path, allocatable: CpuMask) -> KubeletCpus:
-    """Read what the kubelet holds; where that may not be read it may hold everything."""
+    """Read the CPUs of the kubelet; if that is denied, it may hold all of them."""
     try:
         return read_kubelet_cpus(read_text(state), str(state), allocatable)
     except Gone:
@@ -127,7 +127,7 @@ class KubeletCpus:
     held: CpuMask = NO_CPUS
     """CPUs that it has given to containers."""
     problem: str = ""
-    """Why its state cannot be read, and what counts instead."""
+    """Why its state cannot be read, and the state that counts instead."""
 
 
 def read_kubelet_settings(text: str, what: str) -> KubeletSettings:

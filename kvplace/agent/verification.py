@@ -1,6 +1,6 @@
 """The kernel's report about one pod compared with its plan, and the condition kvplace.io/Pinned of it.
 
-A pod is pinned when nothing differs. The comparison is pure: what was measured and what is wanted go in,
+A pod is pinned when nothing differs. The comparison is pure: measured and wanted values go in,
 differences come out, each a sentence for people.
 """
 
@@ -133,7 +133,7 @@ Difference = ThreadDifference | OfflineDifference | MissingThread | CpusetDiffer
 
 
 def differences(pod: PodPlan, measured: Measurement) -> tuple[Difference, ...]:
-    """State what differs; nothing when the pod is pinned as its placement states."""
+    """State the differences; none when the pod is pinned as its placement states."""
     return (
         *_threads(pod, measured),
         *_missing(pod, measured),

@@ -61,7 +61,7 @@ class Levels:
         if disputed := mask_of(cpu for cpu in cpus_of(left) if said[cpu]):
             self.notes.append(
                 f"{self._source} contradicts itself about the {level} of CPU {format_cpu_list(disputed)}:"
-                " overlapping groups count as one"
+                " overlapping groups are merged"
             )
         for cpu in cpus_of(disputed):
             members = said[cpu] & left

@@ -73,7 +73,7 @@ class _Decision:
     """None if an earlier attempt stored the claim and the machine has changed so that it no longer fits."""
     topology: Topology
     is_new: bool
-    """Whether this attempt made the claim; one that it took over may be what another replica binds with."""
+    """Whether this attempt made the claim. Another replica may bind with a claim that it took over."""
 
 
 class Binder:
@@ -149,7 +149,7 @@ class Binder:
         """Bind a pod.
 
         1. Return if it is bound there already; refuse if it is bound elsewhere.
-        2. Read what it asks for.
+        2. Read its request.
         3. Store a claim in the node's ledger. If the pod may float and Filter has found nothing that fits,
            bind it unpinned.
         4. Where dra-driver-cpu sets the cpusets, write the claimed cores into the pod's ResourceClaim.
@@ -165,7 +165,7 @@ class Binder:
         try:
             decision = await self._claim_cores(args, asking, resource_claims)
         except Refused:
-            # What has CPUs of dra-driver-cpu starts only with the cores that are chosen for it.
+            # A pod with CPUs of dra-driver-cpu starts only with cores that are chosen for it.
             may_float = pod_request.request.options.on_failure is OnFailure.FLOAT and not resource_claims
             if not may_float or self._holds.of_pod(args.uid, args.node) is not None:
                 raise  # one that holds cores here fitted a moment ago; another node may have some for it

@@ -67,7 +67,7 @@ def placement_of_claim(topology: Topology, request: Request, claim: Claim) -> Pl
 
 
 def migration_target(cache: NodeCache, asking: AskingPod) -> tuple[NodeName, Claim] | None:
-    """Return the node that is reserved for the target pod of a migration, and what it is to claim there."""
+    """Return the node that is reserved for the target pod of a migration, and its claim there."""
     if not asking.migration or asking.vmi is None:
         return None
     for node in sorted(cache.ledgers.nodes_claimed_by(PodUid(asking.vmi.uid))):
@@ -78,7 +78,7 @@ def migration_target(cache: NodeCache, asking: AskingPod) -> tuple[NodeName, Cla
 
 
 def target_claim(ledger: Ledger, asking: AskingPod) -> Claim | None:
-    """Return what the ledger of a node reserves for the target pod of a migration, as its claim."""
+    """Return the reservation of a node's ledger for the target pod of a migration, as its claim."""
     vmi = asking.vmi
     if vmi is None:
         return None

@@ -46,7 +46,7 @@ class ClaimStatusWriter(Protocol):
 
 
 class DraEnforcement:
-    """Refuses what the driver cannot carry out, and hands over CPUs."""
+    """Refuses pods that the driver cannot serve, and hands CPUs over to it."""
 
     def __init__(
         self,

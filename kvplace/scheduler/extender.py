@@ -181,7 +181,7 @@ class Extender:
     async def _filter(self, args: ExtenderArgs) -> FilterResult:
         """Answer a filter call.
 
-        1. Read what the pod asks for.
+        1. Read the request of the pod.
         2. A pod that has a claim from an earlier attempt, or along with another pod's, goes to its node.
         3. A planned pod goes to the node of its plan.
         4. Otherwise choose the best node, hold the cores there, and plan the pods that wait beside it.

@@ -128,7 +128,7 @@ class PreemptionArgs(msgspec.Struct, frozen=True):
 
     pod: PodRecord
     resources: Mapping[str, int]
-    """What kube-scheduler counts for the pod, in thousandths."""
+    """The CPU requests that kube-scheduler counts for the pod, in thousandths."""
     depends_on_pods: bool
     """Whether more than amounts decides which pods must go."""
     never: bool

@@ -43,7 +43,7 @@ class FitTable:
         return sum([len(ranking) for ranking in self._rankings.values()])
 
     def node_changed(self, node: NodeName) -> None:
-        """Compute anew what a node gives when it is next asked about."""
+        """Compute the answer of a node anew at its next use."""
         self._states.node_changed(node)
 
     async def describe(self, names: Collection[NodeName]) -> None:
@@ -137,7 +137,7 @@ class FitTable:
     def _examined(
         self, names: Collection[NodeName], ranking: Ranking, budget: TurnBudget
     ) -> dict[NodeName, Refusal | Shortfall] | None:
-        """Return what none of the nodes has; None if the VM fits one of them."""
+        """Return the resource that every node lacks; None if the VM fits on one of them."""
         known = ranking.examine_all(self._states, budget)
         found: dict[NodeName, Refusal | Shortfall] = {}
         of_node = self._states.of_node

@@ -26,7 +26,7 @@ class Hold:
 
     node: NodeName
     claim: Claim
-    """What its bind would store."""
+    """The claim that its bind would store."""
     placement: Placement
     """What the claim stands for on the node's machine, which is the one with `fingerprint`."""
     fingerprint: str
@@ -115,7 +115,7 @@ class Holds:
         return hold.node if hold is not None else None
 
     def on_node(self, node: NodeName, *, but: PodUid | None = None) -> tuple[Claim, ...]:
-        """Return what pods hold on a node, except for the pod `but`."""
+        """Return the holds of a node, without the one of the pod `but`."""
         return tuple(claim for uid, claim in self._on_node.get(node, {}).items() if uid != but)
 
     def planned_node(self, uid: PodUid) -> NodeName | None:

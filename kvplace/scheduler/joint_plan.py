@@ -87,7 +87,7 @@ class OfferedNodes:
             self._offers.popitem(last=False)
 
     def of_shape(self, shape: bytes) -> frozenset[NodeName] | None:
-        """Return what was offered for a shape, if it was only a moment ago."""
+        """Return the recent offer for a shape, if there is one."""
         offered_at, names = self._offers.get(shape, (float("-inf"), frozenset[NodeName]()))
         return names if asyncio.get_running_loop().time() - offered_at < OFFER_S else None
 
@@ -181,7 +181,7 @@ class JointPlan:
         await self._nominations.written()
 
     def hold(self, pod: PodRecord, asking: AskingPod, chosen: Candidate, *, planned: bool = False) -> None:
-        """Hold what a pod would claim on the node that was chosen for it."""
+        """Hold the claim of a pod on the node that was chosen for it."""
         claim = claim_of(
             pod.uid,
             chosen.placement,
@@ -247,7 +247,7 @@ class JointPlan:
                 PLANNED.inc()
 
     def _asking(self, pod: PodRecord) -> AskingPod | None:
-        """Return what a pod asks for, if it can be planned."""
+        """Return the request of a pod that can be planned, else None."""
         try:
             return self._pending.request_of(pod)
         except BadAnnotation:  # its own filter call names the fault

@@ -1,6 +1,6 @@
 """One reservation in a ledger, as the attempt that has made it renews it and gives it back.
 
-While room is made, the replica that makes it renews the reservation. What it no longer renews ends by itself.
+While room is made, its replica renews the reservation. A reservation that is not renewed ends by itself.
 """
 
 from __future__ import annotations

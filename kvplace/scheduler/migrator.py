@@ -1,9 +1,9 @@
-"""Makes room by one live migration: a running VM goes to another node, and a waiting VM gets what it leaves.
+"""Makes room by one live migration: a running VM goes to another node, and a waiting VM gets its cores.
 
 The order of the writes decides what a crash leaves:
 
 1. The cores on the target are reserved under the UID of the VMI, bound to the name of the migration.
-2. What the VM leaves is reserved for the waiting pod.
+2. The VM's present cores are reserved for the waiting pod.
 3. The migration is created. Its target pod alone is offered the target, and its bind takes the reservation.
 4. The claim of the source ends with its QEMU, and the waiting pod is bound.
 
@@ -101,7 +101,7 @@ class Migrator:
         await self._give_back(move)
 
     async def _reserve_there(self, move: MoveToNode) -> None:
-        """Reserve what the VM is to get on the target; no pod owns it before the target pod is bound."""
+        """Reserve the VM's cores on the target; no pod owns them before the target pod is bound."""
         kept = move.there
         whole = claim_of(
             kept.uid,
@@ -129,7 +129,7 @@ class Migrator:
             raise RoomStopped(f"{kept.node} has changed since the migration was found")
 
     async def _reserve_here(self, move: MoveToNode, pod: PodRecord) -> None:
-        """Reserve for the waiting pod what the VM leaves; the VM is read first, as the cache may be old."""
+        """Reserve the VM's present cores for the waiting pod, after reading the VM: the cache may be old."""
         vm, kept = move.vm, move.here
         live = await self._cluster.read_pod(vm.pod.namespace, vm.pod.name)
         if live is None or (live.uid, live.placement, live.deleting) != (vm.pod.uid, vm.pod.placement, False):
@@ -218,7 +218,7 @@ class Migrator:
         return found[0] if found else None
 
     async def _give_back(self, move: MoveToNode) -> None:
-        """End both reservations, unless they have become claims; what fails ends by itself."""
+        """End both reservations, unless they have become claims; if this fails, they expire."""
         for kept in (move.there, move.here):
             try:
                 await kept.give_back(self._cache.ledgers)

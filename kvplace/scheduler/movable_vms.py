@@ -1,4 +1,4 @@
-"""Which running VMs of a node may get other cores now, and what the others hold.
+"""The running VMs of a node that may get other cores now, and the resources of the others.
 
 A VM moves only if its owner opted in (`kvplace.io/movable`), and only while nothing else happens to
 it: its agent reports every thread in its place, its owner has not asked for other options, it does not

@@ -1,4 +1,4 @@
-"""The states of the nodes: which machine, and what is free on it.
+"""The states of the nodes: a machine and its free resources.
 
 Nodes in equal states share one `NodeState`, so that every result about it is computed once. A node is
 described once after each change, however many kinds of VMs are asked about. What is gone is forgotten: a node
@@ -72,7 +72,7 @@ class NodeStates:
         self._states: dict[tuple[object, ...], NodeState] = {}
         """Those with nodes, by what they are made of; the newest last."""
         self.version = 0
-        """Higher after each change of what is known of the nodes."""
+        """Increases with each change of the nodes."""
         self._newest = 0
         self._complete: frozenset[NodeName] | None = None
         """Asked nodes that all have a state: planning asks about the same ones again and again."""

@@ -115,7 +115,7 @@ class PendingPods:
         return pending
 
     def request_of(self, pod: PodRecord) -> AskingPod | None:
-        """Return what a pod asks for; None if it has no request.
+        """Return the request of a pod; None if it has none.
 
         Raises BadAnnotation if the request cannot be read or contradicts itself.
         """
@@ -127,7 +127,7 @@ class PendingPods:
         return pending.asking
 
     async def of_binding(self, args: BindingArgs) -> AskingPod:
-        """Return what a pod asks for that is to be bound; raises Refused if it is gone or has no request."""
+        """Return the request of a pod that is to be bound; raises Refused if the pod is gone or has none."""
         asking = self.get(args.uid).asking
         if asking is not None:
             return asking

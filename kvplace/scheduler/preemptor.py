@@ -116,7 +116,7 @@ class Preemptor:
         """How many bound pods have each priority."""
         cache.pods.subscribe(self._pod_seen)
 
-    # What Filter asks and states.
+    # Calls of Filter.
 
     def may_help(self, pod: PodRecord) -> bool:
         """Return whether any pod could be evicted for a pod at all."""

@@ -40,13 +40,13 @@ class _Question:
 
 
 class RememberedAnswers:
-    """Answers by what they depend on."""
+    """Answers, by the values that they depend on."""
 
     def __init__(self) -> None:
         self._answer = lru_cache(maxsize=_REMEMBERED)(_answer)
 
     def of(self, node: NodeSnapshot, request: Request) -> Fit | Refusal:
-        """Return what a node in this state gives to a VM, or why it does not fit."""
+        """Return the placement of a VM on a node in this state, or the refusal."""
         return self._answer(_Question(node.key, request.key, node, request))
 
 
@@ -80,7 +80,7 @@ class KnownRefusal:
 
 
 class Shortfall(NamedTuple):
-    """How much is missing on a node, and what its refusal is grouped by."""
+    """The shortfall of a node, and the group of its refusal."""
 
     group: tuple[str, bool, str]
     missing: int
@@ -93,7 +93,7 @@ class _MachineShortage:
 
     shortage: ShortageCount
     groups: dict[str, tuple[str, bool, str]] = field(default_factory=dict)
-    """What their refusals are grouped by, by what is missing."""
+    """The groups of their refusals, by the missing resource."""
 
 
 class Ranking:
@@ -171,7 +171,7 @@ class Ranking:
         return Candidate(best[1], best[2]) if best is not None else None
 
     def answer_all(self, states: NodeStates, budget: TurnBudget) -> Mapping[NodeState, Fit | Refusal]:
-        """Return what every state gives to the VM, or why it does not fit."""
+        """Return the placement of the VM in every state, or the refusal."""
         for state in self._unanswered.of(states):
             self._answer(state, budget)
         return self._answers

@@ -71,7 +71,7 @@ _TOO_FEW_CPUS = "Insufficient cpu"
 """How kube-scheduler states that; a pod that waits for its volume, for example, needs no room."""
 _REMEMBERED = 10_000
 _SNAPSHOT_STEPS, _DESCRIBE_STEPS = 100, 1_000
-"""Steps of counting what is free on a node, and of describing its VMs."""
+"""Steps of counting the free resources of a node, and of describing its VMs."""
 
 
 class MakeRoom(Enum):
@@ -145,7 +145,7 @@ class RoomMaker:
             cache.ledgers.subscribe(lambda _node: self._changed.set())
             cache.pods.subscribe(lambda _before, _after: self._changed.set())
 
-    # What the extender asks and states.
+    # Calls of the extender.
 
     def fits_nowhere(self, pod: PodRecord, asking: AskingPod, nodes: Collection[NodeName]) -> None:
         """Make room for a pod on one of the nodes, soon, if that is wanted and not tried too often."""
@@ -406,7 +406,7 @@ class RoomMaker:
         await self._changed.wait()
 
     def _check(self, making: _Making) -> None:
-        """Raise RoomStopped when the VM waits no longer, or what was reserved for it has been taken."""
+        """Raise RoomStopped when the VM waits no longer, or its reservation has been taken."""
         if not self._waits(making.pod):
             raise RoomStopped("the VM waits no longer")
         assert making.kept is not None

@@ -117,7 +117,7 @@ async def test_a_message_that_is_none_is_refused(tmp_path: Path) -> None:
     }
     with (
         GrpcServer(tmp_path / "kubelet.sock", methods),
-        pytest.raises(Unavailable, match="what is not an answer of podresources: field 1"),
+        pytest.raises(Unavailable, match="an answer that podresources does not define: field 1"),
     ):
         await read_pod_resources(tmp_path / "kubelet.sock")
 

@@ -179,8 +179,7 @@ def test_siblings_that_contradict_each_other_count_as_one_core_beside_those_who_
     found = discover(tree)
     assert found.topology == SMALL_UNRESERVED
     assert found.notes == (
-        "the kernel contradicts itself about the sibling threads of CPU 5,37: overlapping groups count as "
-        "one",
+        "the kernel contradicts itself about the sibling threads of CPU 5,37: overlapping groups are merged",
     )
     tree.files[f"{CPU}/cpu6/topology/core_cpus_list"] = "6,37-38\n"
     assert discover(tree).topology.core_of[CpuId(5)] == mask_of((5, 6, 37, 38))
