@@ -292,7 +292,7 @@ class CpusetKeeper:
             self.set_again()
 
     def set_again(self) -> None:
-        """Set the cgroups that could not be set, and report new failures."""
+        """Set the cgroups that could not be set, and report the cgroups that fail again."""
         failed = [kept for kept in self._kept.values() if kept.failure]
         self._check(failed)
         for kept in failed:
