@@ -259,7 +259,7 @@ _KEYS: Mapping[type[Enum], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """Two options that exclude each other, the reason, and what to ask for instead."""
+    """Two options that exclude each other, the reason, and the fix."""
 
     word: Enum
     other: Enum

@@ -78,7 +78,7 @@ class Certainty(Enum):
     UNKNOWN = "unknown"
     """The kubelet may take any of these; no NUMA nodes: nothing is known of such devices."""
     REJECTED = "rejected"
-    """The kubelet would fail the pod, because its policy does not let it start with what is free."""
+    """The kubelet would fail the pod: its policy does not allow the devices that are free."""
 
 
 @dataclass(frozen=True, slots=True)

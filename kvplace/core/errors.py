@@ -1,4 +1,4 @@
-"""The errors that kvplace raises, as one small tree, and what each kind means.
+"""The errors that kvplace raises, as one small tree, and the meaning of each kind.
 
     KvplaceError
       Refused              the answer is no; not a fault, never retried

@@ -67,7 +67,7 @@ def free_of(
     pools_shrink: bool = False,
     devices: NodeDevices | None = None,
 ) -> Free:
-    """Compute what is free on a machine after the ledger's claims and the tentative `holds`.
+    """Compute the free resources of a machine after the ledger's claims and the tentative `holds`.
 
     A hold of a pod with a claim counts once. `only` restricts the CPUs further, for instance
     to the node's own `cpu-map`. `pools_shrink`: an agent takes CPUs out of the pools of `numa` VMs when
@@ -171,7 +171,7 @@ class FreeBlocks:
 
 
 def free_blocks_of(topology: Topology, allocatable: CpuMask, free: CpuMask) -> FreeBlocks:
-    """Count what is free, and the largest free block of every kind of domain."""
+    """Count free CPUs, and the largest free block of every kind of domain."""
     whole_cores = NO_CPUS  # each by one of its CPUs
     for core in topology.cores:
         if core & free == core:
@@ -231,7 +231,7 @@ class CpuUsage:
 
 
 def usage_of(topology: Topology, allocatable: CpuMask, ledger: Ledger, free: CpuMask) -> CpuUsage:
-    """Count what a ledger uses of a machine and what it leaves free."""
+    """Count the resources of a machine that a ledger uses, and the free ones."""
     free_blocks = free_blocks_of(topology, allocatable, free)
     return CpuUsage(
         topology.cpus.bit_count(),

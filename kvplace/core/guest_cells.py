@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvplace.core.topology import Topology
 
 CELL_GRANULE = 1 << 20
-"""libvirt rounds every cell up to whole MiB on its own, so the guest would grow by what is cut finer."""
+"""libvirt rounds every cell up to whole MiB, so finer cells would make the guest larger."""
 
 LOCAL_DISTANCE, LEAST_DISTANCE, MOST_DISTANCE = 10, 11, 254
 """To itself, and between cells: 10 is refused there by libvirt, 255 means unreachable to the guest."""
@@ -78,7 +78,7 @@ def mirrored(
 
 
 def apportion(total: int, weights: Sequence[int], granule: int) -> list[int]:
-    """Split a total by weights into multiples of the granule; what is finer goes to the last that gets any.
+    """Split a total by weights into multiples of the granule; the remainder goes to the last that gets any.
 
     Weights that are such multiples themselves and make up the total come back unchanged. At least one
     weight must be positive.
@@ -120,7 +120,7 @@ def _threads(topology: Topology, vcpus: Sequence[CpuId], vcpus_at: Mapping[NumaI
 
 
 def _distance(topology: Topology, here: NumaId, there: NumaId) -> int:
-    """The host's distance in this direction, else in the other, within what libvirt and guests accept."""
+    """The host's distance in this direction, else in the other, limited to values that guests accept."""
     if here == there:
         return LOCAL_DISTANCE
     forth = topology.node_by_id[here].distances.get(there, 0)
@@ -144,7 +144,7 @@ def write_guest_cells(cells: Sequence[GuestCell]) -> Json:
 
 
 def read_guest_cells(placement: Fields, *, vcpus: int) -> tuple[GuestCell, ...]:
-    """Read what `write_guest_cells` wrote, for a guest of so many vCPUs; ValueError names what is wrong."""
+    """Read the output of `write_guest_cells` for a guest of so many vCPUs; ValueError names the fault."""
     if not placement.raw.get("guestCells"):
         return ()
     threads = placement.whole("guestThreads", most=max(vcpus, 1), least=1, default=1)

@@ -1,4 +1,4 @@
-"""The fields of a JSON object, each read with an error that names it and states what it must be.
+"""The fields of a JSON object, each read with an error that names the field and the values that it may have.
 
 Every document that kvplace reads (annotations, ledgers, machines, requests) is read with `Fields`, so that a
 wrong field is reported in the same words everywhere. Errors are ValueErrors; the reader of a document turns
@@ -39,7 +39,7 @@ class Fields:
         return f"{self._prefix}{key}"
 
     def bad(self, key: str, what: str) -> ValueError:
-        """Make the error for a field that is not what it must be."""
+        """Make the error for a field with a wrong value."""
         value = shown(self.raw[key]) if key in self.raw else "missing"
         return ValueError(f"{self.at(key)} is {value}; it must be {what}")
 

@@ -32,7 +32,7 @@ class Operator(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LabelTerm:
-    """One condition on a label; as text it is what the API server reads."""
+    """One condition on a label; its text is in the syntax of the API server."""
 
     key: str
     operator: Operator
@@ -53,7 +53,7 @@ class LabelTerm:
                 return self._is_in_order(labels.get(self.key, ""))
 
     def _is_in_order(self, value: str) -> bool:
-        """Compare whole numbers; what is none is neither greater nor less."""
+        """Compare whole numbers; any other text is neither greater nor less."""
         try:
             (bound,) = map(int, self.values)
             return int(value) > bound if self.operator is Operator.GREATER else int(value) < bound

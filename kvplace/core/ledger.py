@@ -80,9 +80,9 @@ class Claim:
     revision: int = 1
     """The revision of the pod's placement that it was made for, or that the last relocation put in effect."""
     relocation: Relocation | None = None
-    """The change under way; everything above then includes what both placements need."""
+    """The relocation in progress; the fields above then include both placements."""
     reserved: Reserved | None = None
-    """Set while the pod waits for what others leave; its bind makes an ordinary claim of it."""
+    """Set for a reservation of a waiting pod; its bind makes an ordinary claim of it."""
 
     @property
     def still_in_use(self) -> CpuMask:
@@ -109,7 +109,7 @@ def claim_of(
     since: str = "",
     revision: int = 1,
 ) -> Claim:
-    """Make the claim of a pod on what its placement gives it; outside Kubernetes its UID is its name, too."""
+    """Make the claim of a pod from its placement; outside Kubernetes its UID is its name, too."""
     return Claim(
         uid=uid,
         namespace=namespace,
@@ -240,7 +240,7 @@ class Ledger:
 
 
 def merge_patch(ledger: Ledger, change: LedgerChange) -> dict[str, Any]:
-    """Write a change as the JSON merge patch of a NodeLedger's spec, touching only what changes.
+    """Write a change as the JSON merge patch of a NodeLedger's spec, with the changed fields only.
 
     A merge patch keeps what it does not name, so fields that a claim no longer has are removed by name.
     """

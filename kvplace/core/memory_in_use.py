@@ -102,7 +102,7 @@ class Used:
     memory: Bytes
     """All of the node outside huge pages."""
     taken: Bytes
-    """Of that, what others use."""
+    """The part of it that others use."""
     pages: Mapping[Bytes, tuple[int, int]] = field(default_factory=dict)
     """All huge pages by size, and pages in use by others."""
 
@@ -114,7 +114,7 @@ host."""
 
 
 def in_use(measured: Mapping[NumaId, Used], before: MemoryInUse) -> MemoryInUse:
-    """Round up what others use, or keep what was published `before` while that is not two parts too much."""
+    """Round up the memory of others, or keep the value `before` while it is not two parts too large."""
     memory: dict[NumaId, Bytes] = {}
     pages: dict[NumaId, dict[Bytes, int]] = {}
     for node, used in measured.items():

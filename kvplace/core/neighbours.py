@@ -1,4 +1,4 @@
-"""Which other VMs a VM shares hardware with, and how closely: what makes one VM feel another.
+"""The other VMs that share hardware with a VM, and how closely: they can slow it down.
 
 Two VMs on one core compete for its execution units, in one L3 cache for its space, on one NUMA node for
 memory bandwidth. The smallest domain that two have in common includes the others.
@@ -33,7 +33,7 @@ class Neighbour:
     claim: Claim
     nearness: Nearness
     shared: CpuMask
-    """Its CPUs that are within what both share."""
+    """Its CPUs inside the shared domain."""
 
 
 def neighbours_of(uid: PodUid, cpus: CpuMask, topology: Topology, ledger: Ledger) -> tuple[Neighbour, ...]:

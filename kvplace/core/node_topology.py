@@ -37,7 +37,7 @@ from kvplace.core.topology import NumaNode, Package, Topology
 GROUP = "kvplace.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
-"""Of all kinds of kvplace, and of what its commands print."""
+"""Of all kinds of kvplace, and of the documents that its commands print."""
 KIND = "NodeTopology"
 _KEYS = ("packages", "numaNodes", "l3Groups", "cores", "reserved", "isolated", "fingerprint")
 _DEVICE_KEYS = ("devices", "topologyPolicy")

@@ -68,7 +68,7 @@ class RunningVms:
         self._without: dict[frozenset[str], Ledger] = {}
 
     def free(self, elsewhere: Mapping[str, Placement | None]) -> Free:
-        """Compute what is free when these VMs have other placements, or (None) are gone."""
+        """Compute the free resources when these VMs have other placements, or (None) are gone."""
         gone = frozenset(elsewhere)
         ledger = self._without.get(gone)
         if ledger is None:
@@ -89,7 +89,7 @@ def devices_beside(devices: NodeDevices | None, vms: Iterable[Occupant]) -> Node
 
 
 def within(free: Free, cpus: CpuMask) -> Free:
-    """Restrict what is free to a set of CPUs; memory stays as it is."""
+    """Restrict the free resources to a set of CPUs; memory stays as it is."""
     return replace(
         free,
         cpus=free.cpus & cpus,

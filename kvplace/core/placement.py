@@ -131,7 +131,7 @@ class PodPlacement:
     options: PinningOptions | None = None
     """The options that this revision answers; None: those of the pod's request."""
     device_numa: DeviceNuma = DeviceNuma.PREFERRED
-    """What the hook does with a device that is not local."""
+    """The reaction of the hook to a device that is not local."""
 
     @classmethod
     def floating(cls, *, pod_uid: PodUid, node: NodeName) -> PodPlacement:
@@ -188,7 +188,7 @@ class PodPlacement:
 
     @classmethod
     def from_json(cls, text: str) -> PodPlacement:
-        """Read the annotation; raises BadAnnotation that names what is wrong."""
+        """Read the annotation; raises BadAnnotation that names the fault."""
         return _placement_of(text)
 
 

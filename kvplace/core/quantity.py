@@ -131,7 +131,7 @@ MOST_PAGES = 1 << 40
 
 
 def bytes_in_pages(pages: Mapping[Bytes, int]) -> Bytes:
-    """Add up what pages hold."""
+    """Add up the bytes of pages."""
     return Bytes(sum(size * count for size, count in pages.items()))
 
 

@@ -20,7 +20,7 @@ _Amount = TypeVar("_Amount", bound=int)
 
 
 def claim_while_relocating(claim: Claim, relocation: Relocation) -> Claim:
-    """Add what the next placement needs to a claim.
+    """Add the next placement to a claim.
 
     Memory is counted once per NUMA node, as the larger of both: what stays on its node is not copied. The
     pool of a `numa` claim may lose CPUs to exclusive VMs, so it is one only while both placements are.
@@ -41,7 +41,7 @@ def claim_while_relocating(claim: Claim, relocation: Relocation) -> Claim:
 
 
 def claim_after_relocation(claim: Claim, in_force: PodPlacement) -> Claim | None:
-    """Return what a claim holds once a placement is in effect alone; None when it then holds nothing."""
+    """Return a claim reduced to one placement; None when it then holds nothing."""
     if in_force.placement.floats:
         return None
     return claim_of(

@@ -61,7 +61,7 @@ NARROW_FIRST = (
 
 
 def scope_hint(value: object) -> str:
-    """Write what a CPU list or a number is not, where a scope belongs; empty for any other value."""
+    """Write a hint if a CPU list or a number takes the place of a scope; empty for any other value."""
     if not isinstance(value, int | str) or not set(str(value)) <= _CPU_LIST or not str(value):
         return ""
     return "; it names a scope, not CPUs: kvplace chooses the CPUs, as many as the VM has vCPUs"

@@ -138,7 +138,7 @@ def id_of(document: Mapping[str, Any], key: str = "id") -> str:
 
 
 def _check_memory(request: Request, document: Mapping[str, Any]) -> None:
-    """Refuse sizes without a unit, and a page more than the memory: what is in huge pages is part of it."""
+    """Refuse sizes without a unit, and more huge pages than memory: they are part of it."""
     for key, size in (
         ("memory", document.get("memory", 0)),
         *(("hugepages", size) for size in request.huge_pages),
@@ -161,7 +161,7 @@ _MAX_TEXT = 16 * 1024
 
 @dataclass(frozen=True)
 class PodRequest:
-    """A request together with what is needed to answer it on the pod it came from."""
+    """A request together with the fields of its pod that an answer needs."""
 
     request: Request
     vmi: str = ""
@@ -178,7 +178,7 @@ class PodRequest:
 
     @classmethod
     def of(cls, request: Request, annotations: Mapping[str, str], *, vmi: str = "") -> PodRequest:
-        """Complete a request with what the annotations of its object state; raises BadAnnotation."""
+        """Complete a request with the annotations of its object; raises BadAnnotation."""
         return cls(
             request,
             vmi=vmi,

@@ -1,4 +1,4 @@
-"""Claims of pods that wait for cores that others leave for them: what is freed for one, no other client gets.
+"""Reservations: claims of waiting pods on cores that other VMs leave for them, and that no other client gets.
 
 Running VMs move to other cores or nodes, or VMs of lower priority are evicted.
 
@@ -29,7 +29,7 @@ LONGEST_S = 900.0
 
 
 def reserve(ledger: Ledger, whole: Claim, *, but: CpuMask, until: str) -> Claim:
-    """Reserve for a waiting pod what its claim is to be, as far as it is free now.
+    """Reserve the future claim of a waiting pod, as far as it is free now.
 
     `but`: CPUs that other VMs still pass on their way; they are reserved by a later call.
     """
@@ -41,7 +41,7 @@ def reserve(ledger: Ledger, whole: Claim, *, but: CpuMask, until: str) -> Claim:
 
 
 def reserve_for_migration(whole: Claim, migration: str, *, until: str) -> Claim:
-    """Reserve for the target pod of a migration what its claim is to be; `whole` is under the VMI's UID."""
+    """Reserve the future claim of the target pod of a migration; `whole` is under the VMI's UID."""
     cpus = CpuMask(whole.cpus & ~whole.owned)
     return replace(whole, cpus=cpus, owned=NO_CPUS, reserved=Reserved(whole.owned, until, migration))
 
@@ -52,7 +52,7 @@ def is_for_migration(claim: Claim) -> bool:
 
 
 def reserved_for_target(ledger: Ledger, vmi_uid: str, migration: str) -> Claim | None:
-    """Return what is reserved for the target pod of a migration, as the claim that it is to become.
+    """Return the reservation for the target pod of a migration, as its future claim.
 
     Its key is still the UID of the VMI. None where nothing is reserved for this migration, and where an older
     release has let the reservation own CPUs: they cannot go to the pod in one write.
@@ -99,6 +99,6 @@ def _is_contested(ledger: Ledger, claim: Claim) -> bool:
 
 
 def grown_claim(ledger: Ledger, claim: Claim, *, but: CpuMask = NO_CPUS) -> Claim:
-    """Let a claim own what is reserved for its pod and has no owner, except for the CPUs `but`."""
+    """Let a claim own the reserved CPUs of its pod that have no owner, except for the CPUs `but`."""
     free = CpuMask(claim.still_in_use & ~ledger.owned & ~ledger.named & ~but)
     return replace(claim, cpus=CpuMask(claim.cpus | free), owned=CpuMask(claim.owned | free))

@@ -49,7 +49,7 @@ class SearchBudget:
         self._left = steps
 
     def spend(self, steps: int = 1) -> None:
-        """Take steps; the last ones may exceed what is left."""
+        """Take steps; the last call may exceed the budget."""
         self._left -= steps
 
     @property
@@ -67,7 +67,7 @@ MAX_STEPS_THOROUGH = 100 * MAX_STEPS
 """Steps for each number of moves where the user asks for a thorough search: minutes in the worst case."""
 
 LOOK = 10
-"""Steps of comparing what VMs need with what is free in their targets."""
+"""Steps of comparing VMs with the free resources of their targets."""
 LOOKUP = 50
 """Steps of asking for a placement."""
 PLACEMENT = 200

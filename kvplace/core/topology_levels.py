@@ -1,4 +1,4 @@
-"""Complete levels of a machine, from what its kernel or libvirt reports about each CPU.
+"""Complete levels of a machine, from the reports of its kernel or libvirt about each CPU.
 
 A description may leave a level out or contradict itself. Such a level is replaced by the next coarser one,
 and a note states where and why; nothing is guessed from ids. Distances are kept as reported, also where they
@@ -25,7 +25,7 @@ _SOME = 8
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """A machine, and notes about what its description left out or contradicted."""
+    """A machine, and notes about missing or contradictory parts of its description."""
 
     topology: Topology
     notes: tuple[str, ...]

@@ -43,7 +43,7 @@ _PASSING = re.compile(
 )
 
 NOT_JSON = (msgspec.MsgspecError, RecursionError)
-"""What a decoder raises for bytes that are not JSON, have other types, or are nested too deeply."""
+"""Errors of a decoder for bytes that are not JSON, have other types, or are nested too deeply."""
 
 
 class ApiUnavailable(Unavailable):
@@ -75,7 +75,7 @@ class Silent(Unavailable):
 
 
 class Unreadable(Unavailable):
-    """The API server sent something that is not what its kind should be."""
+    """The API server sent an object that does not have the form of its kind."""
 
 
 class NotFound(Refused):
@@ -173,7 +173,7 @@ def read_status(body: bytes | msgspec.Raw) -> ApiStatus:
 
 
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resource: str) -> T:
-    """Decode what the API server sent; raises Unreadable."""
+    """Decode an answer of the API server; raises Unreadable."""
     try:
         return decoder.decode(body)
     except NOT_JSON as error:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:
 
     async def together(*awaitables: Awaitable[Any]) -> list[Any]:
-        """Await all at the same time and return what they give; when one fails the others are given up."""
+        """Await all at the same time and return their results; when one fails, the others are cancelled."""
         tasks = [asyncio.ensure_future(each) for each in awaitables]
         try:
             return await asyncio.gather(*tasks)

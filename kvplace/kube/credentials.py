@@ -35,7 +35,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _AS = ("as", "as-uid", "as-groups", "as-user-extra")
 """Keys of a user of a kubeconfig that acts as another user."""
 _IN_HEADERS = "!#$&'*+^`|"
-"""What the name of a header may hold besides letters, digits and what `quote` never changes."""
+"""Characters that the name of a header may have, besides letters, digits and all that `quote` keeps."""
 _ISSUED = {"client-certificate": "clientCertificateData", "client-key": "clientKeyData"}
 """Fields of the answer of a login program by their key in a kubeconfig."""
 TOKEN_AGE_S = 60.0
@@ -335,7 +335,7 @@ def _impersonation(user: str, groups: Iterable[str]) -> tuple[tuple[str, str], .
 
 
 def _in_one_line(value: str) -> str:
-    """Return what is to be sent in a header; raises ValueError for what would break it."""
+    """Return the value of a header; raises ValueError for a value that would break it."""
     if any(ord(character) < ord(" ") or character == "\x7f" for character in value):
         raise ValueError(f"{value!r}, as which to act, contains a control character such as a line break")
     return value
@@ -371,7 +371,7 @@ def _header(value: str | None) -> Callable[[], Awaitable[str | None]]:
 
 
 def _as_kubectl_does(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Let it verify what kubectl verifies: the chain, the time and the name.
+    """Let it verify the same as kubectl: the chain, the time and the name.
 
     Since 3.13 Python demands key identifiers, too, which the CAs of many clusters do not have.
     """
@@ -401,7 +401,7 @@ def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
 
 
 def _bytes(section: Mapping[str, Any], name: str) -> bytes | None:
-    """Return what a kubeconfig gives in place, in base64, or as a file; raises OSError and ValueError."""
+    """Return a value that a kubeconfig has in base64 or as a file; raises OSError and ValueError."""
     if encoded := section.get(f"{name}-data"):
         try:
             return base64.b64decode(encoded, validate=True)

@@ -43,7 +43,7 @@ AT_ONCE = 16
 _MOST_NAMED = 4
 """Devices that one event names."""
 _LAST_S = 5.0
-"""How long the end of a process waits for what is still to be written."""
+"""How long the end of a process waits for events that are not written yet."""
 
 
 class EventReason(Enum):
@@ -145,7 +145,7 @@ def vmi_reference(namespace: str, name: str, uid: str) -> ObjectReference:
 
 
 def owner_reference(pod: PodRecord) -> ObjectReference:
-    """Refer to what the owner of a pod checks: its VirtualMachineInstance, or a plain pod itself."""
+    """Refer to the object that a pod's owner reads: its VirtualMachineInstance, or a plain pod itself."""
     if pod.vmi:
         return vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid)
     return pod_reference(pod.namespace, pod.name, pod.uid)
@@ -261,7 +261,7 @@ class EventRecorder:
             task.add_done_callback(self._writing.discard)
 
     async def finish(self, within_s: float = _LAST_S) -> None:
-        """Wait until all events are written; what is not by then is lost."""
+        """Wait for all events to be written, up to a limit; the others are lost."""
         try:
             async with asyncio.timeout(within_s):
                 while self._writing:

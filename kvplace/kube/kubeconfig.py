@@ -1,4 +1,4 @@
-"""kubeconfig files as kubectl reads them: which files count, how they are merged, and what a context names.
+"""kubeconfig files as kubectl reads them: their order, how they are merged, and the parts of a context.
 
 Of several files (KUBECONFIG may list them, as PATH does) the first that has an entry wins, and files that do
 not exist are skipped. Relative paths are relative to the file that they are in. What is null is not given.

@@ -57,7 +57,7 @@ LEDGER_CONFLICTS = Counter(
 )
 
 Decision = Callable[[Ledger], tuple[LedgerChange, T]]
-"""A pure question to the ledger as it will be: what to change, and what to answer the caller.
+"""A pure decision about the ledger at the time of its write: the change, and the answer for the caller.
 
 It may be asked several times; it must search for its own earlier effect first (by pod UID). Raising a
 KvplaceError leaves the ledger alone and reaches the caller.
@@ -98,7 +98,7 @@ class Batch:
 
 
 def no_change(_ledger: Ledger) -> tuple[LedgerChange, None]:
-    """Decide nothing; what is reserved and has been released is written all the same."""
+    """Decide nothing; released CPUs are still added to reservations."""
     return LedgerChange(), None
 
 
@@ -180,7 +180,7 @@ class _NodeQueue:
             self.enough.set()
 
     def take(self) -> list[PendingChange[Any]]:
-        """Empty the queue; returns what was in it."""
+        """Empty the queue, and return its content."""
         taken, self.pending = self.pending, []
         self.enough.clear()
         return taken
@@ -243,7 +243,7 @@ class Ledgers:
         return iter(list(self._records.values()))
 
     def subscribe(self, listener: Callable[[NodeName], None]) -> None:
-        """Call the listener with the node's name after each change of what `current` returns."""
+        """Call the listener with the node's name after each change of the result of `current`."""
         self._listeners.append(listener)
 
     # Changing.
@@ -335,7 +335,7 @@ class Ledgers:
             return []
 
     async def _write(self, node: NodeName, batch: list[PendingChange[Any]]) -> list[PendingChange[Any]]:
-        """Store what the batch decides; returns the changes that are to be decided again after it.
+        """Store the decisions of the batch; returns the changes that are to be decided again after it.
 
         After a lost or unanswered write the ledger is read, which shows the write that counts. So it is for a
         conflict that a decision finds in the ledger as the watch has reported it, which may be late.

@@ -412,7 +412,7 @@ class MemoryCluster(MemoryMigrations):
         by_agent: bool = False,
         devices: DeviceReport | None = None,
     ) -> None:
-        """Publish a node's machine, and what the kubelet's static policy holds of it, as its agent does."""
+        """Publish a node's machine, and the CPUs of the kubelet's static policy, as its agent does."""
         self._put_topology(
             TopologyRecord(
                 NodeName(node),

@@ -130,7 +130,7 @@ class NodeStatus(ApiObject, frozen=True):
 
     conditions: tuple[ConditionObject, ...] | None = None
     allocatable: dict[str, str] | None = None
-    """What pods may request, by resource."""
+    """The amount that pods may request, by resource."""
 
 
 class SchedulableNode(ApiObject, frozen=True):
@@ -202,6 +202,6 @@ def demands_of(spec: Mapping[str, Any], what: str, *, is_vm: bool = False) -> Po
 
 
 def beside_virt_handler(demands: PodDemands) -> PodDemands:
-    """Add what KubeVirt demands for the pod of every VM."""
+    """Add the node selector of KubeVirt for the pod of every VM."""
     selector = {_SCHEDULABLE: "true", **(demands.node_selector or {})}
     return msgspec.structs.replace(demands, node_selector=selector)

@@ -169,7 +169,7 @@ class ObjectWriter(ObjectReader):
         await self._session.request(call)
 
     async def read_log(self, namespace: str, pod: str, container: str, *, limit: int) -> bytes:
-        """Read what a container has printed; raises TooLarge beyond `limit` bytes."""
+        """Read the log of a container; raises TooLarge beyond `limit` bytes."""
         kind = ApiKind("pods")
         call = Call(
             "get",

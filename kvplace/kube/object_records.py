@@ -118,7 +118,7 @@ class PodRecord:
     labels: str = ""
     """Its labels as JSON, once it has a node; disruption budgets select by them."""
     resources: Mapping[str, int] = field(default_factory=dict)
-    """What kube-scheduler counts for it, in thousandths, by resource."""
+    """Its requests as kube-scheduler counts them, in thousandths, by resource."""
     repels: bool = False
     """Whether it keeps certain other pods off its node."""
     resource_claims: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ class PodReport:
     cpus: CpuMask = NO_CPUS
     """The CPUs that the threads of its QEMU, or of a plain pod, may actually run on."""
     drift: str = ""
-    """What differs from the placement, or why a revision failed, in one sentence."""
+    """The difference from the placement, or the failure of a revision, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +224,13 @@ class TopologyRecord:
     enforcement: Enforcement = Enforcement.NONE
     """How its agent keeps other containers off owned CPUs."""
     pods: Mapping[PodUid, PodReport] = field(default_factory=dict)
-    """What the agent reports about each pod with a claim."""
+    """The agent's report about each pod with a claim."""
     generation: int = 0
     """Changes with the spec."""
     by_agent: bool = False
     """Whether the node's agent has written the spec last; otherwise it was written by hand."""
     conditions: tuple[Condition, ...] = ()
-    """What its agent reports about itself."""
+    """The agent's report about itself."""
     observed_generation: int | None = None
     """The generation that its agent has seen."""
     in_use: MemoryInUse = NOTHING_IN_USE
@@ -372,7 +372,7 @@ class TopologyStatus:
     """When the status of each condition last changed, by its type."""
 
     def document(self) -> dict[str, Any]:
-        """Write it as JSON: every field, so that a merge patch replaces what is stored."""
+        """Write it as JSON: every field, so that a merge patch replaces the stored value."""
         return {
             "observedGeneration": self.observed_generation,
             "enforcement": self.enforcement.value,

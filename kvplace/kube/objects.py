@@ -240,14 +240,14 @@ class NodeRow(ApiObject, frozen=True):
 
 
 class RowsOfTable(ApiObject, frozen=True):
-    """One page of a list as a table, or what a watch reports of one object."""
+    """One page of a list as a table, or the table of one object in a watch."""
 
     metadata: ListMeta
     rows: list[msgspec.Raw] | None = None
 
 
 class WatchLine(ApiObject, frozen=True):
-    """One line of a watch; what the object is depends on the type."""
+    """One line of a watch; the kind of its object depends on its type."""
 
     type: str
     object: msgspec.Raw

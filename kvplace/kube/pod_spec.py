@@ -130,7 +130,7 @@ class PodResourceClaim(ApiObject, frozen=True):
 
 
 class PodSpec(ApiObject, frozen=True):
-    """The node of a pod, and what decides about it."""
+    """The node of a pod, and the fields that decide about it."""
 
     node_name: str = ""
     priority: int = 0

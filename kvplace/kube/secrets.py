@@ -110,7 +110,7 @@ class ApiSecrets:
             raise Conflict(f"Secret {namespace}/{name} is gone") from error
 
     async def trust_webhooks(self, authority: bytes) -> str:
-        """Let the API server trust kvplace's webhooks by this CA; returns what is still to come, or nothing.
+        """Let the API server trust kvplace's webhooks by this CA; returns the remaining work, or nothing.
 
         Only the CA is written: everything else of a webhook belongs to its installer.
         """

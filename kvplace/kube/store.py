@@ -102,7 +102,7 @@ class Store(Generic[K, R]):
             self.apply(event)
 
     async def run_in_one_past(self, cluster: WatchClient) -> None:
-        """The same for a process that remembers what it wrote; raises Corrupt when the past has changed."""
+        """The same for a process that remembers its writes; raises Corrupt when the past has changed."""
         async for event in cluster.watch(self.kind, self.selector):
             self.apply(event)
             if isinstance(self.failure, Corrupt):

@@ -1,1 +1,1 @@
-"""Which CPUs and memory one VM gets on one machine: `allocate.place`, and what it is made of."""
+"""The CPUs and memory of one VM on one machine: `allocate.place`, and its parts."""

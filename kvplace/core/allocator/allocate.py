@@ -50,7 +50,7 @@ cost."""
 
 
 def place(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
-    """Choose CPUs and memory for one VM, or state what is missing."""
+    """Choose CPUs and memory for one VM, or state the shortfall."""
     available = AvailableUnits(topology, free, request)
     chosen = _best_cores(available)
     if chosen is not None:

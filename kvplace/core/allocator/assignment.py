@@ -176,7 +176,7 @@ def _pages(available: AvailableUnits, chosen: ChosenCores) -> dict[NumaId, dict[
 
 
 def _split(amount: int, capacity: Sequence[int], chosen: ChosenCores, *, near_first: bool) -> list[int]:
-    """Split an amount over all nodes; `near_first`: the nodes of the cores give what they can."""
+    """Split an amount over all nodes; `near_first`: the nodes of the cores give as much as they can."""
     if not near_first or len(chosen.nodes) == len(chosen.every_node):
         return _even_split(amount, capacity)
     near = [

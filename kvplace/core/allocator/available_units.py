@@ -40,7 +40,7 @@ def counted_unit(request: Request) -> Smt:
 
 
 class AvailableUnits:
-    """One machine, what is free on it, and the request that it is counted for."""
+    """One machine, its free resources, and the request that they are counted for."""
 
     def __init__(self, topology: Topology, free: Free, request: Request) -> None:
         self.topology = topology

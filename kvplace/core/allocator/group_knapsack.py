@@ -41,7 +41,7 @@ class GroupKnapsack:
         self._search = CoreSearch(self.budget, available.uses)
         self._shares: dict[Hashable, CoreChoice | None] = {}
         self._bounds_of_shares: dict[Hashable, tuple[tuple[int, int], tuple[int, int] | None]] = {}
-        """What shares from groups take at least, of L3 groups and of cores, and with one unit more."""
+        """The fewest L3 groups and cores that shares from groups take, and the same with one unit more."""
         self._pools: dict[int, int] = {}
 
     def serve(self, numa_set: NumaSet) -> CoreChoice | None:
@@ -229,7 +229,7 @@ class GroupKnapsack:
     # What a choice in a NUMA set cannot be better than, far cheaper than the choice itself.
 
     def bound(self, numa_set: NumaSet) -> CoreRank:
-        """State what no choice inside the NUMA set can be better than."""
+        """Return a lower bound for all choices inside the NUMA set."""
         available = self._available
         if available.request.options.policy is Policy.NUMA:
             lost = 0
@@ -258,7 +258,7 @@ class GroupKnapsack:
         return sum(sorted(uses)[: self._available.need])
 
     def _least_lost(self, numa_set: NumaSet) -> int:
-        """The least fragmentation cost in NUMA nodes: what they have left is worth most together in one."""
+        """The least fragmentation cost in NUMA nodes: free units are worth most together in one."""
         free = [(self._available.free.cpus & part.cpus).bit_count() for part in numa_set.parts]
         left = max(0, sum(free) - self._available.need)
         return sum([fragmentation_cost(amount, 0) for amount in free]) - fragmentation_cost(left, 0)

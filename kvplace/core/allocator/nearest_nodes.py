@@ -1,4 +1,4 @@
-"""The sets of NUMA nodes that have what a VM needs and lie nearest to each other, by branch and bound.
+"""The nearest sets of NUMA nodes with enough resources for a VM, by branch and bound.
 
 The nearest of many nodes are a densest subgraph, which is NP-hard. Sets grow node by node, depth first. A
 branch is cut off when it can no longer have enough of everything, or be as near as the best set so far; so no
@@ -27,11 +27,11 @@ SizedPart = tuple[int, NodePart]
 
 Found = TypeVar("Found")
 _Amount = tuple[Sequence[int], int]
-"""What each part has of something, and how much of it a set must have."""
+"""The amount of one resource in each part, and the amount that a set must have."""
 
 
 class NodeSets:
-    """The candidates, parts of NUMA nodes, the largest first, and what they have."""
+    """The candidates, parts of NUMA nodes, the largest first, with their resources."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class _Growth(Generic[Found]):
         return nodes.bit_count() <= self._nodes <= nodes.bit_count() + left
 
     def _suffice(self, chosen: Sequence[int], rest: Sequence[int], left: int) -> bool:
-        """Whether the chosen parts and the `left` largest of the rest have what is needed besides units."""
+        """Whether the chosen parts and the `left` largest of the rest have enough of all but units."""
         for amounts, need in self._amounts:
             have = sum([amounts[index] for index in chosen])
             if have < need:
@@ -248,7 +248,7 @@ def _largest_first(sized: SizedPart) -> int:
 
 
 def _kind(available: AvailableUnits, part: NodePart) -> tuple[Hashable, ...]:
-    """Describe what a part has: parts of one kind and place differ in ids alone."""
+    """Describe the resources of a part: parts of one kind and place differ in ids alone."""
     free = (available.free.cpus & part.cpus).bit_count()
     return (
         available.count(part).kind,

@@ -34,7 +34,7 @@ class CoreRank(NamedTuple):
     uses: int
     """How often other VMs use the CPUs that a sharing VM names."""
     fragmentation: int
-    """What the choice takes from later VMs; the only place that a simple rule decides."""
+    """Fragmentation, the cost for later VMs; the only objective that a simple rule decides."""
 
 
 SIZES = (2, 4, 8, 16, 32, 64)
@@ -48,7 +48,7 @@ nearly all are small; docs/decisions.md has what was tried.
 """
 
 _OF_A_SLOT = 1024
-"""What a CPU of a slot counts beside the preference for fuller groups, which is to decide ties."""
+"""The weight of a CPU in a slot. The preference for fuller groups only decides ties."""
 
 
 def slots_lost(before: int, after: int, sizes: Sequence[int] = SIZES) -> int:

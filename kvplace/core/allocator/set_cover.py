@@ -1,4 +1,4 @@
-"""Set cover: so many groups, chosen from classes of like ones, that together have what is needed.
+"""Set cover: the groups, chosen from classes of equal ones, that together have enough.
 
 This is the multi-dimensional multiple-choice form: several amounts are to be covered at once, and of every
 class one option is taken. It is solved by depth-first search. A branch is cut off when the largest groups
@@ -33,7 +33,7 @@ class Option(NamedTuple):
     size: int
     """How many groups they are."""
     amounts: Amounts
-    """What they have together of everything that is needed."""
+    """Their sums of all needed amounts."""
     members: tuple[int, ...]
 
 

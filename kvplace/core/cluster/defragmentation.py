@@ -258,7 +258,7 @@ class _Regrouping:
     # Both.
 
     def room(self) -> FreeRoom:
-        """Count what is free now."""
+        """Count the free resources."""
         blocks = [
             free_blocks_of(state.topology, state.topology.allocatable, state.free.cpus)
             for state in self._nodes

@@ -42,7 +42,7 @@ it."""
 
 
 class Stopped(Exception):
-    """A search was ended from outside. Its draft is whole: what is assigned so far."""
+    """A search was ended from outside. Its draft is consistent: the assignments so far."""
 
 
 class Shape:
@@ -88,7 +88,7 @@ class Headroom:
 
 
 class PlacementCache:
-    """Placements by machine, what is free there, and shape."""
+    """Placements by machine, free resources and shape."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Free, Shape], Placement | None] = {}
@@ -148,7 +148,7 @@ class DraftNode:
         return self._cache.place(self.node.topology, within(self.free, cpus), shape)
 
     def headrooms(self, shape: Shape) -> tuple[Headroom, ...]:
-        """Count what is free in every scope domain of a VM."""
+        """Count the free units in every scope domain of a VM."""
         key = (shape.request.options.scope, shape.request.owns_cpus)
         found = self._headrooms.get(key)
         if found is None:

@@ -79,7 +79,7 @@ class GroupedRefusals:
 
 
 def grouped(refusals: Mapping[NodeName, Refusal]) -> GroupedRefusals:
-    """Group nodes by what they refuse for."""
+    """Group nodes by the reason of their refusal."""
     return grouped_by(refusals, lambda refusal: refusal)
 
 

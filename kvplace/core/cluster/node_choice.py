@@ -137,7 +137,7 @@ class Fit:
     topology: Topology
     placement: Placement
     free: Free
-    """What is free before."""
+    """The free resources before the placement."""
     vcpus: int
     """Those of the VM: a placement in a shared pool does not name them."""
     far_devices: int = 0
@@ -226,7 +226,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A node that can hold the VM, and what it gives."""
+    """A node that can hold the VM, and the placement there."""
 
     node: NodeName
     fit: Fit

@@ -117,7 +117,7 @@ class Plan:
     """Moves of running VMs that are made first, in this order."""
     placed: Tally
     one_by_one: Tally
-    """What would be placed one after the other in the order given, each where Filter sends it."""
+    """The VMs that would be placed one by one in the given order, each on the node that Filter chooses."""
     moves_complete: bool = True
     """False when the search for moves of running VMs stopped at a bound: more VMs might fit."""
     stopped: bool = False

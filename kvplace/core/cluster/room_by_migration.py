@@ -38,7 +38,7 @@ class MigratableVm:
 
 @dataclass(frozen=True, slots=True)
 class RoomByMigration:
-    """One migration, and what the waiting VM gets by it."""
+    """One migration, and the placement that it makes possible for the waiting VM."""
 
     vm: MigratableVm
     target: NodeName

@@ -64,7 +64,7 @@ MEANINGS = {
     ThreadState.RESERVED: "reserved for the host",
     ThreadState.FOREIGN: "in use outside of kvplace",
 }
-"""What a key states about each state, in the order of the key; {0} stands for the letters of the VM."""
+"""The text of the key for each state, in the order of the key; {0} stands for the letters of the VM."""
 
 
 _WORDS = {ThreadState.KEPT: "kept for VMs that wait"}
@@ -129,7 +129,7 @@ class NodeBox:
 
     @property
     def free_resources(self) -> tuple[str, ...]:
-        """Phrases for the free memory, what is set aside as huge pages of each size, and the free devices."""
+        """Phrases for the free memory, the huge pages of each size, and the free devices."""
         in_pages = bytes_in_pages({size: count for size, (_, count) in self.huge_pages.items()})
         plain = max(NO_BYTES, self.memory - in_pages)
         size, unit = _unit(plain)

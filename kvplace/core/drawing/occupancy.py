@@ -51,7 +51,7 @@ class Occupancy:
     found: Mapping[PodUid, CpuMask] = field(default_factory=lambda: MappingProxyType({}))
     """CPUs where the pinned threads of a VM may really run, by its UID; absent where not measured."""
     placements: Mapping[PodUid, Placement] = field(default_factory=lambda: MappingProxyType({}))
-    """What each VM was given, by its UID, where it is known: it reports where QEMU's own threads run."""
+    """The known placements by the UID of the VM: they state where QEMU's own threads run."""
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:

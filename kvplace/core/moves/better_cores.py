@@ -50,7 +50,7 @@ def places(topology: Topology, free: CpuMask, size: int) -> int:
 
 
 def left_by(free: Free, placement: Placement) -> CpuMask:
-    """Return what stays free for an exclusive VM beside a placement."""
+    """Return the CPUs that stay free for an exclusive VM beside a placement."""
     return CpuMask(free.cpus & ~(placement.cpus | placement.owned))
 
 

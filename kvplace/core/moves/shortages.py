@@ -26,7 +26,7 @@ class Shortage:
 
     missing: int
     gains: tuple[tuple[int, str], ...]
-    """What each VM that may move would give back, the largest first."""
+    """The resources that each movable VM would give back, the largest first."""
 
     def must_move(self, gone: frozenset[str], left: int) -> list[str]:
         """Name the VMs if one of them must move and so many more may; none when that many cannot suffice."""
@@ -37,7 +37,7 @@ class Shortage:
 
 
 class ResourceCounts:
-    """The free CPUs and memory of a machine, and what each running VM would give back."""
+    """The free CPUs and memory of a machine, and the amounts that each running VM would give back."""
 
     def __init__(self, running: RunningVms, movable: Mapping[str, Occupant]) -> None:
         self._topology = running.topology
@@ -83,7 +83,7 @@ class ResourceCounts:
     def shortages(
         self, items: Sequence[tuple[VmToPlace, Target]], gone: frozenset[str]
     ) -> Iterator[Shortage]:
-        """Yield what is short when these VMs go to these targets and `gone` are no longer where they were."""
+        """Yield the shortages after these VMs have moved to these targets, without the VMs in `gone`."""
         free, pool = self._free_without(gone)
         sets = {target.cpus: target.nodes for _, target in reversed(items)}  # the newest fails soonest
         if len(sets) > 1:

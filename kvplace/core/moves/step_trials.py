@@ -207,7 +207,7 @@ def _l3_of(topology: Topology, cpu: CpuId) -> int:
 
 
 def _combined(kinds: Sequence[tuple[bool, Sequence[CpuMask]]], vm: VmToPlace) -> Iterator[CpuMask]:
-    """Combine what each kind can give to as many units as the VM needs."""
+    """Combine the units of each kind to as many as the VM needs."""
     most = [sum(core.bit_count() for core in cores) for _, cores in kinds]
     if vm.whole and vm.request.options.smt is not Smt.REQUIRE:
         most = [len(cores) for _, cores in kinds]

@@ -129,7 +129,7 @@ def _counted(noun: str, ids: Sequence[int]) -> str:
 
 
 class _Trial:
-    """One refused request, and what is free for it."""
+    """One refused request, and the free resources."""
 
     def __init__(self, topology: Topology, free: Free, request: Request) -> None:
         self._topology = topology
@@ -262,7 +262,7 @@ def refusal_document(refusal: Refusal, suggestions: Suggestions = NO_SUGGESTIONS
 
 
 def suggestion_document(suggestion: Suggestion) -> Json:
-    """Write a suggestion: the key that changes and what it would have to state, or the moves."""
+    """Write a suggestion: the key that changes and its new value, or the moves."""
     document: Json = {"change": suggestion.field, "message": suggestion.sentence}
     if suggestion.moves:
         document["moves"] = [move_document(move) for move in suggestion.moves]

@@ -130,7 +130,7 @@ class VictimSearch:
         return min(costs, default=cost_of(certain, violated))
 
     def fits_without(self, tenants: frozenset[PodUid] = frozenset()) -> Search[Placement | None]:
-        """Place the VM on what is free without the certain victims, the pods that leave, and these."""
+        """Place the VM on the resources that are free without certain victims, leaving pods, and these."""
         gone = frozenset((*tenants, *self._certain))
         known = self._placements.get(gone, ...)
         if known is not ...:
@@ -336,5 +336,5 @@ def _sums(tenants: tuple[tuple[Tenant, int], ...], first: int) -> tuple[int, ...
 
 
 def _fewest(sums: tuple[int, ...], missing: int) -> int:
-    """How many tenants give back what is missing; one more than there are when all do not."""
+    """How many tenants give back the shortfall; one more than there are if all do not suffice."""
     return 0 if missing <= 0 else bisect_left(sums, missing) + 1

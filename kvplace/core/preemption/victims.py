@@ -42,7 +42,7 @@ class Tenant:
     budgets: Taken = ()
     """The disruption budgets that its eviction takes from."""
     resources: Mapping[str, int] = field(default_factory=_nothing)
-    """What it requests of kube-scheduler."""
+    """Its requests, as kube-scheduler counts them."""
 
     @property
     def weight(self) -> int:
@@ -66,7 +66,7 @@ class OccupiedMachine:
     """The devices of each pod, which are released with it."""
 
     def free_without(self, gone: Iterable[PodUid]) -> Free:
-        """Compute what is free once these pods are gone."""
+        """Compute the free resources once these pods are gone."""
         left, devices = frozenset(gone), self.devices
         if devices is not None:
             for uid in left & self.held_devices.keys():

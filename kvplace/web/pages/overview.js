@@ -141,7 +141,7 @@ export class Overview {
       h("p", { class: "words" }, "Number of nodes with a free block for a VM of this many CPUs. Press a number to list these nodes."),
       numbers,
       h("p", { class: "words" }, h("b", {}, "Free block: "), "free CPUs inside one L3 cache, NUMA node or socket. A VM with this scope must fit into one. ",
-        h("b", {}, "Fragmentation: "), "how much smaller the largest free block is than the free CPUs would allow. 0 %: as large as possible."));
+        h("b", {}, "Fragmentation: "), "0 % if the largest free block of each node is as large as its free CPUs could form."));
   }
 
   #tile(row) {
