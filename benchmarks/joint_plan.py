@@ -136,7 +136,7 @@ async def planned(cluster: MemoryCluster, pods: Sequence[PodRecord], nodes: list
         stretch = await watch
         collections.end()
         assert answer.names
-        assert len(extender.holds) == len(pods)
+        assert extender.pending.number_held == len(pods)
         nominating.cancel()
     return Times(whole, stretch, collections.longest)
 

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import takewhile
 from typing import Protocol
 
 from kvplace.core.allocator.allocate import place
@@ -39,7 +38,6 @@ from kvplace.scheduler.claim_placements import (
 from kvplace.scheduler.claimed_devices import ClaimedDevices, DeviceReader
 from kvplace.scheduler.dra_enforcement import ClaimStatusWriter, DraEnforcement, check_cpus
 from kvplace.scheduler.extender_protocol import BindingArgs
-from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods
 
 log = logging.getLogger(__name__)
@@ -83,7 +81,6 @@ class Binder:
         self,
         cluster: PodClient,
         cache: NodeCache,
-        holds: Holds,
         pending: PendingPods,
         devices: ClaimedDevices,
         dra: DraEnforcement,
@@ -95,15 +92,12 @@ class Binder:
         """A bind may take `seconds`; `now` dates claims."""
         self._cluster = cluster
         self._cache = cache
-        self._holds = holds
         self._pending = pending
         self._devices = devices
         self._dra = dra
         self._events = events
         self._seconds = seconds
         self._now = now
-        self._along: dict[PodUid, tuple[Claim, float]] = {}
-        """Claims that were stored along with another one, and when."""
         self.under_way: dict[PodUid, tuple[NodeName, asyncio.Task[None]]] = {}
         """Node and task of each bind under way, by pod UID."""
 
@@ -167,7 +161,7 @@ class Binder:
         except Refused:
             # A pod with CPUs of dra-driver-cpu starts only with cores that are chosen for it.
             may_float = pod_request.request.options.on_failure is OnFailure.FLOAT and not resource_claims
-            if not may_float or self._holds.of_pod(args.uid, args.node) is not None:
+            if not may_float or self._pending.hold_of(args.uid, args.node) is not None:
                 raise  # one that holds cores here fitted a moment ago; another node may have some for it
             await self._bind_unpinned(args, asking, deadline)
             return
@@ -267,11 +261,12 @@ class Binder:
             return LedgerChange(claims=(claim, *along), releases=taken), decision
 
         decision = await self._cache.ledgers.change(args.node, decide)
-        self._along.pop(args.uid, None)  # the next attempt cannot know whether this one's binding arrives
+        # The next attempt cannot know whether this one's binding arrives.
+        self._pending.get(args.uid).stored_along = None
         stored = self._cache.ledger(args.node).claims
-        held_and_stored = [held.uid for held in self._holds.on_node(args.node) if held.uid in stored]
+        held_and_stored = [held.uid for held in self._pending.held_on(args.node) if held.uid in stored]
         for uid in [args.uid, *held_and_stored]:
-            self._holds.drop(uid)
+            self._pending.end_hold(uid)
         return decision
 
     def _is_young(self, claim: Claim) -> bool:
@@ -280,25 +275,18 @@ class Binder:
         A bind that takes over any other claim dates it again: that shows the controllers of all replicas, and
         other binds of the pod, that its binding is about to come.
         """
-        along, at = self._along.get(claim.uid, (None, 0.0))
+        along, at = self._pending.get(claim.uid).stored_along or (None, 0.0)
         return along == claim and asyncio.get_running_loop().time() - at < _YOUNG_S
 
     def _claims_along(self, args: BindingArgs, machine: NodeMachine, ledger: Ledger) -> tuple[Claim, ...]:
         """Return the claims of the other pods that hold cores of the node; their own binds find them."""
-        self._forget_old()
         along: list[Claim] = []
-        for held in list(self._holds.on_node(args.node)):
+        for held in list(self._pending.held_on(args.node)):
             if self._awaits_bind(held.uid, args.node, ledger) and machine.free(ledger, along).can_give(held):
                 claim = replace(held, since=rfc3339(self._now()))
-                self._along.pop(claim.uid, None)  # the oldest come first
-                self._along[claim.uid] = (claim, asyncio.get_running_loop().time())
+                self._pending.get(claim.uid).stored_along = claim, asyncio.get_running_loop().time()
                 along.append(claim)
         return tuple(along)
-
-    def _forget_old(self) -> None:
-        oldest = asyncio.get_running_loop().time() - _YOUNG_S
-        for uid in list(takewhile(lambda uid: self._along[uid][1] < oldest, self._along)):
-            del self._along[uid]
 
     def _awaits_bind(self, uid: PodUid, node: NodeName, ledger: Ledger) -> bool:
         """Whether a pod has neither node nor claim, and is not being bound to another node.
@@ -337,7 +325,7 @@ class Binder:
             if placement is not None:
                 return placement
             ledger = ledger.after(LedgerChange(releases=(args.uid,)))
-        held = self._holds.of_pod(args.uid, args.node)
+        held = self._pending.hold_of(args.uid, args.node)
         if (
             held is not None
             and held.fingerprint == machine.topology.fingerprint
@@ -346,7 +334,7 @@ class Binder:
         ):
             return held.placement
         message = ""
-        for holds in (self._holds.on_node(args.node, but=args.uid), ()):
+        for holds in (self._pending.held_on(args.node, but=args.uid), ()):
             devices = self._cache.free_devices(machine, ledger, holds)
             answer = place(machine.topology, machine.free(ledger, holds, devices), request)
             if isinstance(answer, Placement):

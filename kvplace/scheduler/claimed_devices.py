@@ -27,7 +27,6 @@ from kvplace.kube.object_records import DeviceKey, PodRecord, ResourceClaimRecor
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot
 from kvplace.scheduler.extender_protocol import BindingArgs
-from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods, PodReader
 
 _MOST_CLAIMS = 64
@@ -48,11 +47,10 @@ class DeviceReader(PodReader, Protocol):
 class ClaimedDevices:
     """Answers for Filter and Bind where a pod may be, as far as its devices decide."""
 
-    def __init__(self, cluster: DeviceReader, cache: NodeCache, pending: PendingPods, holds: Holds) -> None:
+    def __init__(self, cluster: DeviceReader, cache: NodeCache, pending: PendingPods) -> None:
         self._cluster = cluster
         self._cache = cache
         self._pending = pending
-        self._holds = holds
 
     @staticmethod
     def may_have(pod: PodRecord | None, asking: AskingPod) -> bool:
@@ -128,7 +126,7 @@ class ClaimedDevices:
         drivers: Collection[str],
     ) -> str:
         """Return why a pod has no room beside any choice of its devices on a node; empty if it has."""
-        snapshot = self._cache.snapshot(node, self._holds.on_node(node, but=pod.uid))
+        snapshot = self._cache.snapshot(node, self._pending.held_on(node, but=pod.uid))
         if not isinstance(snapshot, NodeSnapshot):
             return ""
         devices, topology, report = self._cache.dra, snapshot.machine.topology, self._report(node)

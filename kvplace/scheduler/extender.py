@@ -46,7 +46,6 @@ from kvplace.scheduler.extender_protocol import (
     PreemptionResult,
 )
 from kvplace.scheduler.fit_table import FitTable
-from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.joint_plan import JointPlan, explain_choice, is_about_nominated_node
 from kvplace.scheduler.metrics import (
     BINDS,
@@ -113,45 +112,45 @@ class Extender:
         self._cache = cache
         self._events = events
         self._settings = settings or ExtenderSettings()
-        self._pending = PendingPods(cluster, cache.pods, cache.dra, clock)
         self._fits = FitTable(
-            lambda node: cache.snapshot(node, self.holds.on_node(node)), self._settings.strategy
+            lambda node: cache.snapshot(node, self.pending.held_on(node)), self._settings.strategy
         )
-        self.holds = Holds(seconds=self._settings.hold_seconds, clock=clock, changed=self._fits.node_changed)
+        self.pending = PendingPods(
+            cluster,
+            cache,
+            hold_seconds=self._settings.hold_seconds,
+            clock=clock,
+            changed=self._fits.node_changed,
+        )
         self.nominations = Nominations(
-            cluster, cache, self.holds, from_nodes=self._settings.nominate_from_nodes
+            cluster, cache, self.pending, from_nodes=self._settings.nominate_from_nodes
         )
-        self._plan = JointPlan(
-            cache, self._pending, self._fits, self.holds, self.nominations, self._settings.strategy
-        )
-        self._preemptor = Preemptor(cluster, cache, self._pending, self.holds, now=now, clock=clock)
+        self._plan = JointPlan(cache, self.pending, self._fits, self.nominations, self._settings.strategy)
+        self._preemptor = Preemptor(cluster, cache, self.pending, now=now, clock=clock)
         self.room = RoomMaker(
             cluster,
             cache,
-            self.holds,
+            self.pending,
             events,
             self._settings.make_room,
             self._settings.strategy,
-            self._pending.request_of,
             now=now,
             clock=clock,
             background=background,
         )
         cache.subscribe(self._fits.node_changed)
-        self._devices = ClaimedDevices(cluster, cache, self._pending, self.holds)
+        self._devices = ClaimedDevices(cluster, cache, self.pending)
         self._dra = DraEnforcement(cluster, cache, self._devices, now)
         self.binder = Binder(
             cluster,
             cache,
-            self.holds,
-            self._pending,
+            self.pending,
             self._devices,
             self._dra,
             events,
             seconds=self._settings.bind_seconds,
             now=now,
         )
-        cache.pods.subscribe(self._pod_seen)
 
     async def describe_nodes(self) -> None:
         """Describe every node, so that the first question after the start need not."""
@@ -160,8 +159,8 @@ class Extender:
     async def filter(self, args: ExtenderArgs) -> FilterResult:
         """Answer which of the given nodes can hold the pod, or why none can."""
         started = time.perf_counter()
-        pending = self._pending.begin(args.pod.uid)
-        held_on = self.holds.node_of(args.pod.uid)
+        pending = self.pending.begin(args.pod.uid)
+        held_on = self.pending.node_of(args.pod.uid)
         try:
             result = await self._filter(args)
         finally:
@@ -173,10 +172,10 @@ class Extender:
 
     def _leave_unless_needed(self, uid: PodUid, node: NodeName | None) -> None:
         """Note that a pod leaves the cores that were held for it on a node, if it goes elsewhere."""
-        if node is None or node == self.holds.node_of(uid):
+        if node is None or node == self.pending.node_of(uid):
             return
         if node not in self._cache.ledgers.nodes_claimed_by(uid):
-            self.holds.left(node)
+            self.pending.left(node)
 
     async def _filter(self, args: ExtenderArgs) -> FilterResult:
         """Answer a filter call.
@@ -192,7 +191,7 @@ class Extender:
         if not self._cache.has_synced:
             return FilterResult(error="kvplace has not read the cluster yet; it will in a moment")
         try:
-            asking = self._pending.request_of(args.pod)
+            asking = self.pending.request_of(args.pod)
         except BadAnnotation as error:
             return FilterResult.rejecting(args, dict.fromkeys(args.names, str(error)))
         if asking is None:
@@ -208,7 +207,7 @@ class Extender:
         left = args.only([node for node in args.names if node not in refused])
         if left.names:
             return (await self._choose(left, asking)).refusing(refused)
-        self.holds.drop(args.pod.uid)
+        self.pending.end_hold(args.pod.uid)
         if request.options.on_failure is OnFailure.FLOAT:
             return FilterResult.passing(args, [*args.names])
         return FilterResult.rejecting(args, refused)
@@ -218,19 +217,19 @@ class Extender:
         uid, request = args.pod.uid, asking.pod_request.request
         deciding = self._settings.mode is Mode.DECIDE
         self.nominations.drop(uid)
-        self.holds.drop_expired()
+        self.pending.drop_expired()
         claimed = self._claimed(uid, args.names, request)
         target = migration_target(self._cache, asking)
         if target is not None and not claimed:
             return self._offer_target(args, asking, *target)
         if deciding and claimed:
-            self.holds.drop(uid)
+            self.pending.end_hold(uid)
             await self._plan.plan_ahead(args.pod, args.names)
             return FilterResult.passing(args, [min(claimed)])
         if deciding and (node := self._plan.node_of(args.pod, args.names)) is not None:
             await self._plan.plan_ahead(args.pod, args.names)
             return FilterResult.passing(args, [node])
-        self.holds.drop(uid)
+        self.pending.end_hold(uid)
         if deciding:
             chosen = await self._plan.place(args.pod, asking, args.names)
             if chosen is not None:
@@ -252,7 +251,7 @@ class Extender:
                 others = (candidate for candidate in candidates if candidate is not best)
                 next_best = best_candidate(others, self._settings.strategy)
                 ranked = explain_choice(best, next_best, self._settings.strategy)
-                self._pending.get(uid).explanation = f"kube-scheduler chose; kvplace ranks first {ranked}"
+                self.pending.get(uid).explanation = f"kube-scheduler chose; kvplace ranks first {ranked}"
             return FilterResult.passing(args, [candidate.node for candidate in candidates])
         self._plan.hold(args.pod, asking, best)
         return FilterResult.passing(args, [best.node])
@@ -261,7 +260,7 @@ class Extender:
         self, args: ExtenderArgs, asking: AskingPod, node: NodeName, kept: Claim
     ) -> FilterResult:
         """Offer the target of a migration to its pod, and no other node: a move is made for this one."""
-        self.holds.drop(args.pod.uid)
+        self.pending.end_hold(args.pod.uid)
         machine, ledger = self._cache.machine(node), self._cache.ledger(node)
         others = ledger.after(LedgerChange(releases=(kept.uid,)))
         if node not in args.names or isinstance(machine, Unusable):
@@ -269,7 +268,7 @@ class Extender:
             return FilterResult.rejecting(args, dict.fromkeys(args.names, why))
         request = asking.pod_request.request
         if placement_of_claim(machine.topology, request, kept) is None:
-            free = machine.free(others, self.holds.on_node(node))
+            free = machine.free(others, self.pending.held_on(node))
             if try_place(machine.topology, free, request) is None:
                 why = f"the VM has changed since its place on node {node} was reserved"
                 return FilterResult.rejecting(args, dict.fromkeys(args.names, why))
@@ -284,7 +283,7 @@ class Extender:
             if claimed:
                 return FilterResult.passing(args, [min(claimed)])
         may_be_offered_more = is_about_nominated_node(args.pod, args.names)
-        if may_be_offered_more and not self._pending.nominated_refused_twice(args.pod.uid):
+        if may_be_offered_more and not self.pending.nominated_refused_twice(args.pod.uid):
             return FilterResult.rejecting(args, groups.texts)
         for reason in {group.refusal.reason for group in groups.groups}:
             REFUSALS.labels(reason.value).inc()
@@ -315,7 +314,7 @@ class Extender:
             placement = placement_of_claim(machine.topology, request, came_free)
             if placement is None and claim.reserved is not None:  # it fits otherwise, or shares CPUs
                 others = ledger.after(LedgerChange(releases=(uid,)))
-                holds = self.holds.on_node(node, but=uid)
+                holds = self.pending.held_on(node, but=uid)
                 free = machine.free(others, holds, self._cache.free_devices(machine, others, holds))
                 placement = try_place(machine.topology, free, request)
             if placement is not None:
@@ -330,7 +329,7 @@ class Extender:
 
     async def _prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
         try:
-            asking = self._pending.request_of(args.pod)
+            asking = self.pending.request_of(args.pod)
         except BadAnnotation:
             asking = None
         if asking is None:
@@ -338,7 +337,7 @@ class Extender:
         uid, request = args.pod.uid, asking.pod_request.request
         answers = await self._fits.answers(args.names, request)
         await next_turn()  # comparing thousands of answers is a turn of its own
-        taken: set[str] = {node for node in args.names if self.holds.of_pod(uid, node)}
+        taken: set[str] = {node for node in args.names if self.pending.hold_of(uid, node)}
         taken |= self._claimed(uid, args.names, request).keys()
         fitting = (answer for answer in answers.values() if isinstance(answer, Candidate))
         known = scores(fitting, self._settings.strategy)
@@ -362,25 +361,17 @@ class Extender:
         """
         started = time.perf_counter()
         outcome, result = "bound", BindingResult()
-        pending = self._pending.get(args.uid)
+        pending = self.pending.get(args.uid)
         try:
             await asyncio.shield(self.binder.begin(args))
         except KvplaceError as error:
             outcome, result = _outcome(error), BindingResult(str(error))
         BINDS.labels(outcome).observe(time.perf_counter() - started)
         if not result.error:
-            seconds = self._pending.placed_in(pending)
+            seconds = self.pending.placed_in(pending)
             if seconds is not None:
                 PLACEMENTS.observe(seconds)
         return result
-
-    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        pod = after or before
-        if pod is not None and (after is None or after.node):
-            if after is not None and after.node == self.holds.node_of(pod.uid):
-                self.holds.drop(pod.uid)
-            else:
-                self.holds.leave(pod.uid)
 
 
 def _log_refusal(pod: PodRecord, attempt: int, result: FilterResult) -> None:

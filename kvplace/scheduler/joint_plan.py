@@ -11,6 +11,7 @@ fits nowhere else, it takes the cores of pods of its own or lower priority, whic
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from itertools import dropwhile, islice, takewhile
@@ -28,11 +29,9 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.fit_table import FitTable
-from kvplace.scheduler.holds import Hold, Holds
 from kvplace.scheduler.metrics import PLANNED
 from kvplace.scheduler.nominations import Nominations
-from kvplace.scheduler.pending_pods import AskingPod, PendingPods
-from kvplace.scheduler.waiting_pods import Gathering, WaitingPods, waits
+from kvplace.scheduler.pending_pods import AskingPod, Hold, PendingPods, waits
 
 TAKEN = "no other room in the cluster, so pods planned for this node later give way"
 
@@ -69,6 +68,40 @@ _PLACE_STEPS = 700
 """Steps of one placement, or of the choice of a node."""
 
 
+STREAM_S = 1.0
+"""A pod that comes so long after the one before comes alone, and does not wait for others."""
+GATHER_S = 0.25
+"""How long a pod waits for others at most: at thirty pods a second for seven of them."""
+QUIET_S = 0.1
+"""When no pod has come for so long, the stream has ended."""
+
+
+class Gathering:
+    """Notices pods that come in a stream, and has the first of them wait for some more.
+
+    The first pod of a plan costs kube-scheduler a check of all nodes, and the nominated ones beside it one
+    node each. VMs of a rollout arrive some dozens a second.
+    """
+
+    def __init__(self, pending: PendingPods) -> None:
+        self._pending = pending
+        self._last = float("-inf")
+        self._arrived = 0
+
+    async def gather(self, shape: bytes, enough: int) -> None:
+        """Wait until `enough` pods of a shape wait, if and while pods come in a stream, not for long.
+
+        Where none has come since the last time, all pods of a rollout are there already.
+        """
+        loop = asyncio.get_running_loop()
+        if self._pending.arrived > self._arrived and loop.time() - self._last < STREAM_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S):
+                    await self._pending.until_waiting(shape, enough, quiet_s=QUIET_S)
+        self._last = loop.time()
+        self._arrived = self._pending.arrived
+
+
 class OfferedNodes:
     """The nodes that kube-scheduler has offered last, by the shape of the pod it asked about.
 
@@ -100,18 +133,15 @@ class JointPlan:
         cache: NodeCache,
         pending: PendingPods,
         fits: FitTable,
-        holds: Holds,
         nominations: Nominations,
         strategy: Strategy,
     ) -> None:
         self._cache = cache
         self._pending = pending
         self._fits = fits
-        self._holds = holds
         self._nominations = nominations
         self._strategy = strategy
-        self._waiting = WaitingPods(cache.pods)
-        self._gathering = Gathering(self._waiting)
+        self._gathering = Gathering(pending)
         self._offered = OfferedNodes()
 
     def node_of(self, pod: PodRecord, names: Collection[NodeName]) -> NodeName | None:
@@ -120,19 +150,19 @@ class JointPlan:
         A node that kube-scheduler does not offer, although it was asked about all, is one that it has
         rejected for a reason of its own; it will reject it for the others that are planned there, too.
         """
-        node = self._holds.planned_node(pod.uid)
+        node = self._pending.planned_node(pod.uid)
         if node is None:
             return None
-        hold = self._holds.of_pod(pod.uid)
+        hold = self._pending.hold_of(pod.uid)
         if node not in names:
             if not is_about_nominated_node(pod, names):
-                for planned in self._holds.planned_on(node):
-                    self._holds.leave(planned)
+                for planned in self._pending.planned_on(node):
+                    self._pending.leave(planned)
             return None
-        snapshot = self._cache.snapshot(node, self._holds.on_node(node, but=pod.uid))
+        snapshot = self._cache.snapshot(node, self._pending.held_on(node, but=pod.uid))
         if hold is None or isinstance(snapshot, Unusable) or not snapshot.free.can_give(hold.claim):
             return None
-        self._holds.asked(pod.uid)
+        self._pending.asked(pod.uid)
         return node
 
     async def place(self, pod: PodRecord, asking: AskingPod, names: Collection[NodeName]) -> NodeName | None:
@@ -162,7 +192,7 @@ class JointPlan:
         rest = dropwhile(lambda one: one.priority > pod.priority, beside)
         await self._plan(rest, names, turns)
         await self._nominations.written()
-        return self._holds.node_of(pod.uid)
+        return self._pending.node_of(pod.uid)
 
     async def plan_ahead(self, pod: PodRecord, names: Collection[NodeName]) -> None:
         """Plan the pods behind one that knows its node already, so that kube-scheduler finds them nominated.
@@ -175,7 +205,7 @@ class JointPlan:
             return
         self._remember_offer(pod, frozenset(names))
         offered = self._offered.of_shape(known.shape)
-        if offered is not None and not self._nominations.ahead:
+        if offered is not None and not self._pending.is_nominated_pod_ahead:
             await self._gathering.gather(known.shape, TOGETHER)
             await self._plan(self._others_of(known), offered, Turns())
         await self._nominations.written()
@@ -190,7 +220,7 @@ class JointPlan:
             vmi=asking.pod_request.vmi_name,
         )
         fingerprint = chosen.fit.topology.fingerprint
-        self._holds.add(Hold(chosen.node, claim, chosen.placement, fingerprint, planned))
+        self._pending.hold(Hold(chosen.node, claim, chosen.placement, fingerprint), planned=planned)
 
     async def _best(self, pod: PodRecord, asking: AskingPod, names: frozenset[NodeName]) -> Candidate | None:
         request = asking.pod_request.request
@@ -216,7 +246,7 @@ class JointPlan:
     def _others_of(self, pod: PodRecord) -> list[PodRecord]:
         """Return pods of a pod's shape that wait and have no node yet, in kube-scheduler's order."""
         others = (
-            one for one in self._waiting.of_shape(pod.shape) if one.uid != pod.uid and self._is_undecided(one)
+            one for one in self._pending.of_shape(pod.shape) if one.uid != pod.uid and self._is_undecided(one)
         )
         return list(islice(others, TOGETHER - 1))
 
@@ -226,7 +256,7 @@ class JointPlan:
             self._offered.remember(known.shape, names)
 
     def _is_undecided(self, pod: PodRecord) -> bool:
-        return self._holds.of_pod(pod.uid) is None and not self._cache.ledgers.nodes_claimed_by(pod.uid)
+        return self._pending.hold_of(pod.uid) is None and not self._cache.ledgers.nodes_claimed_by(pod.uid)
 
     async def _plan(self, pods: Iterable[PodRecord], names: frozenset[NodeName], turns: Turns) -> None:
         """Hold cores for pods in their order, each where it fits best, and nominate its node."""
@@ -259,7 +289,7 @@ class JointPlan:
         """Find a place for a pod in the cores of pods that are planned after it; drops those of them."""
         found: list[Candidate] = []
         turns = Turns()
-        for node in sorted(self._holds.planned_nodes & names):
+        for node in sorted(self._pending.planned_nodes & names):
             await turns.spend(_PLACE_STEPS)
             candidate = self._without_plans(pod, request, node)
             if candidate is not None:
@@ -286,19 +316,19 @@ class JointPlan:
         taken = claim_of(pod.uid, chosen.placement)
         kept = [*self._before(pod, chosen.node), taken]
         before = {claim.uid for claim in kept}
-        for claim in [claim for claim in self._holds.on_node(chosen.node) if claim.uid not in before]:
+        for claim in [claim for claim in self._pending.held_on(chosen.node) if claim.uid not in before]:
             snapshot = self._cache.snapshot(chosen.node, kept)
             if isinstance(snapshot, NodeSnapshot) and snapshot.free.can_give(claim):
                 kept.append(claim)
             elif claim.cpus & ~taken.cpus:
-                self._holds.leave(claim.uid)
+                self._pending.leave(claim.uid)
             else:
-                self._holds.drop(claim.uid)
+                self._pending.end_hold(claim.uid)
 
     def _before(self, pod: PodRecord, node: NodeName) -> list[Claim]:
         """Return the holds on a node that come before a pod: those asked about, and of higher priority."""
-        after = {uid for uid in self._holds.planned_on(node) if self._priority(uid) <= pod.priority}
-        return [claim for claim in self._holds.on_node(node, but=pod.uid) if claim.uid not in after]
+        after = {uid for uid in self._pending.planned_on(node) if self._priority(uid) <= pod.priority}
+        return [claim for claim in self._pending.held_on(node, but=pod.uid) if claim.uid not in after]
 
     def _priority(self, uid: PodUid) -> int:
         pod = self._cache.pods.get(uid)

@@ -39,10 +39,9 @@ from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, ListClient, Selec
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.claim_placements import rfc3339
-from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.kept_room import KeptRoom
 from kvplace.scheduler.movable_vms import MovableVm, MovableVms
-from kvplace.scheduler.pending_pods import PodReader
+from kvplace.scheduler.pending_pods import PendingPods, PodReader
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +102,7 @@ class MigrationSearch:
         self,
         cluster: MigrationClient,
         cache: NodeCache,
-        holds: Holds,
+        pending: PendingPods,
         strategy: Strategy,
         *,
         now: Callable[[], datetime],
@@ -113,7 +112,7 @@ class MigrationSearch:
         """`now` is compared with dates of objects, `clock` times the rest."""
         self._cluster = cluster
         self._cache = cache
-        self._holds = holds
+        self._pending = pending
         self._strategy = strategy
         self._now = now
         self._clock = clock
@@ -304,7 +303,7 @@ class MigrationSearch:
             if isinstance(machine, Unusable) or not self._cache.enforces(node):
                 continue
             await turns.spend(_NODE_STEPS)
-            ledger, holds = self._cache.ledger(node), self._holds.on_node(node, but=pod.uid)
+            ledger, holds = self._cache.ledger(node), self._pending.held_on(node, but=pod.uid)
             found[node] = self._cache.occupied(machine, ledger, holds)
         return found
 

@@ -35,7 +35,6 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS, NAME_FIELD, Selector
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.kept_room import RENEW_S, RoomStopped, until_when
 from kvplace.scheduler.metrics import ROOM_MIGRATIONS
 from kvplace.scheduler.migration_search import (
@@ -44,6 +43,7 @@ from kvplace.scheduler.migration_search import (
     MigrationSearch,
     MoveToNode,
 )
+from kvplace.scheduler.pending_pods import PendingPods
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Migrator:
         self,
         cluster: MigrationClient,
         cache: NodeCache,
-        holds: Holds,
+        pending: PendingPods,
         events: EventRecorder,
         strategy: Strategy,
         *,
@@ -73,12 +73,12 @@ class Migrator:
         """`now` dates reservations and is compared with dates of objects, `clock` times the rest."""
         self._cluster = cluster
         self._cache = cache
-        self._holds = holds
+        self._pending = pending
         self._events = events
         self._now = now
         self._clock = clock
         self.search = MigrationSearch(
-            cluster, cache, holds, strategy, now=now, clock=clock, background=background
+            cluster, cache, pending, strategy, now=now, clock=clock, background=background
         )
 
     async def carry_out(self, move: MoveToNode, pod: PodRecord, waits: Callable[[], bool]) -> None:
@@ -118,7 +118,7 @@ class Migrator:
             machine = self._cache.machine(kept.node)
             if isinstance(machine, Unusable) or not self._cache.enforces(kept.node):
                 return LedgerChange(), False
-            if not machine.free(ledger, self._holds.on_node(kept.node)).can_give(whole):
+            if not machine.free(ledger, self._pending.held_on(kept.node)).can_give(whole):
                 return LedgerChange(), False
             until = until_when(self._now())
             return LedgerChange(
@@ -150,7 +150,7 @@ class Migrator:
             if isinstance(machine, Unusable) or ledger.claims.get(vm.pod.uid) != vm.claim:
                 return LedgerChange(), False
             left = ledger.after(LedgerChange(releases=(vm.pod.uid,)))
-            free = machine.free(left, self._holds.on_node(kept.node, but=pod.uid))
+            free = machine.free(left, self._pending.held_on(kept.node, but=pod.uid))
             if not free.can_give(whole):
                 return LedgerChange(), False
             until = until_when(self._now())

@@ -69,9 +69,9 @@ class MovableVms:
         return frozenset(vmi for vmi, count in Counter(map(_vmi_of, pods)).items() if count > 1)
 
     def crowded(
-        self, node: NodeName, taken: Iterable[Claim], staying: Container[PodUid], migrating: Container[VmiKey]
+        self, node: NodeName, taken: Iterable[Claim], migrating: Container[VmiKey]
     ) -> CrowdedNode | None:
-        """Describe a node with the VMs on it; those in `staying` do not move, nor does what is `taken`.
+        """Describe a node with the VMs on it; what is `taken` does not move.
 
         None where nothing can be moved, or something is reserved already. A VM that moves stays as it is.
         """
@@ -82,7 +82,7 @@ class MovableVms:
         claims = self._cache.ledger(node).claims
         occupants = []
         for uid, claim in claims.items():
-            stays = uid in staying or self._cache.relocation_times.rest_s(node, uid, PEACE_S) > 0
+            stays = self._cache.relocation_times.rest_s(node, uid, PEACE_S) > 0
             vm = None if stays else self.find(node, uid, migrating)
             if vm is None:
                 occupants.append(occupant_of_claim(uid, claim, machine.topology))

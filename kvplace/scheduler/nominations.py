@@ -18,9 +18,8 @@ from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
-from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import NOMINATIONS
-from kvplace.scheduler.waiting_pods import waits
+from kvplace.scheduler.pending_pods import PendingPods, waits
 
 log = logging.getLogger(__name__)
 
@@ -45,55 +44,38 @@ class NominationClient(Protocol):
 
 
 class Nominations:
-    """The planned pods without a nominated node, in kube-scheduler's order."""
+    """Writes the nominations of planned pods, in kube-scheduler's order."""
 
-    def __init__(self, cluster: NominationClient, cache: NodeCache, holds: Holds, *, from_nodes: int) -> None:
+    def __init__(
+        self, cluster: NominationClient, cache: NodeCache, pending: PendingPods, *, from_nodes: int
+    ) -> None:
         """Nominate in clusters of at least `from_nodes` nodes; 0: never."""
         self._cluster = cluster
         self._cache = cache
-        self._holds = holds
+        self._pending = pending
         self._from_nodes = from_nodes
-        self._due: dict[PodUid, NodeName] = {}
-        self._under_way = 0
-        self._ahead: set[PodUid] = set()
-        """Pods that are nominated, or about to be, and that kube-scheduler has not asked about."""
-        self._added = asyncio.Event()
-        self._done = asyncio.Event()
-        self._changed = asyncio.Event()
-        cache.pods.subscribe(self._pod_seen)
+        self._due: asyncio.Queue[tuple[PodUid, NodeName]] = asyncio.Queue()
 
     @property
     def pay(self) -> bool:
         """Whether the cluster is so large that checking all nodes costs more than a nomination."""
         return 0 < self._from_nodes <= len(self._cache.nodes.records)
 
-    @property
-    def ahead(self) -> int:
-        """How many nominated pods kube-scheduler is still to try."""
-        for uid in list(self._ahead):
-            pod = self._cache.pods.get(uid)
-            if pod is None or pod.node or pod.was_tried:
-                self._ahead.discard(uid)
-        return len(self._ahead)
-
     def add(self, uid: PodUid, node: NodeName) -> None:
-        """Nominate a node for a pod soon, if the cluster is large enough."""
+        """Nominate a node for a planned pod soon, if the cluster is large enough."""
         if self.pay:
-            self._due[uid] = node
-            self._added.set()
+            self._pending.get(uid).nomination = node
+            self._due.put_nowait((uid, node))
 
     def drop(self, uid: PodUid) -> None:
         """Leave a pod alone: kube-scheduler has asked about it already."""
-        self._due.pop(uid, None)
-        self._ahead.discard(uid)
+        self._pending.get(uid).nomination = None
 
     async def written(self) -> None:
         """Wait until nothing is left to nominate, but not for long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
-                while self._due or self._under_way:
-                    self._done.clear()
-                    await self._done.wait()
+                await self._due.join()
 
     async def run(self) -> None:
         """Nominate until cancelled."""
@@ -103,23 +85,15 @@ class Nominations:
 
     async def _nominate_all(self) -> None:
         while True:
-            while not self._due:
-                self._added.clear()
-                await self._added.wait()
-            uid = next(iter(self._due))
-            self._under_way += 1
+            uid, node = await self._due.get()
             try:
-                await self._nominate(uid, self._due.pop(uid))
+                outcome = await self._write(uid, node)
             finally:
-                self._under_way -= 1
-                self._done.set()
-
-    async def _nominate(self, uid: PodUid, node: NodeName) -> None:
-        self._ahead.add(uid)
-        outcome = await self._write(uid, node)
-        if outcome != "written":
-            self._ahead.discard(uid)
-        NOMINATIONS.labels(outcome).inc()
+                self._due.task_done()
+            NOMINATIONS.labels(outcome).inc()
+            pending = self._pending.get(uid)
+            if outcome != "written" and pending.nomination == node:
+                pending.nomination = None
 
     async def _write(self, uid: PodUid, node: NodeName) -> str:
         """Nominate a node, and return how it went; the watch has then brought it, to kube-scheduler, too.
@@ -130,7 +104,7 @@ class Nominations:
         refusal: KvplaceError | None = None
         for _ in range(_ATTEMPTS):
             pod = self._cache.pods.get(uid)
-            if pod is None or not waits(pod) or uid not in self._ahead or not self._is_planned(uid, node):
+            if pod is None or not waits(pod) or not self._is_due(uid, node):
                 return "dropped"
             try:
                 await self._cluster.nominate_node(pod, node)
@@ -151,12 +125,10 @@ class Nominations:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WATCH_S):
                 while self._cache.pods.get(pod.uid) == pod:
-                    self._changed.clear()
-                    await self._changed.wait()
+                    await self._pending.news()
 
-    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        self._changed.set()
-
-    def _is_planned(self, uid: PodUid, node: NodeName) -> bool:
-        """Whether a pod is to go to a node: by the plan, or by a claim that has gone along."""
-        return self._holds.planned_node(uid) == node or node in self._cache.ledgers.nodes_claimed_by(uid)
+    def _is_due(self, uid: PodUid, node: NodeName) -> bool:
+        """Whether a pod still goes to a node: by the plan, or by a claim that was stored along."""
+        if self._pending.get(uid).nomination != node:
+            return False
+        return self._pending.planned_node(uid) == node or node in self._cache.ledgers.nodes_claimed_by(uid)

@@ -1,28 +1,41 @@
-"""The pods that kube-scheduler has asked about, one record each, until they are bound or gone.
+"""The pods that are not bound yet, one record each, until they are bound or gone.
 
-A record has the request of the pod, how often and since when kube-scheduler has tried it, why it was
-refused last, and why its node was chosen. UID and attempt together name one decision in the log.
+A record has all that this process knows of a pod: its request, how often and since when kube-scheduler has
+tried it, why it was refused last, why its node was chosen, its hold, and its nomination. UID and attempt
+together name one decision in the log.
 
-One rule forgets records: when the watch shows that a pod is bound or gone, its record goes. If the end of a
+A hold is the offer of a node to a pod: the cores that Filter has chosen there. Holds keep pods that are
+scheduled at the same time from choosing the same cores; only the claim in the ledger counts. A hold ends with
+the bind of its pod, with the pod, or after a while. Where the end leaves the cores without an owner,
+subscribers are called: another pod may have been refused because of them. The hold of a pod that was planned
+together with another one is planned until kube-scheduler asks about this pod.
+
+One rule forgets records, and their holds: when the watch shows that a pod is bound or gone. If the end of a
 pod was seen before the question, nothing would remove the record. So each new record examines the two oldest.
+
+Everything else here is an index, made from records and pods: holds by node, as each decision about a node
+needs them; holds by age; pods that wait for their first try by scheduling shape, in kube-scheduler's order.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Protocol
 
 from kvplace.core.annotations import check_agreement
 from kvplace.core.errors import Refused
+from kvplace.core.ledger import Claim
+from kvplace.core.placement import Placement
 from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NodeName, PodUid, ResourceName
 from kvplace.kube.events import ObjectReference, vmi_reference
 from kvplace.kube.object_records import PodRecord
-from kvplace.kube.store import Store
-from kvplace.nodes.dra_devices import DraDevices
+from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender_protocol import BindingArgs
 
 _SAME_ATTEMPT_S = 1.0
@@ -55,6 +68,18 @@ class AskingPod:
     """Extended resources that kube-scheduler allocates as devices (DRA); `pod_request` is without them."""
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The offer of a node to a pod."""
+
+    node: NodeName
+    claim: Claim
+    """The claim that its bind would store."""
+    placement: Placement
+    """What the claim stands for on the node's machine, which is the one with `fingerprint`."""
+    fingerprint: str
+
+
 @dataclass(slots=True)
 class PendingPod:
     """The state of a pod that is not bound yet."""
@@ -77,6 +102,16 @@ class PendingPod:
     """Nodes that Bind has refused to a pod with devices: version of the ledger, and why."""
     leaving: dict[PodUid, float] = field(default_factory=dict)
     """The pods that end anyway and that it waits for, and since when."""
+    hold: Hold | None = None
+    is_planned: bool = False
+    """Whether kube-scheduler has not asked about the pod since its hold began."""
+    held_until: float = 0.0
+    nomination: NodeName | None = None
+    """The node that is nominated for it, or soon will be; None once kube-scheduler has asked about it."""
+    stored_along: tuple[Claim, float] | None = None
+    """Its claim that was stored along with another one, and when."""
+    no_room_before: float = float("-inf")
+    """Until when no room is made for it again."""
 
     def is_news(self, refusal: str) -> bool:
         """Keep why the pod does not fit; returns whether its last refusal had another reason."""
@@ -85,25 +120,40 @@ class PendingPod:
 
 
 class PendingPods:
-    """Records by pod UID."""
+    """Records by pod UID, and the indexes."""
 
     def __init__(
         self,
         cluster: PodReader,
-        pods: Store[PodUid, PodRecord],
-        dra: DraDevices,
+        cache: NodeCache,
+        *,
+        hold_seconds: float,
         clock: Callable[[], float],
+        changed: Callable[[NodeName], None],
     ) -> None:
-        """`clock` times attempts."""
+        """`clock` times attempts and holds; `changed` is called with a node whenever its holds change."""
         self._cluster = cluster
-        self._pods = pods
-        self._dra = dra
+        self._pods = cache.pods
+        self._dra = cache.dra
+        self._hold_seconds = hold_seconds
         self._clock = clock
+        self._changed = changed
         self._records: OrderedDict[PodUid, PendingPod] = OrderedDict()
-        pods.subscribe(self._pod_seen)
+        self._holding: dict[PodUid, PendingPod] = {}
+        """Those with a hold; the oldest hold first."""
+        self._on_node: dict[NodeName, dict[PodUid, Claim]] = {}
+        self._waiting: dict[bytes, dict[int, dict[PodUid, PodRecord]]] = {}
+        """Pods that wait for their first try by shape and priority, in the order of their arrival."""
+        self.arrived = 0
+        """How many pods have begun to wait, ever."""
+        self._left: list[Callable[[NodeName], None]] = []
+        self._news = asyncio.Event()
+        cache.pods.subscribe(self._pod_seen)
+
+    # Records.
 
     def get(self, uid: PodUid) -> PendingPod:
-        """Return the record of a pod; one that is not kept if Filter was not asked about it here."""
+        """Return the record of a pod; one that is not kept if nothing is known of the pod."""
         return self._records.get(uid) or PendingPod()
 
     def begin(self, uid: PodUid) -> PendingPod:
@@ -162,23 +212,34 @@ class PendingPods:
         found = self._records.get(uid)
         if found is None:
             found = self._records[uid] = PendingPod()
-            self._forget_gone()
+            self._examine_oldest()
             if len(self._records) > _MOST:
-                self._records.popitem(last=False)
+                self._forget(next(iter(self._records)))
         return found
 
-    def _forget_gone(self) -> None:
+    def _examine_oldest(self) -> None:
         if len(self._records) > _NEWEST:
             for uid in list(islice(self._records, _EXAMINED)):
-                if uid in self._pods.records:
+                if uid in self._pods.records or uid in self._holding:
                     self._records.move_to_end(uid)
                 else:
-                    del self._records[uid]
+                    self._forget(uid)
+
+    def _forget(self, uid: PodUid, *, bound_to: str = "") -> None:
+        """Drop a record, and end its hold; the cores are left unless the pod is bound with them."""
+        hold = self.hold_of(uid)
+        if hold is not None and hold.node == bound_to:
+            self.end_hold(uid)
+        else:
+            self.leave(uid)
+        self._records.pop(uid, None)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        self._index(before, after)
         pod = after or before
         if pod is not None and (after is None or after.node):
-            self._records.pop(pod.uid, None)
+            self._forget(pod.uid, bound_to=after.node if after is not None else "")
+        self.wake()
 
     def _asking_pod(self, pod: PodRecord) -> AskingPod:
         pod_request = read_pod_request(pod.request)
@@ -191,3 +252,163 @@ class PendingPods:
             counted = {name: count for name, count in request.devices.items() if name not in extended}
             pod_request = replace(pod_request, request=replace(request, devices=counted))
         return AskingPod(pod_request, vmi, pod.migration, extended)
+
+    # Holds.
+
+    @property
+    def number_held(self) -> int:
+        """How many pods hold something, expired holds included."""
+        return len(self._holding)
+
+    def subscribe(self, left: Callable[[NodeName], None]) -> None:
+        """Call `left` with the node whenever cores are no longer held and no claim has taken them."""
+        self._left.append(left)
+
+    async def run(self) -> None:
+        """End holds as soon as their time is over, until cancelled."""
+        while True:
+            oldest = next(iter(self._holding.values()), None)
+            # A hold that begins during the pause ends after it.
+            await asyncio.sleep(self._hold_seconds if oldest is None else oldest.held_until - self._clock())
+            self.drop_expired()
+
+    def hold(self, hold: Hold, *, planned: bool = False) -> None:
+        """Begin a hold; it replaces an earlier hold of the pod."""
+        uid = hold.claim.uid
+        self.end_hold(uid)
+        pending = self._holding[uid] = self._record(uid)
+        pending.hold, pending.is_planned = hold, planned
+        pending.held_until = self._clock() + self._hold_seconds
+        self._on_node.setdefault(hold.node, {})[uid] = hold.claim
+        self._changed(hold.node)
+
+    def end_hold(self, uid: PodUid) -> None:
+        """End the hold of a pod, if it has one, since its cores are taken: by its claim, or other holds."""
+        pending = self._holding.pop(uid, None)
+        if pending is None or pending.hold is None:
+            return
+        node, pending.hold, pending.is_planned = pending.hold.node, None, False
+        held = self._on_node[node]
+        del held[uid]
+        if not held:
+            del self._on_node[node]
+        self._changed(node)
+
+    def leave(self, uid: PodUid) -> None:
+        """End the hold of a pod, if it has one, and leave its cores to other pods."""
+        hold = self.hold_of(uid)
+        self.end_hold(uid)
+        if hold is not None:
+            self.left(hold.node)
+
+    def left(self, node: NodeName) -> None:
+        """Call the subscribers: cores of a node are no longer held."""
+        for left in self._left:
+            left(node)
+
+    def drop_expired(self) -> None:
+        """End the expired holds; the oldest come first."""
+        now = self._clock()
+        for uid in list(takewhile(lambda uid: self._holding[uid].held_until <= now, self._holding)):
+            self.leave(uid)
+
+    def hold_of(self, uid: PodUid, node: NodeName | None = None) -> Hold | None:
+        """Return the hold of a pod; with a node only a hold there."""
+        pending = self._holding.get(uid)
+        hold = pending.hold if pending is not None else None
+        return hold if hold is not None and node in (None, hold.node) else None
+
+    def node_of(self, uid: PodUid) -> NodeName | None:
+        """Return the node where a pod has a hold."""
+        hold = self.hold_of(uid)
+        return hold.node if hold is not None else None
+
+    def held_on(self, node: NodeName, *, but: PodUid | None = None) -> tuple[Claim, ...]:
+        """Return the holds of a node, without the one of the pod `but`."""
+        return tuple(claim for uid, claim in self._on_node.get(node, {}).items() if uid != but)
+
+    def planned_node(self, uid: PodUid) -> NodeName | None:
+        """Return the node that a pod is planned for; None once kube-scheduler has asked about it."""
+        pending = self._holding.get(uid)
+        return self.node_of(uid) if pending is not None and pending.is_planned else None
+
+    def planned_on(self, node: NodeName) -> list[PodUid]:
+        """Return the pods that are planned for a node."""
+        return [uid for uid in self._on_node.get(node, ()) if self._holding[uid].is_planned]
+
+    @property
+    def planned_nodes(self) -> set[NodeName]:
+        """The nodes that pods are planned for."""
+        holding = self._holding.values()
+        return {one.hold.node for one in holding if one.is_planned and one.hold is not None}
+
+    def asked(self, uid: PodUid) -> None:
+        """Make the planned hold of a pod an ordinary one, which begins now."""
+        pending = self._holding[uid] = self._holding.pop(uid)
+        pending.is_planned, pending.held_until = False, self._clock() + self._hold_seconds
+
+    @property
+    def is_nominated_pod_ahead(self) -> bool:
+        """Whether kube-scheduler is still to try a pod with a nomination."""
+        nominated = (self._pods.get(uid) for uid, one in self._records.items() if one.nomination is not None)
+        return any(pod is not None and not pod.was_tried for pod in nominated)
+
+    # Pods that wait for their first try.
+
+    def of_shape(self, shape: bytes) -> Iterator[PodRecord]:
+        """Return the pods of a shape that wait for their first try: by priority, then the oldest first."""
+        by_priority = self._waiting.get(shape, {})
+        for priority in sorted(by_priority, reverse=True):
+            yield from by_priority[priority].values()
+
+    async def until_waiting(self, shape: bytes, count: int, *, quiet_s: float) -> None:
+        """Wait until so many pods of a shape wait, or no pod has come for `quiet_s`."""
+        arrived, loop = self.arrived, asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(quiet_s) as patience:
+                while sum(map(len, self._waiting.get(shape, {}).values())) < count:
+                    await self.news()
+                    if self.arrived > arrived:
+                        arrived = self.arrived
+                        patience.reschedule(loop.time() + quiet_s)
+
+    async def news(self) -> None:
+        """Wait until the watch brings a pod, or `wake` is called."""
+        self._news.clear()
+        await self._news.wait()
+
+    def wake(self) -> None:
+        """End every wait for news."""
+        self._news.set()
+
+    def _index(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        if after is not None and waits(after):
+            self._waiting.setdefault(after.shape, {}).setdefault(after.priority, {})[after.uid] = after
+            if before is None or not waits(before):
+                self.arrived += 1
+        if before is not None and (after is None or not waits(after) or _place(before) != _place(after)):
+            by_priority = self._waiting.get(before.shape, {})
+            waiting = by_priority.get(before.priority, {})
+            waiting.pop(before.uid, None)
+            if not waiting:
+                by_priority.pop(before.priority, None)
+            if not by_priority:
+                self._waiting.pop(before.shape, None)
+
+
+def waits(pod: PodRecord) -> bool:
+    """Whether a pod waits for its first try and may be planned with others.
+
+    A pod that was tried and refused comes again when something changes, at an unknown time, and one with a
+    nominated node is about to go there.
+    """
+    return bool(
+        pod.shape
+        and pod.request
+        and not (pod.node or pod.nominated or pod.deleting or pod.was_tried)
+        and pod.phase == "Pending"
+    )
+
+
+def _place(pod: PodRecord) -> tuple[bytes, int]:
+    return pod.shape, pod.priority

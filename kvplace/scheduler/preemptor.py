@@ -50,7 +50,6 @@ from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.claim_placements import rfc3339
 from kvplace.scheduler.extender_protocol import PreemptionArgs, PreemptionResult, SentVictims
-from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import PREEMPTIONS
 from kvplace.scheduler.pending_pods import PendingPods
 
@@ -100,7 +99,6 @@ class Preemptor:
         cluster: BudgetReader,
         cache: NodeCache,
         pending: PendingPods,
-        holds: Holds,
         *,
         now: Callable[[], datetime],
         clock: Callable[[], float] = time.monotonic,
@@ -109,7 +107,6 @@ class Preemptor:
         self._cluster = cluster
         self._cache = cache
         self._pending = pending
-        self._holds = holds
         self._now = now
         self._clock = clock
         self._priorities: Counter[int] = Counter()
@@ -138,7 +135,7 @@ class Preemptor:
             lower = self._outranked(ledger, pod)
             if isinstance(machine, Unusable) or not lower:
                 continue
-            left, holds = _without(ledger, lower), self._holds.on_node(node, but=pod.uid)
+            left, holds = _without(ledger, lower), self._pending.held_on(node, but=pod.uid)
             free = machine.free(left, holds, self._cache.free_devices(machine, left, holds))
             placement = try_place(machine.topology, free, request)
             if placement is not None and await self._reserve(pod, node, placement, ()):
@@ -174,7 +171,7 @@ class Preemptor:
                 return LedgerChange(), False
             for lower in (frozenset[PodUid](), self._outranked(ledger, pod)):
                 left = _without(ledger, lower.union(gone))
-                free = machine.free(left, self._holds.on_node(node, but=pod.uid))
+                free = machine.free(left, self._pending.held_on(node, but=pod.uid))
                 if free.can_give(whole):
                     reserved = reserve(ledger, kept_for(whole, ledger, free), but=NO_CPUS, until=until)
                     return LedgerChange(claims=(reserved,), releases=tuple(sorted(lower))), True
@@ -286,7 +283,7 @@ class Preemptor:
         pod = args.pod
         ledger = self._cache.ledger(node)
         ledger = _without(ledger, self._outranked(ledger, pod))
-        holds = tuple(self._holds.on_node(node, but=pod.uid))
+        holds = tuple(self._pending.held_on(node, but=pod.uid))
         known = self._cache.occupied(machine, ledger, holds)
         leaving = self._leaving(node)
         staying = self._awaited_in_vain(pod.uid, leaving)

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -42,13 +41,12 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.claim_placements import rfc3339
-from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.kept_room import RENEW_S, KeptRoom, RoomStopped, until_when
 from kvplace.scheduler.metrics import ROOM_MOVES, ROOMS
 from kvplace.scheduler.migration_search import Background, MigrationClient
 from kvplace.scheduler.migrator import Migrator, vm_as_known, vm_name
 from kvplace.scheduler.movable_vms import MovableVm, MovableVms
-from kvplace.scheduler.pending_pods import AskingPod
+from kvplace.scheduler.pending_pods import AskingPod, PendingPods
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +67,6 @@ _TRY_S = 10.0
 """How often pods are searched that wait because every node has too few CPUs."""
 _TOO_FEW_CPUS = "Insufficient cpu"
 """How kube-scheduler states that; a pod that waits for its volume, for example, needs no room."""
-_REMEMBERED = 10_000
 _SNAPSHOT_STEPS, _DESCRIBE_STEPS = 100, 1_000
 """Steps of counting the free resources of a node, and of describing its VMs."""
 
@@ -108,42 +105,33 @@ class RoomMaker:
         self,
         cluster: MigrationClient,
         cache: NodeCache,
-        holds: Holds,
+        pending: PendingPods,
         events: EventRecorder,
         mode: MakeRoom,
         strategy: Strategy,
-        asking: Callable[[PodRecord], AskingPod | None],
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
         background: Background = asyncio.to_thread,
     ) -> None:
-        """`now` dates reservations, `clock` times how long moves may take, `background` runs searches.
-
-        `asking` returns the request of a pod.
-        """
+        """`now` dates reservations, `clock` times how long moves may take, `background` runs searches."""
         self._cluster = cluster
         self._cache = cache
-        self._holds = holds
+        self._pending = pending
         self._events = events
         self._mode = mode
         self._now = now
         self._clock = clock
         self._background = background
-        self._asking = asking
         self._migrator = Migrator(
-            cluster, cache, holds, events, strategy, now=now, clock=clock, background=background
+            cluster, cache, pending, events, strategy, now=now, clock=clock, background=background
         )
         self._vms = MovableVms(cache)
-        self._making: OrderedDict[PodUid, _Making] = OrderedDict()
+        self._making: dict[PodUid, _Making] = {}
         self._asked: asyncio.Queue[_Making] = asyncio.Queue()
-        self._not_before: OrderedDict[PodUid, float] = OrderedDict()
-        """Until when no room is made for a pod, or a pod is not moved."""
         self._rest_until = float("-inf")
-        self._changed = asyncio.Event()
         if mode is not MakeRoom.OFF:
-            cache.ledgers.subscribe(lambda _node: self._changed.set())
-            cache.pods.subscribe(lambda _before, _after: self._changed.set())
+            cache.ledgers.subscribe(lambda _node: pending.wake())
 
     # Calls of the extender.
 
@@ -156,7 +144,7 @@ class RoomMaker:
         now, uid = self._clock(), pod.uid
         if self._is_reserved(uid):
             return  # another replica makes room for it, or has ended: then the reservation does, too
-        is_due = self._not_before.get(uid, now) <= now and self._rest_until <= now
+        is_due = max(self._pending.get(uid).no_room_before, self._rest_until) <= now
         if uid in self._making or not is_due or len(self._making) >= AT_ONCE:
             return
         making = self._making[uid] = _Making(pod, asking.pod_request.request, tuple(nodes))
@@ -203,7 +191,7 @@ class RoomMaker:
             pod = min(waiting, key=lambda one: (tried[one.uid], -one.priority, one.created, one.uid))
             tried[pod.uid] = self._clock()
             with contextlib.suppress(BadAnnotation):  # its Filter call names the fault
-                asking = self._asking(pod)
+                asking = self._pending.request_of(pod)
                 if asking is not None:
                     self.fits_nowhere(pod, asking, ())
 
@@ -225,7 +213,7 @@ class RoomMaker:
         finally:
             del self._making[making.pod.uid]
             making.found.set()
-            self._leave_alone(making.pod.uid, PAUSE_S)
+            self._pending.get(making.pod.uid).no_room_before = self._clock() + PAUSE_S
             ROOMS.labels(outcome).inc()
 
     async def _leave_node(self, making: _Making) -> bool:
@@ -254,16 +242,15 @@ class RoomMaker:
         for node in making.nodes:
             await turns.spend(_SNAPSHOT_STEPS)
             if self._vms.may_be_on(node):
-                snapshot = self._cache.snapshot(node, self._holds.on_node(node, but=making.pod.uid))
+                snapshot = self._cache.snapshot(node, self._pending.held_on(node, but=making.pod.uid))
                 if isinstance(snapshot, NodeSnapshot) and _may_hold(snapshot, making.request):
                     ranked.append((-snapshot.free.cpus.bit_count(), node))
-        now, crowded = self._clock(), []
+        crowded = []
         migrating = self._vms.migrating()
-        staying = {uid for uid, until in self._not_before.items() if until > now}
         for _, node in sorted(ranked)[:MOST_NODES]:
             await turns.spend(_DESCRIBE_STEPS)
-            taken = self._holds.on_node(node, but=making.pod.uid)
-            described = self._vms.crowded(node, taken, staying, migrating)
+            taken = self._pending.held_on(node, but=making.pod.uid)
+            described = self._vms.crowded(node, taken, migrating)
             crowded += [described] if described is not None else []
         if not crowded:
             return None
@@ -358,7 +345,7 @@ class RoomMaker:
         others = ledger.after(LedgerChange(releases=(vm.pod.uid, making.pod.uid)))
         if any(claim.reserved for claim in others.claims.values()):
             return False
-        taken = self._holds.on_node(making.node, but=making.pod.uid)
+        taken = self._pending.held_on(making.node, but=making.pod.uid)
         return machine.free(others, taken).can_give(claim_of(vm.pod.uid, move.after))
 
     def _fits_after(self, making: _Making, ledger: Ledger, whole: Claim, moves: Sequence[Move]) -> bool:
@@ -369,7 +356,7 @@ class RoomMaker:
             return False
         moved = {PodUid(move.id): claim_of(PodUid(move.id), move.after) for move in moves}
         others = ledger.after(LedgerChange(releases=(making.pod.uid, *moved)))
-        taken = self._holds.on_node(making.node, but=making.pod.uid)
+        taken = self._pending.held_on(making.node, but=making.pod.uid)
         return machine.free(others, [*taken, *moved.values()]).can_give(whole)
 
     def _is_in_force(self, node: NodeName, vm: MovableVm, move: Move) -> bool:
@@ -379,7 +366,6 @@ class RoomMaker:
             return True
         target = vm.placed.revision + 1
         if claim.relocation is None or claim.relocation.next.revision != target:
-            self._leave_alone(vm.pod.uid, 10 * PAUSE_S)
             raise RoomStopped(f"a VM could not be moved on {node}")
         return False
 
@@ -398,12 +384,7 @@ class RoomMaker:
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, due)):
-                    await self._change()
-
-    async def _change(self) -> None:
-        """Wait until a ledger or a pod has changed."""
-        self._changed.clear()
-        await self._changed.wait()
+                    await self._pending.news()
 
     def _check(self, making: _Making) -> None:
         """Raise RoomStopped when the VM waits no longer, or its reservation has been taken."""
@@ -419,14 +400,8 @@ class RoomMaker:
             known is not None
             and not known.node
             and not known.deleting
-            and self._holds.of_pod(pod.uid) is None
+            and self._pending.hold_of(pod.uid) is None
         )
-
-    def _leave_alone(self, uid: PodUid, seconds: float) -> None:
-        self._not_before.pop(uid, None)
-        self._not_before[uid] = self._clock() + seconds
-        if len(self._not_before) > _REMEMBERED:
-            self._not_before.popitem(last=False)
 
     def _tell(self, making: _Making, vm: MovableVm, move: Move, which: str) -> None:
         """Write an event about the move on both VMs."""

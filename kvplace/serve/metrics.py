@@ -135,7 +135,7 @@ class ClusterGauges:
         OVERLAPPING.update(
             {(pod.node, pod.namespace, pod.vm): 1 for pod in self._controller.overlapping_pods}
         )
-        HOLDS.set(len(self._extender.holds))
+        HOLDS.set(self._extender.pending.number_held)
         BINDS_UNDER_WAY.set(len(self._extender.binder.under_way))
         CONTROLLER_QUEUE.set(self._controller.queue_length)
         EVENT_QUEUE.set(self._events.unwritten)

@@ -152,7 +152,7 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         events = EventRecorder(cluster)
         extender = Extender(cluster, cache, events, settings.extender)
         controller = Controller(cluster, cache, events, settings.controller)
-        extender.holds.subscribe(controller.hold_ended)
+        extender.pending.subscribe(controller.hold_ended)
         gauges = ClusterGauges(cache, ClusterFreeBlocks(cache), extender, controller, events)
         extender_address, schedulers = await enter(
             extender_listening(
@@ -171,7 +171,7 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         await enter(
             in_background(
                 controller.run(),
-                extender.holds.run(),
+                extender.pending.run(),
                 extender.nominations.run(),
                 extender.room.run(),
                 extender_tls.keep_renewed(),

@@ -67,8 +67,8 @@ class Replica:
 
     def held(self) -> int:
         """Count the pods that have a hold."""
-        holds = self.extender.holds
-        return sum(len(list(holds.on_node(node))) for node in self.cache.nodes.records)
+        pending = self.extender.pending
+        return sum(len(pending.held_on(node)) for node in self.cache.nodes.records)
 
     async def until(self, holds: object) -> None:
         """Wait until something comes true, letting everybody work."""
@@ -107,10 +107,10 @@ async def replica(
         events = EventRecorder(cluster)
         extender = Extender(cluster, cache, events, extending, now=wall, clock=clock, background=at_once)
         keeper = Controller(cluster, cache, events, settings, now=wall)
-        extender.holds.subscribe(keeper.hold_ended)
+        extender.pending.subscribe(keeper.hold_ended)
         if controller:
             watching.append(group.create_task(keeper.run()))
-        watching.append(group.create_task(extender.holds.run()))
+        watching.append(group.create_task(extender.pending.run()))
         watching.append(group.create_task(extender.nominations.run()))
         watching.append(group.create_task(extender.room.run()))
         try:

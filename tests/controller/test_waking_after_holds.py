@@ -133,7 +133,7 @@ async def test_plans_for_a_node_that_kube_scheduler_rejects_wake_who_was_refused
         assert (await one.filter(other)).names == []
         cluster.change_pod("default", "other", was_tried=True)
         await one.until(lambda: one.cache.pods.records[other.uid].was_tried)
-        planned = one.extender.holds.node_of(alike[1].uid)
+        planned = one.extender.pending.node_of(alike[1].uid)
         assert planned is not None
         assert (await one.filter(alike[1], *chosen)).names == []
         await one.until(lambda: woken(cluster, planned))
@@ -148,11 +148,11 @@ async def test_who_was_refused_is_woken_for_what_another_pod_leaves_of_the_cores
         refused = asking_pod(cluster, "refused", vcpus=3, priority=-1)
         await one.until(lambda: len(one.cache.pods.records) == 3)
         assert (await one.filter(asked)).names == ["n1"]
-        assert one.extender.holds.planned_node(planned.uid) == "n1"
+        assert one.extender.pending.planned_node(planned.uid) == "n1"
         assert (await one.filter(refused)).names == []
         cluster.change_pod("default", "refused", was_tried=True)
         await one.until(lambda: one.cache.pods.records[refused.uid].was_tried)
         assert (await one.filter(asking_pod(cluster, "taker", vcpus=takes))).names == ["n1"]
-        assert one.extender.holds.of_pod(planned.uid) is None
+        assert one.extender.pending.hold_of(planned.uid) is None
         await asyncio.sleep(1.0)
         assert (woken(cluster) is not None) is is_left

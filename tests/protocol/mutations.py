@@ -33,9 +33,9 @@ from kvplace.nodes import node_machine
 from kvplace.scheduler import binder, dra_enforcement, migrator, preemptor, room_maker
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.dra_enforcement import DraEnforcement
-from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.migration_search import MigrationSearch
 from kvplace.scheduler.movable_vms import MovableVms
+from kvplace.scheduler.pending_pods import PendingPods
 from kvplace.scheduler.preemptor import Preemptor
 
 Mutation = Callable[[], None]
@@ -144,8 +144,8 @@ def leave_the_date_of_a_claim_that_is_taken_over() -> None:
 
 @_mutation
 def keep_holds_for_ever() -> None:
-    _put(Holds, "drop", lambda _self, _uid: None)
-    _put(Holds, "run", lambda _self: asyncio.Event().wait())
+    _put(PendingPods, "end_hold", lambda _self, _uid: None)
+    _put(PendingPods, "run", lambda _self: asyncio.Event().wait())
 
 
 # Ledgers.

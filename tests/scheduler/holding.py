@@ -1,13 +1,29 @@
-"""Holds for tests, of a pod that would own one CPU."""
+"""Pending pods and holds for tests, of a pod that would own one CPU."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuId, NodeName
-from kvplace.scheduler.holds import Hold
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.scheduler.pending_pods import Hold, PendingPods
 from tests.kube.claims import claim
+from tests.kube.faulty_cluster import FaultyCluster
+
+
+def pending_pods(
+    cache: NodeCache | None = None,
+    *,
+    clock: Callable[[], float] = lambda: 0.0,
+    changed: Callable[[NodeName], None] = lambda _node: None,
+) -> PendingPods:
+    """Make a table whose holds last for three seconds; without a cache no pod is known."""
+    cluster = FaultyCluster()
+    known = cache if cache is not None else NodeCache(cluster)
+    return PendingPods(cluster, known, hold_seconds=3.0, clock=clock, changed=changed)
 
 
 def hold(node: str, uid: str, cpu: int) -> Hold:

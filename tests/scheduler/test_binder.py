@@ -23,7 +23,6 @@ from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.claimed_devices import ClaimedDevices
 from kvplace.scheduler.dra_enforcement import DraEnforcement
 from kvplace.scheduler.extender_protocol import BindingArgs
-from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.pending_pods import PendingPods
 from tests.controller.replicas import asking_pod
 from tests.kube.faults import Moment, Operation
@@ -53,9 +52,10 @@ class Bench:
         self.cache = cache
         self.events = EventRecorder(cluster)
         self.changed: list[str] = []
-        self.holds = Holds(seconds=30.0, clock=lambda: 0.0, changed=self.changed.append)
-        pending = PendingPods(cluster, cache.pods, cache.dra, lambda: 0.0)
-        devices = ClaimedDevices(cluster, cache, pending, self.holds)
+        self.pending = PendingPods(
+            cluster, cache, hold_seconds=30.0, clock=lambda: 0.0, changed=self.changed.append
+        )
+        devices = ClaimedDevices(cluster, cache, self.pending)
 
         def now() -> datetime:
             return START + timedelta(seconds=asyncio.get_running_loop().time())
@@ -63,8 +63,7 @@ class Bench:
         self.binder = Binder(
             cluster,
             cache,
-            self.holds,
-            pending,
+            self.pending,
             devices,
             DraEnforcement(cluster, cache, devices, now),
             self.events,
@@ -99,12 +98,12 @@ async def test_when_the_claim_cannot_be_stored_nothing_is_bound(cluster: Countin
 async def test_a_stored_claim_ends_the_hold_and_a_refused_one_does_not(cluster: Counting) -> None:
     async with binding(cluster) as bench:
         fits, huge = asking_pod(cluster, "vm"), asking_pod(cluster, "huge", 9)
-        bench.holds.add(hold("a", fits.uid, 0))
+        bench.pending.hold(hold("a", fits.uid, 0))
         await bench.begin(fits)
-        bench.holds.add(hold("a", huge.uid, 0))
+        bench.pending.hold(hold("a", huge.uid, 0))
         with pytest.raises(Refused):
             await bench.begin(huge)
-        assert [held.uid for held in bench.holds.on_node(NodeName("a"))] == [huge.uid]
+        assert [held.uid for held in bench.pending.held_on(NodeName("a"))] == [huge.uid]
 
 
 # The API server reports no.

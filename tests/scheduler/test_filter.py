@@ -186,7 +186,7 @@ async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: F
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 3)
         assert (await one.filter(pod)).names == ["n"]
-        (held,) = one.extender.holds.on_node(NodeName("n"))
+        (held,) = one.extender.pending.held_on(NodeName("n"))
         assert (held.uid, held.owned) == (pod.uid, mask_of([2, 3, 4]))
         assert (await one.filter(asking_pod(cluster, "wide", 4))).names == []
 
@@ -412,5 +412,5 @@ async def test_of_many_pods_between_filter_and_bind_the_oldest_are_read_again(
         pods = [asking_pod(cluster, f"vm-{number}") for number in range(3)]
         for pod in pods:
             assert (await one.filter(pod)).names == ["a"]
-        assert list(one.extender._pending._records) == [pod.uid for pod in pods[1:]]
+        assert list(one.extender.pending._records) == [pod.uid for pod in pods[1:]]
         assert await one.bind(pods[0], "a") == ""

@@ -38,7 +38,7 @@ async def test_the_pod_gets_other_cores_of_its_node(cluster: FaultyCluster, agen
         assert (await one.filter(pod)).names == ["n1"]
         edit(cluster, vm, EXCLUSIVE)
         theirs = (await until_written(one, agent, vm, 3)).placement.owned
-        (held,) = one.extender.holds.on_node(agent.node)
+        (held,) = one.extender.pending.held_on(agent.node)
         assert held.owned & theirs
         assert await one.bind(pod, "n1") == ""
         agent.carry_out(vm)

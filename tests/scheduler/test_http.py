@@ -111,7 +111,7 @@ async def test_junk_gets_400_and_one_sentence(
 async def test_an_unexpected_error_gets_500_and_one_sentence(
     one: Replica, url: str, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one.extender.holds._clock = lambda: 1 / 0
+    one.extender.pending._clock = lambda: 1 / 0
     pod = asking_pod(one.cluster, "vm")
     async with session.post(f"{url}/v1/filter", json=about(pod, NodeNames=["a"])) as answer:
         assert (answer.status, await answer.text()) == (500, "filter failed; see the log of kvplace serve\n")

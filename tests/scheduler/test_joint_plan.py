@@ -51,11 +51,11 @@ async def seen(one: Replica, count: int) -> None:
 
 def planned(one: Replica) -> dict[str, str]:
     """The node of every planned pod, by name."""
-    holds = one.extender.holds
+    pending = one.extender.pending
     return {
         one.cache.pods.records[uid].name: node
-        for node in holds.planned_nodes
-        for uid in holds.planned_on(node)
+        for node in pending.planned_nodes
+        for uid in pending.planned_on(node)
     }
 
 

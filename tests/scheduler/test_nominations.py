@@ -13,8 +13,7 @@ from kvplace.kube.events import EventReason
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.scheduler.extender import ExtenderSettings
-from kvplace.scheduler.joint_plan import OFFER_S, TOGETHER
-from kvplace.scheduler.waiting_pods import GATHER_S, STREAM_S
+from kvplace.scheduler.joint_plan import GATHER_S, OFFER_S, STREAM_S, TOGETHER
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Operation
 from tests.nodes.machines import EIGHT
@@ -139,7 +138,7 @@ async def test_a_pod_that_kube_scheduler_asks_about_meanwhile_is_not_nominated(c
         await seen(one, 8)
         first = asyncio.create_task(one.filter(pods[0]))
         await sending.reached.wait()
-        await one.until(lambda: one.extender.holds.planned_node(pods[7].uid) is not None)
+        await one.until(lambda: one.extender.pending.planned_node(pods[7].uid) is not None)
         assert (await one.filter(pods[7])).names == ["a"]
         sending.release()
         await first
@@ -265,7 +264,7 @@ async def test_a_pod_of_a_stream_waits_for_those_that_come_behind_it(cluster: Co
         asking = asyncio.create_task(one.filter(second))
         behind = asking_pod(cluster, "behind", 2, shape=b"of one kind")
         await asking
-        assert nominated(cluster) == {"behind": one.extender.holds.node_of(behind.uid)}
+        assert nominated(cluster) == {"behind": one.extender.pending.node_of(behind.uid)}
 
 
 async def test_the_last_pod_of_a_stream_waits_only_until_no_other_one_comes(cluster: Counting) -> None:
@@ -356,7 +355,7 @@ async def test_a_nominated_pod_that_was_claimed_along_has_those_behind_it_nomina
         behind = asking_pod(cluster, "behind", 2, shape=b"of one kind")
         await seen(one, 3)
         assert (await one.filter(cluster.pod("vm-1"), "a")).names == ["a"]
-        assert nominated(cluster)["behind"] == one.extender.holds.node_of(behind.uid)
+        assert nominated(cluster)["behind"] == one.extender.pending.node_of(behind.uid)
 
 
 async def test_pods_of_another_shape_are_not_nominated_to_nodes_that_were_not_offered_for_them(

@@ -213,14 +213,14 @@ async def test_whom_a_pod_waits_for_is_forgotten_with_their_claims_and_with_the_
     for vm, other in (vms, reversed(vms)):
         await leaving(one, vm)
         assert await answer(one, sent(pod, two=[other])) == {}
-        assert one.extender._pending.get(pod.uid).leaving.keys() == {vm.uid}
+        assert one.extender.pending.get(pod.uid).leaving.keys() == {vm.uid}
         one.cluster.delete_pod("default", vm.name, force=True)
         await one.until(lambda vm=vm: vm.uid not in one.claims("two"))
         if vm is vms[0]:
             await running(one, "next", 8)
     one.cluster.delete_pod("default", pod.name, force=True)
     await one.until(lambda: pod.uid not in one.cache.pods.records)
-    assert not one.extender._pending.get(pod.uid).leaving
+    assert not one.extender.pending.get(pod.uid).leaving
 
 
 async def test_what_victims_leave_is_kept_for_whom_they_were_evicted(one: Replica) -> None:
@@ -261,7 +261,7 @@ async def test_a_reservation_ends_when_no_pod_is_evicted(one: Replica) -> None:
     assert await answer(one, sent(pod, two=vms[:1])) == {"two": ["vm-0"]}
     small = asking_pod(one.cluster, "small", 2, scope=Scope.ONE_NUMA)
     first = await one.filter(small)
-    held = one.extender.holds.of_pod(small.uid, NodeName("two"))
+    held = one.extender.pending.hold_of(small.uid, NodeName("two"))
     assert first.names == ["two"]
     assert held is not None
     assert held.claim.cpus & TWO.numa_nodes[1].cpus  # not beside the victim

@@ -9,7 +9,7 @@ import pytest
 from tests.serve.churn import Churn
 from tests.virtual_time import JumpingLoop
 
-BOUNDED = ("._pending._records", "._written", "._rankings", "._states._states")
+BOUNDED = (".pending._records", "._written", "._rankings", "._states._states")
 """Caches of a fixed size: pods that were deleted before Filter, messages of the last minutes, states.
 
 The last known states of nodes: at most one for each node.
