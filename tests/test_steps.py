@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from dev.step import beside
-
-_PATIENCE_S = 60.0
+from harness.waiting import wait_until
 
 
 def test_a_command_that_fails_is_named_and_the_others_are_not(tmp_path: Path) -> None:
     commands = {"works": ["true"], "fails": ["false"], "runs": ["sleep", "600"]}
     with beside(commands, cwd=tmp_path, environment={}) as failures:
-        deadline = time.monotonic() + _PATIENCE_S
-        while not failures():
-            assert time.monotonic() < deadline, "the failed command is not named"
-            time.sleep(0.01)
+        wait_until(failures, lambda: "the failed command is not named")
         assert failures() == ["fails"]
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import aiohttp
 
 from harness.browser.process import Browser
+from harness.waiting import PATIENCE_S
 
-PATIENCE_S = 60.0
 _LARGEST_MESSAGE = 64 << 20
 _KEYS: dict[str, tuple[str, int]] = {
     "Enter": ("\r", 13),

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from harness.control_plane.cluster import MERGE_PATCH, SERVER_SIDE_APPLY, ControlPlane, RequestRefused
 from harness.control_plane.server_process import ServerProcess
+from harness.waiting import PATIENCE_S
 
 Json = dict[str, Any]
 
@@ -25,7 +26,6 @@ FEATURE_GATES = ("Sidecar", "CPUManager", "NUMA")
 
 _PLUGINS_CRD = "plugins.plugin.kubevirt.io"
 _ONE_DAY_S = 86_400
-_PATIENCE_S = 120
 """Longer than kvplace pauses between two searches: a first try may come before a VM can migrate."""
 
 
@@ -119,7 +119,7 @@ class KubeVirt:
         )
 
     def gone(self, kind: str, namespace: str, name: str) -> None:
-        """Wait until an object is gone for good; raises `ServerDied` when it is still there after 90 s."""
+        """Wait until an object is gone for good; raises `ServerDied` when it is still there after 120 s."""
 
         def is_gone() -> bool:
             try:
@@ -135,10 +135,10 @@ class KubeVirt:
     def first(self, path: str, is_wanted: Callable[[Json], bool]) -> Json:
         """Wait for an object of a list that is as wanted; raises `TimeoutError` when none is after 120 s."""
         connection = HTTPSConnection(
-            self.plane.url.removeprefix("https://"), context=self.plane.tls, timeout=_PATIENCE_S
+            self.plane.url.removeprefix("https://"), context=self.plane.tls, timeout=PATIENCE_S
         )
         headers = {"Authorization": f"Bearer {self.plane.admin.token}"}
-        watch = f"{path}&watch=true&resourceVersion=0&timeoutSeconds={_PATIENCE_S}"
+        watch = f"{path}&watch=true&resourceVersion=0&timeoutSeconds={PATIENCE_S:.0f}"
         last: Json = {}
         with contextlib.closing(connection):
             connection.request("GET", watch, headers=headers)
@@ -149,7 +149,7 @@ class KubeVirt:
                 if event.get("type") in {"ADDED", "MODIFIED"} and is_wanted(last):
                     return last
         raise TimeoutError(
-            f"waited {_PATIENCE_S} s on {path}; last seen: {json.dumps(last.get('status', last))}\n"
+            f"waited {PATIENCE_S:.0f} s on {path}; last seen: {json.dumps(last.get('status', last))}\n"
             f"virt-controller reported:\n{self.virt_controller.log_tail()}"
         )
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-PATIENCE_S = 90.0
+from harness.waiting import PATIENCE_S
 
 
 class ServerDied(Exception):
@@ -60,9 +60,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def wait_until(self, is_ready: Callable[[], bool], what: str) -> None:
-        """Wait until `is_ready` is true; raises `ServerDied` when the server ends or takes longer than 90
-        s.
-        """
+        """Wait until `is_ready` is true; raises `ServerDied` when the server ends or takes too long."""
         deadline = time.monotonic() + PATIENCE_S
         while not is_ready():
             if not self.is_running:

@@ -15,8 +15,7 @@ from typing import Any
 
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.pod_status import start_failures
-
-PATIENCE_S = 120.0
+from harness.waiting import PATIENCE_S
 
 
 @contextlib.contextmanager

@@ -1,12 +1,23 @@
-"""Fixtures: the files of a small host."""
+"""The files of a small host; deliveries run in virtual time, the other tests in that of real files."""
 
 from __future__ import annotations
 
+import asyncio
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.agent.hosts import Host
+from tests.virtual_time import JumpingLoop
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], AbstractEventLoop]]:
+    """Choose the event loop of a test."""
+    if item.path.name == "test_deliveries.py":
+        return {"virtual": JumpingLoop}
+    return {"real": asyncio.new_event_loop}
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.waiting import PATIENCE_S
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
@@ -56,7 +57,7 @@ class Agent:
 
     async def until(self, what: Callable[[], Any]) -> None:
         """Wait until something is so; what is not there yet counts as no."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 with contextlib.suppress(KeyError, StopIteration, AssertionError):
                     if what():

@@ -72,7 +72,9 @@ def containers() -> Containers:
 
 
 @pytest.fixture
-async def agent(host: Host, containers: Containers) -> AsyncIterator[Agent]:
+async def agent(host: Host, containers: Containers, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Agent]:
+    """Publish the devices of a host whose kubelet is asked after a change only."""
+    monkeypatch.setattr(agent_devices, "READ_EVERY_S", 3600.0)
     cluster = FaultyCluster()
     cluster.create_node(NODE)
     async with publishing(host, cluster) as agent:
@@ -119,7 +121,7 @@ async def test_a_device_that_a_pod_gets_is_published_at_once_and_leaves_the_fing
     }
     host.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", "{}")
 
-    await asyncio.wait_for(agent.until(lambda: free(agent) == [0, 1]), 5)
+    await agent.until(lambda: free(agent) == [0, 1])
 
     published = agent.status.devices
     assert published is not None

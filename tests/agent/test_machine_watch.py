@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from kvplace.agent import machine_watch
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.this_machine import ReservedBy, ThisMachine
@@ -32,7 +33,7 @@ class Changes:
         watch.subscribe(lambda: self._seen.put_nowait(watch.machine))
 
     async def next(self) -> ThisMachine:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await self._seen.get()
 
     @property
@@ -114,7 +115,7 @@ async def test_an_unreadable_machine_is_read_again_and_the_old_one_counts_meanwh
     async with watching(host) as changes:
         host.online(set())
         host.write("sys/devices/system/cpu/online", "7-3")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await warned.wait()
         assert changes.count == 0
         host.online({0, 1, 2, 3})

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from kvplace.agent import cpuset_keeper
 from kvplace.agent.back_off import MOST_REPAIRS
 from kvplace.agent.conditions import TopologyCondition
@@ -79,7 +80,7 @@ async def test_what_cannot_be_set_is_tried_again_although_nothing_happens(
     node, stuck = node_with_one_stuck()
     said = asyncio.Event()
     node.report.subscribe(said.set)
-    async with asyncio.timeout(10), in_background(node.keeper.run(node.source)):
+    async with asyncio.timeout(PATIENCE_S), in_background(node.keeper.run(node.source)):
         while node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status:
             said.clear()
             await said.wait()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from kvplace.agent import back_off, cpuset_keeper, nri_source
 from kvplace.agent.back_off import MOST_REPAIRS
 from kvplace.agent.conditions import PinnedReason, TopologyCondition
@@ -234,7 +235,7 @@ class TestUpdates:
             written.set()
 
         monkeypatch.setattr(node.runtime.cgroups, "set", write_and_say_so)
-        async with asyncio.timeout(10), in_background(node.keeper.run(node.source)):
+        async with asyncio.timeout(PATIENCE_S), in_background(node.keeper.run(node.source)):
             await asyncio.sleep(0.1)
             assert not written.is_set()
             monkeypatch.setattr(back_off, "PERIOD_S", 0.0)
@@ -443,7 +444,7 @@ async def test_changes_are_carried_out_until_the_agent_ends() -> None:
     other = node.started(PLAIN, "app")
     running = asyncio.create_task(node.keeper.run(node.source))
     node.objects.become(ONE_VM)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await node.runtime.delivered.wait()
     assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "0-1,4-7")
     running.cancel()
@@ -460,7 +461,7 @@ async def test_changes_are_carried_out_although_what_others_write_cannot_be_noti
     monkeypatch.setattr(nri_source, "Inotify", used_up)
     node = Node(EMPTY)
     other = node.started(PLAIN, "app")
-    async with asyncio.timeout(30), in_background(node.keeper.run(node.source)):
+    async with asyncio.timeout(PATIENCE_S), in_background(node.keeper.run(node.source)):
         await asyncio.sleep(0)
         node.objects.become(ONE_VM)
         await node.runtime.delivered.wait()

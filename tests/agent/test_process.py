@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from prometheus_client import REGISTRY
 
+from harness.waiting import PATIENCE_S
 from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.conditions import TopologyCondition
 from kvplace.agent.node_objects import NodeObjects
@@ -32,14 +33,14 @@ async def test_it_is_ready_when_the_objects_of_its_node_have_been_read(host: Hos
         for store in agent.own.stores:
             await store.wait_until_synced()
         assert [pod.name for pod in agent.own.pods.records.values()] == ["here"]
-        async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
             while await readiness_of(agent, session) != "ok\n":
                 pass
 
 
 async def test_the_report_is_complete_when_every_pod_has_been_checked(host: Host) -> None:
     complete = asyncio.Event()
-    async with running_agent(host.settings(), MemoryCluster()) as agent, asyncio.timeout(30):
+    async with running_agent(host.settings(), MemoryCluster()) as agent, asyncio.timeout(PATIENCE_S):
         assert not agent.report.is_complete
         agent.report.subscribe(lambda: complete.set() if agent.report.is_complete else None)
         await complete.wait()
@@ -59,7 +60,7 @@ async def test_a_host_without_cpus_is_an_error_that_names_the_file(host: Host) -
 
 async def test_it_ends_when_the_past_has_changed_since_it_remembers_what_it_wrote(host: Host) -> None:
     with pytest.raises(ExceptionGroup) as ended:
-        async with asyncio.timeout(30), running_agent(host.settings(), RestoredCluster()):
+        async with asyncio.timeout(PATIENCE_S), running_agent(host.settings(), RestoredCluster()):
             await asyncio.Event().wait()
     assert ended.group_contains(Corrupt, match="gone back")
 
@@ -76,7 +77,7 @@ async def test_a_second_agent_on_the_node_begins_when_the_first_has_ended(host: 
         done, _ = await asyncio.wait([waiting], timeout=0.2)
         assert not done
         assert not begun.is_set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await waiting
     assert begun.is_set()
 

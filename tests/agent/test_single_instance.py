@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from kvplace.agent.single_instance import only_instance
 from kvplace.core.errors import Misconfigured
 
@@ -69,7 +70,7 @@ async def test_one_that_waits_can_be_ended_and_takes_no_lock_later(tmp_path: Pat
     await asyncio.wait([task])
     assert task.cancelled()
     _end(other)
-    async with asyncio.timeout(10), only_instance(lock, waits.put_nowait):
+    async with asyncio.timeout(PATIENCE_S), only_instance(lock, waits.put_nowait):
         pass
 
 

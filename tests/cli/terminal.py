@@ -11,7 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-_PATIENCE_S = 60.0
+from harness.waiting import PATIENCE_S
+
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
 
 
@@ -49,12 +50,12 @@ class Terminal:
 
     def end(self) -> int:
         """Return the program's exit code once it has ended."""
-        return self._process.wait(_PATIENCE_S)
+        return self._process.wait(PATIENCE_S)
 
     def read_until(self, words: str) -> str:
         """Return what the screen has shown since the last call, once it shows these words."""
         os.set_blocking(self._outer, False)
-        give_up = time.monotonic() + _PATIENCE_S
+        give_up = time.monotonic() + PATIENCE_S
         while words not in self._seen:
             assert time.monotonic() < give_up, f"no {words!r} on the screen, only {self._seen!r}"
             try:

@@ -16,6 +16,7 @@ import pytest
 from lxml import etree
 
 from harness.control_plane.launcher_side import LauncherSide
+from harness.waiting import PATIENCE_S
 from kvplace.core.cpuset import mask_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
@@ -139,7 +140,7 @@ def test_a_start_of_three_calls_is_pinned_each_time_and_shutdown_ends_the_hook(
 
     assert report.errors == ()
     assert [pins(call.returned) for call in report.calls] == [WANTED] * 3
-    assert sidecar.process.wait(timeout=60) == 0
+    assert sidecar.process.wait(timeout=PATIENCE_S) == 0
     assert not list(sockets.glob("*/*.sock"))
 
 
@@ -154,7 +155,7 @@ def test_only_the_pins_are_new_in_what_libvirt_is_given(
     domain.remove(cputune)
     unpinned = etree.tostring(domain, encoding="unicode")
     assert canonicalize(unpinned, strip_text=True) == canonicalize(call.sent, strip_text=True)
-    assert sidecar.process.wait(timeout=60) == 0
+    assert sidecar.process.wait(timeout=PATIENCE_S) == 0
 
 
 def test_its_own_answers_fed_back_change_nothing_more(
@@ -206,4 +207,4 @@ def test_two_sidecars_in_one_pod_are_both_found(
 
     assert report.errors == ()
     assert pins(report.defined) == WANTED
-    assert [one.process.wait(timeout=60) for one in both] == [0, 0]
+    assert [one.process.wait(timeout=PATIENCE_S) for one in both] == [0, 0]

@@ -12,10 +12,10 @@ import pytest
 
 from harness.control_plane.cluster import ControlPlane
 from harness.kvplace_cluster.installation import MANIFESTS
+from harness.waiting import PATIENCE_S
 from kvplace.core.errors import ExitCode
 from tests.cli.calls import call_process
 
-PATIENCE_S = 120.0
 KINDS = ("nodeledgers.kvplace.io", "nodetopologies.kvplace.io")
 
 

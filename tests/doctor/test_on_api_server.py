@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from harness.certificates import Authority
+from harness.waiting import PATIENCE_S
 from kvplace import __version__
 from kvplace.core.errors import ExitCode
 from kvplace.doctor.examination import Examination, examine
@@ -33,7 +34,6 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 SYSTEM = "/api/v1/namespaces/kvplace-system"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/kvplace-system/deployments"
 LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
-_PATIENCE_S = 120.0
 KUBEVIRT = "/apis/kubevirt.io/v1/namespaces/kubevirt/kubevirts/kubevirt"
 
 
@@ -54,7 +54,7 @@ def examined(kubeconfig: Path, **options: Any) -> Examination:
 
 def examined_when(installed: Installed, is_wanted: Callable[[Examination], bool]) -> Examination:
     """Check until it is as wanted: the API server takes up webhooks and rights a moment after they change."""
-    ends = time.monotonic() + _PATIENCE_S
+    ends = time.monotonic() + PATIENCE_S
     while True:
         found = examined(installed.plane.kubeconfig)
         if is_wanted(found) or time.monotonic() >= ends:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from harness.waiting import PATIENCE_S
 from kvplace.core.cpuset import parse_cpu_list
 
 T = TypeVar("T")
@@ -130,7 +131,7 @@ def pages_by_node(pid: int, smallest: int = 1000, where: str = "") -> dict[int, 
     return dict(pages)
 
 
-def wait_for(read: Callable[[], T], wanted: Callable[[T], bool], seconds: float = 60.0) -> T:
+def wait_for(read: Callable[[], T], wanted: Callable[[T], bool], seconds: float = PATIENCE_S) -> T:
     """Read until the value is as wanted, and give it; the kernel does not report when it has followed."""
     deadline = time.monotonic() + seconds
     while True:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
+from harness.waiting import PATIENCE_S
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.settings import AgentSettings
 from kvplace.core.scalars import CpuMask, NodeName
@@ -33,7 +34,7 @@ async def _online_sets(switch: Path) -> list[tuple[CpuMask, float]]:
             changed.clear()
             await asyncio.to_thread(switch.write_text, state)
             began = time.monotonic()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 await changed.wait()
             found.append((watch.machine.topology.cpus, time.monotonic() - began))
     return found

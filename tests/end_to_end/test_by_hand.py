@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from tests.docs.blocks import block
 
 
@@ -73,6 +74,6 @@ def _read_map(command: str) -> list[Any]:
         with no_proxy.open(f"{url}api/cluster") as answer:
             nodes: list[Any] = json.load(answer)["nodes"]
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     return nodes

@@ -13,6 +13,7 @@ import pytest
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
 from harness.control_plane.watching import wait_for
 from harness.kvplace_cluster.installation import Installation
+from harness.waiting import PATIENCE_S
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.well_known_names import MOVABLE, PINNED, PLACE_AGAIN
 from tests.cli.calls import COMMAND
@@ -77,7 +78,7 @@ def test_an_interrupted_command_completes_its_move_and_a_second_call_leaves_the_
         assert moved["metadata"]["annotations"][PLACE_AGAIN] == f"{uid}/1"
         program.send_signal(signal.SIGINT)
         agent_reports(plane, NODE, {**dict.fromkeys(uids.values(), 1), uid: 2})
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=PATIENCE_S)
         assert program.returncode == 0, err
         assert "the present move is completed" in err
         assert "1 of 1 moves made" in err

@@ -19,6 +19,7 @@ from harness.control_plane.watching import is_ready, wait_for
 from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape
 from harness.kvplace_cluster.vms import VMIS, VMS, vm_manifest, vmi_manifest
+from harness.waiting import PATIENCE_S
 from kvplace.core.cpuset import cpus_of, format_cpu_list, parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.core.topology import Topology
@@ -144,7 +145,7 @@ async def _exit_code_for_want_of_a_map(nodes: NodesInBackground, namespace: str,
     container = nodes.nodes.find(namespace, name).containers.named("hook-sidecar-0")
     assert container.running is not None
     command = [*container.spec["startupProbe"]["exec"]["command"], "--once"]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             code, said = await container.running.run(command, 30)
             if "neither the annotation kvplace.io/placement nor cpu-map yet" in said or code == 0:

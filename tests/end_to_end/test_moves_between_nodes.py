@@ -19,6 +19,7 @@ from harness.control_plane.watching import is_ready, wait_for
 from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape
 from harness.kvplace_cluster.vms import ONE_SOCKET, VMIS, vmi_manifest
+from harness.waiting import PATIENCE_S, wait_until
 from kvplace.core.cluster.defragmentation import DefragmentingMove, defragment
 from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.placement import PodPlacement
@@ -193,10 +194,11 @@ def test_a_migration_that_comes_to_nothing_leaves_the_vm_where_it_is_and_nothing
         else:
             cluster.request("DELETE", f"{crowded.migrations}/{name}")
     crowded.event("waits", "RoomNotMade")
-    ends = time.monotonic() + 60
-    while crowded.reservations() and time.monotonic() < ends:
-        time.sleep(0.5)
-    assert crowded.reservations() == []
+    wait_until(
+        lambda: not crowded.reservations(),
+        lambda: f"serve still reserves {crowded.reservations()}",
+        pause_s=0.5,
+    )
     assert kvplace.ledger("move-a") == before
     assert source_uid in {pod["metadata"]["uid"] for pod in cluster.request("GET", crowded.pods)["items"]}
     time.sleep(3)
@@ -238,7 +240,7 @@ def test_a_migration_of_defragment_goes_to_the_planned_node_and_ends_the_run_whe
         source_uid = crowded.source["metadata"]["uid"]
         target = crowded.bound(crowded.virt.launcher_pod(crowded.namespace, "moves", other_than=source_uid))
         cluster.request("DELETE", f"{crowded.migrations}/{migration['metadata']['name']}")
-        move, (result,) = running.result(timeout=60)
+        move, (result,) = running.result(timeout=PATIENCE_S)
     assert (move.id, move.target) == (f"{crowded.namespace}/moves", "move-b")
     assert target["spec"]["nodeName"] == "move-b"
     placed = PodPlacement.from_json(target["metadata"]["annotations"][PLACEMENT]).placement

@@ -17,13 +17,13 @@ from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.kube_stream import KubeClient
 from harness.control_plane.kubelet_admission import has_ended
 from harness.loop_thread import loop_thread
+from harness.waiting import PATIENCE_S
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.well_known_names import PLACEMENT
 
 Json = dict[str, Any]
 LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
-PATIENCE_S = 100.0
 
 
 def owned_cpus(pod: Json) -> set[tuple[str, int]]:

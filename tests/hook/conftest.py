@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from kvplace.hook.pod_environment import PodEnvironment
 from tests.hook.machine import NODE, PodFolder, pod_environment, two_socket_machine
 
@@ -64,12 +65,12 @@ class HookProcess:
         """Run another `kvplace-hook` command at the same time, as a probe does."""
         command = [*self.program, *words]
         return subprocess.run(
-            command, env=self.environ, capture_output=True, text=True, timeout=60, check=False
+            command, env=self.environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
 
     def wait(self) -> int:
         assert self.process is not None
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=PATIENCE_S)
 
 
 @pytest.fixture

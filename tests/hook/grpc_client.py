@@ -21,6 +21,7 @@ from h2.events import (
 )
 from h2.settings import SettingCodes, Settings
 
+from harness.waiting import PATIENCE_S
 from kvplace.core.protobuf import bytes_field, read_bytes_fields
 from tests.hook.machine import DOMAIN, VMI
 
@@ -148,7 +149,7 @@ class SocketCaller(Caller):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(60)
+        self.socket.settimeout(PATIENCE_S)
         try:
             self.socket.connect(str(path))
         except OSError:

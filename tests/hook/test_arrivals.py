@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Corrupt
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement
@@ -50,7 +51,7 @@ class Libvirt:
 
     def runs(self, *words: str, xml: bytes = ARRIVING) -> tuple[int, bytes, str]:
         done = subprocess.run(
-            [self.program, "ns_vm", *words], input=xml, capture_output=True, timeout=60, check=False
+            [self.program, "ns_vm", *words], input=xml, capture_output=True, timeout=PATIENCE_S, check=False
         )
         return done.returncode, done.stdout, done.stderr.decode()
 

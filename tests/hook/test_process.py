@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.errors import GrpcStatus, Misconfigured
 from kvplace.core.protobuf import bytes_field, read_bytes_fields
@@ -285,7 +286,7 @@ def test_sigterm_kills_hanging_children(stuck: HookProcess) -> None:
 
 def test_bytes_that_are_not_http2_end_only_their_own_connection(serving: HookProcess) -> None:
     with socket.socket(socket.AF_UNIX) as stranger, SocketCaller(serving.socket) as caller:
-        stranger.settimeout(60)
+        stranger.settimeout(PATIENCE_S)
         stranger.connect(str(serving.socket))
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         while stranger.recv(1 << 16):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.waiting import PATIENCE_S
 from kvplace.core.request import OnFailure
 from kvplace.domainxml import rewrite
 from tests.hook.conftest import PROJECT, HookProcess
@@ -20,7 +21,7 @@ def on_define_domain(hook: HookProcess, *words: str) -> subprocess.CompletedProc
     environ = {key: value for key, value in hook.environ.items() if key != "PYTHONPATH"}
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
     command = [str(PROJECT / "hooks/onDefineDomain"), *words]
-    return subprocess.run(command, env=environ, cwd="/", capture_output=True, timeout=60, check=False)
+    return subprocess.run(command, env=environ, cwd="/", capture_output=True, timeout=PATIENCE_S, check=False)
 
 
 def test_stdout_is_the_pinned_domain_and_stderr_the_log(hook: HookProcess) -> None:
@@ -86,7 +87,7 @@ def test_a_checkout_elsewhere_works_too(hook: HookProcess, tmp_path: Path) -> No
         DOMAIN.decode(),
     ]
     environ = {key: value for key, value in hook.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(command, env=environ, cwd="/", capture_output=True, timeout=60, check=True)
+    done = subprocess.run(command, env=environ, cwd="/", capture_output=True, timeout=PATIENCE_S, check=True)
     assert done.stdout == rewrite(DOMAIN, ON_THIS_MACHINE)
     assert os.access(PROJECT / "hooks/onDefineDomain", os.X_OK)
 
@@ -96,7 +97,7 @@ def test_a_python_without_the_xml_library_is_informed_what_to_install(hook: Hook
     command = [sys.executable, "-S", str(PROJECT / "hooks/onDefineDomain")]
     command += ["--vmi", "{}", "--domain", DOMAIN.decode()]
     environ = {key: value for key, value in hook.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(command, env=environ, cwd="/", capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environ, cwd="/", capture_output=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
     last = done.stderr.decode().splitlines()[-1]
     assert last == (

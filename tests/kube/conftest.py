@@ -1,8 +1,10 @@
-"""The real API server with kvplace's own kinds, and a world on it for each test."""
+"""The real API server with kvplace's own kinds and a world on it; ledgers of one process have virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from asyncio import AbstractEventLoop
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,17 @@ import pytest
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane
 from tests.kube.worlds import LEDGERS_PATH, ApiWorld, MemoryWorld
 from tests.manifests.policies import refused
+from tests.virtual_time import JumpingLoop
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 UID = "00000000-0000-0000-0000-000000000001"
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], AbstractEventLoop]]:
+    """Choose the event loop of a test."""
+    if item.path.name in {"test_group_commit.py", "test_ledgers.py"}:
+        return {"virtual": JumpingLoop}
+    return {"real": asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="package")

@@ -70,9 +70,8 @@ async def process(
 
 async def settled(condition: Callable[[], bool]) -> None:
     """Let everybody work until the condition holds."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 async def delivered(cluster: FaultyCluster, ledgers: Ledgers) -> None:

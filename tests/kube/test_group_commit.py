@@ -77,7 +77,7 @@ async def test_changes_soon_after_a_write_gather_a_moment_and_then_go_together(c
 async def test_a_change_for_which_others_wait_is_written_at_once_and_takes_along_what_has_gathered(
     cluster: Recording,
 ) -> None:
-    async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
+    async with process(cluster, gather_seconds=3600.0) as ledgers:
         await ledgers.change(N, taking("before"))
         gathering = asyncio.create_task(ledgers.change(N, taking("gathering")))
         await asyncio.sleep(0)
@@ -87,14 +87,14 @@ async def test_a_change_for_which_others_wait_is_written_at_once_and_takes_along
 
 
 async def test_changes_gather_no_longer_once_no_other_one_comes(cluster: Recording) -> None:
-    async with process(cluster, gather_seconds=3600.0, quiet_seconds=0.05) as ledgers, asyncio.timeout(10):
+    async with process(cluster, gather_seconds=3600.0, quiet_seconds=0.05) as ledgers:
         await ledgers.change(N, taking("before"))
         await asyncio.gather(ledgers.change(N, taking("a")), ledgers.change(N, taking("b")))
         assert ledgers.writes == 2
 
 
 async def test_changes_of_a_node_gather_while_changes_of_others_come(cluster: Recording) -> None:
-    async with process(cluster, gather_seconds=3600.0, quiet_seconds=1.0) as ledgers, asyncio.timeout(10):
+    async with process(cluster, gather_seconds=3600.0, quiet_seconds=1.0) as ledgers:
         await ledgers.change(N, taking("before"))
         changing = [asyncio.create_task(ledgers.change(N, taking("gathering")))]
         for number in range(6):
@@ -105,7 +105,7 @@ async def test_changes_of_a_node_gather_while_changes_of_others_come(cluster: Re
 
 
 async def test_changes_that_are_enough_for_a_write_gather_no_longer(cluster: Recording) -> None:
-    async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
+    async with process(cluster, gather_seconds=3600.0) as ledgers:
         await ledgers.change(N, taking("before"))
         assert ENOUGH <= CPUS
         many = (ledgers.change(N, releasing(f"pod-{number}")) for number in range(ENOUGH - 1))
@@ -153,7 +153,7 @@ async def test_a_pod_that_was_refused_is_asked_again_when_a_release_of_its_group
 async def test_what_a_release_frees_goes_first_to_the_pod_for_which_it_is_reserved(
     cluster: Recording,
 ) -> None:
-    async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
+    async with process(cluster, gather_seconds=3600.0) as ledgers:
         await ledgers.change(N, taking("old", CPUS))
         whole = claim("waits", 0, 1)
         kept = reserve(cluster.stored(), whole, but=NO_CPUS, until="2026-01-02T03:05:00Z")
@@ -189,7 +189,7 @@ async def test_whoever_writes_next_gives_a_waiting_pod_what_has_been_released_fo
 
 
 async def test_a_reservation_that_cannot_be_written_is_not_tried_for_ever(cluster: Recording) -> None:
-    async with process(cluster) as ledgers, asyncio.timeout(10):
+    async with process(cluster) as ledgers:
         await ledgers.change(N, taking("old", CPUS))
         kept = reserve(cluster.stored(), claim("waits", 0), but=NO_CPUS, until="2026-01-02T03:05:00Z")
         cluster.put_ledger("n", cluster.stored().after(claiming(kept)))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.certificates import Certificates
+from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Misconfigured
 from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
 from tests.cli.calls import COMMAND
@@ -175,5 +176,5 @@ def test_a_signal_ends_a_command_in_a_pipe_while_the_program_waits(tmp_path: Pat
     ) as command:
         program = int(started.read_text())
         command.terminate()
-        assert command.wait(60) == 130
+        assert command.wait(PATIENCE_S) == 130
         os.kill(program, signal.SIGKILL)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.grpc_server import GrpcServer
+from harness.waiting import PATIENCE_S
 from kvplace.core.errors import KvplaceError, Unavailable
 from kvplace.core.node_devices import NO_NUMA, DeviceCount, PodDevice
 from kvplace.core.protobuf import BadMessage
@@ -84,7 +85,7 @@ async def test_a_socket_that_hangs_is_given_up(tmp_path: Path) -> None:
         hanging.bind(str(tmp_path / "kubelet.sock"))
         hanging.listen()
         with pytest.raises(Unavailable, match=r"did not answer /v1.PodResourcesLister/List in 0\.2 s"):
-            await asyncio.wait_for(read_pod_resources(tmp_path / "kubelet.sock", deadline_s=0.2), 10)
+            await read_pod_resources(tmp_path / "kubelet.sock", deadline_s=0.2)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ async def test_a_socket_that_speaks_something_else_is_given_up(tmp_path: Path, j
 
     server = await asyncio.start_unix_server(answer, tmp_path / "kubelet.sock")
     with pytest.raises(Unavailable, match=r"kubelet\.sock"):
-        await read_pod_resources(tmp_path / "kubelet.sock", deadline_s=5)
+        await read_pod_resources(tmp_path / "kubelet.sock", deadline_s=PATIENCE_S)
     server.close()
 
 

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from kvplace.core.cpuset import mask_of
 from kvplace.libvirt.domain_pins import DomainPins
 from kvplace.libvirt.pinning_process import MOST_MEMORY
@@ -116,7 +117,7 @@ def listening(folder: Path, answer: Answer) -> Iterator[Path]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield path
-        thread.join(20)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from xml.etree import ElementTree as ET
 
 from harness.libvirt_session.daemon import LibvirtSession, RunningDomain
 from harness.libvirt_session.threads import ThreadAffinity
+from harness.waiting import PATIENCE_S
 from kvplace.agent.libvirt_pins import LibvirtPins
 from kvplace.agent.memory_moves import MemoryMoves
 from kvplace.agent.node_objects import NodeObjects
@@ -59,13 +59,11 @@ def placed(
     return PodPlacement(UID, NODE, "", OnFailure.WAIT, placement, revision=revision)
 
 
-async def until(holds: Callable[[], bool]) -> float:
-    """Waits for a state that no event reports; returns the time that it took."""
-    began = time.monotonic()
-    async with asyncio.timeout(20):
+async def until(holds: Callable[[], bool]) -> None:
+    """Waits for a state that no event reports."""
+    async with asyncio.timeout(PATIENCE_S):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    return time.monotonic() - began
 
 
 class WrittenObjects:
@@ -141,6 +139,7 @@ class GuardedVm:
     written: WrittenObjects
     guard: PinningGuard
     clock: Clock
+    checks: int = 0
 
     def place(self, placement: PodPlacement) -> None:
         """Writes the pod's annotation, and the claim as `serve` does before that."""
@@ -201,7 +200,7 @@ class GuardedVm:
 
     async def says(self, condition: Condition) -> None:
         """Waits until a condition was written last."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not self.written.conditions or self.written.conditions[-1] != condition:
                 self.written.reached.clear()
                 await self.written.reached.wait()

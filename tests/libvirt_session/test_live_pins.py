@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -95,11 +94,8 @@ async def test_a_libvirt_that_hangs_holds_no_client_up_and_is_asked_again(
     _, second = two_cpus(libvirt_session)
     pins = LibvirtPins(socket=socket_below_root(libvirt_session), answer_within_s=4)
     with libvirt_session.running(minimal_domain("hangs", inside=VM)) as domain:
-        with libvirt_session.hanging():
-            began = time.monotonic()
-            with pytest.raises(LibvirtFailed, match=r"did not answer within 4 s"):
-                await pins.pin(domain.pid, DomainPins(emulator=mask_of([second])))
-            assert time.monotonic() - began < 8
+        with libvirt_session.hanging(), pytest.raises(LibvirtFailed, match=r"did not answer within 4 s"):
+            await pins.pin(domain.pid, DomainPins(emulator=mask_of([second])))
         assert await pins.pin(domain.pid, DomainPins(emulator=mask_of([second]))) == 1
 
 

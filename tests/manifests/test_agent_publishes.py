@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.control_plane.cluster import ControlPlane
+from harness.waiting import PATIENCE_S
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
@@ -46,7 +47,7 @@ async def test_an_agent_with_its_own_rights_publishes_everything(
         async with in_background(*(store.run(client) for store in own.stores), publisher.run()):
             report.enforce(Enforcement.NRI)
             report.complete()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 await published.wait()
     finally:
         await client.close()

@@ -17,6 +17,7 @@ import yaml
 
 from harness.control_plane.cluster import ControlPlane, Scheduler
 from harness.control_plane.watching import watch_one_object
+from harness.waiting import PATIENCE_S
 from tests.manifests.asked_extender import AskedExtender
 from tests.manifests.conftest import MANIFESTS
 
@@ -118,7 +119,10 @@ def test_a_pod_with_a_request_is_filtered_and_bound_by_the_extender_over_mutual_
     assert bound["spec"]["nodeName"] == node
     assert bound["metadata"]["uid"] in bound["metadata"]["annotations"]["kvplace.io/placement"]
 
-    first, second = running.extender.calls.get(timeout=60), running.extender.calls.get(timeout=60)
+    first, second = (
+        running.extender.calls.get(timeout=PATIENCE_S),
+        running.extender.calls.get(timeout=PATIENCE_S),
+    )
     assert (first.verb, second.verb) == ("/v1/filter", "/v1/bind")
     assert first.body["Pod"]["metadata"]["name"] == "vm"
     assert (first.body["Nodes"], first.body["NodeNames"]) == (None, [node])
@@ -146,7 +150,7 @@ def test_no_pod_is_evicted_for_a_vm_unless_the_extender_reports_it(
 
     assert (refused["status"], refused["reason"]) == ("False", "Unschedulable")
     assert "Insufficient cpu" in refused["message"]
-    asked = running.extender.calls.get(timeout=60)
+    asked = running.extender.calls.get(timeout=PATIENCE_S)
     victim = cluster.request("GET", f"{pods}/victim")["metadata"]["uid"]
     assert asked.verb == "/v1/preempt"
     assert asked.body["NodeNameToMetaVictims"] == {node: {"Pods": [{"UID": victim}], "NumPDBViolations": 0}}
@@ -165,7 +169,7 @@ def test_no_request_of_it_was_forbidden(running: Running) -> None:
 def test_a_client_without_a_certificate_of_our_ca_is_refused(running: Running, certificates: Path) -> None:
     context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
     with (
-        socket.create_connection(("127.0.0.1", running.extender.port), timeout=60) as plain,
+        socket.create_connection(("127.0.0.1", running.extender.port), timeout=PATIENCE_S) as plain,
         context.wrap_socket(plain, server_hostname="kvplace-extender.kvplace-system.svc") as connection,
         pytest.raises(ssl.SSLError, match="certificate required"),
     ):

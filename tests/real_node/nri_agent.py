@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from harness.node_programs.small_images import busybox
 from harness.real_node.runtime import Container, ContainerRuntime, Pod
+from harness.waiting import PATIENCE_S
 from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.nri_source import NriSource
@@ -45,7 +46,8 @@ class RealNode:
     async def agent(self) -> AsyncIterator[CpusetKeeper]:
         """Run an agent that is connected; the connection ends with the block, as when it is killed."""
         runtime = NriRuntime(self.runtime.nri_socket)
-        keeper = CpusetKeeper(self.objects, self.report, self._hierarchy, starting_s=0.0)
+        # No sweep: what a test waits for is done because of an event.
+        keeper = CpusetKeeper(self.objects, self.report, self._hierarchy, sweep_s=3600.0, starting_s=0.0)
         source = NriSource(keeper, runtime, self._hierarchy.root)
         running = asyncio.create_task(keeper.run(source))
         try:
@@ -79,8 +81,8 @@ def container(pod: Pod, name: str) -> Container:
     return pod.run_container(name, SAY_CPUS_AND_STAY, image=busybox().reference)
 
 
-async def until(holds: Callable[[], bool], *, within_s: float = 10) -> None:
+async def until(holds: Callable[[], bool]) -> None:
     """Wait until something holds that nothing reports."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(PATIENCE_S):
         while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)

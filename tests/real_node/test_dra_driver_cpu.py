@@ -6,8 +6,7 @@ import json
 import os
 import secrets
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from harness.real_node.kubelet import Kubelet
 from harness.real_node.node_access import NodeAccess, apiserver_flags
 from harness.real_node.runtime import NRI_SOCKET, ContainerRuntime
 from harness.real_node.sandbox import Sandbox
+from harness.waiting import wait_until
 from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.core.well_known_names import PINNED, PLACEMENT
@@ -29,7 +29,6 @@ from kvplace.core.well_known_names import PINNED, PLACEMENT
 Json = dict[str, Any]
 DRA = "/apis/resource.k8s.io/v1"
 TOPOLOGIES = "/apis/kvplace.io/v1alpha1/nodetopologies"
-_WITHIN_S = 90
 
 
 class DriverNode:
@@ -58,7 +57,7 @@ class DriverNode:
             "--kubeconfig=/etc/kubernetes/admin.kubeconfig",
             environment={"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
         )
-        _until(lambda: self.mode() == "dra" and self.slices())
+        wait_until(lambda: self.mode() == "dra" and self.slices(), self.agent.log_tail)
 
     def mode(self) -> str:
         found = self.plane.request("GET", TOPOLOGIES)["items"]
@@ -110,25 +109,20 @@ class DriverNode:
             found.extend(one.partition("//")[2] for one in running)
             return bool(found)
 
-        _until(runs, lambda: json.dumps(self.pod(namespace, name)["status"]))
+        wait_until(runs, lambda: json.dumps(self.pod(namespace, name)["status"]))
         return found[0]
 
     def first_cpus(self, container: str) -> str:
         """Read the CPUs of the first instruction of a container."""
-        _until(lambda: bool(self.runtime.crictl("logs", container)))
+        wait_until(
+            lambda: self.runtime.crictl("logs", container), lambda: f"container {container} printed nothing"
+        )
         return self.runtime.crictl("logs", container).split()[-1]
 
     def cpuset(self, container: str) -> str:
         """Read the CPUs that the kernel gives to a container now."""
         described = json.loads(self.runtime.crictl("inspect", container))
         return self.sandbox.cpuset(described["info"]["pid"])
-
-
-def _until(holds: Callable[[], object], told: Callable[[], str] = str) -> None:
-    end = time.monotonic() + _WITHIN_S
-    while not holds():
-        assert time.monotonic() < end, told()
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -179,12 +173,14 @@ def test_a_container_runs_on_the_cores_of_the_ledger_and_others_leave_them(
     owned = format_cpu_list(mask_of(int(cpu) for cpu in ledger["spec"]["owners"]))
     assert owned == format_cpu_list(bound.placement.owned)
     assert node.cpuset(container) == node.first_cpus(container) == owned
-    _until(lambda: not parse_cpu_list(node.cpuset(other)) & bound.placement.owned)
+    wait_until(lambda: not parse_cpu_list(node.cpuset(other)) & bound.placement.owned, node.agent.log_tail)
 
     def pinned() -> Json:
         conditions = node.pod(namespace, "pod")["status"]["conditions"]
         return next((one for one in conditions if one["type"] == PINNED), {})
 
-    _until(lambda: pinned().get("status") == "True", lambda: json.dumps(pinned()))
+    wait_until(
+        lambda: pinned().get("status") == "True", lambda: f"{json.dumps(pinned())}\n{node.agent.log_tail()}"
+    )
     assert pinned()["message"] == f"revision 1: all threads run on CPU {owned} as placed"
     assert "dra-driver-cpu sets cpusets here" in node.ready()["message"]

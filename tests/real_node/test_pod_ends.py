@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from harness.control_plane.pod_status import container_statuses
 from harness.control_plane.watching import is_ready, wait_for
 from harness.real_node.kernel_view import ContainerInKernel
+from harness.waiting import wait_until
 from tests.real_node.vms import LEDGERS, VIRSH, Vm, Vms, begin_to_migrate, end_of_migration, migrate
 
 Json = dict[str, Any]
 HOOK = "hook-sidecar-0"
-SECONDS_BEHIND = 15
-"""How long the hook may outlive QEMU on a busy machine; it takes one or two seconds on a quiet one."""
 
 
 def test_the_sidecar_is_ready_before_the_vm_and_ends_once_and_cleanly_after_it(vms: Vms) -> None:
@@ -54,12 +53,11 @@ def test_a_sidecar_that_crashes_comes_back_beside_its_vm(vms: Vms) -> None:
     vms.running("lasts").pinned()
 
 
-def test_a_pod_ends_within_seconds_of_a_virt_launcher_that_is_killed(vms: Vms) -> None:
+def test_a_pod_ends_with_a_virt_launcher_that_is_killed(vms: Vms) -> None:
     vm = vms.start("killed", node="n1")
     os.kill(vm.compute.process("virt-launcher"), signal.SIGKILL)
     ended = end_of_pod(vms, vm)
     assert ended["status"]["phase"] == "Failed"
-    assert seconds_between(ended, "compute", HOOK) < SECONDS_BEHIND
     wait_for(vms.cluster.plane, LEDGERS, "n1", lambda seen: not seen["spec"].get("claims"))
 
 
@@ -72,7 +70,6 @@ def test_a_migration_whose_target_is_killed_in_the_middle_does_not_stop_the_next
 
     ended = end_of_pod(vms, target)
     assert ended["status"]["phase"] == "Failed"
-    assert seconds_between(ended, "compute", HOOK) < SECONDS_BEHIND
     assert end_of_migration(vms, vm, "in-vain") == "Failed"
     vm.pinned()
 
@@ -101,16 +98,14 @@ def uid_of_target(vms: Vms, vm: Vm) -> str:
 
 def compute_with_qemu(vm: Vm) -> ContainerInKernel:
     """Wait until the QEMU of a pod is there, which no object of the API shows."""
-    ends = time.monotonic() + 60
-    while True:
-        try:
-            compute = vm.compute
-            compute.qemu()
-        except LookupError:
-            assert time.monotonic() < ends, "no QEMU has come up"
-            time.sleep(0.02)
-        else:
-            return compute
+
+    def has_qemu() -> bool:
+        with suppress(LookupError):
+            return bool(vm.compute.qemu())
+        return False
+
+    wait_until(has_qemu, lambda: f"{vm.name} has no QEMU")
+    return vm.compute
 
 
 def status_of(pod: Json, container: str) -> Json:
@@ -120,10 +115,3 @@ def status_of(pod: Json, container: str) -> Json:
 
 def begun(pod: Json, container: str) -> datetime:
     return datetime.fromisoformat(status_of(pod, container)["state"]["running"]["startedAt"])
-
-
-def seconds_between(pod: Json, earlier: str, later: str) -> float:
-    """Return how long one container has outlived another."""
-    ends = [status_of(pod, name)["state"]["terminated"]["finishedAt"] for name in (earlier, later)]
-    first, last = map(datetime.fromisoformat, ends)
-    return (last - first).total_seconds()

@@ -8,14 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.real_node.control_groups import PREFIX, Hierarchy, NoControlGroups, hierarchies
 from harness.real_node.sandbox import CommandFailed, Sandbox, connect
+from harness.waiting import wait_until
 
 HYBRID = """\
 24 18 0:22 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
@@ -107,7 +107,7 @@ def test_a_server_can_be_killed_and_orphans_are_reaped(sandbox: Sandbox) -> None
     with pytest.raises(ProcessLookupError):
         server.signal(signal.SIGTERM)
     sandbox.run("pkill", "-x", "sleep")
-    assert _waited(lambda: "sleep" not in sandbox.run("ps", "-e"))
+    wait_until(lambda: "sleep" not in sandbox.run("ps", "-e"), lambda: sandbox.run("ps", "-e"))
 
 
 def test_two_sandboxes_have_different_networks_and_reach_each_other_when_connected(
@@ -135,7 +135,7 @@ def test_nothing_is_left_of_a_sandbox_whose_starter_was_killed(tmp_path: Path) -
 
     link = f"/sys/class/net/kvnode{number}"
     left = [Path(path) for path in (f"/proc/{pid}", told["folder"], link, *groups)]
-    assert _waited(lambda: not any(path.exists() for path in left)), left
+    wait_until(lambda: not any(path.exists() for path in left), lambda: f"there is one of {left}")
 
 
 @pytest.mark.usefixtures("sandbox_machine")
@@ -145,7 +145,7 @@ def test_a_frozen_container_does_not_outlive_its_sandbox(tmp_path: Path) -> None
         sandbox.run("mkdir", inside)
         sandbox.start("sleeper", "sh", "-c", f"echo 0 >{inside}/cgroup.procs; exec sleep inf")
         procs = sandbox.path(f"{inside}/cgroup.procs")
-        assert _waited(lambda: bool(procs.read_text()))
+        wait_until(procs.read_text, lambda: f"{procs} is empty")
         sandbox.path(f"{inside}/freezer.state").write_text("FROZEN")
         (pid,) = (
             (sandbox.groups.with_file("freezer.self_freezing") / "frozen/cgroup.procs").read_text().split()
@@ -162,7 +162,9 @@ def test_what_a_killed_supervisor_could_not_remove_goes_when_the_next_sandbox_st
         pid, _, *groups = starter.stdout.readline().split()
         supervisor = int(Path(groups[0]).name.removeprefix(f"{PREFIX}-"))
         os.kill(supervisor, signal.SIGKILL)
-        assert _waited(lambda: not Path(f"/proc/{pid}").exists()), "its processes outlive their supervisor"
+        wait_until(
+            lambda: not Path(f"/proc/{pid}").exists(), lambda: "its processes outlive their supervisor"
+        )
         starter.communicate()
     left = [Path(json.loads((tmp_path / "orphan.json").read_text())["folder"]), *map(Path, groups)]
     assert all(path.exists() for path in left)
@@ -178,13 +180,3 @@ def _starter(folder: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-def _waited(holds: Callable[[], bool], patience_s: float = 20) -> bool:
-    """Wait until it holds; false after the patience. The end of foreign processes has no event for us."""
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, Reque
 from harness.control_plane.hollow_node import NodeShape, nodes_in_background
 from harness.control_plane.watching import wait_for
 from harness.kvplace_cluster.installation import Installation
+from harness.waiting import wait_until
 
 NODE = "worker"
 CPUS = 8
@@ -41,7 +41,6 @@ RESULTS = {
 LABEL = {"kvplace.io/placed": "true"}
 MARKER = {"limits": {"cpu": "2", "kvplace.io/vm": "0"}}
 MINE = {"schedulerName": "kvplace-scheduler"}
-_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -133,10 +132,12 @@ def tenant(cluster: ControlPlane, kvplace: Installation) -> Tenant:
     )
     tenant = Tenant(cluster, namespace, cluster.service_account_token(namespace, "somebody"))
     # kube-controller-manager puts `edit` together from other roles, some time after it has started.
-    deadline = time.monotonic() + _PATIENCE_S
-    while not (tenant.may("create") and tenant.may("list")):
-        assert time.monotonic() < deadline, "the role edit still gives no right to pods"
-        time.sleep(0.05)
+    controllers = cluster.server("kube-controller-manager")
+    wait_until(
+        lambda: tenant.may("create") and tenant.may("list"),
+        lambda: f"the role edit gives no right to pods:\n{controllers.log_tail()}",
+        pause_s=0.05,
+    )
     return tenant
 
 

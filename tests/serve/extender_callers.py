@@ -9,6 +9,7 @@ from datetime import timedelta
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from harness.certificates import Certificates
+from harness.waiting import PATIENCE_S
 from kvplace.service.connections import Address
 from tests.scheduler.http2_client import over_http1, over_http2
 
@@ -23,7 +24,7 @@ async def answer(address: Address, client: ssl.SSLContext | None, protocol: str)
         return b""
     ask = over_http2 if protocol == "h2" else over_http1
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             return await ask(reader, writer)
     except (ssl.SSLError, ConnectionError, EOFError):
         return b""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.certificates import Certificates
+from harness.waiting import PATIENCE_S
 from kvplace.serve.process import serving
 from kvplace.service.connections import Address
 from tests.kube.faulty_cluster import FaultyCluster
@@ -104,7 +105,7 @@ async def test_after_a_change_of_the_ca_an_open_connection_goes_on_and_a_new_one
         with connection:
             assert b"400" in await asyncio.to_thread(ask_on, connection)
             await asyncio.to_thread(trust_strangers, certificates, client_ca)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while await answer(address, old, "http/1.1"):
                     pass
             assert b"400" in await asyncio.to_thread(ask_on, connection)
@@ -120,7 +121,7 @@ async def test_a_session_does_not_outlive_the_ca_of_its_certificate(
             assert b"400" in await asyncio.to_thread(ask_on, connection)
             session = connection.session
         await asyncio.to_thread(trust_strangers, certificates, client_ca)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while await answer(address, old, "http/1.1"):
                 pass
         assert await asyncio.to_thread(ask_resuming, address, old, session) == b""
@@ -142,7 +143,7 @@ def trust_strangers(certificates: Certificates, client_ca: Path) -> None:
 
 def connected(address: Address, client: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLSocket:
     """Connect, resuming a session if there is one."""
-    plain = socket.create_connection((address.host, address.port), timeout=30)
+    plain = socket.create_connection((address.host, address.port), timeout=PATIENCE_S)
     try:
         return client.wrap_socket(plain, server_hostname=address.host, session=session)
     except BaseException:

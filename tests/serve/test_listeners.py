@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 
 from harness.certificates import Certificates
+from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Misconfigured
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.watches import EVERYTHING, NODES, PODS, Kind, Selector, WatchEvent
@@ -91,7 +92,7 @@ async def test_a_renewed_certificate_is_shown_by_each_listener_without_a_restart
     async with serving(settings_for(certificates), FaultyCluster()) as addresses:
         before = await certificate_shown()
         certificates.ours.issue("serve")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while await certificate_shown() == before:
                 pass
 

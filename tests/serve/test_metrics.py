@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.certificates import Certificates
+from harness.waiting import PATIENCE_S
 from kvplace.core import search_budget
 from kvplace.core.free_resources import Domain
 from kvplace.core.ledger import Ledger
@@ -209,7 +210,7 @@ async def test_free_cpus_that_lie_apart_are_small_free_blocks_and_fragmentation(
         empty = await cluster.create_ledger(NodeName("a"))
         one_thread_of_each_core = claim(pod.uid, *range(8), pod="vm")
         await cluster.write_ledger(empty, taking(one_thread_of_each_core))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while gauge(apart := await scraped(addresses["health"]), "cluster_claims") == 0:
                 pass
     for domain in Domain:

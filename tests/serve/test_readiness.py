@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from harness.certificates import Certificates
+from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Forbidden, KvplaceError, Unavailable
 from kvplace.kube.watches import (
     EVERYTHING,
@@ -83,7 +84,7 @@ def _impatient_init(init: Any) -> Any:
 
 async def until(address: Address, status: int, part: str) -> str:
     """Ask for readiness until it is as expected; returns the sentence."""
-    async with aiohttp.ClientSession() as session, asyncio.timeout(30):
+    async with aiohttp.ClientSession() as session, asyncio.timeout(PATIENCE_S):
         while True:
             found, sentence = await ready(session, str(address))
             if found == status and part in sentence:
@@ -141,7 +142,7 @@ async def test_while_it_is_not_ready_the_schedulers_connection_ends_so_that_it_f
             writer.write(b"POST /v1/bind HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
             assert b"400" in await reader.readline()
         cluster.fail(Unavailable("away"), *DECIDES_ON)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while await reader.read(65536):
                 pass
         writer.transport.abort()
@@ -153,8 +154,8 @@ async def test_while_it_is_not_ready_the_schedulers_connection_ends_so_that_it_f
 async def test_a_blocked_loop_is_not_alive(certificates: Certificates) -> None:
     probed: list[bool] = []
 
-    def probe(address: Address) -> None:
-        with socket.create_connection((address.host, address.port), timeout=0.3) as connection:
+    def probe(address: Address, timeout_s: float = PATIENCE_S) -> None:
+        with socket.create_connection((address.host, address.port), timeout=timeout_s) as connection:
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             try:
                 probed.append(b"200 OK" in connection.recv(1000))
@@ -163,7 +164,7 @@ async def test_a_blocked_loop_is_not_alive(certificates: Certificates) -> None:
 
     async with serving(settings_for(certificates), FaultyCluster()) as addresses:
         await asyncio.to_thread(probe, addresses["health"])
-        thread = threading.Thread(target=probe, args=[addresses["health"]])
+        thread = threading.Thread(target=probe, args=[addresses["health"], 0.3])
         thread.start()
         while thread.is_alive():
             time.sleep(0.01)  # noqa: ASYNC251 - it is the test that blocks the loop

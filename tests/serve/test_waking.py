@@ -10,6 +10,7 @@ from dataclasses import replace
 import aiohttp
 
 from harness.certificates import Certificates
+from harness.waiting import PATIENCE_S
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import PLACED_LABEL, RELEASED_AT, REQUEST
 from kvplace.kube.object_records import PodRecord
@@ -60,5 +61,5 @@ async def test_a_hold_that_expires_wakes_who_was_refused(certificates: Certifica
         assert await filtered(asking_pod(cluster, "first", 8)) == ["a"]
         asking_pod(cluster, "refused")
         cluster.change_pod("default", "refused", was_tried=True)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await cluster.woken.wait()

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from harness.certificates import Certificates
+from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Misconfigured
 from kvplace.service.connections import Address, ConnectionLimits
 from kvplace.service.health import CUT_CONNECTIONS
@@ -45,7 +46,7 @@ class Caller:
     async def is_cut(self) -> bool:
         """Wait until the connection is closed by the other side."""
         with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while await self.reader.read(1 << 16):
                     pass
         return True
@@ -70,7 +71,7 @@ class Listener:
 
     async def until_answered(self) -> None:
         """Call until there is room for one more."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             answered = b""
             while not answered:
                 with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -193,7 +194,7 @@ async def test_who_does_not_take_his_answer_is_cut_off() -> None:
     async with served() as listener:
         deaf = await listener.call()
         deaf.writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while cuts("slow") == before:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)  # a counter has no event
 
@@ -237,7 +238,7 @@ async def test_incomplete_bodies_together_stay_below_the_limit_of_bytes() -> Non
         callers = [await listener.call() for _ in range(4)]
         for caller in callers:
             caller.writer.write(head + bytes(80_000))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while cuts("bytes") == before:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # a counter has no event
         for caller in callers:

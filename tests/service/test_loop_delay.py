@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from harness.waiting import PATIENCE_S
 from kvplace.service.health import LOOP_DELAYS, watch_loop
 
 
@@ -20,7 +21,7 @@ async def test_what_holds_the_loop_up_is_seen_as_its_delay() -> None:
     watching = asyncio.create_task(watch_loop())
     await asyncio.sleep(0)  # it waits for its timer now
     time.sleep(0.5)  # noqa: ASYNC251 - it is the test that holds the loop up
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while seen()[0] == count:  # noqa: ASYNC110 - nothing announces what is counted
             await asyncio.sleep(0)
     watching.cancel()

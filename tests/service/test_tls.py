@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from harness.certificates import Certificates
+from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Misconfigured
 from kvplace.service.process import in_background
 from kvplace.service.tls import RenewedTls, TlsFiles
@@ -117,7 +118,7 @@ async def test_changed_files_are_noticed_while_we_run(certificates: Certificates
     async with listening(tls) as port, in_background(tls.keep_renewed()):
         before = await serial_shown(port, client)
         certificates.ours.issue("serve")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while await serial_shown(port, client) == before:
                 pass
 

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.waiting import PATIENCE_S
 from tests.cli.calls import COMMAND
 
 
@@ -25,7 +26,7 @@ class MapProcess:
     def end(self, number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
         """Send a signal and wait; returns the exit code and what else was printed."""
         self._process.send_signal(number)
-        out, err = self._process.communicate(timeout=60)
+        out, err = self._process.communicate(timeout=PATIENCE_S)
         return self._process.returncode, out + err
 
 

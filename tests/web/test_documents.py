@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.reservation import reserve
@@ -173,7 +174,7 @@ async def test_events_carry_what_changed_and_resume_where_a_reader_was() -> None
     stage = await cluster_of(TWO, 3)
     async with mapped(stage) as url, visitor(url) as anna:
         _, cluster = await anna.json("/api/cluster")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             async with anna.events(cluster["position"]) as events:
                 await stage.report("worker-1")
                 event, position, document = await anext(events)
@@ -205,7 +206,7 @@ async def test_a_reader_who_disconnects_gives_his_place_back_and_leaves_nothing_
     # Nothing is sent to a reader for an hour: a place is given back because its reader hung up.
     async with mapped(StagedCluster(), streams=1, heartbeat_s=3600.0) as url:
         for _ in range(3):
-            async with visitor(url) as anna, asyncio.timeout(60):
+            async with visitor(url) as anna, asyncio.timeout(PATIENCE_S):
                 _, cluster = await anna.json("/api/cluster")
                 path = f"/api/events?since={cluster['position']}"
                 while True:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Unavailable
 from kvplace.core.scalars import NodeName
 from kvplace.kube.object_records import Condition
@@ -40,7 +41,7 @@ async def rows_of(stage: StagedCluster) -> AsyncIterator[tuple[NodeRows, NodeCac
 
 
 async def refreshed(rows: NodeRows) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await rows.stale.wait()
     await rows.refresh()
 
@@ -158,7 +159,7 @@ async def test_readers_hear_that_something_new_is_known_about_a_vm_that_waits() 
 
 async def next_of(feed: Feed, position: str) -> bytes:
     messages = feed.follow(position)
-    async with asyncio.timeout(30), contextlib.aclosing(messages):
+    async with asyncio.timeout(PATIENCE_S), contextlib.aclosing(messages):
         return await anext(messages)
 
 
@@ -218,7 +219,7 @@ async def test_nothing_is_computed_while_no_page_is_open() -> None:
             with feed.stream():
                 await asyncio.sleep(0)
             await stage.report("worker-0")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 await rows.stale.wait()
             for _turn in range(10):
                 await asyncio.sleep(0)
@@ -258,7 +259,7 @@ async def test_streams_end_when_the_process_stops() -> None:
         waiting = asyncio.create_task(anext(messages, None))
         await asyncio.sleep(0)
         feed.end()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             assert await waiting is None
 
 

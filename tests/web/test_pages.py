@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from harness.browser.page import Page, new_page
 from harness.browser.process import Browser, running_browser
+from harness.waiting import wait_until
 from kvplace.core.drawing.svg_blocks import DARK, LIGHT
 from kvplace.core.ledger import LedgerChange, claim_of
 from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice
@@ -309,10 +309,8 @@ def test_a_browser_that_is_stopped_leaves_no_process_behind(tmp_path: Path) -> N
 
     with running_browser(tmp_path):
         assert processes()
-    deadline = time.monotonic() + 60
-    while processes() and time.monotonic() < deadline:
-        time.sleep(0.02)  # the kernel informs only their parent, which is init by now
-    assert processes() == []
+    # The kernel informs only their parent, which is init by now.
+    wait_until(lambda: not processes(), lambda: f"processes {processes()} are left")
 
 
 async def test_the_overview_names_what_needs_attention_and_each_nodes_fragmentation(browser: Browser) -> None:

@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import stat
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.waiting import PATIENCE_S, wait_until
 from tests.cli.live_cluster.small_cluster import MANIFESTS, Call, SmallCluster
 from tests.web.map_process import map_process
 
@@ -22,7 +22,7 @@ _WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def read(url: str) -> Any:
-    with _WITHOUT_PROXY.open(url, timeout=60) as answer:
+    with _WITHOUT_PROXY.open(url, timeout=PATIENCE_S) as answer:
         return json.load(answer)
 
 
@@ -124,7 +124,4 @@ def test_another_run_does_not_answer_to_the_old_url(viewers_kubeconfig: Path) ->
 
 
 def _wait_for(file: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not file.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(file.exists, lambda: f"{file} is not there")
