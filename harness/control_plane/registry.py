@@ -11,6 +11,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from harness.control_plane.server_process import ServerProcess, reserve_port
+from harness.waiting import PATIENCE_S
 
 
 @contextlib.contextmanager
@@ -20,7 +21,7 @@ def running_registry(programs: Path, folder: Path) -> Iterator[str]:
     address = f"127.0.0.1:{port}"
 
     def answers() -> bool:
-        connection = HTTPConnection(address, timeout=10)
+        connection = HTTPConnection(address, timeout=PATIENCE_S)
         with contextlib.closing(connection), contextlib.suppress(ConnectionError):
             connection.request("GET", "/v2/")
             return connection.getresponse().status == 200

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from harness.waiting import PATIENCE_S
+
 EVENT = "event"
 ALL = 1 << 30
 """For a rule that holds for every call while it is played."""
@@ -147,7 +149,7 @@ class Script:
         with self._changed:
             self._note()
 
-    def wait_until_played(self, timeout_s: float) -> None:
+    def wait_until_played(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until every rule has come true once; raises TimeoutError that names the others."""
         with self._changed:
             if not self._changed.wait_for(lambda: all(one.fired for one in self._played), timeout_s):

@@ -21,6 +21,7 @@ import yaml
 from harness.control_plane.cluster import ControlPlane, RequestRefused, Scheduler
 from harness.control_plane.server_process import ServerProcess, reserve_port
 from harness.kvplace_cluster.machines import node_topology
+from harness.waiting import PATIENCE_S
 from kvplace.core.topology import Topology
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
@@ -336,7 +337,7 @@ def _path_of_admission(kind: str, name: str) -> str:
 def _get(url: str, path: str) -> tuple[int, str]:
     from http.client import HTTPConnection
 
-    connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE_S)
     with contextlib.closing(connection):
         connection.request("GET", path)
         answer = connection.getresponse()

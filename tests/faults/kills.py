@@ -9,7 +9,7 @@ from harness.faults.script import After, Answer, Before, Rule
 from harness.kvplace_cluster.machines import two_socket_machine
 from tests.faults.faulty_cluster import Outcome, Scene
 from tests.faults.observer import Json
-from tests.faults.scenario import PLAYED_S, OwnStory, Scenario
+from tests.faults.scenario import OwnStory, Scenario
 
 LEDGER = "nodeledgers"
 BINDING = "pods/binding"
@@ -95,7 +95,7 @@ def _of_nominating() -> list[OwnStory]:
 
             with on.burst(outcome.pods):
                 script.play([Rule("patch", "pods/status", moment(kill), nth)])
-            script.wait_until_played(PLAYED_S)
+            script.wait_until_played()
             outcome.bound_s = on.after_fault(on.observer.wait_until_bound(outcome.pods))
             outcome.agree_s = on.after_fault(on.wait_until_agreed())
             nominated = [pod for pod in when_killed if pod["status"].get("nominatedNodeName")]
@@ -150,7 +150,7 @@ def _of_gone_nodes() -> list[OwnStory]:
             on.stage.proxy.script.play([Rule("delete", LEDGER, moment(on.stage.kill_serve))])
             on.plane.request("DELETE", f"/api/v1/nodes/{gone}")
             on.delete([pod for pod in on.observer.bound if pod["spec"]["nodeName"] == gone])
-            on.stage.proxy.script.wait_until_played(PLAYED_S)
+            on.stage.proxy.script.wait_until_played()
             deleted = on.observer.wait_until(
                 lambda: gone not in on.observer.ledgers, "that the ledger of the node is gone"
             )
@@ -187,7 +187,7 @@ def _of_waking() -> list[OwnStory]:
             # Of one node, so that nothing is released after the restart that would wake them, too.
             node = on.observer.bound[0]["spec"]["nodeName"]
             on.delete([pod for pod in on.observer.bound if pod["spec"]["nodeName"] == node][:10])
-            script.wait_until_played(PLAYED_S)
+            script.wait_until_played()
             outcome.bound_s = on.after_fault(on.observer.wait_until_bound(FIT))
             outcome.agree_s = on.after_fault(on.wait_until_agreed())
 

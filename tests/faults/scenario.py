@@ -10,9 +10,6 @@ from harness.kvplace_cluster.machines import two_socket_machine
 from kvplace.core.topology import Topology
 from tests.faults.faulty_cluster import Outcome, Scene, Stage, scene
 
-PLAYED_S = 60.0
-"""How long a scripted fault may take to come."""
-
 
 @dataclass(frozen=True)
 class Scenario:
@@ -45,12 +42,12 @@ class Scenario:
             with on.burst(self.pods, self.cpus):
                 script.play(self.binding(on))
             self.during(on)
-            script.wait_until_played(PLAYED_S)
+            script.wait_until_played()
             outcome.bound_s = on.after_fault(on.observer.wait_until_bound(self.pods))
             outcome.agree_s = on.after_fault(on.wait_until_agreed())
             script.play(self.releasing(on))
             on.delete_all()
-            script.wait_until_played(PLAYED_S)
+            script.wait_until_played()
             outcome.freed_s = on.after_fault(on.wait_until_freed())
         return outcome
 

@@ -13,7 +13,7 @@ from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.scalars import CpuId, CpuMask
 from tests.faults.faulty_cluster import Outcome, Scene
 from tests.faults.observer import Json, observing, owned_cpus
-from tests.faults.scenario import PLAYED_S, OwnStory
+from tests.faults.scenario import OwnStory
 
 MAIN = "main-scheduler"
 
@@ -132,7 +132,7 @@ def _kubelets_hold(on: Scene, cpus: Mapping[str, int]) -> None:
         script.play([Rule(EVENT, "nodetopologies", Delay(0))])
         status = {"status": {"kubeletCpus": listed}}
         on.plane.request("PATCH", f"{path}/status", status, content_type=MERGE_PATCH)
-        script.wait_until_played(PLAYED_S)
+        script.wait_until_played()
 
 
 def _owned(on: Scene, node: str) -> int:

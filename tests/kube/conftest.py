@@ -1,4 +1,4 @@
-"""The real API server with kvplace's own kinds and a world on it; ledgers of one process have virtual time."""
+"""The real API server with kvplace's own kinds and a world on it; ledgers of a process have virtual time."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from harness.control_plane.watching import condition, is_ready, wait_for
 from harness.kvplace_cluster.vms import VMIS, VMS, vm_manifest
 from harness.real_node.cluster import RealCluster
 from harness.real_node.kvplace_pods import AGENT
+from harness.waiting import PATIENCE_S
 from tests.real_node.vms import LEDGERS, ON_ITS_OWN, SMALL_DOMAIN, VIRSH, Vm, Vms, ledger, migrate
 
 OWN_CPU = {"n1": 1, "n2": 0}
@@ -88,7 +89,7 @@ def drifts_counted(cluster: RealCluster, node: str) -> float:
     """Read from the metrics of a node's agent how often it found threads elsewhere."""
     path = f"/api/v1/namespaces/{AGENT}/pods?fieldSelector=spec.nodeName={node}"
     (agent,) = cluster.plane.request("GET", path)["items"]
-    connection = HTTPConnection(agent["status"]["podIP"], 8082, timeout=10)
+    connection = HTTPConnection(agent["status"]["podIP"], 8082, timeout=PATIENCE_S)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
