@@ -20,8 +20,7 @@ async def test_a_failed_condition_is_exposed_until_it_is_true_again(host: Host) 
     cluster.create_node(NODE)
     async with publishing(host, cluster) as agent:
         agent.report.put_condition(Condition("CpusetsEnforced", False, "RuntimeUnavailable", "no socket"))
-        await agent.until(is_exposed)
-        assert agent.condition("CpusetsEnforced").status is False
+        await agent.until(lambda: is_exposed() and not agent.condition("CpusetsEnforced").status)
         agent.report.put_condition(Condition("CpusetsEnforced", True, "Connected", "connected"))
         await agent.until(lambda: not is_exposed())
     assert not is_exposed()
