@@ -6,14 +6,17 @@ While room is made, its replica renews the reservation. A reservation that is no
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from kvplace.core.errors import Conflict, Unavailable
+from kvplace.core.errors import Conflict, KvplaceError, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
+
+log = logging.getLogger(__name__)
 
 
 class RoomStopped(Exception):
@@ -59,9 +62,12 @@ class KeptRoom:
             await ledgers.change(self.node, decide)
 
     async def give_back(self, ledgers: Ledgers) -> None:
-        """End it, if it is still there."""
+        """End it, if it is still there; if that fails, it ends by itself."""
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
             return LedgerChange(releases=() if self.find(ledger) is None else (self.uid,)), None
 
-        await ledgers.change(self.node, decide)
+        try:
+            await ledgers.change(self.node, decide)
+        except KvplaceError as error:
+            log.info("a reservation is left to end by itself: %s", error, extra={"node": self.node})

@@ -220,10 +220,7 @@ class Migrator:
     async def _give_back(self, move: MoveToNode) -> None:
         """End both reservations, unless they have become claims; if this fails, they expire."""
         for kept in (move.there, move.here):
-            try:
-                await kept.give_back(self._cache.ledgers)
-            except KvplaceError as error:
-                log.info("a reservation is left to end by itself: %s", error, extra={"node": kept.node})
+            await kept.give_back(self._cache.ledgers)
 
     def _tell(self, move: MoveToNode, pod: PodRecord) -> None:
         """Write an event about the migration on both VMs."""

@@ -253,6 +253,11 @@ class PendingPods:
             pod_request = replace(pod_request, request=replace(request, devices=counted))
         return AskingPod(pod_request, vmi, pod.migration, extended)
 
+    def needs_room(self, uid: PodUid) -> bool:
+        """Return whether a pod still waits and nothing is held for it."""
+        pod = self._pods.get(uid)
+        return pod is not None and not pod.node and not pod.deleting and uid not in self._holding
+
     # Holds.
 
     @property

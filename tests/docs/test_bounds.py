@@ -30,7 +30,7 @@ CODE: dict[tuple[str, str], list[str]] = {
     ],
     (ROOM, "moves for one VM"): ["core.moves.make_room:MAX_MOVES"],
     (ROOM, "VMs that one replica"): ["scheduler.room_maker:AT_ONCE"],
-    (ROOM, "all moves for one VM"): ["scheduler.room_maker:PATIENCE_S", "scheduler.room_maker:_BOUND_S"],
+    (ROOM, "all moves for one VM"): ["scheduler.room_moves:PATIENCE_S", "scheduler.room_moves:_BOUND_S"],
     (ROOM, "migrations that make room"): [
         "scheduler.migration_search:MOST_PER_HOUR",
         "scheduler.migration_search:SEARCH_S",

@@ -30,7 +30,7 @@ from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_records import PodRecord, ResourceClaimRecord, TopologyStatus
 from kvplace.nodes import node_machine
-from kvplace.scheduler import binder, dra_enforcement, migrator, preemptor, room_maker
+from kvplace.scheduler import binder, dra_enforcement, migrator, preemptor, room_moves
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.dra_enforcement import DraEnforcement
 from kvplace.scheduler.migration_search import MigrationSearch
@@ -269,7 +269,7 @@ def move_a_vm_to_cores_without_keeping_its_present_ones() -> None:
         new = claim_of(claim.uid, moving.next.placement, pod=claim.pod, namespace=claim.namespace)
         return replace(new, relocation=moving)
 
-    _put(room_maker, "claim_while_relocating", claim_while_relocating)
+    _put(room_moves, "claim_while_relocating", claim_while_relocating)
 
 
 @_mutation

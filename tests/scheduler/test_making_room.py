@@ -14,7 +14,8 @@ from kvplace.core.well_known_names import RELOCATED
 from kvplace.kube.events import EventReason
 from kvplace.kube.object_records import ResourceClaimRecord
 from kvplace.scheduler.extender import ExtenderSettings
-from kvplace.scheduler.room_maker import AT_ONCE, PATIENCE_S, PAUSE_S, MakeRoom
+from kvplace.scheduler.room_maker import AT_ONCE, PAUSE_S, MakeRoom
+from kvplace.scheduler.room_moves import PATIENCE_S
 from tests.controller.relocations import SHARE, NodeAgent, edit, until_written
 from tests.controller.replicas import asking_pod, replica
 from tests.kube.faults import Operation

@@ -15,7 +15,8 @@ from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.well_known_names import RELEASED_AT
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
-from kvplace.scheduler.room_maker import PATIENCE_S, MakeRoom
+from kvplace.scheduler.room_maker import MakeRoom
+from kvplace.scheduler.room_moves import PATIENCE_S
 from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Operation
