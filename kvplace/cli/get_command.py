@@ -239,8 +239,9 @@ def _print(
     missing = [name for name in names if name not in known]
     if found or not names:
         listing.print_all(found, one=len(names) == len(found) == 1)
+    kind, gap, limits = what.partition(" ")
     for name in missing:
-        say(f"there is no {what} called {name!r}{did_you_mean(name, known)}")
+        say(f"there is no {kind} called {name!r}{gap}{limits}{did_you_mean(name, known)}")
     if not found and not names:
         say(f"there is no {what}")
     return ExitCode.FAILED if missing else ExitCode.DONE

@@ -245,7 +245,7 @@ def check_parts(found: Installation) -> Iterator[Finding]:
     if there:
         yield wrong(
             "kvplace",
-            f"only a part is installed: {' and '.join(there)}, without {' and '.join(missing)}",
+            f"only a part is installed ({', '.join(there)}); missing: {', '.join(missing)}",
             "apply your folder again and read the errors of kubectl: kubectl apply --server-side -k FOLDER",
         )
     else:

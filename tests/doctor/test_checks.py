@@ -462,7 +462,7 @@ def test_a_cluster_without_kvplace_is_informed_what_to_do_and_not_all_that_is_mi
 def test_half_an_installation_is_named_by_its_parts() -> None:
     objects = {"deployments": (deployment("serve"),), "customresourcedefinitions": (crd(KINDS[0]),)}
     (found,) = problems(check_parts, objects=objects)
-    assert found.endswith("only a part is installed: kinds and serve, without policies and webhooks")
+    assert found.endswith("only a part is installed (kinds, serve); missing: policies, webhooks")
 
 
 def mounting(component: str, secret: str, **more: Any) -> dict[str, Any]:

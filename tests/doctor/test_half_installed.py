@@ -64,7 +64,7 @@ def test_nothing_half_and_an_overlay_without_certificates_are_distinguished(plan
     plane.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "crd"))
     plane.wait_for_crds(*KINDS)
     (half,) = findings(plane)["parts"]
-    assert half["problem"] == "only a part is installed: kinds, without policies and serve and webhooks"
+    assert half["problem"] == "only a part is installed (kinds); missing: policies, serve, webhooks"
 
     plane.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "base"))
     found = findings(plane)

@@ -273,7 +273,7 @@ FAULTS: dict[str, tuple[Callable[[Installed], Any], str, str]] = {
     "half of it": (
         _no_serve,
         "kvplace",
-        "only a part is installed: kinds and policies and webhooks, without",
+        "only a part is installed (kinds, policies, webhooks); missing:",
     ),
     "no extender": (_no_extender, "ConfigMap kvplace-system/", "does not call kvplace"),
     "serve not ready": (_not_ready, "Deployment kvplace-system/kvplace-serve", "none of its 2 replicas"),

@@ -89,7 +89,8 @@ def test_a_name_that_is_not_there_is_named_with_the_one_that_was_meant(
 ) -> None:
     called = on_cluster("get", "vms", "dbb", "late", "-n", cluster.namespace)
     assert called.code == 1
-    assert f"in namespace {cluster.namespace} called 'dbb'; did you mean 'db'?" in called.err
+    limits = f"that requests cores in namespace {cluster.namespace}"
+    assert f"there is no VM called 'dbb' {limits}; did you mean 'db'?" in called.err
     assert "late" in called.out
     empty = on_cluster("get", "vms", "-n", "nowhere")
     assert (empty.code, empty.out) == (0, "")
