@@ -68,7 +68,7 @@ class Pair:
 
     @classmethod
     def read(cls, stored: Stored) -> Self | None:
-        """Read what a Secret holds; None when that is not a certificate with its own key."""
+        """Read a Secret; None when it is not a certificate with its own key."""
         try:
             certificate = x509.load_pem_x509_certificate(stored[CERTIFICATE])
             key = load_pem_private_key(stored[KEY], password=None)
@@ -111,7 +111,7 @@ class Authority:
 
     @classmethod
     def read(cls, stored: Stored) -> Self | None:
-        """Read what a Secret holds; None where nothing in it can sign."""
+        """Read a Secret; None where nothing in it can sign."""
         signer = _authority_in(stored, CERTIFICATE, KEY)
         successor = _authority_in(stored, _NEXT_CERTIFICATE, _NEXT_KEY)
         if signer is None:  # damaged: a client that trusts the bundle trusts its successor
@@ -126,7 +126,7 @@ class Authority:
         return self.signer.pem + successor + previous
 
     def document(self) -> dict[str, bytes]:
-        """Return what its Secret holds."""
+        """Return the content of its Secret."""
         document = self.signer.document(self.bundle)
         if self.successor is not None:
             written = self.successor.document(b"")

@@ -52,7 +52,7 @@ class CertificateStore(Protocol):
         """Create a Secret, or replace the content of the one that is as `before`; raises Conflict."""
 
     async def trust_webhooks(self, authority: bytes) -> str:
-        """Let the API server trust our webhooks by this CA; returns what is still to come, or nothing."""
+        """Let the API server trust our webhooks by this CA; returns the remaining work, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class CertificatesSettings:
 
 
 def run(settings: CertificatesSettings) -> None:
-    """Keep certificates until SIGTERM or SIGINT; raises Misconfigured for what an operator must change."""
+    """Keep certificates until SIGTERM or SIGINT; raises Misconfigured if an operator must act."""
     log_as_json(settings.log_level)
     run_until_signal(_connected(settings))
 

@@ -1,1 +1,1 @@
-"""The command line: the argument tree, what is printed, and exit codes. It decides nothing."""
+"""The command line: the argument tree, the output, and exit codes. It decides nothing."""

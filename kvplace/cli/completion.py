@@ -1,4 +1,4 @@
-"""Completion: what a shell may offer for the word at the cursor, and the scripts that teach shells to ask.
+"""Completion: the words that a shell may offer at the cursor, and the scripts that set shells up for it.
 
 A shell calls `kvplace` itself for every Tab, so an answer must be quick, and errors are not printed: a
 message would land in the middle of the line that a user types. Click knows commands and options; fish has
@@ -58,7 +58,7 @@ local -a unfinished=(${(M)completions:#*=}) finished=(${completions:#*=})
 
 
 def completions(shell: ShellComplete, arguments: list[str], begun: str) -> list[CompletionItem]:
-    """Return what may be offered for a word that was begun; nothing when the line makes no sense."""
+    """Return the completions of a word; nothing when the line is not a command."""
     try:
         return ShellComplete.get_completions(shell, arguments, begun)
     except Exception:  # nothing may be printed here, also after an error

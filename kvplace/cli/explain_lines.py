@@ -25,7 +25,7 @@ def _titled(title: str, sentence: str) -> str:
 
 
 def head_lines(found: Explanation) -> Iterator[str]:
-    """Write what the VM is, what it requests, and how far it has come."""
+    """Write the kind and name of the VM, its request, and its state."""
     yield _titled("name", f"{found.kind} {found.namespace}/{found.name}")
     if found.request is not None:
         yield _titled("requests", asked(found.request.request, has_qemu=found.kind != "Pod"))
@@ -35,7 +35,7 @@ def head_lines(found: Explanation) -> Iterator[str]:
 
 
 def asked(request: Request, *, has_qemu: bool) -> str:
-    """Write a request in the words of its annotations, without what is usual."""
+    """Write a request in the words of its annotations, without defaults."""
     options = request.options
     words = [counted(request.vcpus, "vCPU"), options.scope.value, options.policy.value]
     if request.memory:
@@ -59,7 +59,7 @@ def asked(request: Request, *, has_qemu: bool) -> str:
 
 
 def fitting_lines(fitting: Fitting, named: int) -> Iterator[str]:
-    """Write which nodes can hold the VM, why the others cannot, and what would help."""
+    """Write the nodes that can hold the VM, the reasons of the others, and changes that help."""
     if fitting.candidates:
         best = fitting.candidates[0]
         yield _titled("fits", f"on {len(fitting.candidates)} of {counted(fitting.nodes, 'node')}")
@@ -135,7 +135,7 @@ def seat_lines(seat: Seat) -> Iterator[str]:
 
 
 def placed(placement: Placement) -> str:
-    """Write the CPUs of a placement and what they lie in."""
+    """Write the CPUs of a placement with their sockets, NUMA nodes and L3 caches."""
     parts = [f"CPUs {format_cpu_list(placement.cpus)}"]
     if idle := placement.owned & ~placement.cpus:
         parts.append(f"owned beside them {format_cpu_list(idle)}")

@@ -232,7 +232,7 @@ def _named(nodes: Iterable[NodeView], names: tuple[str, ...]) -> list[NodeView]:
 def _print(
     listing: Listing[T], found: Sequence[T], names: tuple[str, ...], known: Iterable[str], what: str
 ) -> int:
-    """Print what was found, and state which names were not."""
+    """Print the objects, and state the names that do not exist."""
     from kvplace.core.strict_json import did_you_mean
 
     known = list(known)

@@ -1,4 +1,4 @@
-"""`kubectl_complete-kvplace`: what kubectl offers for a word after `kubectl kvplace`.
+"""`kubectl_complete-kvplace`: the words that kubectl offers after `kubectl kvplace`.
 
 kubectl calls the program of this name on PATH with the words after `kvplace`; the last one is incomplete. The
 answer has a word per line, a tab before its description, and at the end what the shell may offer besides.

@@ -96,7 +96,7 @@ _APPLY = "apply the installation again: kubectl apply --server-side -k FOLDER"
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """An open cluster and what the user wants to see of it."""
+    """An open cluster, and the namespace and labels that the user has chosen."""
 
     session: Session
     api: ApiCluster
@@ -172,7 +172,7 @@ async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
 
 
 def missing_right(error: Denied) -> str:
-    """State which right is missing, and what gives it."""
+    """State the missing right, and the role that grants it."""
     if not error.lacks_right:
         return f"the API server does not let you {error.verb} {error.resource}: {error.said}"
     role = _ROLES.get((error.verb, error.resource))

@@ -163,7 +163,7 @@ _GAP = "   "
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """One column of a table: its head, and what it has of an object."""
+    """One column of a table: its head, and the value of an object."""
 
     head: str
     cell: Callable[[T], str]

@@ -202,7 +202,7 @@ def _read_requests(
 
 
 def _live(flags: ClusterFlags) -> PlanningCluster:
-    """Read the nodes of the cluster, and state what the plan starts from."""
+    """Read the nodes of the cluster, and print the start of the plan."""
     from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.kube.object_client import ObjectReader
     from kvplace.nodes.planning_cluster import read_planning_cluster

@@ -1,4 +1,4 @@
-"""How far a long command is, on stderr, and Ctrl-C that ends it with what it has found so far.
+"""Progress of a long command on stderr, and Ctrl-C that ends it with the result so far.
 
 A bar on a terminal, else a line every few seconds; nothing for a command that is done at once. What works
 calls `show` whenever it comes to its next piece, and ends early when the answer is False. The second Ctrl-C

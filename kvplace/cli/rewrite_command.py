@@ -98,7 +98,7 @@ def _placement(path: str) -> PodPlacement:
 
 
 def _notes_about(path: str) -> tuple[str, ...]:
-    """Return what a VMI means for the domain; raises BadBody when it is not a VMI."""
+    """Return the fields of a VMI that matter for the domain; raises BadBody when it is not a VMI."""
     from kvplace.documents.reading import read_document, read_text
     from kvplace.hook.define_domain import MIGRATION_TARGET, is_migration_target
 

@@ -79,7 +79,7 @@ def _of_templates(templates: Sequence[tuple[str, dict[str, Any]]], flags: Rollou
 
 
 def _names_in(file: str) -> list[str]:
-    """Read a list of names, one on each line; blank lines and what follows a # are left out."""
+    """Read a list of names, one on each line, without blank lines and the text after a #."""
     what = source_name(file)
     found: dict[str, int] = {}
     for number, line in enumerate(read_text(file, what).splitlines(), 1):

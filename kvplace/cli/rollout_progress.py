@@ -58,7 +58,7 @@ def told_what_is_left(clock: Callable[[], float] = time.monotonic) -> Callable[[
 
 @contextlib.asynccontextmanager
 async def _stalls(run: RolloutRun) -> AsyncIterator[None]:
-    """State what is waited for whenever nothing has changed for a while, once for each time."""
+    """State the reason of the wait once whenever nothing has changed for a while."""
 
     async def watch() -> None:
         before: Counts | None = None

@@ -27,7 +27,7 @@ class StatedVm:
     """With its namespace before it where the manifest gives one."""
     request: Request
     spec: Mapping[str, Any]
-    """The spec of its VMI or pod: what it demands of a node."""
+    """The spec of its VMI or pod, with its demands on a node."""
     where: str
     """Its place, for errors."""
 

@@ -1,4 +1,4 @@
-"""`kvplace version`: the release of this command, and those of what is installed in a cluster."""
+"""`kvplace version`: the releases of this command and of the programs in a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes and VMs of a live cluster in columns: those of `get`, and those and the sentences of `top`."""
+"""Nodes and VMs of a live cluster in columns: the tables of `get` and `top`, and the summary of `top`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column("DEVICES-FREE", _free_devices, wide=True),
     Column("FREE-CPUS", lambda node: cpu_list(node.free), wide=True),
 )
-"""Those of `get nodes`; what cannot be known of a node that cannot be used is `-`."""
+"""Columns of `get nodes`; an unusable node has `-` for unknown values."""
 
 
 NAMESPACE: Column[VmView] = Column("NAMESPACE", lambda vm: vm.namespace)
@@ -105,7 +105,7 @@ def vm_columns(now: Callable[[], datetime], *, with_namespace: bool) -> tuple[Co
 
 
 def _devices(vm: VmView) -> str:
-    """Write the devices of a VM and whether they are local; what it requests until they are reported."""
+    """Write the devices of a VM and whether they are local; before their report, the requested ones."""
     if vm.devices is not None:
         return ", ".join(device_phrases(vm.devices)) or NOTHING
     wanted = {} if vm.request is None else vm.request.request.devices
@@ -126,14 +126,14 @@ def requested_memory(vm: VmView) -> str:
 
 
 def measured(condition: Condition) -> str:
-    """Write what the agent has measured; where a VM is not pinned, its reason first: docs list its action."""
+    """Write the agent's measurement; if the VM is not pinned, after the reason: docs list its action."""
     if condition.status or not condition.message:
         return condition.message or condition.reason
     return f"{condition.reason}: {condition.message}"
 
 
 def _reserved(vm: VmView) -> str:
-    """Write the CPUs that running VMs make free for one that waits, and those of them that are still used."""
+    """Write the CPUs that running VMs release for a waiting one, and the part that is still in use."""
     if not vm.reserved_on or vm.claim is None or vm.claim.reserved is None:
         return NOTHING
     still = f", {format_cpu_list(vm.claim.still_in_use)} still used" if vm.claim.still_in_use else ""

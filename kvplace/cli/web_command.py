@@ -101,7 +101,7 @@ def has_screen() -> bool:
 
 
 async def _check_rights(live: LiveCluster) -> None:
-    """Read one object of each kind; a watch would retry without end what the user may not do."""
+    """Read one object of each kind; without the right, a watch would retry without end."""
     from kvplace.kube.api_cluster import ApiCluster
     from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES
 

@@ -116,7 +116,7 @@ class ControllerSettings:
 
 
 class Controller:
-    """Watches pods, nodes and ledgers through the node cache and reconciles what differs."""
+    """Watches pods, nodes and ledgers through the node cache, and reconciles their differences."""
 
     def __init__(
         self,

@@ -205,7 +205,7 @@ class Reconciler:
         return ClaimAction.KEEP if agrees else action
 
     def _reserved_s(self, node: NodeName, claim: Claim) -> float:
-        """Return how long a reservation may stay: longer while pods end that still have what is reserved."""
+        """Return how long a reservation may stay: longer while ending pods still use its CPUs."""
         claims = self._cache.ledger(node).claims.values() if claim.still_in_use else ()
         still_in_use = (
             other for other in claims if other.cpus & claim.still_in_use and other.uid != claim.uid
@@ -367,7 +367,7 @@ class Reconciler:
             raise Conflict(f"the ledger of node {node} has changed each time pod {left[0].name} was read")
 
     async def _live_claim(self, pod: PodRecord) -> Claim | None:
-        """Read a pod, and return what it claims; None if it has ended, which the cache may not know yet."""
+        """Read a pod, and return its claim; None if it has ended, which the cache may not know yet."""
         live = await self._cluster.read_pod(pod.namespace, pod.name)
         return claim_of_bound_pod(live) if live is not None and live.uid == pod.uid else None
 

@@ -33,12 +33,12 @@ from kvplace.kube.object_records import PodRecord, PodReport, TopologyRecord
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """The pod has what it asks for, or nothing is known to be asked."""
+    """The pod has the cores of its request, or no known request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cannot:
-    """Its owner asks for what a running pod cannot get."""
+    """Its owner requests a change that a running pod cannot get."""
 
     why: str
     """One sentence with the action to take instead."""
@@ -77,7 +77,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Give up what the placement in effect does not need."""
+    """Give up the resources that the placement in effect does not need."""
 
     in_force: PodPlacement
 
@@ -271,7 +271,7 @@ def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) 
 def _obstacle(
     pod: PodRecord, placed: PodPlacement | None, asked: PinningOptions, *, enforces: bool, migrates: bool
 ) -> str:
-    """State why a running pod cannot get what is asked; empty if it can be tried."""
+    """State why a running pod cannot get the requested change; empty if it can be tried."""
     if found := contradiction_in(asked):
         return f"{found.word.value} contradicts {found.other.value}: {found.reason}"
     if not enforces:

@@ -127,7 +127,7 @@ class Relocator:
         self._look_again = look_again
 
     async def relocate(self, node: NodeName) -> None:
-        """Make all steps on a node that can be made now; raises then what a write for one pod raises."""
+        """Make all possible steps on a node; then raises the error of a write for one pod."""
         claims = self._cache.ledger(node).claims
         due = [
             pod
@@ -199,7 +199,7 @@ class Relocator:
                 return await self._resume(node, pod, claim, relocation)
 
     def _asked(self, pod: PodRecord) -> Asked | None:
-        """Read what a pod's owner asks for now; None where it was not edited."""
+        """Read the edited request of a pod; None where it was not edited."""
         asking = pod.asking
         if pod.vmi:
             vmi = self._vmis.get(pod.vmi_uid)
@@ -319,7 +319,7 @@ class Relocator:
     # again after a failure of either write. A replica with a late cache must not answer.
 
     async def _finish(self, node: NodeName, pod: PodRecord, in_force: PodPlacement) -> bool:
-        """Answer, and release what is no longer used; returns whether that was done."""
+        """Answer, and release the CPUs that are no longer used; returns whether that was done."""
         if not await self._is_as_stored(pod):
             return False
         event = relocated(owner_reference(pod), node, in_force)

@@ -1,1 +1,1 @@
-"""Why a VM fits no node, what would make it fit, and how one that runs sits on its machine."""
+"""Reasons why a VM fits on no node, changes that help, and the cores and neighbours of a running VM."""

@@ -195,7 +195,7 @@ class Seat:
     measured_since: str = ""
     """Since when the agent reports the same about its threads, RFC 3339; empty when it reports nothing."""
     is_ready: bool = True
-    """Whether the node's kubelet reports; if not, what is reported about the VM is old."""
+    """Whether the node's kubelet reports; if not, the reports about the VM are old."""
 
     @property
     def report(self) -> PodReport | None:
@@ -229,7 +229,7 @@ class Explanation:
     name: str
     state: str
     request: PodRequest | None
-    """None for what asks for no cores."""
+    """None for an object without a request."""
     notes: tuple[str, ...] = ()
     """Sentences that state what else matters, the most important first."""
     fitting: Fitting | None = None

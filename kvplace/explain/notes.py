@@ -42,7 +42,7 @@ def notes_on_document(document: Document, *, asks: bool) -> Iterator[str]:
 
 
 def notes_on_vmi(vmi: Document) -> Iterator[str]:
-    """State what else matters about a VMI with pods: a pause, a migration, conditions that are not met."""
+    """State other facts about a VMI with pods: a pause, a migration, conditions that are not met."""
     status = vmi.get("status") or {}
     paused = condition(vmi, "Paused")
     if paused is not None and paused.get("status") == "True":
@@ -85,7 +85,7 @@ def _vcpus(topology: Document) -> int:
 
 
 def notes_on_waiting(pod: Document) -> Iterator[str]:
-    """State what kube-scheduler reports about a pod without a node."""
+    """Repeat the report of kube-scheduler about a pod without a node."""
     scheduled = condition(pod, "PodScheduled")
     if scheduled is None:
         name = (pod.get("spec") or {}).get("schedulerName", "")
@@ -95,7 +95,7 @@ def notes_on_waiting(pod: Document) -> Iterator[str]:
 
 
 def notes_on_containers(pod: Document) -> Iterator[str]:
-    """State what the containers of a bound pod wait for."""
+    """State why the containers of a bound pod wait."""
     status, metadata, spec = pod.get("status") or {}, pod.get("metadata") or {}, pod.get("spec") or {}
     sidecars = {
         one.get("name")
@@ -127,7 +127,7 @@ def notes_on_containers(pod: Document) -> Iterator[str]:
 
 
 def notes_on_held(pod: Document) -> Iterator[str]:
-    """State what keeps a pod running after its QEMU ended; the kubelet ends a deleted one anyway."""
+    """Name the containers that keep a pod running after QEMU; the kubelet ends a deleted pod anyway."""
     metadata = pod.get("metadata") or {}
     if metadata.get("deletionTimestamp"):
         return
@@ -162,7 +162,7 @@ def condition(document: Document, kind: str) -> Document | None:
 
 
 def _unmet(status: Document, known: Container[str] = ()) -> Iterator[str]:
-    """Repeat what failed and the conditions that are not met, each sentence once, but for migratability."""
+    """Repeat failures and conditions that are not met, each sentence once, except migratability."""
     failed = condition({"status": status}, "Failure")
     if failed is not None and failed.get("status") == "True" and failed.get("message"):
         since = failed.get("lastTransitionTime")
@@ -196,7 +196,7 @@ def note_on_move(vm: str, target: NodeName, migration: str) -> str:
 
 
 def note_on_reservation(node: NodeName, claim: Claim, reserved: Reserved) -> str:
-    """State what is reserved for a VM while other VMs make room for it, and what of it they still have."""
+    """State the reservation of a VM while others make room for it, and the part that they still use."""
     text = f"room is made for it on {node}: CPUs {format_cpu_list(reserved.owned)} are reserved for it"
     still_in_use = (
         f"; CPUs {format_cpu_list(claim.still_in_use)} of them are still in use" if claim.still_in_use else ""

@@ -51,7 +51,7 @@ _NAMED = 3
 _GONE = NodeView(NodeName(""), NOT_KNOWN, exists=False)
 
 Stated = Callable[[Document, str], PodRequest | None]
-"""Reads what an object asks for, in a namespace."""
+"""Reads the request of an object, in a namespace."""
 
 
 class ExplainClient(FormReader, Protocol):
@@ -241,7 +241,7 @@ class _Explaining:
         )
 
     def of_document(self, document: Document, stated: Stated) -> Explanation:
-        """Explain what has no pod that opted in."""
+        """Explain an object without a pod that opted in."""
         request = stated(document, self._target.namespace)
         spec = document.get("spec") or {}
         is_vm = document.get("kind") != TargetKind.POD.value

@@ -77,7 +77,7 @@ class ArrivalPipes:
             raise Misconfigured(f"cannot use {folder} for libvirt's hooks: {error}") from None
 
     def reopen(self) -> None:
-        """Forget what has been sent, and wait for the next domain."""
+        """Forget the domain that was sent, and wait for the next one."""
         self.close()
         self.domain = _opened(self.folder)
 

@@ -56,7 +56,7 @@ class ChildProcess:
         return cls(pid=pid, pipe=reading, deadline=time.monotonic() + TIME_LIMIT_S)
 
     def read(self) -> bool:
-        """Read what the child has written so far; True at the end of its output."""
+        """Read the child's output so far; True at its end."""
         while True:
             try:
                 chunk = os.read(self.pipe, _CHUNK_BYTES)

@@ -54,7 +54,7 @@ def kubepods_folders(root: Path) -> Iterator[Path]:
 
 
 def is_kubepods(name: str) -> bool:
-    """Whether a cgroup is the one that contains those of all pods of a kubelet."""
+    """Whether a cgroup contains the cgroups of all pods of a kubelet."""
     return _KUBEPODS.fullmatch(name) is not None
 
 
@@ -64,13 +64,13 @@ def is_qos_class(name: str) -> bool:
 
 
 def pod_uid_of(name: str) -> PodUid | None:
-    """Read the pod's UID from the name of its cgroup; None when it is not that of a pod."""
+    """Read the pod's UID from the name of its cgroup; None when it is not the cgroup of a pod."""
     found = _POD.fullmatch(name)
     return PodUid(found[1].replace("_", "-")) if found else None
 
 
 def container_id_of(name: str) -> ContainerId | None:
-    """Read the container's id from the name of its cgroup; None when it is not that of a container."""
+    """Read the container's id from the name of its cgroup; None when it is not the cgroup of a container."""
     found = _CONTAINER.fullmatch(name)
     return ContainerId(found[1]) if found else None
 

@@ -78,7 +78,7 @@ class ContainerWatch:
         self._inotify.close()
 
     def read(self) -> ContainerChanges:
-        """Take in what the kernel has reported; does not wait."""
+        """Take in the reports of the kernel; does not wait."""
         before = set(self._containers)
         self._appeared.clear()
         written: set[ContainerId] = set()
@@ -119,7 +119,7 @@ class ContainerWatch:
             self._look_into(folder)
 
     def _look_into(self, folder: Path) -> None:
-        """Watch a cgroup that contains those of pods, and take in what is in it."""
+        """Watch a cgroup that contains cgroups of pods, and take in its content."""
         if self._watch(folder, _ENTRIES | FileChange.WRITTEN):
             for name in folder_names(folder):
                 self._look(folder / name)

@@ -59,7 +59,7 @@ class CpusetHierarchy:
             raise
 
     def effective(self, folder: Path, file: CpusetFile = CpusetFile.CPUS) -> CpuMask:
-        """Read what the processes of a cgroup may use; raises as `configured` does."""
+        """Read the CPUs or NUMA nodes that a cgroup may use in effect; raises as `configured` does."""
         try:
             return read_cpu_list(folder / _EFFECTIVE[self.version, file])
         except Gone:

@@ -32,7 +32,7 @@ class NotPermitted(Misconfigured):
 
 
 class KernelError(Unavailable):
-    """The file cannot be read or written now, or does not contain what such a file contains."""
+    """The file cannot be read or written now, or has an unexpected content."""
 
 
 def read_text(path: Path, most_bytes: int = _LARGEST, goes_on: Callable[[], bool] = lambda: True) -> str:

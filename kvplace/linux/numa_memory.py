@@ -127,7 +127,7 @@ _NODE_FOLDER = re.compile(r"node(\d{1,5})")
 _PAGES = re.compile(r"hugepages-(\d{1,12})kB")
 _LINE = re.compile(r"^(?:Node \d+ )?(\w+(?:\(\w+\))?):\s*(\d+)(?: kB)?$", re.MULTILINE)
 _GIVEN_BACK = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
-"""What is free, and what the kernel frees on demand: the page cache."""
+"""Free memory, and memory that the kernel frees on demand: the page cache."""
 
 
 @dataclass(frozen=True, slots=True)

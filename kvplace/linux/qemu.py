@@ -1,4 +1,4 @@
-"""QEMU's process in a container, and what each of its threads works for.
+"""QEMU's process in a container, and the task of each of its threads.
 
 A process is taken for QEMU by its name and by having a thread for vCPU 0: libvirt also starts QEMUs that have
 none, to ask them what they can do. Its folder in /proc stays open. The kernel never shows another process
@@ -60,7 +60,7 @@ class ThreadName:
 
 
 def classify(name: str) -> ThreadName:
-    """Read from its name what a thread of QEMU works for."""
+    """Read the task of a thread of QEMU from its name."""
     if found := _VCPU.match(name):
         return ThreadName(ThreadRole.VCPU, int(found[1]), name)
     if found := _IO_THREAD.fullmatch(name):

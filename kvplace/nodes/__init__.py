@@ -1,1 +1,1 @@
-"""Every node as the watches report it: its machine, its ledger and what is free there."""
+"""Every node as the watches report it: its machine, its ledger and its free resources."""

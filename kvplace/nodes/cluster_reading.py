@@ -171,7 +171,7 @@ async def _listed(cluster: WatchClient, *stores: Store[Any, Any]) -> AsyncIterat
 
 
 async def wait_for_list(store: Store[Any, Any]) -> None:
-    """Wait for the first list; raises what a person must fix before it can come."""
+    """Wait for the first list; raises the error that a person must fix before it can come."""
     synced = asyncio.create_task(store.wait_until_synced())
     try:
         while not synced.done():

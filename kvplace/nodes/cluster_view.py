@@ -46,7 +46,7 @@ from kvplace.nodes.node_machine import (
 
 @dataclass(frozen=True)
 class NodeView:
-    """One node: its machine, its ledger and what follows from them."""
+    """One node: its machine, its ledger, and counts of both."""
 
     name: NodeName
     machine: NodeMachine | Unusable
@@ -68,7 +68,7 @@ class NodeView:
 
     @cached_property
     def snapshot(self) -> NodeSnapshot | Unusable:
-        """Its machine and what is free there, as the scheduler sees it."""
+        """Its machine and free resources, as in scheduling."""
         return snapshot_of(
             self.machine, self.ledger_record, request_of=lambda uid: request_of(self.pods.get(uid))
         )
@@ -88,7 +88,7 @@ class NodeView:
 
     @property
     def devices(self) -> NodeDevices | None:
-        """Its devices, those of pods with a claim taken; None where its agent reports none."""
+        """Its devices; devices of pods with a claim are taken. None where its agent reports none."""
         if not isinstance(self.snapshot, Unusable):
             return self.snapshot.free.devices
         report = None if self.described is None else self.described.devices
@@ -308,7 +308,7 @@ def node_view(
     ledger: LedgerRecord | None,
     pods: Mapping[PodUid, PodRecord] = MappingProxyType({}),
 ) -> NodeView:
-    """Combine what is known of a node."""
+    """Combine the objects of a node."""
     status = "" if node is None else node.status
     return NodeView(name, describe_node(node, described), described, ledger, node is not None, status, pods)
 

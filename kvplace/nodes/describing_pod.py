@@ -57,7 +57,7 @@ class DescribingPodClient(Protocol):
         ...
 
     async def read_log(self, namespace: str, pod: str, container: str, *, limit: int) -> bytes:
-        """Read what a container has printed."""
+        """Read the log of a container."""
         ...
 
 

@@ -68,7 +68,7 @@ class TimedPod(DemandingPod, frozen=True):
 
 @dataclass(frozen=True)
 class MovableCluster:
-    """The nodes with what runs there, and the VMs that may move."""
+    """The nodes with their running VMs, and the VMs that may move."""
 
     nodes: tuple[ClusterNode, ...]
     vms: Mapping[str, VmView]

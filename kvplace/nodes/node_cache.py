@@ -50,7 +50,7 @@ class NodeClient(WatchClient, ListClient, LedgerClient, Protocol):
 
 
 class NodeCache:
-    """The stores of one process, and what follows from them for each node."""
+    """The stores of one process, and the state of each node that follows from them."""
 
     def __init__(self, cluster: NodeClient) -> None:
         self.pods = Store(PODS, PLACED_PODS)
@@ -59,7 +59,7 @@ class NodeCache:
         self.edited_vmis = Store(VMIS, EDITED_VMIS)
         """Complete some time after the others, and never where KubeVirt is not installed."""
         self.ledger_store = Store(LEDGERS)
-        """As watched; what was written a moment ago is in `ledgers` first."""
+        """As watched; a recent write is in `ledgers` first."""
         self.ledgers = Ledgers(cluster, self.ledger_store)
         self.dra = DraDevices()
         self.relocation_times = RelocationTimes(self.ledgers)
@@ -130,7 +130,7 @@ class NodeCache:
         return record.ledger if record is not None else Ledger()
 
     def snapshot(self, node: NodeName, holds: Iterable[Claim] = ()) -> NodeSnapshot | Unusable:
-        """Return the node's machine and what is free there now, after `holds`."""
+        """Return the node's machine and its free resources now, after `holds`."""
         return snapshot_of(self.machine(node), self.ledgers.current(node), holds, request_of=self._request_of)
 
     def free_devices(

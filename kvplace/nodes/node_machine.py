@@ -26,7 +26,7 @@ from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, Top
 
 
 def answer_of(node: NodeSnapshot, request: Request) -> Fit | Refusal:
-    """State what a node in this state gives to a VM, or why it does not fit."""
+    """Return the placement of a VM on a node in this state, or the refusal."""
     machine = node.machine
     answer = place(machine.topology, node.free, request)
     if not isinstance(answer, Refusal):
@@ -66,7 +66,7 @@ class NodeMachine:
         return self.allocatable != self.topology.allocatable
 
     def free(self, ledger: Ledger, holds: Iterable[Claim] = (), devices: NodeDevices | None = None) -> Free:
-        """Return what is free after a ledger's claims, the tentative `holds` and what others use."""
+        """Return the free resources after a ledger's claims, the tentative `holds` and the use by others."""
         taken = holds if self.others is None else (*holds, self.others)
         return free_of(
             self.topology,
@@ -80,7 +80,7 @@ class NodeMachine:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """One node at one moment: its machine and what is free there."""
+    """One node at one moment: its machine and its free resources."""
 
     machine: NodeMachine
     free: Free

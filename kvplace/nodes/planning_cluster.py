@@ -60,10 +60,10 @@ class DemandingPod(ApiObject, frozen=True):
 
 @dataclass(frozen=True)
 class PlanningCluster:
-    """Where VMs can go, and what keeps them away elsewhere."""
+    """The nodes where VMs can go, and the obstacles of the others."""
 
     nodes: tuple[ClusterNode, ...]
-    """The nodes that kvplace can place on, with what runs there, and what waits where it would go."""
+    """The nodes that kvplace can place on, with running VMs, and waiting VMs where they would go."""
     objects: Mapping[NodeName, SchedulableNode] = field(default_factory=dict)
     """All nodes, as kube-scheduler sees them."""
     unusable: ClosedNodes = field(default_factory=dict)
@@ -97,12 +97,12 @@ class PlanningCluster:
         return tuple(found)
 
     def need_movable(self, moved: Iterable[str]) -> tuple[str, ...]:
-        """Name those of some VMs that `serve` would not move: their owners have not agreed to it."""
+        """Name the VMs that `serve` would not move: their owners have not agreed to it."""
         return tuple(sorted(set(moved) - self.agreed))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for people about what a plan starts from."""
+        """Sentences for people about the start of a plan."""
         if not self.waiting:
             return ()
         verb = "waits" if self.waiting == 1 else "wait"
@@ -110,7 +110,7 @@ class PlanningCluster:
 
 
 async def read_planning_cluster(cluster: ListClient, reader: FormReader) -> PlanningCluster:
-    """Read what a plan starts from; needs the rights of a viewer on the whole cluster."""
+    """Read the start of a plan; needs the rights of a viewer on the whole cluster."""
     view, nodes, pods = await together(
         read_cluster(cluster),
         reader.read_list_as(SchedulableNode, _NODES),
@@ -127,7 +127,7 @@ async def _read_pods_on(reader: FormReader, node: str) -> tuple[DemandingPod, ..
 def planning_cluster(
     view: ClusterView, nodes: Iterable[SchedulableNode], pods: Iterable[DemandingPod] = ()
 ) -> PlanningCluster:
-    """Combine what kvplace and kube-scheduler know; `pods` has the demands of waiting VMs on a node."""
+    """Combine the nodes of kvplace and kube-scheduler; `pods` has the demands of waiting VMs on a node."""
     objects = {NodeName(node.metadata.name): node for node in nodes}
     unusable = {
         name: Refusal(Reason.NO_TOPOLOGY, node.problem, {}, never=True)
@@ -197,7 +197,7 @@ class Evacuation:
 
 
 async def read_evacuation(cluster: ListClient, reader: FormReader, node: NodeName) -> Evacuation:
-    """Read what an evacuation of a node starts from; raises Absent for a node that the cluster lacks."""
+    """Read the start of an evacuation; raises Absent for a node that the cluster lacks."""
     view, nodes, waiting, leaving, vmis = await together(
         read_cluster(cluster),
         reader.read_list_as(SchedulableNode, _NODES),
@@ -246,7 +246,7 @@ def evacuation(
 
 
 def _taken(nodes: tuple[ClusterNode, ...], planned: Iterable[PlannedVm]) -> tuple[ClusterNode, ...]:
-    """Let planned VMs hold what they were given."""
+    """Let planned VMs hold their placements."""
     stays = PinningOptions(policy=Policy.IMMOVABLE)
     taken: dict[NodeName, list[Occupant]] = {}
     for one in planned:
@@ -304,7 +304,7 @@ def _occupant(name: str, view: ClusterView, node: NodeView, claim: Claim) -> Occ
 
 
 def _as_claimed(vm: VmView, claim: Claim) -> tuple[Request, Placement] | None:
-    """The VM's own request and placement, where they report what its claim states."""
+    """The VM's own request and placement, where they agree with its claim."""
     if vm.request is None or vm.placement is None:
         return None
     placement = vm.placement.placement

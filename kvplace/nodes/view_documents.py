@@ -1,4 +1,4 @@
-"""Nodes and VMs of a view as JSON: what commands print and the web map sends; a stable interface."""
+"""Nodes and VMs of a view as JSON, for commands and the web map; a stable interface."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def node_document(node: NodeView) -> Json:
 
 
 def free_blocks_document(free_blocks: FreeBlocks) -> Json:
-    """Write the largest free blocks by what they lie inside of."""
+    """Write the largest free blocks by kind of domain."""
     return {
         domain.value: {
             "cpus": block.cpus,
@@ -69,7 +69,7 @@ def free_blocks_document(free_blocks: FreeBlocks) -> Json:
 
 
 def vm_document(vm: VmView) -> Json:
-    """Write a VM: what it asked for, where it sits, and what its agent reports."""
+    """Write a VM: its request, its placement, and the report of its agent."""
     return {
         "apiVersion": API_VERSION,
         "kind": VM_KIND,
@@ -105,7 +105,7 @@ def devices_document(devices: Iterable[LocatedDevice]) -> list[Json]:
 
 
 def _reservation(vm: VmView) -> Json:
-    """Write what running VMs make free for one that waits; nothing where none does."""
+    """Write the CPUs that running VMs release for a waiting one; nothing where none does."""
     if not vm.reserved_on or vm.claim is None or vm.claim.reserved is None:
         return {}
     return {"reserved": {"node": vm.reserved_on, **reserved_document(vm.claim, vm.claim.reserved)}}
@@ -134,7 +134,7 @@ def _claim_document(claim: Claim) -> Json:
 
 
 def reserved_document(claim: Claim, reserved: Reserved) -> Json:
-    """Write what is reserved for a VM that waits, what of it others still own, and when it ends."""
+    """Write the reservation of a waiting VM, the part that others still own, and its end."""
     return {
         "owned": format_cpu_list(reserved.owned),
         "stillInUse": format_cpu_list(claim.still_in_use),
@@ -143,7 +143,7 @@ def reserved_document(claim: Claim, reserved: Reserved) -> Json:
 
 
 def _memory(topology: Topology, free: Free) -> Iterable[dict[str, Any]]:
-    """Memory by NUMA node in bytes, without that of huge pages; nothing where none is reported."""
+    """Memory by NUMA node in bytes, without huge pages; nothing where none is reported."""
     left, pages = dict(free.memory), free.pages_by_node
     for node in topology.numa_nodes:
         if not node.memory:

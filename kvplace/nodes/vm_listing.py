@@ -109,7 +109,7 @@ def _wants_devices(pod: PodRecord) -> bool:
 async def _read_statuses(
     cluster: ListClient, kind: Kind[VmName, VmStatus], selector: Selector
 ) -> tuple[tuple[VmStatus, ...], str]:
-    """Read what KubeVirt reports, nothing where there is no KubeVirt; and why it may not be read."""
+    """Read KubeVirt's reports, none without KubeVirt; and the right that is missing for them."""
     try:
         return await cluster.read_all(kind, selector), ""
     except NotFound:

@@ -16,7 +16,7 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 NodeReader: TypeAlias = Callable[[], Awaitable[PlanningCluster]]
-"""Reads the nodes with what runs and waits there, for the forecast."""
+"""Reads the nodes with their running and waiting VMs, for the forecast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class AgentReport:
 
 
 AgentReader: TypeAlias = Callable[[NodeName], Awaitable[AgentReport | None]]
-"""Reads what the agent of a node reports; None where none describes it."""
+"""Reads the report of a node's agent; None where none describes the node."""
 
 
 class RolloutCluster(Protocol):

@@ -1,4 +1,4 @@
-"""Where the VMs of a rollout will probably go, and which will not fit.
+"""The probable nodes of the VMs of a rollout, and the VMs that will not fit.
 
 The planning code of `kvplace plan` on what is free now, on the nodes where cordons, taints, selectors and
 required node affinity let the VMs of each template go. It is a forecast: the scheduler decides one VM after
@@ -34,7 +34,7 @@ class Forecast:
     unplanned: tuple[str, ...]
     """VMs that did not opt in, or with a size that is not known yet."""
     notes: tuple[str, ...] = ()
-    """Sentences about what the forecast starts from."""
+    """Sentences about the start of the forecast."""
     why_unplanned: str = _SIZELESS
 
     @property
@@ -68,7 +68,7 @@ class Forecast:
 def forecast(
     cluster: PlanningCluster, vms: Iterable[WantedVm], strategy: Strategy = Strategy.PACK
 ) -> Forecast:
-    """Plan the VMs that opted in on nodes with what runs there."""
+    """Plan the VMs that opted in, beside the VMs that run on the nodes."""
     wanted = list(vms)
     templates = {id(vm.template): vm.template for vm in wanted}
     closed = {key: cluster.closed_to(template.demands) for key, template in templates.items()}

@@ -105,7 +105,7 @@ def _waits(vm: TrackedVm) -> bool:
 
 
 async def agent_of(node: NodeName, pods: set[str], reported_on: AgentReader) -> tuple[Agent, str]:
-    """State what is known of the agent of a node, by its reports about these pods and its last writes."""
+    """State whether the agent of a node works, by its reports about these pods and its last writes."""
     policy = retrying(attempts=_ATTEMPTS, retried=lambda error: isinstance(error, Unavailable))
     try:
         report = await policy(reported_on, node)

@@ -34,7 +34,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 _SHOWN_NAMES = 3
 _NO_DRY_RUN = "does not support dry run"
-"""In what the API server reports of a webhook with side effects, which it then does not ask."""
+"""Part of the API server's message about a webhook with side effects, which a dry run does not call."""
 _MEMORY = ("requests.memory", "memory")
 """Two names of one resource of quotas."""
 
@@ -115,7 +115,7 @@ def data_volumes(content: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def common_parts(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name what else the VMs would have in common, in words for people."""
+    """Name the other fields that the VMs would share, in words for people."""
     spec: _VmiSpec | None
     if content["kind"] == "VirtualMachine":
         template = _read(content["spec"], _TemplateVmSpec).template
@@ -164,7 +164,7 @@ class Found:
 
 
 async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
-    """Read what exists of a rollout; raises Refused when a VM of its names belongs to another client."""
+    """Read the present VMs of a rollout; raises Refused when another client's VM has one of its names."""
     everything = Selector(namespace=rollout.namespace)
     try:
         vms = await cluster.read_all(VMS, everything)
@@ -218,7 +218,7 @@ async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[Wan
 
 
 def _in_common(rollout: Rollout, missing: Sequence[WantedVm]) -> tuple[str, ...]:
-    """State what several VMs would share though each needs its own; raises Misconfigured for disks."""
+    """State the fields that several VMs would share by mistake; raises Misconfigured for disks."""
     number = Counter(id(vm.template) for vm in rollout.vms)
     several = {id(vm.template): vm for vm in reversed(missing) if number[id(vm.template)] > 1}
     doubts = []
@@ -248,7 +248,7 @@ def quota_problem(quotas: Iterable[Quota], vms: Sequence[WantedVm]) -> str | Non
 
 
 def _wanted(vms: Sequence[WantedVm]) -> dict[str, Fraction]:
-    """Count what the VMs take at least; QEMU's overhead comes on top."""
+    """Count the resources of the VMs, without QEMU's overhead."""
     kinds = Counter(vm.template.kind for vm in vms)
     started = [vm.template for vm in vms if not vm.template.stays_off]
     amounts = {

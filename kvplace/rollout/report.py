@@ -55,7 +55,7 @@ class Report:
     there: tuple[str, ...]
     """The names of the VMs at their goal."""
     unfinished: tuple[Failure, ...]
-    """VMs that are on their way or still to make, with what they wait for."""
+    """VMs that are not ready or not created yet, with the reason of their wait."""
     seconds: Mapping[VmStage, Percentiles]
     """How long VMs took from their creation to each stage."""
     timed_out: bool = False
@@ -89,7 +89,7 @@ class Report:
         return ExitCode.PARTLY_DONE
 
     def document(self) -> dict[str, Any]:
-        """Write it as JSON; what has timed out is among the failed."""
+        """Write it as JSON; VMs that have timed out are among the failed."""
         failed = [*self.failed, *(self.unfinished if self.timed_out else ())]
         return {
             **{stage.value: count for stage, count in self.counts.reached.items()},

@@ -43,7 +43,7 @@ _ATTEMPTS = 6
 
 @dataclass(frozen=True)
 class Prepared:
-    """A rollout that has been checked against the cluster, and what is foretold of it."""
+    """A rollout that has been checked against the cluster, and its forecast."""
 
     rollout: Rollout
     missing: tuple[WantedVm, ...]

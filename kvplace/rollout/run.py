@@ -81,7 +81,7 @@ class RolloutRun:
 
     @property
     def waits_for(self) -> str:
-        """State what the VMs under way wait for, in one clause; empty where none is under way."""
+        """State the reasons of VMs that wait, in one clause; empty if none waits."""
         waiting = [vm for vm in self._tracked if vm.status is MakingState.UNDER_WAY]
         stages = Counter(vm.stage for vm in waiting)
         parts = [
@@ -93,7 +93,7 @@ class RolloutRun:
         return f"{', '.join(parts)} and not further{why}" if parts else ""
 
     def stop(self) -> None:
-        """Make nothing more; `run` returns as soon as the API server has answered what was sent."""
+        """Create nothing more; `run` returns as soon as the API server has answered all calls."""
         self._stopped = True
         self._halted.set()
         self._changed.set()

@@ -38,7 +38,7 @@ _MOST_BYTES = 900_000
 
 @dataclass(frozen=True)
 class Template:
-    """One template, and what its VMs ask for."""
+    """One template, and the request of its VMs."""
 
     content: Mapping[str, Any]
     kind: str
@@ -132,7 +132,7 @@ def _template(content: Mapping[str, Any], kind: str, until: VmStage) -> Template
 
 
 def _pod_memory(request: Request, domain: Mapping[str, Any], at: str) -> Bytes:
-    """Read what the pod requests of `memory`: huge pages are another resource, and a request counts first."""
+    """Read the pod's request of `memory`: huge pages are another resource, and requests count first."""
     if request.huge_pages:
         return NO_BYTES
     requested = ((domain.get("resources") or {}).get("requests") or {}).get("memory")

@@ -178,7 +178,7 @@ def _waiting(vmi: VmiObjectPhase | None, pod: LauncherPod | None) -> str:
 
 @dataclass(slots=True)
 class TrackedVm:
-    """One VM: its objects, and what follows from them."""
+    """One VM: its objects, and its stage."""
 
     wanted: WantedVm
     unmeasured: AbstractSet[NodeName]
