@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.chosen_cluster import FLAG_NAMES, ClusterFlags
+from kvplace.cli.parameters import FLAG_NAMES, ClusterFlags
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster
@@ -97,8 +97,7 @@ def _names(
     """List objects of the cluster that the flags on the line name; empty when it does not answer in time."""
     import asyncio
 
-    from kvplace.cli.interrupts import run_until_interrupt
-    from kvplace.cli.live_cluster import open_cluster
+    from kvplace.cli.live_cluster import open_cluster, run_until_interrupt
     from kvplace.core.errors import KvplaceError
     from kvplace.core.strict_json import json_object
 

@@ -1,11 +1,130 @@
-"""`kvplace completion`: the script that teaches a shell to complete the words of `kvplace`."""
+"""Completion: `kvplace completion` prints the script of a shell, and shells and kubectl get words to offer.
+
+A shell calls `kvplace` itself for every Tab, so an answer must be quick, and errors are not printed: a
+message would land in the middle of the line that a user types. Click knows commands and options; fish has
+its script, and zsh has it with one more case. The one of bash is our own: bash splits words at `=`, and
+offers names beside files.
+"""
 
 from __future__ import annotations
 
-import click
+import os
+import sys
 
-from kvplace.cli.completion import SHELLS, completion_script
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+)
+
 from kvplace.cli.parameters import Words
+
+VARIABLE = "_KVPLACE_COMPLETE"
+"""The variable that a shell sets to ask; click derives its name from the program's."""
+
+_BASH = """\
+# Completion of %(prog_name)s for bash 4.4 or newer.
+%(complete_func)s() {
+    local IFS=$'\\n' type value files= cur=${COMP_WORDS[COMP_CWORD]}
+    [[ $cur == = ]] && cur=
+    COMPREPLY=()
+    while IFS=, read -r type value; do
+        case $type in
+            plain) COMPREPLY+=("$value"); [[ $value == *= ]] && compopt -o nospace ;;
+            file) files=yes ;;
+        esac
+    done < <(COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \\
+        %(complete_var)s=bash_complete "$1" 2>/dev/null)
+    [[ $files ]] || return 0
+    if ((${#COMPREPLY[@]})); then
+        compopt -o filenames
+        COMPREPLY+=($(compgen -f -- "$cur"))
+    else
+        compopt -o default
+    fi
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+_ZSH_OFFERS = "compadd -U -V unsorted -a completions"
+"""How the script of click offers words that have no description; a blank follows each."""
+_ZSH_GOES_ON = """\
+local -a unfinished=(${(M)completions:#*=}) finished=(${completions:#*=})
+        (( $#unfinished )) && compadd -U -S '' -V unsorted -a unfinished
+        (( $#finished )) && compadd -U -V unsorted -a finished"""
+"""After `NAME=` the word continues."""
+
+
+def completions(shell: ShellComplete, arguments: list[str], begun: str) -> list[CompletionItem]:
+    """Return the completions of a word; nothing when the line is not a command."""
+    try:
+        return ShellComplete.get_completions(shell, arguments, begun)
+    except Exception:  # nothing may be printed here, also after an error
+        return []
+
+
+class _Bash(BashComplete):
+    source_template = _BASH
+
+    def source(self) -> str:
+        return self.source_template % self.source_vars()
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        arguments, begun = super().get_completion_args()
+        words: list[str] = []
+        for word in [*arguments, begun]:
+            if words and words[-1].startswith("--") and (word == "=" or words[-1].endswith("=")):
+                words[-1] += word
+            else:
+                words.append(word)
+        return words[:-1], words[-1]
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        return completions(self, args, incomplete)
+
+
+def _with_option(shell: ShellComplete, arguments: list[str], begun: str) -> list[CompletionItem]:
+    """Offer whole words to a shell that does not split `--option=value`."""
+    option, equals, _ = begun.partition("=")
+    found = completions(shell, arguments, begun)
+    if equals and option.startswith("--"):
+        for item in found:
+            item.value = f"{option}={item.value}" if item.type == "plain" else item.value
+    return found
+
+
+class _Zsh(ZshComplete):
+    source_template = ZshComplete.source_template.replace(_ZSH_OFFERS, _ZSH_GOES_ON)
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        return _with_option(self, args, incomplete)
+
+
+class _Fish(FishComplete):
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        return _with_option(self, args, incomplete)
+
+
+_SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+SHELLS = tuple(_SHELLS)
+
+
+def completion_script(cli: click.Command, shell: str) -> str:
+    """Give the script of a shell, to be sourced by it."""
+    return _SHELLS[shell](cli, {}, "kvplace", VARIABLE).source()
+
+
+def answer_shells() -> None:
+    """Have click answer a shell that asks by the environment as described here."""
+    for shell in _SHELLS.values():
+        add_completion_class(shell)
+
+
+_ALSO_FILES, _NO_FILES, _WORD_GOES_ON = ":0", ":4", ":6"
+"""Directives of cobra for kubectl's completion; after the last one no blank follows a word."""
 
 
 @click.command("completion", short_help="Print the completion script of a shell.")
@@ -22,3 +141,31 @@ def command(context: click.Context, shell: str) -> None:
     `kubectl kvplace` needs no script: kubectl's own completion finds kubectl_complete-kvplace on PATH.
     """  # noqa: D301 - click needs the literal backslash
     click.echo(completion_script(context.find_root().command, shell), nl=False)
+
+
+def answer_kubectl() -> None:
+    """Answer kubectl: print the completions of the last argument.
+
+    kubectl calls the program `kubectl_complete-kvplace` on PATH with the words after `kvplace`; the last one
+    is incomplete. The answer has a word per line, a tab before its description, and at the end a directive.
+    """
+    from kvplace.cli.main import cli
+
+    *words, begun = sys.argv[1:] or [""]
+    found = completions(ShellComplete(cli, {}, "kubectl kvplace", ""), words, begun)
+    option, equals, _ = begun.partition("=")
+    before = f"{option}=" if equals and option.startswith("--") else ""
+    lines = [
+        f"{before}{item.value}\t{' '.join(item.help.split())}" if item.help else f"{before}{item.value}"
+        for item in found
+        if item.type == "plain"
+    ]
+    directive = _NO_FILES
+    if any(item.type != "plain" for item in found):
+        directive = _ALSO_FILES
+    elif lines and all(line.endswith("=") for line in lines):
+        directive = _WORD_GOES_ON
+    sys.stdout.write("\n".join([*lines, directive]) + "\n")
+    sys.stdout.flush()
+    # Nothing is left to be done, and a shell waits: leave without tearing down what was imported.
+    os._exit(0)

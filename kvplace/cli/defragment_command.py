@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags, read_selector
 from kvplace.cli.output import Column, Output, print_document, print_line, print_table, rows_of, say
-from kvplace.cli.parameters import Answer, check_confirmation, output_option
+from kvplace.cli.parameters import Answer, ClusterFlags, check_confirmation, output_option
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 
@@ -94,7 +93,7 @@ async def _carry_out(
     live: LiveCluster, found: Defragmentation, there: MovableCluster
 ) -> tuple[list[MoveResult], bool]:
     """Make the moves and report each; the first Ctrl-C lets the present one end."""
-    from kvplace.cli.interrupts import on_interrupt
+    from kvplace.cli.live_cluster import on_interrupt
     from kvplace.kube.api_moves import MovingCluster
     from kvplace.plan.defragmentation_run import carry_out
 

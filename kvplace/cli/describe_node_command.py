@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags, complete_namespace, complete_node
 from kvplace.cli.output import Output, print_document, say
-from kvplace.cli.parameters import Answer, FloatRange, output_option
+from kvplace.cli.parameters import Answer, ClusterFlags, FloatRange, output_option
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster

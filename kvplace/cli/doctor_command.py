@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags, complete_namespace
 from kvplace.cli.output import Output, print_document, print_line
-from kvplace.cli.parameters import Answer, output_option
+from kvplace.cli.parameters import Answer, ClusterFlags, output_option
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags, complete_target
 from kvplace.cli.output import Output, print_document, print_line, print_table, say
-from kvplace.cli.parameters import Answer, InputFile, Words, output_option, topology_option
+from kvplace.cli.parameters import Answer, ClusterFlags, InputFile, Words, output_option, topology_option
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import Absent, ExitCode
 
@@ -129,10 +128,9 @@ def _read_files(filenames: Sequence[str], target: str) -> Document:
 
 def _explain_on_machine(document: Document, machine: str, output: Output) -> int:
     """Explain a VM on one machine that has no other VM."""
+    from kvplace.cli.manifest_vms import report_lines, stated_vm
     from kvplace.cli.parameters import chosen_machine
-    from kvplace.cli.place_report import report_lines
     from kvplace.cli.place_session import AnswerKind, PlaceSession
-    from kvplace.cli.stated_vms import stated_vm
     from kvplace.explain.notes import notes_on_document
 
     vm = stated_vm(document)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags, complete_node, complete_vm
 from kvplace.cli.output import Output, say
-from kvplace.cli.parameters import Answer, Words, output_option
+from kvplace.cli.parameters import Answer, ClusterFlags, Words, output_option
 from kvplace.core.errors import ExitCode
 from kvplace.core.scalars import NodeName
 

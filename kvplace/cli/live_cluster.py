@@ -1,27 +1,35 @@
-"""Opens the cluster that a user's flags name; an error is one sentence.
+"""Opens the cluster that a user's flags name, and runs a command there until it ends or is interrupted.
 
 A missing right is named together with the role that gives it, and a cluster without kvplace, or with another
-version of its objects, is distinguished from one that does not answer.
+version of its objects, is distinguished from one that does not answer. An error is one sentence.
 
 While commands watch, an outage of the API server is reported in one sentence. Each watch logs each failed
 attempt; that is right for a service, but a person needs to know it once, and again when it lasts.
+
+SIGINT and SIGTERM act only between two steps. `asyncio.run` cancels in the signal handler itself, between
+any two instructions of the program. Where that is within a library's callback, the connection breaks under
+the clean-up that the cancellation is to run. A signal cancels the command, or calls the action of
+`on_interrupt` while its block runs. A second one ends the program at once. A signal that is ignored, as a
+shell does for background jobs, stays ignored.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from kvplace import __version__
-from kvplace.cli.chosen_cluster import ClusterFlags
-from kvplace.cli.interrupts import run_until_interrupt
 from kvplace.cli.output import say
+from kvplace.cli.parameters import ClusterFlags
 from kvplace.core.errors import Absent, Forbidden, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.node_topology import GROUP, VERSION
 from kvplace.kube import list_watch
@@ -213,3 +221,65 @@ class _Group(msgspec.Struct):
 
 
 _GROUP = msgspec.json.Decoder(_Group)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ACTION: ContextVar[Callable[[], None] | None] = ContextVar("action", default=None)
+"""What a signal does at the moment; None where the loop does not take signals."""
+
+
+def run_until_interrupt(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end; raises KeyboardInterrupt when a signal cancelled it, after its clean-up."""
+    interrupted = False
+
+    async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def cancel() -> None:
+            nonlocal interrupted
+            interrupted = True
+            task.cancel()
+
+        with on_interrupt(cancel):
+            return await main
+
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+        raise KeyboardInterrupt from None
+
+
+@contextlib.contextmanager
+def on_interrupt(action: Callable[[], None] | None) -> Iterator[None]:
+    """Let the first signal call `action` while the block runs; with None it ends the program at once.
+
+    None is for a block that keeps the loop from running, which could not act on a signal.
+    """
+    token = _ACTION.set(action)
+    _listen(action)
+    try:
+        yield
+    finally:
+        _ACTION.reset(token)
+        _listen(_ACTION.get())
+
+
+def _listen(action: Callable[[], None] | None) -> None:
+    loop = asyncio.get_running_loop()
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+    def stop_listening() -> None:
+        for number in heard:
+            loop.remove_signal_handler(number)
+
+    def act(of: Callable[[], None]) -> None:
+        stop_listening()
+        of()
+
+    stop_listening()
+    if action is not None:
+        for number in heard:
+            loop.add_signal_handler(number, act, action)

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from kvplace import __version__
-from kvplace.cli.completion import VARIABLE, answer_shells
+from kvplace.cli.completion_command import VARIABLE, answer_shells
 from kvplace.cli.output import print_message, say
 from kvplace.cli.parameters import Commands
 from kvplace.core.errors import ExitCode, KvplaceError, exit_code_of
@@ -45,9 +46,11 @@ COMMANDS = (
     "version",
     "web",
 )
-"""Commands for people and scripts. Each is the function `command` of the module of that name."""
+"""Commands for people and scripts. Each is in the module of its name, or in that of a command close to it."""
 PROCESSES = ("agent", "certificates", "serve")
 """Long-running processes, started by the manifests."""
+_BESIDE = {"certificates": "serve", "demo": "simulate", "evacuate": "plan"}
+"""The command that has a command in its module."""
 
 EXIT_CODES = """\b
 Exit codes:
@@ -65,10 +68,11 @@ class _Commands(Commands):
         return [*COMMANDS, *PROCESSES]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in (*COMMANDS, *PROCESSES):
-            return None
-        module = importlib.import_module(f"kvplace.cli.{cmd_name.replace('-', '_')}_command")
-        command: click.Command = module.command
+        if cmd_name not in (*COMMANDS, *PROCESSES) or cmd_name in self.commands:
+            return self.commands.get(cmd_name)
+        home = _BESIDE.get(cmd_name, cmd_name).replace("-", "_")
+        module = importlib.import_module(f"kvplace.cli.{home}_command")
+        command: click.Command = getattr(module, "command" if cmd_name not in _BESIDE else cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -88,6 +92,33 @@ class _Commands(Commands):
 @click.version_option(__version__, "--version", message="kvplace %(version)s")
 def cli() -> None:
     """Give KubeVirt VMs the right physical CPU cores, and show which VM has which."""
+
+
+def _complete_words(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    about = _context_of(context.find_root(), context.params["words"] or ())
+    return about.command.shell_complete(about, begun) if isinstance(about.command, click.Group) else []
+
+
+@cli.command("help", short_help="Explain a command.")
+@click.argument("words", nargs=-1, metavar="[COMMAND]...", shell_complete=_complete_words)
+@click.pass_context
+def show_help(context: click.Context, words: tuple[str, ...]) -> None:
+    """Explain a command, or list all of them."""
+    click.echo(_context_of(context.find_root(), words).get_help())
+
+
+def _context_of(root: click.Context, words: tuple[str, ...]) -> click.Context:
+    """Go down to the command that the words name; raises UsageError for a word that names none."""
+    context = root
+    for word in words:
+        group = context.command
+        if not isinstance(group, click.Group):
+            raise click.UsageError(f"{context.command_path} has no command {word!r}", context)
+        _, found, _ = group.resolve_command(context, [word])
+        if found is None:  # only while a shell completes
+            break
+        context = click.Context(found, info_name=word, parent=context)
+    return context
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

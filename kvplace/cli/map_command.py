@@ -12,16 +12,21 @@ from typing import TYPE_CHECKING, TextIO
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags, complete_drawn
-from kvplace.cli.completion import names_and_files
 from kvplace.cli.output import Output, console, document_text, say
-from kvplace.cli.parameters import InputFile, chosen_machine, cpu_manager_state_option, machine_argument
+from kvplace.cli.parameters import (
+    ClusterFlags,
+    InputFile,
+    chosen_machine,
+    cpu_manager_state_option,
+    machine_argument,
+    names_and_files,
+)
 from kvplace.core.errors import Absent, BadBody, KvplaceError
 
 if TYPE_CHECKING:
-    from kvplace.cli.chosen_cluster import ClusterFlags
     from kvplace.cli.claims_by_node import ClaimsByNode, NodeClaims
+    from kvplace.cli.parameters import ClusterFlags
     from kvplace.core.drawing.core_map import CoreMap
     from kvplace.core.scalars import CpuMask, PodUid
     from kvplace.nodes.cluster_view import ClusterView
@@ -218,7 +223,7 @@ def _draw_live(machine: str | None, target: MapSource, flags: ClusterFlags, *, e
         return
     if target.form is Form.SVG:
         raise click.UsageError("an SVG shows one node: name it instead of --all")
-    from kvplace.cli.cluster_map import draw_cluster
+    from kvplace.cli.view_tables import draw_cluster
 
     _write(lambda file: draw_cluster(whole_cluster(flags), target.form.value, file), target)
 

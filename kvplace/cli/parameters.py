@@ -1,4 +1,4 @@
-"""Types of parameters, and options that several commands have: words, numbers, files, machines, examples.
+"""Parameters and options of several commands: words, numbers, files, machines, examples, flags of a cluster.
 
 Only click is imported here; a command that does not use a parameter loads nothing for it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -15,14 +16,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.completion import names_and_files
 from kvplace.cli.output import Output, say
 from kvplace.core.strict_json import did_you_mean
 
 if TYPE_CHECKING:
+    from kvplace.core.label_terms import LabelTerms
     from kvplace.machines.machine import Machine
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def names_and_files(names: list[str], begun: str) -> list[CompletionItem]:
+    """Offer the names that begin so, and files."""
+    found = [CompletionItem(name) for name in names if name.startswith(begun)]
+    return [*found, CompletionItem(begun, type="file")]
 
 
 class Words(click.Choice[str]):
@@ -249,3 +256,27 @@ def process_options(*, health_address: str) -> Callable[[_Function], _Function]:
         return command
 
     return add
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFlags:
+    """The user's choice; None and empty values stand for kubectl's defaults."""
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    request_timeout: float | None = None
+    """Seconds for one answer of the API server."""
+    as_user: str | None = None
+    as_groups: tuple[str, ...] = ()
+    namespace: str | None = None
+    all_namespaces: bool = False
+    selector: LabelTerms = ()
+
+    @property
+    def are_given(self) -> bool:
+        """Whether the user named any of them, and so asked for a cluster."""
+        return self != ClusterFlags()
+
+
+FLAG_NAMES = tuple(field.name for field in fields(ClusterFlags))
+"""The arguments of a command that are its flags."""

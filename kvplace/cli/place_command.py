@@ -24,8 +24,8 @@ from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
+    from kvplace.cli.manifest_vms import StatedVm
     from kvplace.cli.place_session import PlaceAnswer, PlaceSession
-    from kvplace.cli.stated_vms import StatedVm
     from kvplace.core.search_budget import Watch
     from kvplace.machines.machine import Machine
 
@@ -165,8 +165,7 @@ def _of_lines(session: PlaceSession) -> Iterator[_Ask]:
 
 
 def _of_manifests(files: Sequence[str], session: PlaceSession, machine: Machine) -> Iterator[_Ask]:
-    from kvplace.cli.place_report import report_lines
-    from kvplace.cli.stated_vms import stated_vms
+    from kvplace.cli.manifest_vms import report_lines, stated_vms
     from kvplace.documents.reading import read_manifests
 
     for vm in stated_vms([manifest for file in files for manifest in read_manifests(file)]):

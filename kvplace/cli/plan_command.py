@@ -1,4 +1,4 @@
-"""`kvplace plan`: many VMs at once, on the nodes of a cluster."""
+"""`kvplace plan`: many VMs at once, on the nodes of a cluster; `kvplace evacuate`: all VMs of one node."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.chosen_cluster import ClusterFlags
-from kvplace.cli.cluster_flags import cluster_flags
+from kvplace.cli.cluster_flags import cluster_flags, complete_node
 from kvplace.cli.output import (
     Column,
     Output,
@@ -19,7 +18,15 @@ from kvplace.cli.output import (
     rows_of,
     say,
 )
-from kvplace.cli.parameters import Answer, FloatRange, InputFile, Words, example_option, output_option
+from kvplace.cli.parameters import (
+    Answer,
+    ClusterFlags,
+    FloatRange,
+    InputFile,
+    Words,
+    example_option,
+    output_option,
+)
 from kvplace.cli.progress import Progress
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from kvplace.core.cluster.planning import Plan, PlannedVm, VmRequest
+    from kvplace.core.cluster.planning import Plan, PlannedVm, PlanProgress, VmRequest
     from kvplace.core.occupant import ClusterNode
     from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.mip_bound import MipBound
@@ -98,7 +105,7 @@ def command(
     Exit code 0 when every VM was placed, 3 when none was, 4 when some were; 130 after Ctrl-C, with the best
     plan so far.
     """  # noqa: D301 - click needs the literal backslash
-    from kvplace.core.cluster.planning import PlanProgress, Stage, plan
+    from kvplace.core.cluster.planning import Stage, plan
     from kvplace.plan.mip_bound import mip_bound
     from kvplace.plan.plan_input import read_plan_cluster
 
@@ -132,10 +139,10 @@ def command(
             watch=watch,
         )
     need_movable = () if there is None else there.need_movable(one.move.id for one in found.moves)
-    return answer_plan(found, nodes, vms, output, bound=bound, need_movable=need_movable)
+    return _answer(found, nodes, vms, output, bound=bound, need_movable=need_movable)
 
 
-def answer_plan(
+def _answer(
     found: Plan,
     nodes: Sequence[ClusterNode],
     vms: Sequence[VmRequest],
@@ -183,7 +190,7 @@ def _read_requests(
     text = read_text(source, what)
     if "apiVersion" not in text:
         return vm_requests_of(text, what, running, closed_to)
-    from kvplace.cli.stated_vms import stated_vms
+    from kvplace.cli.manifest_vms import stated_vms
     from kvplace.core.cluster.draft import OPEN
     from kvplace.core.cluster.planning import VmRequest
     from kvplace.core.errors import BadBody
@@ -242,4 +249,52 @@ def _columns() -> tuple[Column[PlannedVm], ...]:
         Column("L3", lambda vm: numbers(vm.placement.l3_groups), wide=True),
         Column("EMULATOR", lambda vm: format_cpu_list(vm.placement.emulator_cpus), wide=True),
         Column("MEMORY", memory, wide=True),
+    )
+
+
+@click.command("evacuate", short_help="Check whether every VM of a node fits on the other nodes.")
+@click.argument("node", shell_complete=complete_node)
+@click.option("--dry-run", is_flag=True, help="Print the plan; the command moves nothing.")
+@click.option("--make-room", is_flag=True, help="Let VMs of the other nodes move inside their machines.")
+@output_option(Answer.LIST)
+@cluster_flags(namespaced=False, selector=False)
+def evacuate(*, flags: ClusterFlags, node: str, dry_run: bool, make_room: bool, output: Output) -> int:
+    """Plan where every VM of a node would go, and print the VMs that fit nowhere else or cannot migrate live.
+
+    \b
+    kubectl kvplace evacuate worker-1 --dry-run
+    kubectl drain worker-1 --ignore-daemonsets --delete-emptydir-data
+
+    The plan is as for `kvplace plan --live`: VMs that wait already come first, and nodes that are cordoned,
+    not Ready or tainted are left out. Nothing is reserved: the cluster may change before you drain the node.
+
+    Exit code 0 when every VM fits, 4 when some do, 3 when none does.
+    """  # noqa: D301 - click needs the literal backslash
+    from kvplace.cli.live_cluster import run_with_cluster
+    from kvplace.core.cluster.planning import plan
+    from kvplace.core.scalars import NodeName
+    from kvplace.kube.object_client import ObjectReader
+    from kvplace.nodes.planning_cluster import read_evacuation
+
+    if not dry_run:
+        raise click.UsageError(
+            f"evacuate only plans: add --dry-run, then move the VMs with `kubectl drain {node}`"
+        )
+    found = run_with_cluster(
+        flags, lambda live: read_evacuation(live.api, ObjectReader(live.session), NodeName(node))
+    )
+    there = found.elsewhere
+    for note in there.notes:
+        say(note)
+    if not found.vms:
+        say(f"no VM of kvplace runs on node {node}")
+    with Progress("planning", len(found.vms), "VM") as progress:
+
+        def watch(at: PlanProgress) -> bool:
+            return progress.show(at.assigned, at.stage.value)
+
+        planned = plan(there.nodes, found.vms, make_room=make_room, watch=watch)
+    need_movable = there.need_movable(one.move.id for one in planned.moves)
+    return _answer(
+        planned, there.nodes, found.vms, output, need_movable=need_movable, restarting=found.restarting
     )

@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags, complete_rollout
 from kvplace.cli.output import Column, Output, print_document, print_line, print_table, rows_of, say
-from kvplace.cli.parameters import Answer, Commands, InputFile, Words, check_confirmation, output_option
+from kvplace.cli.parameters import (
+    Answer,
+    ClusterFlags,
+    Commands,
+    InputFile,
+    Words,
+    check_confirmation,
+    output_option,
+)
 from kvplace.core.errors import BadBody, ExitCode
 from kvplace.core.vm_stages import VmStage
 

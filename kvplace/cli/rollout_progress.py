@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 import click
 
-from kvplace.cli.interrupts import on_interrupt
+from kvplace.cli.live_cluster import on_interrupt
 from kvplace.cli.output import say
 from kvplace.core.quantity import counted
 from kvplace.core.vm_stages import VmStage

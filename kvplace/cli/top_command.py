@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags
 from kvplace.cli.output import Output, print_document, print_line, print_table, say
-from kvplace.cli.parameters import Answer, Words, output_option
+from kvplace.cli.parameters import Answer, ClusterFlags, Words, output_option
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:

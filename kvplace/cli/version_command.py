@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace import __version__
-from kvplace.cli.chosen_cluster import ClusterFlags
 from kvplace.cli.cluster_flags import cluster_flags
 from kvplace.cli.output import Output, print_document, print_line, say
-from kvplace.cli.parameters import Answer, output_option
+from kvplace.cli.parameters import Answer, ClusterFlags, output_option
 
 if TYPE_CHECKING:
     from kvplace.doctor.releases import Releases

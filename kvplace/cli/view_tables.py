@@ -1,13 +1,18 @@
-"""Nodes and VMs of a live cluster in columns: the tables of `get` and `top`, and the summary of `top`."""
+"""Nodes and VMs of a live cluster in columns: of `get`, of `top` with its summary, and of the map.
+
+The map has a line for each node, and in it a mark for each core or for a few of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from typing import TextIO
 
-from kvplace.cli.output import Column
-from kvplace.core.cpuset import format_cpu_list
+from kvplace.cli.output import Column, Output, console, document_text, rows_of, table_lines
+from kvplace.core.cpuset import format_cpu_list, union
 from kvplace.core.device_locality import device_phrases
+from kvplace.core.drawing.core_map_json import KIND, core_map_document
 from kvplace.core.free_resources import Domain, FreeBlocks
 from kvplace.core.node_devices import NO_NUMA
 from kvplace.core.node_topology import API_VERSION
@@ -15,8 +20,10 @@ from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.scalars import CpuMask
 from kvplace.core.strict_json import Json
+from kvplace.core.topology import Topology
 from kvplace.kube.object_records import Condition
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
+from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.nodes.view_documents import free_blocks_document
 
@@ -326,3 +333,73 @@ def _node_document(node: NodeView) -> Json:
             "largestFree": free_blocks_document(node.free_blocks),
         }
     return document
+
+
+MAP_KEY = "# nothing free   : partly free   . all free   | between sockets, blanks between NUMA nodes"
+_MOST_MARKS = 48
+_WIDTH = 100
+"""Columns of core maps in a file or pipe."""
+_FREE, _PARTLY, _FULL = ".:#"
+
+
+def draw_cluster(view: ClusterView, form: str, file: TextIO) -> None:
+    """Draw all nodes: in `table` a line for each, the other forms a core map for each."""
+    if form == "table":
+        rows = rows_of(MAP_COLUMNS, view.nodes.values())
+        file.write("\n".join(table_lines(rows)) + f"\n\n{MAP_KEY}\n")
+        return
+    drawings = [drawing for node in view.nodes.values() if (drawing := draw_node(node, ())) is not None]
+    if form in ("json", "yaml"):
+        maps = [core_map_document(drawing) for drawing in drawings]
+        document = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": maps}
+        file.write(document_text(document, Output(form)))
+        return
+    from kvplace.cli.terminal_map import print_map
+
+    for drawing in drawings:
+        print_map(console(file, _WIDTH), drawing)
+        file.write("\n")
+
+
+def strip(topology: Topology, free: CpuMask) -> str:
+    """Draw the cores of a machine in one line, in the order of sockets, NUMA nodes and L3 caches.
+
+    On large machines a mark stands for several cores of one L3 cache.
+    """
+    each = -(-len(topology.cores) // _MOST_MARKS)
+    return "|".join(
+        " ".join(filter(None, _numa_strips(topology, package.cpus, free, each)))
+        for package in topology.packages
+    )
+
+
+def _numa_strips(topology: Topology, cpus: CpuMask, free: CpuMask, each: int) -> Iterator[str]:
+    for node in topology.numa_nodes:
+        marks = ""
+        for l3 in topology.l3_groups:
+            cores = [CpuMask(core & cpus) for core in topology.cores_in(CpuMask(l3 & node.cpus & cpus))]
+            for start in range(0, len(cores), each):
+                marks += _mark(union(cores[start : start + each]), free)
+        yield marks
+
+
+def _mark(cpus: CpuMask, free: CpuMask) -> str:
+    if not cpus & free:
+        return _FULL
+    return _FREE if cpus & free == cpus else _PARTLY
+
+
+def _cores(node: NodeView) -> str:
+    """Draw the cores of a node, or state why nothing can be placed there."""
+    if isinstance(node.snapshot, Unusable):
+        return node.problem
+    return strip(node.snapshot.machine.topology, node.free)
+
+
+MAP_COLUMNS: tuple[Column[NodeView], ...] = (
+    Column("NODE", lambda node: node.name),
+    Column("VMS", lambda node: str(len(node.ledger.claims))),
+    Column("FREE", lambda node: NOTHING if node.problem else str(node.free.bit_count())),
+    Column("LARGEST-NUMA", _free_in(Domain.NUMA)),
+    Column("CORES", _cores),
+)

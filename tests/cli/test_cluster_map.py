@@ -6,7 +6,7 @@ import io
 
 from hypothesis import given
 
-from kvplace.cli.cluster_map import KEY, draw_cluster, strip
+from kvplace.cli.view_tables import MAP_KEY, draw_cluster, strip
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
 from kvplace.core.topology import Topology
@@ -45,4 +45,4 @@ def test_a_node_that_cannot_be_used_states_why() -> None:
     assert head.split() == ["NODE", "VMS", "FREE", "LARGEST-NUMA", "CORES"]
     assert "neither a NodeTopology object nor a cpu-map annotation describes the node" in first
     assert second.split() == ["here", "0", "16", "8", "....|...."]
-    assert key == KEY
+    assert key == MAP_KEY

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from kvplace.cli.interrupts import on_interrupt, run_until_interrupt
+from kvplace.cli.live_cluster import on_interrupt, run_until_interrupt
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

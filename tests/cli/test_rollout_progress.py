@@ -18,7 +18,7 @@ from tests.virtual_time import JumpingLoop
 ASKING = """
 import asyncio
 import click
-from kvplace.cli.interrupts import run_until_interrupt
+from kvplace.cli.live_cluster import run_until_interrupt
 from kvplace.cli.rollout_progress import ask
 
 async def main():

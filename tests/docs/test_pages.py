@@ -15,8 +15,8 @@ from kvplace import __version__
 from kvplace.admission.review import AdmissionSettings
 from kvplace.agent.conditions import PinnedReason, TopologyCondition, TopologyReason
 from kvplace.cli.agent_command import command as agent_command
-from kvplace.cli.certificates_command import command as certificates_command
 from kvplace.cli.main import COMMANDS
+from kvplace.cli.serve_command import certificates as certificates_command
 from kvplace.cli.serve_command import command as serve_command
 from kvplace.core import well_known_names as keys
 from kvplace.core.annotations import CONTRADICTIONS

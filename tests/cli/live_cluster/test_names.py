@@ -9,7 +9,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from kvplace.cli import cluster_flags
-from kvplace.cli.completion import completions
+from kvplace.cli.completion_command import completions
 from kvplace.cli.main import cli
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from tests.cli.live_cluster.small_cluster import SmallCluster
