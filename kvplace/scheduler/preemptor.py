@@ -10,13 +10,11 @@ for a limited time. What the victims leave is reserved for it in the node's
 ledger (`core/reservation.py`) before they are named, so no replica gives it to any other pod. Only a pod
 of higher priority may take it.
 
-What kube-scheduler counts besides cores is not known here. So other victims than its own must request as much
-of each resource, and where more than amounts decides (affinity, host ports), its own victims stay.
+`victim_questions` asks about the victims on one node, and `core/preemption` answers.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -34,15 +32,11 @@ from kvplace.core.preemption.victim_search import VictimSearch
 from kvplace.core.preemption.victims import (
     DisruptionBudget,
     Question,
-    Tenant,
     Victims,
-    budgets_taken,
-    violated_by,
 )
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.reservation import LONGEST_S, kept_for, reserve
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
-from kvplace.core.well_known_names import MARKER_RESOURCE
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.ledgers import no_change
 from kvplace.kube.object_records import PodRecord
@@ -52,6 +46,7 @@ from kvplace.scheduler.claim_placements import rfc3339
 from kvplace.scheduler.extender_protocol import PreemptionArgs, PreemptionResult, SentVictims
 from kvplace.scheduler.metrics import PREEMPTIONS
 from kvplace.scheduler.pending_pods import PendingPods
+from kvplace.scheduler.victim_questions import NodeWithVictims, questions_about
 
 log = logging.getLogger(__name__)
 
@@ -276,42 +271,23 @@ class Preemptor:
         request: Request,
         budgets: Sequence[DisruptionBudget],
     ) -> Iterator[Question]:
-        """Ask with our own victims, where possible, and with the victims that kube-scheduler needs."""
+        """Ask about the victims on a node as it is now."""
         machine = self._cache.usable_machine(node)
         if isinstance(machine, Unusable):
             return
-        pod = args.pod
-        ledger = self._cache.ledger(node)
-        ledger = _without(ledger, self._outranked(ledger, pod))
-        holds = tuple(self._pending.held_on(node, but=pod.uid))
-        known = self._cache.occupied(machine, ledger, holds)
+        uid, ledger = args.pod.uid, self._cache.ledger(node)
+        ledger = _without(ledger, self._outranked(ledger, args.pod))
+        known = ((one, self._cache.pods.get(one)) for one in (*ledger.claims, *sent.uids))
         leaving = self._leaving(node)
-        staying = self._awaited_in_vain(pod.uid, leaving)
-        leaving -= staying
-        if not staying.isdisjoint(sent.uids):
-            return
-        uids = [uid for uid in sent.uids if uid not in leaving]
-        here = {
-            uid: record
-            for uid in (*ledger.claims, *uids)
-            if (record := self._cache.pods.get(uid)) is not None and record.node == node
-        }
-        tenants = {
-            uid: _tenant(record, claim.since if (claim := ledger.claims.get(uid)) else "", budgets)
-            for uid, record in here.items()
-            if record.priority < pod.priority and uid not in leaving | staying
-        }
-        ours = tuple(one for uid, one in tenants.items() if uid in ledger.claims)
-        amounts_decide = not args.depends_on_pods and not any(here[uid].repels for uid in uids if uid in here)
-        if amounts_decide:
-            ending = [self._cache.pods.get(uid) for uid in leaving.difference(sent.uids)]
-            yield Question(known, request, ours, leaving, needed=_needed(args, uids, here, ending))
-        if not amounts_decide or any(uid not in ledger.claims for uid in uids):
-            certain = tuple(tenants.get(uid) or Tenant(uid, pod.priority - 1) for uid in uids)
-            unknown = 0
-            if any(uid not in tenants for uid in uids):  # else the rest is of pods that end anyway
-                unknown = sent.violations - violated_by(one for one in certain if one.uid in tenants)
-            yield Question(known, request, ours, leaving, certain, violations=max(0, unknown))
+        staying = self._awaited_in_vain(uid, leaving)
+        there = NodeWithVictims(
+            node,
+            self._cache.occupied(machine, ledger, self._pending.held_on(node, but=uid)),
+            {one: pod for one, pod in known if pod is not None},
+            leaving - staying,
+            staying,
+        )
+        yield from questions_about(there, args, sent, request, budgets)
 
     def _leaving(self, node: NodeName) -> frozenset[PodUid]:
         """Return the pods with claims on a node that are released anyway.
@@ -350,35 +326,3 @@ class Preemptor:
 
 def _without(ledger: Ledger, gone: Collection[PodUid]) -> Ledger:
     return ledger.after(LedgerChange(releases=tuple(gone))) if gone else ledger
-
-
-def _tenant(pod: PodRecord, since: str, budgets: Sequence[DisruptionBudget]) -> Tenant:
-    taken: tuple[DisruptionBudget, ...] = ()
-    if any(budget.namespace == pod.namespace for budget in budgets):
-        labels = json.loads(pod.labels) if pod.labels else {}
-        taken = budgets_taken(budgets, pod.namespace, pod.name, labels)
-    return Tenant(pod.uid, pod.priority, since, taken, pod.resources)
-
-
-def _needed(
-    args: PreemptionArgs,
-    sent: Sequence[PodUid],
-    here: Mapping[PodUid, PodRecord],
-    ending: Sequence[PodRecord | None],
-) -> dict[str, int]:
-    """The least that victims must request together: as much as the sent ones, or the pod if that is less.
-
-    What pods request that end anyway counts, too, as long as kube-scheduler counts it. Nothing is needed
-    on a node that was not sent: there is enough of everything but cores.
-    """
-    if not sent:
-        return {}
-    counted = [pod for pod in ending if pod is not None and not pod.is_terminal]
-    needed: dict[str, int] = {}
-    for name, amount in args.resources.items():
-        if name == MARKER_RESOURCE:
-            continue
-        theirs = sum(here[uid].resources.get(name, 0) for uid in sent if uid in here)
-        least = min(amount, theirs) if all(uid in here for uid in sent) else amount
-        needed[name] = max(0, least - sum(pod.resources.get(name, 0) for pod in counted))
-    return needed
