@@ -22,7 +22,7 @@ from kvplace.core.cpuset import cpus_of
 from kvplace.core.device_locality import Certainty, predicted_devices, predicted_held
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger, claim_of
-from kvplace.core.node_devices import DeviceCount, NodeDevices, TopologyPolicy
+from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, TopologyPolicy
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import DeviceNuma, Request
 from kvplace.core.scalars import CpuMask, NodeName, NumaId, PodUid, ResourceName
@@ -262,25 +262,28 @@ class Kvplace:
 
     def _bind_beside_claim(self, vm: SimulatedVm) -> Outcome | None:
         request = with_device_numa(vm.request, self._mode)
-        names = {name for name, one in self._machines.items() if one.matching_node(request) is not None}
-        while (best := self._best(names, request.without_devices)) is not None:
-            name, machine = best.node, self._machines[best.node]
+        names: dict[NumaId, list[NodeName]] = {}
+        for name, machine in self._machines.items():
             node = machine.matching_node(request)
-            assert node is not None
-            beside = replace(
-                request.without_devices, device_nodes=frozenset([node] if request.devices else [])
-            )
-            found = place(machine.topology, self._snapshot(name).free, beside)
-            if isinstance(found, Refusal):
-                names.remove(name)
-                continue
-            devices = {resource: {node: count} for resource, count in request.devices.items()}
-            self._claim(name, vm, found)
-            machine.run(vm, found.cpus, devices)
-            self._table.node_changed(name)
-            local = is_local(machine.topology, found.cpus, devices)
-            return Outcome(vm, machine.topology, found.cpus, devices, local_at_first=local)
-        return None
+            if node is not None:
+                names.setdefault(node if request.devices else NO_NUMA, []).append(name)
+        found: list[Candidate] = []
+        for node, named in names.items():
+            near = frozenset([node] if request.devices else [])
+            best = self._best(named, replace(request.without_devices, device_nodes=near))
+            found += [best] if best is not None else []
+        chosen = best_candidate(found, self._strategy)
+        if chosen is None:
+            return None
+        name, machine, cpus = chosen.node, self._machines[chosen.node], chosen.placement.cpus
+        node = machine.matching_node(request)
+        assert node is not None
+        devices = {resource: {node: count} for resource, count in request.devices.items()}
+        self._claim(name, vm, chosen.placement)
+        machine.run(vm, cpus, devices)
+        self._table.node_changed(name)
+        local = is_local(machine.topology, cpus, devices)
+        return Outcome(vm, machine.topology, cpus, devices, local_at_first=local)
 
     def _follow(self, name: NodeName, vm: SimulatedVm, nodes: frozenset[NumaId]) -> Placement | None:
         """Choose cores beside the devices that the kubelet has taken, as before QEMU exists."""

@@ -80,6 +80,7 @@ WAYS: Mapping[str, Callable[[Layout, int], Way]] = {
     "kvplace preferred, none, pack": kvplace(PREFERRED, "none"),
     "kvplace required, none, pack": kvplace(REQUIRED, "none"),
     "kvplace preferred, DRA, pack": kvplace(PREFERRED, "none", claims=True),
+    "kvplace preferred, DRA, spread": kvplace(PREFERRED, "none", claims=True, strategy=Strategy.SPREAD),
     "kvplace required, DRA, pack": kvplace(REQUIRED, "none", claims=True),
     "kvplace required, DRA, spread": kvplace(REQUIRED, "none", claims=True, strategy=Strategy.SPREAD),
     "Topology Manager best-effort, spread": partial(Kubelets, score=least_allocated, policy="best-effort"),

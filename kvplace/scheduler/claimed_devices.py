@@ -1,8 +1,8 @@
 """Devices of Dynamic Resource Allocation in Filter and Bind: cores beside the devices of a pod.
 
 kube-scheduler allocates devices between Filter and Bind and does not name them. So Filter refuses the nodes
-where no free device has room beside it. Bind reads the resource claims of the pod from the API server,
-and places beside their devices.
+where no free device has room beside it, and ranks the others as if the first free devices were allocated.
+Bind reads the resource claims of the pod from the API server, and places beside their devices.
 
 After a refused Bind the devices stay allocated, and kube-scheduler offers their node alone. It frees them
 when Filter refuses that node. So Filter remembers the refusal until the ledger of the node changes.
@@ -11,6 +11,7 @@ Everything here only reads; `dra_enforcement` alone writes resource claims, of C
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Protocol
@@ -20,12 +21,12 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.placement import Refusal
 from kvplace.core.request import DeviceNuma, Request
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, NumaId
 from kvplace.core.topology import Topology
 from kvplace.kube.concurrency import Turns, together
 from kvplace.kube.object_records import DeviceKey, PodRecord, ResourceClaimRecord
 from kvplace.nodes.node_cache import NodeCache
-from kvplace.nodes.node_machine import NodeSnapshot
+from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods, PodReader
 
@@ -33,6 +34,8 @@ _MOST_CLAIMS = 64
 """Resource claims of one pod that are read; devices of others constrain nothing."""
 _NODE_STEPS = 1_000
 """Steps of checking a node for a pod with devices."""
+_DEVICE_STEPS = 50
+"""Steps of finding the first free devices of a node."""
 _STRICT = (DeviceNuma.REQUIRED, DeviceNuma.SOCKET)
 
 
@@ -64,22 +67,44 @@ class ClaimedDevices:
         refused, request = self._refused_binds(pod, names), asking.pod_request.request
         if request.options.device_numa not in _STRICT or not self.may_have(pod, asking):
             return refused
-        devices = self._cache.dra
-        known = (devices.claims.get((pod.namespace, name)) for name in pod.resource_claims)
-        claims = [claim for claim in known if claim is not None]
-        allocated = {key for claim in claims for key in claim.allocated or ()}
-        drivers = devices.drivers_of(asking.extended) | {
-            devices.driver_of(one) for claim in claims if claim.allocated is None for one in claim.requests
-        }
-        if not allocated and not any(drivers):
+        allocated, wanted = self._requested(pod, asking)
+        if not allocated and not wanted:
             return refused
         turns = Turns()
         for node in names:
             await turns.spend(_NODE_STEPS)
-            why = self._why_far(node, pod, request, allocated, drivers - {""})
+            why = self._why_far(node, pod, request, allocated, wanted)
             if why:
                 refused.setdefault(node, why)
         return refused
+
+    async def requests(
+        self, pod: PodRecord, asking: AskingPod, names: Collection[NodeName]
+    ) -> dict[Request, list[NodeName]]:
+        """Return the request of a pod beside the devices that it will probably get, and the nodes for each.
+
+        Empty where no node has such devices on a known NUMA node.
+        """
+        request = asking.pod_request.request
+        if request.options.device_numa is DeviceNuma.OFF or not self.may_have(pod, asking):
+            return {}
+        allocated, wanted = self._requested(pod, asking)
+        groups: dict[frozenset[NumaId], list[NodeName]] = {}
+        turns = Turns()
+        for node in names if allocated or wanted else ():
+            await turns.spend(_DEVICE_STEPS)
+            numa_nodes, machine = frozenset[NumaId](), self._cache.machine(node)
+            if not isinstance(machine, Unusable):
+                devices, report, topology = self._cache.dra, self._report(node), machine.topology
+                numa_nodes = devices.numa_nodes(node, topology, allocated, report)
+                numa_nodes |= devices.first_free(node, topology, wanted, report)
+            groups.setdefault(numa_nodes, []).append(node)
+        if not any(groups):
+            return {}
+        return {
+            replace(request, device_nodes=request.device_nodes | numa_nodes): nodes
+            for numa_nodes, nodes in groups.items()
+        }
 
     def bind_refused(self, args: BindingArgs, why: str) -> None:
         """Remember that a pod with devices was refused a node."""
@@ -109,6 +134,20 @@ class ClaimedDevices:
         names = [name for name in live.resource_claims if name] if live is not None else []
         reads = (self._cluster.read_resource_claim(args.namespace, name) for name in names[:_MOST_CLAIMS])
         return [claim for claim in await together(*reads) if claim is not None]
+
+    def _requested(self, pod: PodRecord, asking: AskingPod) -> tuple[set[DeviceKey], Counter[str]]:
+        """Return the devices that a pod has, and by driver how many more it will get."""
+        devices = self._cache.dra
+        allocated, wanted = set[DeviceKey](), Counter(devices.drivers_of(asking.extended))
+        for name in pod.resource_claims:
+            claim = devices.claims.get((pod.namespace, name))
+            if claim is None:
+                continue
+            allocated.update(claim.allocated or ())
+            for one in claim.requests if claim.allocated is None else ():
+                wanted[devices.driver_of(one)] += one.count
+        del wanted[""]  # which driver it will be is not certain
+        return allocated, wanted
 
     def _refused_binds(self, pod: PodRecord, names: Collection[NodeName]) -> dict[NodeName, str]:
         refused_binds = self._pending.get(pod.uid).refused_binds

@@ -183,7 +183,8 @@ class Extender:
         1. Read the request of the pod.
         2. A pod that has a claim from an earlier attempt, or along with another pod's, goes to its node.
         3. A planned pod goes to the node of its plan.
-        4. Otherwise choose the best node, hold the cores there, and plan the pods that wait beside it.
+        4. Otherwise choose the best node, hold the cores there, and plan the pods that wait beside it. For a
+           pod with devices of resource claims it is the best beside the first free devices of each node.
         5. If no node can hold the pod, state why.
 
         All of that is about the nodes that have room beside the pod's devices.
@@ -231,6 +232,10 @@ class Extender:
             return FilterResult.passing(args, [node])
         self.pending.end_hold(uid)
         if deciding:
+            beside = await self._best_beside_devices(args, asking)
+            if beside is not None:
+                self._plan.hold(args.pod, asking, beside)
+                return FilterResult.passing(args, [beside.node])
             chosen = await self._plan.place(args.pod, asking, args.names)
             if chosen is not None:
                 return FilterResult.passing(args, [chosen])
@@ -255,6 +260,23 @@ class Extender:
             return FilterResult.passing(args, [candidate.node for candidate in candidates])
         self._plan.hold(args.pod, asking, best)
         return FilterResult.passing(args, [best.node])
+
+    async def _best_beside_devices(self, args: ExtenderArgs, asking: AskingPod) -> Candidate | None:
+        """Choose the best node beside the first free devices; None where it is not known or none fits."""
+        strategy = self._settings.strategy
+        requests = await self._devices.requests(args.pod, asking, args.names)
+        found: list[tuple[Candidate, Request]] = []
+        for request, names in requests.items():
+            two = await self._fits.two_best(names, request)
+            found += [(one, request) for one in two if one is not None]
+        if not found:
+            return None
+        found.sort(key=lambda one: one[0].rank(strategy))
+        (best, request), *others = found
+        if asking.pod_request.explain:
+            next_best = others[0][0] if others else None
+            self._pending.get(args.pod.uid).explanation = explain_choice(best, next_best, strategy)
+        return await self._fits.best([best.node], request)  # others have had their turn meanwhile
 
     def _offer_target(
         self, args: ExtenderArgs, asking: AskingPod, node: NodeName, kept: Claim

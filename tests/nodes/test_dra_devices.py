@@ -131,6 +131,25 @@ def test_free_devices_are_those_of_no_resource_claim() -> None:
     assert free() == {0, 1}
 
 
+def test_the_first_free_devices_are_predicted() -> None:
+    nics = [device(f"nic{number}", numaNode={"int": 1}) for number in range(2)]
+    devices = known(slice_of(*GPUS), slice_of(*nics, name="nics", driver="nic.example.com"))
+
+    def first(**wanted: int) -> frozenset[NumaId]:
+        return devices.first_free(N1, TWO, {f"{name}.example.com": one for name, one in wanted.items()}, None)
+
+    assert first(gpu=1) == {0}
+    assert first(gpu=2) == {0}
+    assert first(gpu=1, nic=1) == {1}, "as with matchAttribute"
+    assert first(gpu=3, nic=1) == {0, 1}, "no NUMA node has all of them"
+    assert first(disk=1) == frozenset()
+    devices.claims.apply(Apply(allocated_to("a", "gpu0", "gpu2")))
+    assert first(gpu=1) == {1}
+    unknown = slice_of(device("gpu9"), name="0-first")
+    devices.slices.apply(Apply(unknown))
+    assert first(gpu=1) == {1}
+
+
 def test_a_device_for_several_resource_claims_stays_free() -> None:
     devices = known(slice_of({**GPUS[0], "allowMultipleAllocations": True}))
     devices.claims.apply(Apply(allocated_to("a", "gpu0")))

@@ -150,6 +150,49 @@ async def test_filter_refuses_no_node_to_a_pod_whose_devices_need_not_be_local(
         assert cluster.placement("vm").placement.numa_nodes == (1,)
 
 
+async def test_filter_prefers_a_node_with_room_beside_the_first_free_device(cluster: Counting) -> None:
+    fill(cluster, "a", *range(4), *range(8, 12))  # strategy pack prefers node a
+    async with replica(cluster) as one:
+        await known(one)
+        assert (await one.filter(pod_with(cluster, "off", near=DeviceNuma.OFF))).names == ["a"]
+        pod = pod_with(cluster, "vm", near=DeviceNuma.PREFERRED)
+        await asyncio.sleep(1)
+        assert (await one.filter(pod)).names == ["b"]
+        assert (await one.filter(pod, "a")).names == ["a"]
+        allocate(cluster, pod_with(cluster, "other"), "a", "gpu0")
+        await asyncio.sleep(1)
+        assert (await one.filter(pod)).names == ["a"]  # gpu1 is the first free device there
+
+
+async def test_a_vm_is_not_spread_to_be_beside_its_device(cluster: Counting) -> None:
+    fill(cluster, "a", *range(4), *range(8, 12))
+    fill(cluster, "b", 1, 2, 9, 10, 5, 6, 13, 14)  # four CPUs on each NUMA node
+    async with replica(cluster) as one:
+        await known(one)
+        options = PinningOptions(Scope.ANY, device_numa=DeviceNuma.PREFERRED)
+        cluster.put_resource_claim(ResourceClaimRecord("default", "vm-io", (DeviceRequest("gpu"),)))
+        pod = cluster.create_pod("vm", request=write_request(PodRequest(Request(6, options))))
+        pod = cluster._put_pod(replace(pod, resource_claims=("vm-io",)))
+        await asyncio.sleep(1)
+        assert (await one.filter(pod)).names == ["a"]
+
+
+async def test_the_reason_for_a_node_names_the_devices(cluster: Counting) -> None:
+    fill(cluster, "a", *range(4), *range(8, 12))
+    async with replica(cluster) as one:
+        await known(one)
+        options = PinningOptions(Scope.ONE_NUMA, device_numa=DeviceNuma.PREFERRED)
+        asked = PodRequest(Request(4, options), explain=True)
+        cluster.put_resource_claim(ResourceClaimRecord("default", "vm-io", (DeviceRequest("gpu"),)))
+        pod = cluster.create_pod("vm", request=write_request(asked))
+        pod = cluster._put_pod(replace(pod, resource_claims=("vm-io",)))
+        await asyncio.sleep(1)
+        assert (await one.filter(pod)).names == ["b"]
+        explanation = one.extender._pending.get(pod.uid).explanation
+        assert explanation.startswith("b (1 socket, 1 NUMA node, ")
+        assert explanation.endswith("before a: beside more of its devices")
+
+
 async def test_a_pod_that_may_float_runs_unpinned_where_nothing_is_beside_its_device(
     cluster: Counting,
 ) -> None:
