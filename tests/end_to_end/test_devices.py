@@ -58,8 +58,12 @@ class Devices:
             self.cluster.request("DELETE", f"{DRA}/resourceslices/{node}-{self.driver}")
         self.cluster.request("DELETE", f"{DRA}/deviceclasses/{self.driver}")
 
-    def create_claim(self, name: str, count: int = 1) -> None:
-        request = {"name": "gpu", "exactly": {"deviceClassName": self.driver, "count": count}}
+    def create_claim(self, name: str, count: int = 1, model: str = "") -> None:
+        exactly: Json = {"deviceClassName": self.driver, "count": count}
+        if model:
+            expression = f'device.attributes["{self.driver}"].model == "{model}"'
+            exactly["selectors"] = [{"cel": {"expression": expression}}]
+        request = {"name": "gpu", "exactly": exactly}
         document = {"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
         self.cluster.request("POST", f"{DRA}/namespaces/{self.namespace}/resourceclaims", document)
 
@@ -151,22 +155,44 @@ def test_the_cores_are_beside_the_device_that_kube_scheduler_has_allocated(
         assert placement.numa_nodes == ({"gpu0": 1, "gpu1": 0}[result["device"]],)
 
 
-def test_a_pod_that_bind_has_refused_gets_its_devices_on_another_node(
-    devices: Devices, two_nodes: tuple[str, str]
+@pytest.mark.parametrize("near", ["preferred", "required"])
+def test_a_pod_goes_to_the_node_with_room_beside_the_device_that_kube_scheduler_will_allocate(
+    devices: Devices, two_nodes: tuple[str, str], near: str
 ) -> None:
     first, second = two_nodes
     devices.publish(first, gpu(0, **on_node(0)), gpu(1, **on_node(1)))
-    # All CPUs of NUMA node 0 of the first node are taken, and kube-scheduler allocates the first device.
+    # All CPUs of NUMA node 0 of the first node are taken. It is fuller, so it would be the best node.
     devices.create_pod("occupant", 8, near="off")
     node, placement = devices.bound("occupant")
     assert (node, placement.numa_nodes) == (first, (0,))
     devices.publish(second, gpu(0, **on_node(0)), gpu(1, **on_node(1)))
     devices.create_claim("io")
-    devices.create_pod("vm", 8, "io")
+    devices.create_pod("vm", 8, "io", near=near)
     node, placement = devices.bound("vm")
     assert (node, placement.numa_nodes) == (second, (0,))
     (result,) = devices.claim("io")["status"]["allocation"]["devices"]["results"]
     assert (result["pool"], result["device"]) == (second, "gpu0")
+    assert devices.refused_binds("vm") == []
+
+
+def test_a_pod_that_bind_has_refused_gets_its_devices_on_another_node(
+    devices: Devices, two_nodes: tuple[str, str]
+) -> None:
+    first, second = two_nodes
+    models = [{"model": {"string": model}} for model in ("slow", "fast")]
+    gpus = [gpu(number, **on_node(1 - number), **model) for number, model in enumerate(models)]
+    devices.publish(first, *gpus)
+    # All CPUs of NUMA node 0 of the first node are taken, and kvplace does not evaluate the selector.
+    devices.create_pod("occupant", 8, near="off")
+    node, placement = devices.bound("occupant")
+    assert (node, placement.numa_nodes) == (first, (0,))
+    devices.publish(second, *gpus)
+    devices.create_claim("io", model="fast")
+    devices.create_pod("vm", 8, "io")
+    node, placement = devices.bound("vm")
+    assert (node, placement.numa_nodes) == (second, (0,))
+    (result,) = devices.claim("io")["status"]["allocation"]["devices"]["results"]
+    assert (result["pool"], result["device"]) == (second, "gpu1")
     refused = devices.refused_binds("vm")
     assert refused == [f"node {first}: no 8 free CPUs on NUMA node 0, the NUMA node of its devices; best 0"]
 
