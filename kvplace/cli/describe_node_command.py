@@ -109,13 +109,19 @@ async def _described(
     from kvplace.kube.node_filters import SchedulableNode
     from kvplace.kube.object_client import ApiKind, ObjectWriter
     from kvplace.nodes.cluster_reading import read_node
-    from kvplace.nodes.describing_pod import check_node, describe_through_pod, reserved_by_kubelet
+    from kvplace.nodes.describing_pod import (
+        check_node,
+        describe_through_pod,
+        note_on_devices,
+        reserved_by_kubelet,
+    )
 
     writer = ObjectWriter(cluster.session)
     found = await writer.read(ApiKind("nodes"), node)
     check_node(None if found is None else msgspec.convert(found, SchedulableNode), node)
     known = (await read_node(cluster.api, node)).nodes.get(node)
-    if applied and known is not None and known.described is not None and known.described.by_agent:
+    by_agent = known is not None and known.described is not None and known.described.by_agent
+    if applied and by_agent:
         raise Misconfigured(
             f"the agent of node {node} describes it and notices changes; delete its NodeTopology if the "
             "agent is gone for good"
@@ -129,7 +135,12 @@ async def _described(
     topology, notes = await describe_through_pod(
         writer, node, image=image, namespace=namespace or serving[0] or "default", seconds=seconds
     )
-    for note in notes:
+    devices = note_on_devices(
+        node,
+        (found or {}).get("status", {}).get("allocatable") or {},
+        known.devices if known is not None and by_agent else None,
+    )
+    for note in (*notes, devices) if devices else notes:
         say(note)
     if reserved is not None and reserved & ~topology.cpus:
         absent = format_cpu_list(reserved & ~topology.cpus)

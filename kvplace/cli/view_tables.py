@@ -14,7 +14,6 @@ from kvplace.core.cpuset import format_cpu_list, union
 from kvplace.core.device_locality import device_phrases
 from kvplace.core.drawing.core_map_json import KIND, core_map_document
 from kvplace.core.free_resources import Domain, FreeBlocks
-from kvplace.core.node_devices import NO_NUMA
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted, format_bytes
@@ -42,17 +41,6 @@ def _count(cpus_of: Callable[[NodeView], CpuMask]) -> Callable[[NodeView], str]:
     return lambda node: str(cpus_of(node).bit_count()) if node.cpus else NOTHING
 
 
-def _free_devices(node: NodeView) -> str:
-    """Write the free devices of each resource by NUMA node: `intel.com/vf 0:3/4,1:4/4`."""
-    if node.devices is None:
-        return NOTHING
-    counts: dict[str, list[str]] = {}
-    for one in node.devices.counts:
-        place = "?" if one.node == NO_NUMA else str(one.node)
-        counts.setdefault(one.resource, []).append(f"{place}:{one.free}/{one.total}")
-    return "; ".join(f"{resource} {','.join(places)}" for resource, places in counts.items()) or NOTHING
-
-
 NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column("NAME", lambda node: node.name),
     Column("STATUS", lambda node: node.status or NOTHING),
@@ -73,7 +61,11 @@ NODE_COLUMNS: tuple[Column[NodeView], ...] = (
         lambda node: NOTHING if node.described is None else node.described.enforcement.value,
         wide=True,
     ),
-    Column("DEVICES-FREE", _free_devices, wide=True),
+    Column(
+        "DEVICES-FREE",
+        lambda node: NOTHING if node.devices is None else node.devices.phrase or NOTHING,
+        wide=True,
+    ),
     Column("FREE-CPUS", lambda node: cpu_list(node.free), wide=True),
 )
 """Columns of `get nodes`; an unusable node has `-` for unknown values."""

@@ -104,6 +104,15 @@ class NodeDevices:
         """Return the counts of one resource by NUMA node; empty for a resource that is not reported."""
         return {one.node: one for one in self.counts if one.resource == resource}
 
+    @property
+    def phrase(self) -> str:
+        """Write the free and all devices of each resource by NUMA node: `intel.com/vf 0:3/4,1:4/4`."""
+        places: dict[str, list[str]] = {}
+        for one in self.counts:
+            node = "?" if one.node == NO_NUMA else str(one.node)
+            places.setdefault(one.resource, []).append(f"{node}:{one.free}/{one.total}")
+        return "; ".join(f"{resource} {','.join(each)}" for resource, each in places.items())
+
     def without(self, held: HeldDevices) -> NodeDevices:
         """Count these devices as taken."""
         return self._changed(held, -1)

@@ -63,6 +63,23 @@ def notes_on_vmi(vmi: Document) -> Iterator[str]:
     yield from _unmet(status, ("PodScheduled", *(("Ready",) if begins else ())))
 
 
+def note_on_interfaces(vmi: Document, devices: int) -> str:
+    """State that a pod requests fewer devices than its VMI names; empty where it requests all.
+
+    KubeVirt 1.9 leaves the resource of an SR-IOV network to a webhook, and a pod without it starts with no
+    virtual function. `devices` counts those that the pod requests.
+    """
+    named = ((vmi.get("spec") or {}).get("domain") or {}).get("devices") or {}
+    others = [one for key in ("gpus", "hostDevices") for one in named.get(key) or () if one.get("deviceName")]
+    interfaces = [one["name"] for one in named.get("interfaces") or () if one.get("sriov") is not None]
+    if not interfaces or devices >= len(others) + len(interfaces):
+        return ""
+    return (
+        f"its pod requests no device for each of its SR-IOV interfaces ({', '.join(interfaces)}): install "
+        "Multus' network resources injector, and start the VM again"
+    )
+
+
 def _growth(vmi: Document) -> Iterator[str]:
     """State that KubeVirt plugs vCPUs in, which it does by a live migration to a pod of the new size."""
     changing = condition(vmi, "HotVCPUChange")

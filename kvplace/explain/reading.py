@@ -19,6 +19,7 @@ from kvplace.core.well_known_names import PINNED
 from kvplace.explain.explanation import Event, Explanation, asked_nodes, fit, seat_of
 from kvplace.explain.notes import (
     condition,
+    note_on_interfaces,
     note_on_move,
     note_on_reservation,
     notes_on_containers,
@@ -264,6 +265,10 @@ class _Explaining:
     ) -> Iterator[str]:
         if vmi is not None:
             yield from notes_on_vmi(vmi)
+            for vm in (*waiting, *seated):
+                if vm.request is not None and not vm.pod.resource_claims:
+                    short = note_on_interfaces(vmi, sum(vm.request.request.devices.values()))
+                    yield from (short,) if short else ()
         for vm in waiting:
             if any(other.state is not VmState.ENDING for other in seated):
                 yield f"pod {vm.pod.name}, the target of its live migration, has no node yet"

@@ -13,11 +13,12 @@ not read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody, BadTopology, KvplaceError, Misconfigured, Unavailable
+from kvplace.core.node_devices import NodeDevices, is_device
 from kvplace.core.node_topology import read_node_topology
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.strict_json import json_object
@@ -203,6 +204,25 @@ async def _gone(client: DescribingPodClient, namespace: str, name: str) -> None:
         await client.delete(PODS, name, namespace=namespace)
     except NotFound:
         return
+
+
+def note_on_devices(node: NodeName, allocatable: Mapping[str, str], known: NodeDevices | None) -> str:
+    """State in a sentence the devices of a node and their NUMA nodes; empty where it has none.
+
+    The pod cannot ask the kubelet: its socket needs a volume of the host. So only an agent (`known`) knows
+    the NUMA nodes, and the API server has the number of devices alone.
+    """
+    if known is not None:
+        places = known.phrase
+        return (
+            f"free and all devices by NUMA node, as the agent of {node} reports: {places}" if places else ""
+        )
+    counts = ", ".join(
+        f"{count} {name}" for name, count in sorted(allocatable.items()) if is_device(name) and count != "0"
+    )
+    if not counts:
+        return ""
+    return f"NUMA nodes of the devices of {node} ({counts}) are unknown: only an agent can ask the kubelet"
 
 
 class KubeletReader(Protocol):

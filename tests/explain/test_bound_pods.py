@@ -114,6 +114,15 @@ async def test_devices_of_a_vm_are_reported_with_their_numa_nodes(
     assert [one["numaNode"] for one in document["devices"]] == [1, -1]
 
 
+async def test_a_vm_whose_sriov_interface_has_no_device_is_told_the_fix(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 1, 8, 9)
+    objects.put("virtualmachineinstances", vmi(devices={"interfaces": [{"name": "fast", "sriov": {}}]}))
+    (note,) = (await explained(objects, cluster, "vm/db")).notes
+    assert note.startswith("its pod requests no device for each of its SR-IOV interfaces (fast): install")
+
+
 async def test_a_pod_on_a_node_of_dra_driver_cpu_states_that_its_cores_stay(
     objects: Objects, cluster: FaultyCluster
 ) -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplace.explain.notes import notes_on_containers, notes_on_document, notes_on_vmi, notes_on_waiting
+import pytest
+
+from kvplace.explain.notes import (
+    note_on_interfaces,
+    notes_on_containers,
+    notes_on_document,
+    notes_on_vmi,
+    notes_on_waiting,
+)
 
 AWAY = (
     'failed calling webhook "vmi.kvplace.io": failed to call webhook: Post "https://x.svc:443/admit/vmi": '
@@ -44,6 +52,28 @@ def test_a_refusal_of_the_instance_is_repeated_as_it_is() -> None:
     status = {"conditions": [condition("Failure", "True", refused)]}
     (note,) = notes_on_document({"status": status}, asks=True)
     assert note == f"KubeVirt reports since 2026-11-23T02:00:00Z: {refused}"
+
+
+@pytest.mark.parametrize(
+    ("devices", "requested", "missing"),
+    [
+        ({"interfaces": [{"name": "fast", "sriov": {}}, {"name": "default"}]}, 0, "(fast)"),
+        ({"interfaces": [{"name": "fast", "sriov": {}}]}, 1, ""),
+        ({"interfaces": [{"name": "a", "sriov": {}}, {"name": "b", "sriov": {}}]}, 1, "(a, b)"),
+        ({"interfaces": [{"name": "a", "sriov": {}}], "gpus": [{"deviceName": "x.com/gpu"}]}, 1, "(a)"),
+        ({"interfaces": [{"name": "default", "masquerade": {}}]}, 0, ""),
+        ({"gpus": [{"deviceName": "x.com/gpu"}]}, 0, ""),
+        ({}, 0, ""),
+    ],
+)
+def test_an_interface_without_a_device_is_named(devices: Json, requested: int, missing: str) -> None:
+    note = note_on_interfaces({"spec": {"domain": {"devices": devices}}}, requested)
+    assert note == (
+        f"its pod requests no device for each of its SR-IOV interfaces {missing}: install Multus' network "
+        "resources injector, and start the VM again"
+        if missing
+        else ""
+    )
 
 
 def test_a_pod_that_waits_because_serve_is_down_reports_it_first() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadTopology, KvplaceError, Misconfigured, Unavailable
+from kvplace.core.node_devices import NO_NUMA, DeviceCount, NodeDevices, TopologyPolicy
 from kvplace.core.node_topology import node_topology
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, NumaId, ResourceName
 from kvplace.kube.api_errors import ApiUnavailable, Denied, NotFound
 from kvplace.kube.node_filters import NodeStatus, SchedulableNode
 from kvplace.kube.object_client import ApiKind, Document
@@ -20,6 +21,7 @@ from kvplace.nodes.describing_pod import (
     check_node,
     describe_through_pod,
     describing_pod,
+    note_on_devices,
     reserved_by_kubelet,
 )
 from tests.nodes.machines import TWO
@@ -190,3 +192,19 @@ async def test_otherwise_the_core_of_the_lowest_cpu_is_and_a_sentence_states_why
     assert reserved == parse_cpu_list("0,8")
     assert because in said
     assert said.endswith("CPU 0,8 is reserved, the core of the lowest CPU; --reserved names others")
+
+
+def test_devices_of_a_node_are_named_and_only_an_agent_knows_their_numa_nodes() -> None:
+    allocatable = {"cpu": "8", "intel.com/vf": "4", "nvidia.com/gpu": "0", "devices.kubevirt.io/kvm": "1k"}
+    assert note_on_devices(NODE, allocatable, None) == (
+        "NUMA nodes of the devices of worker (4 intel.com/vf) are unknown: only an agent can ask the kubelet"
+    )
+    assert note_on_devices(NODE, {"cpu": "8"}, None) == ""
+    vf = ResourceName("intel.com/vf")
+    counts = [DeviceCount(vf, NumaId(0), 4, 3), DeviceCount(vf, NO_NUMA, 1, 1)]
+    known = NodeDevices.of(counts, TopologyPolicy())
+    said = note_on_devices(NODE, allocatable, known)
+    assert said.startswith("free and all devices by NUMA node, as the agent of worker reports: intel.com/vf ")
+    assert "0:3/4" in said
+    assert "?:1/1" in said
+    assert note_on_devices(NODE, allocatable, NodeDevices.of([], TopologyPolicy())) == ""
