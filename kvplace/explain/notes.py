@@ -67,7 +67,7 @@ def note_on_interfaces(vmi: Document, devices: int) -> str:
     """State that a pod requests fewer devices than its VMI names; empty where it requests all.
 
     KubeVirt 1.9 leaves the resource of an SR-IOV network to a webhook, and a pod without it starts with no
-    virtual function. `devices` counts those that the pod requests.
+    virtual function. `devices`: the number that the pod requests.
     """
     named = ((vmi.get("spec") or {}).get("domain") or {}).get("devices") or {}
     others = [one for key in ("gpus", "hostDevices") for one in named.get(key) or () if one.get("deviceName")]

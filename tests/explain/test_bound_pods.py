@@ -114,7 +114,7 @@ async def test_devices_of_a_vm_are_reported_with_their_numa_nodes(
     assert [one["numaNode"] for one in document["devices"]] == [1, -1]
 
 
-async def test_a_vm_whose_sriov_interface_has_no_device_is_told_the_fix(
+async def test_the_fix_for_an_sriov_interface_without_a_device_is_reported(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     await bound(objects, cluster, 0, 1, 8, 9)
