@@ -275,7 +275,7 @@ class Extender:
         (best, request), *others = found
         if asking.pod_request.explain:
             next_best = others[0][0] if others else None
-            self._pending.get(args.pod.uid).explanation = explain_choice(best, next_best, strategy)
+            self.pending.get(args.pod.uid).explanation = explain_choice(best, next_best, strategy)
         return await self._fits.best([best.node], request)  # others have had their turn meanwhile
 
     def _offer_target(

@@ -188,7 +188,7 @@ async def test_the_reason_for_a_node_names_the_devices(cluster: Counting) -> Non
         pod = cluster._put_pod(replace(pod, resource_claims=("vm-io",)))
         await asyncio.sleep(1)
         assert (await one.filter(pod)).names == ["b"]
-        explanation = one.extender._pending.get(pod.uid).explanation
+        explanation = one.extender.pending.get(pod.uid).explanation
         assert explanation.startswith("b (1 socket, 1 NUMA node, ")
         assert explanation.endswith("before a: beside more of its devices")
 
