@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from kvplace.core.errors import KvplaceError
 from kvplace.kube import list_watch
 from kvplace.kube.api_errors import ApiUnavailable, Expired
 from kvplace.kube.list_watch import _report
-from tests.cli.calls import call_process
+from tests.cli.calls import Caller
 from tests.kube.api_stub import ApiStub
 
 REFUSED = ApiUnavailable("watch nodes: no connection: refused")
@@ -79,12 +78,13 @@ def test_afterwards_the_watches_of_this_process_log_as_before(caplog: pytest.Log
         "rollout status web",
     ],
 )
-def test_a_server_that_is_down_is_one_sentence_of_every_command(command: str, tmp_path: Path) -> None:
+def test_a_server_that_is_down_is_one_sentence_of_every_command(
+    command: str, tmp_path: Path, kvplace: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nowhere = ApiStub()
     nowhere.url = "http://127.0.0.1:1"
-    kubeconfig = nowhere.kubeconfig(tmp_path).kubeconfig
-    environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-    called = call_process(*command.split(), stdin='{"vcpus": 4}', environment=environment)
+    monkeypatch.setenv("KUBECONFIG", str(nowhere.kubeconfig(tmp_path).kubeconfig))
+    called = kvplace(*command.split(), stdin='{"vcpus": 4}')
     assert (called.code, called.out) == (1, "")
     *before, said = called.err.splitlines()
     assert len(before) == (command == "version")  # of which release the command is, it knows all the same
