@@ -131,7 +131,6 @@ def _run_by_two_workers(folder: Path) -> subprocess.CompletedProcess[str]:
             "PYTHONPATH": str(PROJECT),
             "WORKERS": str(folder / "workers"),
             **IN_FULL,
-            **without_others,
         },
         capture_output=True,
         text=True,

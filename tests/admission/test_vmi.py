@@ -18,6 +18,7 @@ from kvplace.admission.vmi import admit_vmi
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.well_known_names import ASKING, RESULTS
 from tests.admission.reviewed_objects import ASKS, OUR_ENTRY, SETTINGS, Json, unchanged_but_for, vmi
+from tests.core.option_values import VALUES, annotations_with
 from tests.kubevirt_documents import DOMAINS
 
 HOOKS = "hooks.kubevirt.io/hookSidecars"
@@ -272,18 +273,23 @@ def test_a_mirroring_guest_that_may_grow_is_warned_about() -> None:
         )
 
 
+@pytest.mark.parametrize(("key", "value"), [entry[:2] for entry in VALUES], ids=lambda part: part[:60])
+def test_every_value_of_every_key_is_served(key: str, value: str) -> None:
+    devices = {"gpus": [{"name": "gpu", "deviceName": "nvidia.com/gpu"}]}
+    after, warnings = admit(vmi(annotations_with(key, value), devices=devices))
+    assert (HOOKS in after["metadata"]["annotations"]) == (value != "none")
+    assert warnings == ()
+
+
 @pytest.mark.parametrize(
     "annotations",
     [
-        {"cpu-set": "spread-sockets"},
         {"cpu-set": "spread-numa", "kvplace.io/cpu-policy": "share", "kvplace.io/smt": "require"},
-        {"kvplace.io/cpu-policy": "numa"},
-        {"topology.crane.io/cpu-policy": "numa"},
         {"cpu-set": "spread-numa", "kvplace.io/guest-numa": "mirror", "kvplace.io/numa-memory": "strict"},
     ],
     ids=str,
 )
-def test_every_word_is_served(annotations: dict[str, str]) -> None:
+def test_values_of_several_keys_are_served_together(annotations: dict[str, str]) -> None:
     after, warnings = admit(vmi(annotations))
     assert HOOKS in after["metadata"]["annotations"]
     assert warnings == ()

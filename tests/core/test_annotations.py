@@ -23,7 +23,6 @@ from kvplace.core.annotations import (
 )
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.request import (
-    DeviceNuma,
     EmulatorThreads,
     GuestNuma,
     NumaMemory,
@@ -35,38 +34,12 @@ from kvplace.core.request import (
 )
 from kvplace.core.well_known_names import ASKING, MODIFIERS, OPTING_IN, RESULTS
 from tests.core.invalid_input import answer_or_sentence
-
-EVERY_WORD = [
-    *(("cpu-set", scope.value, {"scope": scope}) for scope in Scope),
-    *(("kvplace.io/cpu-set", scope.value, {"scope": scope}) for scope in Scope),
-    *(("kvplace.io/cpu-policy", policy.value, {"policy": policy}) for policy in Policy),
-    *(("kvplace.io/smt", smt.value, {"smt": smt}) for smt in Smt),
-    *(("kvplace.io/emulator-threads", word.value, {"emulator_threads": word}) for word in EmulatorThreads),
-    *(("kvplace.io/numa-memory", word.value, {"numa_memory": word}) for word in NumaMemory),
-    *(("kvplace.io/guest-numa", word.value, {"guest_numa": word}) for word in GuestNuma),
-    *(("kvplace.io/device-numa", word.value, {"device_numa": word}) for word in DeviceNuma),
-    *(("kvplace.io/on-failure", word.value, {"on_failure": word}) for word in OnFailure),
-    ("kvplace.io/explain", "true", {}),
-    *(
-        ("topology.crane.io/cpu-policy", word, {"policy": Policy(word)})
-        for word in ("none", "exclusive", "numa", "immovable")
-    ),
-    (
-        "topology.crane.io/topology-awareness",
-        "true",
-        {"scope": Scope.ONE_NUMA},
-    ),
-    *(
-        ("qos.gocrane.io/cpu-manager", word, {"policy": Policy(word)})
-        for word in ("none", "exclusive", "share")
-    ),
-]
+from tests.core.option_values import VALUES, annotations_with
 
 
-@pytest.mark.parametrize(("key", "value", "says"), EVERY_WORD, ids=lambda part: str(part)[:60])
-def test_every_word_of_every_spelling_is_understood(key: str, value: str, says: dict[str, object]) -> None:
-    opted_in = {} if key in OPTING_IN else {"cpu-set": "one-socket"}
-    assert read_options({**opted_in, key: value}) == PinningOptions(**says)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("key", "value", "says"), VALUES, ids=lambda part: str(part)[:60])
+def test_every_value_of_every_key_is_understood(key: str, value: str, says: Mapping[str, object]) -> None:
+    assert read_options(annotations_with(key, value)) == PinningOptions(**says)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", MODIFIERS)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from kvplace.core import well_known_names as keys
+from tests.core.option_values import VALUES
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = sorted([*(PROJECT / "docs").glob("*.md"), *(PROJECT / "docs" / "reference").glob("*.md")])
@@ -41,13 +42,9 @@ def first_cells(text: str) -> set[str]:
 
 
 WORDS = {
-    keys.CPU_SET: "scope",
-    keys.CPU_POLICY: "policy",
-    keys.SMT: "smt",
-    keys.EMULATOR_THREADS: "emulator_threads",
-    keys.NUMA_MEMORY: "numa_memory",
-    keys.GUEST_NUMA: "guest_numa",
-    keys.DEVICE_NUMA: "device_numa",
-    keys.ON_FAILURE: "on_failure",
+    key: field
+    for key, _, options in VALUES
+    for field in options
+    if key != keys.KVPLACE_CPU_SET and "crane.io" not in key
 }
 """The field of `PinningOptions` that each annotation with words sets."""
