@@ -29,7 +29,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kvplace.admission.devices import devices_of_containers
 from kvplace.admission.edits import EditedObject, Operation, drop_managed_fields, edited
 from kvplace.admission.objects import Pod, Vmi, title, typed
 from kvplace.admission.pod_resources import request_cpus, request_marker
@@ -43,7 +42,7 @@ from kvplace.admission.sidecar import (
     needs_container,
     sidecars_of,
 )
-from kvplace.admission.size import PodSize, VmSize, read_size, size_of_pod, size_of_vm
+from kvplace.admission.size import PodSize, VmSize, devices_of_containers, read_size, size_of_pod, size_of_vm
 from kvplace.admission.vmi import conflict_with_kubevirt
 from kvplace.core.annotations import check_agreement, read_options, without_effect
 from kvplace.core.errors import Conflict, KvplaceError, Misconfigured

@@ -1,4 +1,4 @@
-"""The size of a VM, read from its VMI exactly as KubeVirt reads it, and the size of a plain pod.
+"""The size and devices of a VM, read from its VMI exactly as KubeVirt reads it, and those of a plain pod.
 
 The pod of a VM does not show the VM's size: KubeVirt requests a tenth of a CPU per vCPU, and memory with
 QEMU's overhead. Sources in KubeVirt: GetCPUTopology and GetVirtualMemory (converter/vcpu),
@@ -6,11 +6,16 @@ GetIOThreadsCountType (converter/iothreads).
 
 The size of a plain pod is the sum of its containers' CPU limits, which must be whole numbers. Memory may have
 any or no limit. Containers without a CPU limit are not counted.
+
+Devices are counted by the resource of their device plugin. A pod states all of them: virt-controller adds the
+VM's devices to its compute container, also devices of the NetworkAttachmentDefinition of an SR-IOV network. A
+VMI states GPUs and host devices only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from types import MappingProxyType
@@ -28,9 +33,10 @@ from kvplace.admission.objects import (
 )
 from kvplace.core.errors import Misconfigured
 from kvplace.core.json_fields import MAX_BYTES
+from kvplace.core.node_devices import is_device, read_device_counts
 from kvplace.core.request import MAX_VCPUS
 from kvplace.core.request_json import MAX_IO_THREADS
-from kvplace.core.scalars import NO_BYTES, Bytes
+from kvplace.core.scalars import NO_BYTES, Bytes, ResourceName
 
 _AUTO = "auto"
 _SUPPLEMENTAL_POOL = "supplementalPool"
@@ -222,3 +228,53 @@ def _whole_cpus(container: AdmittedContainer, what: str) -> int:
 
 def _bytes(value: Quantity, what: str, container: AdmittedContainer, resource: str) -> Bytes:
     return read_bytes(value, f"{what}: container {container.name}: {resource}")
+
+
+def devices_of_containers(containers: Iterable[AdmittedContainer], what: str) -> dict[ResourceName, int]:
+    """Count the devices of containers; raises Misconfigured that begins with `what` for a strange number."""
+    counts: Counter[str] = Counter()
+    for container in containers:
+        # Limits, as the API server sets the requests of extended resources to them.
+        for resource, value in {**container.requested, **container.limited}.items():
+            if is_device(resource):
+                place = f"{what}: container {container.name}: {resource}"
+                count = read_quantity(value, place)
+                if count.denominator != 1 or count < 0:
+                    raise Misconfigured(f"{place} is {value!r}; write a whole number of devices")
+                counts[resource] += int(count)
+    return _checked(counts, what)
+
+
+def devices_of_domain(domain: VmiDomain, what: str) -> dict[ResourceName, int]:
+    """Count the devices that a VMI names; those of SR-IOV networks and ResourceClaims are not among them."""
+    if domain.devices is None:
+        return {}
+    named = [*(domain.devices.gpus or ()), *(domain.devices.host_devices or ())]
+    return _checked(Counter(device.device_name for device in named if device.device_name), what)
+
+
+def has_devices(domain: VmiDomain) -> bool:
+    """Whether a VMI gets any device of the host, however it is named."""
+    devices = domain.devices
+    return devices is not None and bool(devices.gpus or devices.host_devices or sriov_interfaces(domain))
+
+
+def sriov_interfaces(domain: VmiDomain) -> int:
+    """Count the interfaces with a device that only the NetworkAttachmentDefinition of their network names."""
+    interfaces = (domain.devices.interfaces if domain.devices else None) or ()
+    return sum(interface.sriov is not None for interface in interfaces)
+
+
+def claimed_devices(domain: VmiDomain) -> int:
+    """Count the GPUs and host devices that come from a ResourceClaim."""
+    devices = domain.devices
+    if devices is None:
+        return 0
+    return sum(not one.device_name for one in [*(devices.gpus or ()), *(devices.host_devices or ())])
+
+
+def _checked(counts: Mapping[str, int], what: str) -> dict[ResourceName, int]:
+    try:
+        return read_device_counts(counts, f"{what}: devices")
+    except ValueError as error:
+        raise Misconfigured(str(error)) from None

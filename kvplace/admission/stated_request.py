@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from kvplace.admission.devices import (
+from kvplace.admission.objects import AdmittedMetadata, Pod, Vm, Vmi, VmiSpec, title, typed
+from kvplace.admission.size import (
     claimed_devices,
     devices_of_containers,
     devices_of_domain,
+    size_of_pod,
+    size_of_vm,
     sriov_interfaces,
 )
-from kvplace.admission.objects import AdmittedMetadata, Pod, Vm, Vmi, VmiSpec, title, typed
-from kvplace.admission.size import size_of_pod, size_of_vm
 from kvplace.admission.vmi import check_vm
 from kvplace.core.annotations import check_agreement, read_options
 from kvplace.core.errors import BadBody, Misconfigured

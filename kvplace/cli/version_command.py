@@ -12,7 +12,7 @@ from kvplace.cli.output import Output, print_document, print_line, say
 from kvplace.cli.parameters import Answer, ClusterFlags, output_option
 
 if TYPE_CHECKING:
-    from kvplace.doctor.releases import Releases
+    from kvplace.doctor.reading import Releases
 
 _OURS = ("client", "serve", "agent", "hook")
 
@@ -55,7 +55,7 @@ def _say_what_is_missing(found: Releases) -> None:
 
 def _of_cluster(flags: ClusterFlags) -> Releases:
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
-    from kvplace.doctor.releases import read_releases
+    from kvplace.doctor.reading import read_releases
     from kvplace.kube.object_client import ObjectReader
 
     async def body(cluster: LiveCluster) -> Releases:

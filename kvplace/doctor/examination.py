@@ -24,9 +24,14 @@ from kvplace.doctor.cluster_checks import (
     is_absent,
     is_too_old,
 )
-from kvplace.doctor.device_checks import check_devices
 from kvplace.doctor.installation import Check, Finding, Installation, Severity
-from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions, check_reserved
+from kvplace.doctor.node_checks import (
+    check_agents,
+    check_conditions,
+    check_descriptions,
+    check_devices,
+    check_reserved,
+)
 from kvplace.doctor.program_checks import check_images, check_scheduler, check_serve, check_versions
 
 VIEW, TRIAL, REVIEWS = "nodes, VMs and ledgers", "a trial pod", "rights of others"

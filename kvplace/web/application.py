@@ -2,6 +2,11 @@
 
 Everything is a GET that changes nothing. Every answer carries headers that allow a browser nothing but this
 listener's own scripts and styles. Errors are one sentence, as JSON.
+
+Every user of a machine can connect to 127.0.0.1. So all pages are below a path that cannot be guessed, and a
+request without it gets nothing. A page of another site can send its reader's browser to 127.0.0.1 by a DNS
+name of its own (DNS rebinding), and could then read the answers. Such a request has that name in its Host
+header. So only `localhost` and loopback addresses are accepted there.
 """
 
 from __future__ import annotations
@@ -9,12 +14,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-from collections.abc import AsyncIterator, Mapping
+import hmac
+import ipaddress
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from kvplace.core.errors import BadBody, Forbidden, KvplaceError, Refused, http_status_of
 from kvplace.core.scalars import NodeName
@@ -25,13 +35,13 @@ from kvplace.nodes.node_cache import NodeCache, NodeClient, running_node_cache
 from kvplace.service.connections import Address, ConnectionLimits
 from kvplace.service.listening import listening, while_connected
 from kvplace.service.process import in_background
-from kvplace.web.access import Handler, new_secret, only_for_holders
-from kvplace.web.agents import Agents
 from kvplace.web.documents import MAX_QUERY, VmiClient, node_document, search, vm_document
 from kvplace.web.feed import Feed
 from kvplace.web.files import File, page_files
-from kvplace.web.node_rows import NodeRows
+from kvplace.web.node_rows import Agents, NodeRows
 
+_SECRET_BYTES = 24
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -51,6 +61,40 @@ _ZIPPED_FROM = 4096
 _AT_ONCE = 4
 """Documents made at a time: each holds the event loop for milliseconds, and watches continue between them."""
 _LIMITS = ConnectionLimits(connections=128, idle_s=120.0, unread_bytes=1 << 20)
+
+
+def new_secret() -> str:
+    """Make the secret of one run, fit for a path."""
+    return secrets.token_urlsafe(_SECRET_BYTES)
+
+
+def only_for_holders(secret: str) -> Middleware:
+    """Make the middleware that refuses requests without the secret, for another host, or with a body.
+
+    An empty secret lets every request for this machine pass: a proxy before the map decides then.
+    """
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not is_this_machine(request.headers.get("Host", "")):
+            raise Forbidden("the map answers only requests for localhost or 127.0.0.1")
+        given = request.path.split("/", 2)[1]
+        if secret and not hmac.compare_digest(given.encode(), secret.encode()):
+            raise Forbidden("this is not the URL that `kvplace web` printed; each run has its own")
+        if request.body_exists:
+            raise BadBody("requests of the map have no body")
+        return await handler(request)
+
+    return check
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether a Host header names this machine, on any port: an SSH tunnel may change it."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 class MapClient(NodeClient, VmiClient, Protocol):

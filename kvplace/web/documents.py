@@ -23,7 +23,7 @@ from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.nodes.view_documents import devices_document, reserved_document
-from kvplace.web.agents import Agents
+from kvplace.web.node_rows import Agents
 
 MAX_FOUND = 50
 MAX_QUERY = 256

@@ -13,7 +13,7 @@ from kvplace.core.node_devices import (
     TopologyPolicy,
 )
 from kvplace.core.scalars import NumaId, PodUid, ResourceName
-from kvplace.doctor.device_checks import check_devices
+from kvplace.doctor.node_checks import check_devices
 from tests.doctor.examples import problems, view
 from tests.nodes.machines import EIGHT
 
