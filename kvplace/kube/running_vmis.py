@@ -77,6 +77,11 @@ class RunningVmi(ApiObject, frozen=True):
         return bool(self.status.evacuation_node_name)
 
     @property
+    def has_just_started(self) -> bool:
+        """Whether KubeVirt has not stated yet if it can migrate."""
+        return all(one.type != "LiveMigratable" for one in self.status.conditions or ())
+
+    @property
     def obstacle(self) -> str:
         """The reason why it cannot migrate now, in one clause; empty if it can."""
         conditions = {one.type: one for one in self.status.conditions or ()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -18,6 +19,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.room_by_migration import MigratableVm, RoomByMigration, find_migration
 from kvplace.core.preemption.victims import OccupiedMachine
+from kvplace.core.quantity import counted
 from kvplace.core.request import Request
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.reservation import is_for_migration
@@ -53,6 +55,8 @@ EVACUATION_S = 600.0
 """An evacuation may still be in progress so long after its last migration was created."""
 SEARCH_S = 60.0
 """All VMIs are read once in so long at most."""
+SOON_S = 10.0
+"""The next search comes so soon where a VM is likely to be able to migrate in a moment."""
 MOST_REFUSED = 16
 """Targets that kube-scheduler would refuse: each is left out of the next search, up to so many."""
 _HOUR_S = 3600.0
@@ -93,6 +97,16 @@ class MoveToNode:
     """On the target."""
     here: KeptRoom
     """On the node that the VM leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoMigration:
+    """No migration begins."""
+
+    why: str = ""
+    """The reason in one clause, without names of VMs of other owners; empty if no migration helps."""
+    soon: bool = False
+    """Whether a VM has only just started, and may be able to migrate in a moment."""
 
 
 class MigrationSearch:
@@ -162,17 +176,19 @@ class MigrationSearch:
         self._created[migration] = self._clock() - age_s
         self._not_before[vmi_uid] = self._clock() - age_s + PEACE_AFTER_MIGRATION_S
 
-    async def find(self, pod: PodRecord, request: Request, nodes: Collection[NodeName]) -> MoveToNode | None:
-        """Find a migration that lets a VM fit; None if none helps or may begin now.
+    async def find(
+        self, pod: PodRecord, request: Request, nodes: Collection[NodeName]
+    ) -> MoveToNode | NoMigration:
+        """Find a migration that lets a VM fit.
 
         `nodes` are those where kube-scheduler has found only cores missing. Without any, all are searched,
         and the demands of the VM are read from its VMI.
         """
         if not self.is_due:
-            return None
-        vms = await self._candidates(nodes or self._cache.nodes.records)
+            return NoMigration()
+        vms, starting = await self._candidates(nodes or self._cache.nodes.records)
         if not vms:
-            return None
+            return NoMigration(soon=starting)
         self._next_search = self._clock() + SEARCH_S
         migrations = await self._cluster.read_all(MIGRATIONS)
         vmis = {vmi.uid: vmi for vmi in await self._cluster.read_all(RUNNING_VMIS)}
@@ -182,32 +198,44 @@ class MigrationSearch:
             why = "VMs are being evacuated"
         if why:
             log.info("no VM migrates to make room: %s", why, extra=_about(pod))
-            return None
+            return NoMigration(why)
         resting = {
             (one.namespace, one.vmi)
             for one in migrations
             if not one.has_ended or self._age_s(one.created) < PEACE_AFTER_MIGRATION_S
         }
         able = {}
+        obstacles: Counter[str] = Counter()
         for uid, vm in vms.items():
             resting_too = (vm.pod.namespace, vm.pod.vmi) in resting
             if why := "it has migrated lately" if resting_too else self._obstacle(vm, vmis):
+                obstacles[why] += 1
                 log.info("%s/%s does not migrate: %s", vm.pod.namespace, vm.pod.vmi, why, extra=_about(pod))
             else:
                 able[uid] = vm, vmis[vm.pod.vmi_uid]
         waiting = None if nodes else vmis.get(pod.vmi_uid)
-        if not able or not (nodes or waiting):
-            return None
-        return await self._search(pod, request, nodes, waiting, able)
+        if not able:
+            known = (vmis.get(vm.pod.vmi_uid) for vm in vms.values())
+            soon = starting or any(vmi is not None and vmi.has_just_started for vmi in known)
+            if soon:
+                self._next_search = self._clock() + SOON_S
+            return NoMigration(_counted(obstacles), soon)
+        if not (nodes or waiting):
+            return NoMigration()
+        return await self._search(pod, request, nodes, waiting, able) or NoMigration()
 
     def _is_reserved(self) -> bool:
         """Whether a migration is under way and its target pod not bound, by the ledgers as known here."""
         ledgers = map(self._cache.ledger, self._cache.ledgers.nodes_with_reservations)
         return any(is_for_migration(claim) for ledger in ledgers for claim in ledger.claims.values())
 
-    async def _candidates(self, nodes: Iterable[NodeName]) -> dict[PodUid, MovableVm]:
-        """Return the VMs on the nodes that may leave them, by what is known without a call."""
+    async def _candidates(self, nodes: Iterable[NodeName]) -> tuple[dict[PodUid, MovableVm], bool]:
+        """Return the VMs on the nodes that may leave them, by what is known without a call.
+
+        Also return whether one of the others has just started, and is not pinned yet.
+        """
         found: dict[PodUid, MovableVm] = {}
+        starting = False
         turns = Turns()
         migrating = self._vms.migrating()
         for node in nodes:
@@ -219,7 +247,8 @@ class MigrationSearch:
                 # A device of the host stays on its node.
                 if vm is not None and vm.may_migrate and vm.pod.vmi_uid and not _request_of(vm).devices:
                     found[uid] = vm
-        return found
+                starting = starting or (vm is None and self._vms.is_starting(node, uid))
+        return found, starting
 
     async def _delete_overdue(self, migrations: Sequence[MigrationRecord]) -> None:
         """Delete our migrations that have not started in time: their replica has ended."""
@@ -343,6 +372,12 @@ class _ReadNode:
     def refuses(self, pod: PodRecord, vmi: RunningVmi, *, without: PodRecord) -> bool:
         """Whether kube-scheduler would not let the pod of a VMI come once another pod is gone."""
         return bool(obstacle(self.node, beside_virt_handler(vmi.spec))) or self.lacks(pod, without=without)
+
+
+def _counted(obstacles: Mapping[str, int]) -> str:
+    """State how many VMs agreed to migrate, and why none of them can."""
+    reasons = "; ".join(f"{counted(count, 'VM')}: {why}" for why, count in obstacles.items())
+    return f"none of the VMs that agreed can migrate now ({reasons})"
 
 
 def _request_of(vm: MovableVm) -> Request:

@@ -29,6 +29,9 @@ from kvplace.nodes.relocation_times import PEACE_S
 _MOVABLE = '"movable":true'
 """How the request of a VM that may move contains it, unless its owner has edited that since."""
 
+_MAY_MIGRATE = '"mayMigrate":true'
+"""The same of a VM that may go to another node."""
+
 VmiKey: TypeAlias = tuple[str, str]
 """Namespace and UID of a VMI. The UID of a pod's owner is what the pod's creator has written there; one in
 another namespace is never true."""
@@ -121,6 +124,18 @@ class MovableVms:
             return None
         migrates = may_migrate(asking) if read_options(asking) is not None else asked.may_migrate
         return MovableVm(pod, claim, placed, options, migrates)
+
+    def is_starting(self, node: NodeName, uid: PodUid) -> bool:
+        """Return whether a VM that agreed at its start to migrate has never been pinned yet."""
+        pod, described = self._cache.pods.get(uid), self._cache.topologies.get(node)
+        report = described.pods.get(uid) if described is not None else None
+        return (
+            pod is not None
+            and pod.node == node
+            and _runs(pod)
+            and _MAY_MIGRATE in pod.request
+            and (report is None or not report.pinned)
+        )
 
     def _may_consent(self, pod: PodRecord) -> bool:
         edited = bool(pod.asking) if not pod.vmi else pod.vmi_uid in self._cache.edited_vmis.records

@@ -31,7 +31,7 @@ from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot
 from kvplace.scheduler.kept_room import RoomStopped
 from kvplace.scheduler.metrics import ROOMS
-from kvplace.scheduler.migration_search import Background, MigrationClient
+from kvplace.scheduler.migration_search import SOON_S, Background, MigrationClient, NoMigration
 from kvplace.scheduler.migrator import Migrator
 from kvplace.scheduler.movable_vms import MovableVms
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods
@@ -76,6 +76,8 @@ class _Making:
     found: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when moves have been found; without any, the making is over."""
     node: NodeName | None = None
+    pause_s: float = PAUSE_S
+    """How long no room is made for the VM again afterwards."""
 
 
 class RoomMaker:
@@ -205,13 +207,17 @@ class RoomMaker:
         finally:
             del self._making[making.pod.uid]
             making.found.set()
-            self._pending.get(making.pod.uid).no_room_before = self._clock() + PAUSE_S
+            self._pending.get(making.pod.uid).no_room_before = self._clock() + making.pause_s
             ROOMS.labels(outcome).inc()
 
     async def _leave_node(self, making: _Making) -> bool:
         """Make room by a migration; returns whether one was found, and raises RoomStopped if it made none."""
         move = await self._migrator.search.find(making.pod, making.request, making.nodes)
-        if move is None:
+        if isinstance(move, NoMigration):
+            if move.soon:
+                making.pause_s = SOON_S
+            elif move.why:
+                self._say_why(making, f"no VM migrates: {move.why}")
             return False
         making.node = move.here.node
         making.found.set()

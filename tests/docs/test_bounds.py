@@ -31,9 +31,10 @@ CODE: dict[tuple[str, str], list[str]] = {
     (ROOM, "moves for one VM"): ["core.moves.make_room:MAX_MOVES"],
     (ROOM, "VMs that one replica"): ["scheduler.room_maker:AT_ONCE"],
     (ROOM, "all moves for one VM"): ["scheduler.room_moves:PATIENCE_S", "scheduler.room_moves:_BOUND_S"],
-    (ROOM, "migrations that make room"): [
-        "scheduler.migration_search:MOST_PER_HOUR",
+    (ROOM, "migrations that make room"): ["scheduler.migration_search:MOST_PER_HOUR"],
+    (ROOM, "next search for a migration"): [
         "scheduler.migration_search:SEARCH_S",
+        "scheduler.migration_search:SOON_S",
     ],
     (ROOM, "a VM after any migration"): ["kube.migrations:PEACE_AFTER_MIGRATION_S"],
     (ROOM, "an evacuation"): ["scheduler.migration_search:EVACUATION_S"],
