@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from kvplace.plan.defragmentation_run import MoveResult
 
 
+_SEARCH_INTERRUPTED = "the search was interrupted; a longer one may find more moves"
+_INTERRUPTED = "the command was interrupted; moves without `made` were not begun"
+_NAMED = 8
+"""VMs that one line names."""
+
+
 @click.command("defragment", short_help="Move running VMs so that free CPUs lie together.")
 @click.option(
     "--nodes",
@@ -44,7 +50,7 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
     migration. Each move brings a VM together on fewer sockets or NUMA nodes, or it frees places for later VMs
     with at least as many CPUs as the VM has. No VM gets worse cores than it has.
 
-    Ctrl-C ends the command after the present move. Call it again to continue from there.
+    Ctrl-C ends the search, or the command after the present move. Call it again to continue from there.
 
     Exit code 0 when all moves were made or there are none, 4 when some were made, 1 when none was.
     """  # noqa: D301 - click needs the literal backslash
@@ -55,12 +61,13 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
     async def body(live: LiveCluster) -> int:
         from datetime import UTC, datetime
 
+        from kvplace.cli.interrupts import on_interrupt
         from kvplace.core.cluster.defragmentation import defragment
         from kvplace.kube.object_client import ObjectReader
         from kvplace.nodes.movable_cluster import read_movable_cluster
 
         there = await read_movable_cluster(live.api, ObjectReader(live.session), nodes, datetime.now(UTC))
-        with Progress("searching", len(there.vms), "VM") as progress:
+        with on_interrupt(None), Progress("searching", len(there.vms), "VM") as progress:
             found = defragment(
                 there.nodes, there.inside, there.between, watch=lambda moves: progress.show(moves, "moves")
             )
@@ -68,19 +75,22 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
             say(f"VMs stay because {reason}: {counted(count, 'VM')}")
         if not output.is_document and output is not Output.NAME:
             _print(found)
-        if not found.complete:
+        if not found.complete and not progress.interrupted:
             say("the search stopped at its bound; more moves may help: call defragment again afterwards")
-        if dry_run or not found.moves:
+        if dry_run or progress.interrupted or not found.moves:
+            why = _SEARCH_INTERRUPTED if progress.interrupted else ""
             if output.is_document:
-                print_document(_document(found, ()), output)
+                print_document(_document(found, (), interrupted=why), output)
             elif output is Output.NAME:
                 _print_names(found.moves)
             return ExitCode.INTERRUPTED if progress.interrupted else ExitCode.DONE
         if not yes:
             ask(f"Make {counted(len(found.moves), 'move')}?")
         results, interrupted = await _carry_out(live, found, there)
+        interrupted = interrupted and _left(found, results) != []
         if output.is_document:
-            print_document(_document(found, results), output)
+            why = _INTERRUPTED if interrupted else ""
+            print_document(_document(found, results, interrupted=why), output)
         elif output is Output.NAME:
             _print_names([one.move for one in results if not one.error])
         return _exit_code(found, results, interrupted=interrupted)
@@ -118,10 +128,18 @@ async def _carry_out(
             results.append(result)
             if result.error:
                 say(f"{result.move.id} was not moved: {result.error}")
-    made = sum(not one.error for one in results)
+    made, left = sum(not one.error for one in results), _left(found, results)
     rest = "" if made == len(found.moves) else "; call defragment again to continue from there"
+    if left:
+        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
+        rest = f"; not begun: {', '.join(move.id for move in left[:_NAMED])}{more}{rest}"
     say(f"{made} of {len(found.moves)} moves made{rest}")
     return results, stopped
+
+
+def _left(found: Defragmentation, results: Sequence[MoveResult]) -> list[DefragmentingMove]:
+    """Return the moves that were not begun."""
+    return list(found.moves[len(results) :])
 
 
 def _exit_code(found: Defragmentation, results: Sequence[MoveResult], *, interrupted: bool) -> int:
@@ -191,7 +209,7 @@ def _columns() -> tuple[Column[DefragmentingMove], ...]:
     )
 
 
-def _document(found: Defragmentation, results: Sequence[MoveResult]) -> dict[str, Any]:
+def _document(found: Defragmentation, results: Sequence[MoveResult], *, interrupted: str) -> dict[str, Any]:
     from kvplace.core.cpuset import format_cpu_list
 
     errors = {one.move.id: one.error for one in results}
@@ -225,4 +243,5 @@ def _document(found: Defragmentation, results: Sequence[MoveResult]) -> dict[str
         "before": room(found.before),
         "after": room(found.after),
         "complete": found.complete,
+        **({"interrupted": interrupted} if interrupted else {}),
     }

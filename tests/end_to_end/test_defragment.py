@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
-from harness.control_plane.watching import wait_for
+from harness.control_plane.watching import PATIENCE_S, wait_for
 from harness.kvplace_cluster.installation import Installation
 from harness.waiting import PATIENCE_S
 from kvplace.core.cpuset import format_cpu_list
@@ -29,7 +32,7 @@ from tests.end_to_end.pods_that_ask import (
     revision_of,
 )
 
-NODE = "scattered"
+NODES = ("scattered-a", "scattered-b")
 
 
 @pytest.fixture(scope="module")
@@ -46,51 +49,74 @@ def installed(plane: ControlPlane) -> Iterator[Installation]:
         yield installation
 
 
-def test_an_interrupted_command_completes_its_move_and_a_second_call_leaves_the_vm_in_peace(
+def has_claims(uids: set[str], ledger: dict[str, Any]) -> bool:
+    return set(ledger["spec"]["claims"]) == uids
+
+
+def moving_vm(plane: ControlPlane) -> tuple[str, str]:
+    """Wait for the first VM that gets other cores; return its node and its UID."""
+    ends = time.monotonic() + PATIENCE_S
+    while time.monotonic() < ends:
+        for ledger in plane.request("GET", LEDGERS)["items"]:
+            for uid in moving(ledger):
+                return ledger["metadata"]["name"], uid
+        time.sleep(0.1)
+    raise AssertionError("no VM has begun to move")
+
+
+def test_an_interrupted_command_completes_its_move_and_a_second_call_continues_and_leaves_that_vm_in_peace(
     plane: ControlPlane, installed: Installation
 ) -> None:
     pods = f"/api/v1/namespaces/{plane.create_namespace('gathered')}/pods"
-    with nodes(plane, installed, {NODE: MACHINE}):
-        where = {}
-        for number in range(4):
+    with nodes(plane, installed, dict.fromkeys(NODES, MACHINE)):
+        where: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+        for number in range(8):
             create(plane, pods, f"vm-{number}", 4, "low", annotations={MOVABLE: "true"})
-            where[f"vm-{number}"] = bound(plane, pods, f"vm-{number}")
-        left = {placement.packages: name for name, placement in where.items()}
-        for name in where.keys() - set(left.values()):
-            plane.request("DELETE", f"{pods}/{name}")
-        uids = {name: plane.request("GET", f"{pods}/{name}")["metadata"]["uid"] for name in left.values()}
-        wait_for(plane, LEDGERS, NODE, lambda ledger: set(ledger["spec"]["claims"]) == set(uids.values()))
-        agent_reports(plane, NODE, dict.fromkeys(uids.values(), 1))
+            packages = bound(plane, pods, f"vm-{number}").packages
+            node = plane.request("GET", f"{pods}/vm-{number}")["spec"]["nodeName"]
+            where.setdefault((node, packages), []).append(f"vm-{number}")
+        uids: dict[str, dict[str, str]] = {node: {} for node in NODES}
+        for (node, _), (stays, ends) in where.items():
+            plane.request("DELETE", f"{pods}/{ends}")
+            uids[node][plane.request("GET", f"{pods}/{stays}")["metadata"]["uid"]] = stays
         pinned = {"type": PINNED, "status": "True", "reason": "AsPlaced", "message": "revision 1"}
-        for name in uids:
-            wait_for(plane, pods, name, lambda pod: pod["status"].get("phase") == "Running")
-            status = {"status": {"conditions": [pinned]}}
-            plane.request("PATCH", f"{pods}/{name}/status", status, content_type=STRATEGIC_MERGE_PATCH)
+        for node, vms in uids.items():
+            wait_for(plane, LEDGERS, node, partial(has_claims, set(vms)))
+            agent_reports(plane, node, dict.fromkeys(vms, 1))
+            for name in vms.values():
+                wait_for(plane, pods, name, lambda pod: pod["status"].get("phase") == "Running")
+                status = {"status": {"conditions": [pinned]}}
+                plane.request("PATCH", f"{pods}/{name}/status", status, content_type=STRATEGIC_MERGE_PATCH)
 
         words = [*COMMAND, "defragment", "--kubeconfig", str(plane.kubeconfig)]
         program = subprocess.Popen(
             [*words, "--yes", "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        ledger = wait_for(plane, LEDGERS, NODE, lambda ledger: moving(ledger) != [])
-        (uid,) = moving(ledger)
-        name = next(name for name in uids if uids[name] == uid)
+        node, uid = moving_vm(plane)
+        name = uids[node][uid]
         moved = wait_for(plane, pods, name, lambda pod: revision_of(pod) == 2)
         assert moved["metadata"]["annotations"][PLACE_AGAIN] == f"{uid}/1"
         program.send_signal(signal.SIGINT)
-        agent_reports(plane, NODE, {**dict.fromkeys(uids.values(), 1), uid: 2})
+        agent_reports(plane, node, {**dict.fromkeys(uids[node], 1), uid: 2})
         out, err = program.communicate(timeout=PATIENCE_S)
-        assert program.returncode == 0, err
+        assert program.returncode == 130, err
         assert "the present move is completed" in err
-        assert "1 of 1 moves made" in err
         document = json.loads(out)
-        (move,) = document["moves"]
+        move, other = document["moves"]
+        assert f"1 of 2 moves made; not begun: {other['vm']}; call defragment again" in err
+        assert document["interrupted"].startswith("the command was interrupted")
         assert move["made"] is True
-        assert (document["before"]["fittingVms"]["8"], document["after"]["fittingVms"]["8"]) == (0, 1)
+        assert "made" not in other
+        assert (document["before"]["fittingVms"]["8"], document["after"]["fittingVms"]["8"]) == (0, 2)
         assert format_cpu_list(bound(plane, pods, name).owned) == move["to"]
-        claims = plane.request("GET", f"{LEDGERS}/{NODE}")["spec"]["claims"]
+        claims = plane.request("GET", f"{LEDGERS}/{node}")["spec"]["claims"]
         assert claims[uid]["owned"] == move["to"]
         assert PLACE_AGAIN not in plane.request("GET", f"{pods}/{name}")["metadata"]["annotations"]
 
-        again = subprocess.run([*words, "--dry-run"], capture_output=True, text=True, check=True)
-        assert "no move gains anything" in again.stdout
+        again = subprocess.run(
+            [*words, "--dry-run", "-o", "json"], capture_output=True, text=True, check=True
+        )
+        document = json.loads(again.stdout)
+        assert [one["vm"] for one in document["moves"]] == [other["vm"]]
+        assert "interrupted" not in document
         assert "they got other cores lately: 1 VM" in again.stderr

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH
 from kvplace.core.allocator.allocate import try_place
+from kvplace.core.cluster import defragmentation
 from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.node_topology import Enforcement, topology_document
 from kvplace.core.occupant import ClusterNode, Occupant, within
@@ -96,6 +99,28 @@ def test_vms_without_consent_stay_with_the_reason_and_nodes_without_the_labels_a
     assert "have not agreed (kvplace.io/movable): 1 VM" in called.err
     assert "no move gains anything" in called.out
     assert on_cluster("defragment", "--nodes", "tag=none", "--dry-run").code == 0
+
+
+def test_ctrl_c_during_the_search_prints_the_moves_so_far_and_makes_none(
+    on_cluster: Call, cluster: SmallCluster, split: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, path = split
+    search = defragmentation.defragment
+
+    def interrupted(*there: Any, **watched: Any) -> defragmentation.Defragmentation:
+        found = search(*there, **watched)
+        os.kill(os.getpid(), signal.SIGINT)
+        return replace(found, complete=False)
+
+    monkeypatch.setattr(defragmentation, "defragment", interrupted)
+    before = cluster.plane.request("GET", path)["metadata"]["resourceVersion"]
+    called = on_cluster("defragment", "--nodes", nodes, "--yes", "-o", "json")
+    assert called.code == 130
+    document = json.loads(called.out)
+    assert document["interrupted"] == "the search was interrupted; a longer one may find more moves"
+    assert ["made" in move for move in document["moves"]] == [False]
+    assert "stopped at its bound" not in called.err
+    assert cluster.plane.request("GET", path)["metadata"]["resourceVersion"] == before
 
 
 def test_without_a_terminal_the_command_needs_yes(on_cluster: Call) -> None:
