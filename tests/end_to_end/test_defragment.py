@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Any
 import pytest
 
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
-from harness.control_plane.watching import PATIENCE_S, wait_for
+from harness.control_plane.watching import wait_for
 from harness.kvplace_cluster.installation import Installation
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, wait_until
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.well_known_names import MOVABLE, PINNED, PLACE_AGAIN
 from tests.cli.calls import COMMAND
@@ -55,13 +54,15 @@ def has_claims(uids: set[str], ledger: dict[str, Any]) -> bool:
 
 def moving_vm(plane: ControlPlane) -> tuple[str, str]:
     """Wait for the first VM that gets other cores; return its node and its UID."""
-    ends = time.monotonic() + PATIENCE_S
-    while time.monotonic() < ends:
-        for ledger in plane.request("GET", LEDGERS)["items"]:
-            for uid in moving(ledger):
-                return ledger["metadata"]["name"], uid
-        time.sleep(0.1)
-    raise AssertionError("no VM has begun to move")
+    found: list[tuple[str, str]] = []
+
+    def moves() -> bool:
+        ledgers = plane.request("GET", LEDGERS)["items"]
+        found.extend((one["metadata"]["name"], uid) for one in ledgers for uid in moving(one))
+        return bool(found)
+
+    wait_until(moves, lambda: "no VM has begun to move")
+    return found[0]
 
 
 def test_an_interrupted_command_completes_its_move_and_a_second_call_continues_and_leaves_that_vm_in_peace(

@@ -7,8 +7,10 @@ import signal
 from typing import Any
 
 from harness.control_plane.watching import is_ready, wait_for
+from harness.kvplace_cluster.installation import NAMESPACE
 from harness.real_node.cluster import RealCluster
 from harness.real_node.kernel_view import ContainerInKernel
+from harness.waiting import wait_until
 
 Json = dict[str, Any]
 
@@ -30,6 +32,44 @@ def log_end(cluster: RealCluster, pod: Json, container: str) -> str:
     logs = sorted(sandbox.path(folder).glob("*.log"), key=lambda log: log.stat().st_mtime)
     lines = logs[-1].read_text(errors="replace").splitlines()[-40:] if logs else []
     return "\n".join((f"{about['name']} printed:", *lines))
+
+
+class Serve:
+    """All replicas of `serve`, ready to be killed at any moment."""
+
+    def __init__(self, cluster: RealCluster) -> None:
+        self._cluster = cluster
+        self._pods = pods_of(cluster, NAMESPACE, "serve")
+        self._pids = [
+            pid
+            for pod in self._pods
+            for pid in ContainerInKernel.of_pod(
+                cluster.nodes[pod["spec"]["nodeName"]].sandbox, pod, "serve"
+            ).pids()
+        ]
+
+    def kill(self) -> Serve:
+        """Kill all of them, as a crash would, and return those that have started again.
+
+        The kubelet restarts a container at once only the first time: another pod replaces one that was
+        restarted before.
+        """
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+        again = {pod["metadata"]["uid"]: restarts(pod) for pod in self._pods}
+        for pod in self._pods:
+            if again[pod["metadata"]["uid"]]:
+                path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
+                self._cluster.plane.request("DELETE", f"{path}?gracePeriodSeconds=0")
+
+        def is_back(pod: Json) -> bool:
+            return is_ready(pod) and restarts(pod) > again.get(pod["metadata"]["uid"], -1)
+
+        def all_are_back() -> bool:
+            return sum(map(is_back, pods_of(self._cluster, NAMESPACE, "serve"))) == len(self._pods)
+
+        wait_until(all_are_back, lambda: "serve has not started again", pause_s=0.2)
+        return Serve(self._cluster)
 
 
 def kill_container(cluster: RealCluster, namespace: str, pod: Json, container: str) -> None:
