@@ -61,7 +61,7 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
     async def body(live: LiveCluster) -> int:
         from datetime import UTC, datetime
 
-        from kvplace.cli.interrupts import on_interrupt
+        from kvplace.cli.live_cluster import on_interrupt
         from kvplace.core.cluster.defragmentation import defragment
         from kvplace.kube.object_client import ObjectReader
         from kvplace.nodes.movable_cluster import read_movable_cluster
