@@ -133,10 +133,11 @@ class MigrationSearch:
         self._background = background
         self._vms = MovableVms(cache)
         self._next_search = float("-inf")
-        self._not_before: dict[str, float] = {}
-        """Until when a VMI is left alone, by its UID: a migration that has failed may be deleted."""
-        self._created: dict[str, float] = {}
-        """When migrations were created, by any replica; deleted ones count, too."""
+        self._created: dict[str, tuple[str, float]] = {}
+        """The UID of the VMI of each migration of the last hour, by any replica, and when it was created.
+
+        A migration that has failed may be deleted, and still counts.
+        """
         self._seen: dict[str, str] = {}
         """The end of the reservation on the target of each migration."""
         cache.ledgers.subscribe(self._ledger_seen)
@@ -173,8 +174,7 @@ class MigrationSearch:
 
     def begun(self, migration: str, vmi_uid: str, *, age_s: float = 0.0) -> None:
         """Count a migration that is about to be created, or so old; its VM is left alone afterwards."""
-        self._created[migration] = self._clock() - age_s
-        self._not_before[vmi_uid] = self._clock() - age_s + PEACE_AFTER_MIGRATION_S
+        self._created[migration] = vmi_uid, self._clock() - age_s
 
     async def find(
         self, pod: PodRecord, request: Request, nodes: Collection[NodeName]
@@ -264,9 +264,9 @@ class MigrationSearch:
         if any(not one.has_ended or self._age_s(one.created) < EVACUATION_S for one in evacuations):
             return "VMs are being evacuated"
         lately = {one.name for one in migrations if one.is_ours and self._age_s(one.created) < _HOUR_S}
-        self._created = {name: at for name, at in self._created.items() if self._clock() - at < _HOUR_S}
+        begun = self._created.items()
+        self._created = {name: (vmi, at) for name, (vmi, at) in begun if self._clock() - at < _HOUR_S}
         self._seen = {name: until for name, until in self._seen.items() if name in self._created}
-        self._not_before = {uid: until for uid, until in self._not_before.items() if until > self._clock()}
         if len(lately | self._created.keys()) >= MOST_PER_HOUR:
             return f"{MOST_PER_HOUR} migrations have begun within an hour"
         return ""
@@ -276,7 +276,8 @@ class MigrationSearch:
         vmi = vmis.get(vm.pod.vmi_uid)
         if vmi is None or (vmi.metadata.namespace, vmi.metadata.name) != (vm.pod.namespace, vm.pod.vmi):
             return "its VMI is gone"
-        if self._not_before.get(vmi.uid, float("-inf")) > self._clock():
+        peace_since = self._clock() - PEACE_AFTER_MIGRATION_S
+        if any(uid == vmi.uid and at > peace_since for uid, at in self._created.values()):
             return "it has been asked to migrate lately"
         return vmi.obstacle
 
