@@ -59,34 +59,6 @@ def test_fifty_vms_at_once_never_share_a_core_and_give_all_of_them_back(
             assert kvplace.ledger(name) == {"owners": {}, "claims": {}}
 
 
-def test_a_replica_that_is_killed_in_the_middle_costs_time_and_nothing_else(
-    cluster: ControlPlane,
-    virt: KubeVirt,
-    kvplace: Installation,
-    machines: dict[str, Topology],
-    vm_namespace: str,
-) -> None:
-    shapes = [node_shape(name, machine) for name, machine in machines.items()]
-    doomed = kvplace.replicas[1]  # the webhooks ask the other one
-    with nodes_in_background(cluster, shapes), described_nodes(kvplace, machines):
-        names = [f"vm-{number}" for number in range(COUNT)]
-        _create_all(virt, vm_namespace, names[: COUNT // 2])
-        doomed.process.kill()
-        try:
-            _create_all(virt, vm_namespace, names[COUNT // 2 :])
-            pods = _all_bound(cluster, vm_namespace)
-            _wait_until_claims_are_of(cluster, pods, machines)
-            _assert_no_core_has_two_owners(kvplace, pods, machines)
-        finally:
-            doomed.start()
-            doomed.wait_until_ready()
-        _assert_no_core_has_two_owners(kvplace, pods, machines)
-
-        cluster.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{vm_namespace}/{VMIS}")
-        for name in machines:
-            wait_for(cluster, LEDGERS, name, lambda ledger: not ledger["spec"]["claims"])
-
-
 def test_a_vm_that_waits_for_cores_gets_them_when_another_one_ends(
     cluster: ControlPlane, virt: KubeVirt, kvplace: Installation, vm_namespace: str
 ) -> None:
@@ -156,20 +128,6 @@ def _all_bound(cluster: ControlPlane, namespace: str) -> list[dict[str, Any]]:
     pods = cluster.request("GET", f"/api/v1/namespaces/{namespace}/pods")["items"]
     reasons = {_why_not(pod) for pod in pods if not pod["spec"].get("nodeName")}
     raise AssertionError(f"only {len(bound)} of {COUNT} pods were bound, of {len(pods)}: {reasons}")
-
-
-def _wait_until_claims_are_of(
-    cluster: ControlPlane, pods: list[dict[str, Any]], machines: dict[str, Topology]
-) -> None:
-    """Wait until claims that the killed replica made for bindings it never came to are given back."""
-    for name in machines:
-        bound_there = {pod["metadata"]["uid"] for pod in pods if pod["spec"]["nodeName"] == name}
-
-        def is_settled(ledger: dict[str, Any], expected: set[str] = bound_there) -> bool:
-            return set(ledger["spec"]["claims"]) == expected
-
-        if bound_there:
-            wait_for(cluster, LEDGERS, name, is_settled)
 
 
 def _assert_no_core_has_two_owners(
