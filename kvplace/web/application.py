@@ -35,10 +35,10 @@ from kvplace.nodes.node_cache import NodeCache, NodeClient, running_node_cache
 from kvplace.service.connections import Address, ConnectionLimits
 from kvplace.service.listening import listening, while_connected
 from kvplace.service.process import in_background
-from kvplace.web.documents import MAX_QUERY, VmiClient, node_document, search, vm_document
+from kvplace.web.documents import MAX_QUERY, Agents, VmiClient, node_document, search, vm_document
 from kvplace.web.feed import Feed
 from kvplace.web.files import File, page_files
-from kvplace.web.node_rows import Agents, NodeRows
+from kvplace.web.node_rows import NodeRows
 
 _SECRET_BYTES = 24
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

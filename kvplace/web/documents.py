@@ -1,9 +1,13 @@
-"""The content of the pages, as JSON: a node with its core map, a VM with its neighbours, a search."""
+"""The content of the pages, as JSON: a node with its core map, a VM with its neighbours, a search.
+
+A node has the fault of its agent in one sentence. An agent writes what it measures, and whether it is well.
+Its last report stays when the agent is gone, and then seems as true as before. So its pod is checked, too.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,20 +20,70 @@ from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import OPTING_IN
 from kvplace.kube.concurrency import Turns
-from kvplace.kube.object_records import NO_NODE, PodRecord
+from kvplace.kube.object_records import NO_NODE, AgentPod, PodRecord, TopologyRecord
+from kvplace.kube.store import Store
 from kvplace.kube.vm_statuses import VmStatus
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView, with_devices
 from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.nodes.view_documents import devices_document, reserved_document
-from kvplace.web.node_rows import Agents
 
 MAX_FOUND = 50
 MAX_QUERY = 256
 _MOST_PHASES = 16
 """VMs of a page with a phase that is read from the API server."""
 Json = dict[str, Any]
+GONE = "its agent is gone or not ready: it measures nothing, and its last report may be old"
+
+
+class Agents:
+    """The agents of all nodes, as far as their pods may be seen."""
+
+    def __init__(self, pods: Store[PodUid, AgentPod]) -> None:
+        """`pods` are those of agents; none is called gone before their list is complete."""
+        self._pods = pods
+        self._ready: dict[NodeName, set[PodUid]] = {}
+        self._listeners: list[Callable[[NodeName], None]] = []
+        pods.subscribe(self._seen)
+
+    def subscribe(self, listener: Callable[[NodeName], None]) -> None:
+        """Call the listener with the node of an agent that has come, gone, or changed how it is."""
+        self._listeners.append(listener)
+
+    async def announce(self, nodes: Collection[NodeName]) -> None:
+        """Call the listeners with every node as soon as the list of the agents' pods is complete."""
+        await self._pods.wait_until_synced()
+        for node in tuple(nodes):
+            self._tell(node)
+
+    def trouble(self, node: NodeName, described: TopologyRecord | None) -> str:
+        """State what is wrong with the agent of a node; empty where all is well, or none belongs there."""
+        if described is None:
+            return ""
+        belongs = described.by_agent or described.observed_generation is not None
+        if belongs and self._pods.has_synced and not self._ready.get(node):
+            return GONE
+        for condition in described.conditions:
+            if condition.type == "Ready" and condition.status is False:
+                return f"its agent reports {condition.reason}: {condition.message}"
+        seen = described.observed_generation
+        if seen is not None and seen < described.generation:
+            return "its agent has not seen the newest description yet"
+        return ""
+
+    def _seen(self, before: AgentPod | None, after: AgentPod | None) -> None:
+        for pod in (before, after):
+            if pod is not None:
+                self._ready.setdefault(pod.node, set()).discard(pod.uid)
+        if after is not None and after.is_ready:
+            self._ready[after.node].add(after.uid)
+        for node in {pod.node for pod in (before, after) if pod is not None}:
+            self._tell(node)
+
+    def _tell(self, node: NodeName) -> None:
+        for listener in self._listeners:
+            listener(node)
 
 
 class VmiClient(Protocol):

@@ -12,7 +12,7 @@ from kvplace.kube.object_records import Condition, TopologyRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS
 from kvplace.service.process import in_background
-from kvplace.web.node_rows import GONE, Agents
+from kvplace.web.documents import GONE, Agents
 from tests.nodes.machines import TWO
 
 NODE = NodeName("worker")

@@ -20,8 +20,9 @@ from kvplace.kube.watches import AGENT_PODS, AGENTS, NODES, Alive, Interrupted
 from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.service.process import in_background
+from kvplace.web.documents import GONE, Agents
 from kvplace.web.feed import RELOAD, Feed
-from kvplace.web.node_rows import GONE, Agents, NodeRows
+from kvplace.web.node_rows import NodeRows
 from tests.nodes.machines import TWO
 from tests.web.staged_cluster import StagedCluster, cluster_of
 
