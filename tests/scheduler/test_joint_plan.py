@@ -167,7 +167,7 @@ async def test_pods_with_an_explanation_are_planned_together_and_each_has_its_ow
     where = "(1 socket, 1 NUMA node, 1 L3 group); before"
     assert [explanation_of(cluster, pod) for pod in pods] == [
         f"a {where} b: first by name",
-        f"a {where} b: the node is fuller",
+        f"a {where} b: its NUMA nodes are fuller",
         f"b {where} c: first by name",
     ]
 

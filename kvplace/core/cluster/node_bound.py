@@ -45,6 +45,7 @@ class NodeCounts:
     """Free units of a node in some state, in numbers that no request changes."""
 
     __slots__ = (
+        "alone",
         "before",
         "every",
         "free",
@@ -56,6 +57,7 @@ class NodeCounts:
         "pages",
         "pool",
         "thread_counts",
+        "together",
         "topology",
         "whole",
     )
@@ -66,8 +68,14 @@ class NodeCounts:
         self.left = free.cpus.bit_count()
         """CPUs that an exclusive VM may take."""
         self.pool = free.pool.bit_count()
-        self.largest = max([(free.cpus & node.cpus).bit_count() for node in topology.numa_nodes])
+        in_nodes = [(free.cpus & node.cpus).bit_count() for node in topology.numa_nodes]
+        self.largest = max(in_nodes)
         """The most CPUs for exclusive VMs in one NUMA node."""
+        self.alone, self.together = 0, 1
+        """The counts of such CPUs, as bits: of each NUMA node, and of each set of NUMA nodes."""
+        for count in in_nodes:
+            self.alone |= 1 << count
+            self.together |= self.together << count
         self.memory = sum([count for _, count in free.memory if count > 0]) if free.memory else None
         """Bytes outside huge pages; None where memory is not counted."""
         self.has_pages = has_pages(free)
@@ -124,7 +132,7 @@ class StandingBound:
             if self._one_numa:
                 return None
             locality = (1, 2, counts.nearest)
-        return self._standing(counts, locality, 0, self._taken(counts, locality), (1, 0))
+        return self._standing(counts, locality, 0, 1)
 
     def fine(self, counts: NodeCounts) -> Standing | None:
         """The bound from the NUMA nodes and L3 groups."""
@@ -137,8 +145,7 @@ class StandingBound:
         if not able:
             return None
         if any(domain.divides_nodes for domain in able):
-            taken = self._taken(counts, _ALONE)
-            return self._standing(counts, _ALONE, self._contention(available), taken, (1, 0))
+            return self._standing(counts, _ALONE, self._contention(available), 1)
         alone = [
             part
             for domain in able
@@ -151,23 +158,24 @@ class StandingBound:
         best = min((bound for bound in bounds if bound is not None), default=None)
         if best is None:
             return None
-        taken = self._taken(counts, best[:3])
-        return self._standing(counts, best[:3], self._contention(available), taken, (best[3], 0))
+        return self._standing(counts, best[:3], self._contention(available), best[3])
 
     def _of_single_nodes(
         self, counts: NodeCounts, available: AvailableUnits, parts: Sequence[NodePart]
     ) -> Standing:
         """The bound where some NUMA node serves the VM alone: the best placement lies in one of them."""
-        fewest_cpus, _ = taken = self._taken(counts, _ALONE)
-        costs = []
+        fewest_cpus, most_cpus = self._taken(counts, _ALONE)
+        bounds = []
         for part in parts:
             here = (counts.free.cpus & counts.topology.numa_nodes[part.node].cpus).bit_count()
-            costs.append((_fewest_l3_parts(available, part), slots_lost(here, max(0, here - fewest_cpus))))
+            l3_groups = _fewest_l3_parts(available, part)
+            lost = slots_lost(here, max(0, here - fewest_cpus))
+            bounds.append((l3_groups, max(0, here - most_cpus), lost))
         if self._pools:
             contention = min(_crowd(available, part, self._request.vcpus) for part in parts)
         else:
             contention = self._contention(available)
-        return self._standing(counts, _ALONE, contention, taken, min(costs))
+        return min(self._standing(counts, _ALONE, contention, *bound) for bound in set(bounds))
 
     def _of_several_nodes(
         self, available: AvailableUnits, domain: ScopeDomain
@@ -225,15 +233,19 @@ class StandingBound:
         counts: NodeCounts,
         locality: Locality,
         contention: int,
-        taken: tuple[int, int],
-        cost: tuple[int, int],
+        l3_groups: int,
+        free_beside: int | None = None,
+        fragmentation: int = 0,
     ) -> Standing:
-        """`taken`: fewest and most CPUs. `cost`: L3 groups and fragmentation, the smallest pair of these."""
+        """Combine parts that no placement with this locality can beat; `free_beside` is counted if None."""
+        fewest_cpus, most_cpus = self._taken(counts, locality)
+        if free_beside is None:
+            free_beside = self._fewest_free_beside(counts, locality, most_cpus)
         balance = Balance(0.0, 0.0)
         if self._counts_memory and counts.memory is not None and counts.whole:
             share = (counts.memory - self._memory) / counts.whole
-            low = (counts.left - taken[1]) / counts.every
-            high = (counts.left - taken[0]) / counts.every
+            low = (counts.left - most_cpus) / counts.every
+            high = (counts.left - fewest_cpus) / counts.every
             balance = Balance(counts.before, max(0.0, low - share, share - high))
         return standing(
             self._strategy,
@@ -242,10 +254,19 @@ class StandingBound:
             effective(self._strategy, contention, names_cpus=not self._pools),
             balance,
             not self._pages and counts.has_pages,
-            cost[0],
+            l3_groups,
+            free_beside,
             counts.left,
-            cost[1],
+            fragmentation,
         )
+
+    def _fewest_free_beside(self, counts: NodeCounts, locality: Locality, most_cpus: int) -> int:
+        """The fewest CPUs that stay free on the NUMA nodes of the VM: those of the fullest ones that suffice."""
+        sizes = counts.alone if locality == _ALONE else counts.together
+        need = self._need if self._owns else 0
+        enough = sizes >> need
+        smallest = need + (enough & -enough).bit_length() - 1
+        return max(0, smallest - most_cpus)
 
 
 def _fewest_l3_parts(available: AvailableUnits, part: NodePart) -> int:

@@ -8,7 +8,7 @@ The parts of the key, in this order, the smaller the better:
 3. balance: how much farther the free shares of CPUs and memory move apart, since CPUs without memory are
    stranded, and memory without CPUs as well
 4. huge pages that are free on the node although the VM wants none
-5. L3 groups, then as the strategy states how full the node is, and fragmentation
+5. L3 groups, then as the strategy states how full the NUMA nodes and the node are, and fragmentation
 6. the name
 
 docs/benchmarks.md measures what each part gains.
@@ -71,11 +71,12 @@ _PAGES = "its huge pages are left for VMs that need them"
 _EVEN = "CPUs and memory are used more evenly"
 _L3 = "on fewer L3 groups"
 _FRAGMENTATION = "less fragmentation"
+_FULLER_NUMA_NODES = "its NUMA nodes are fuller"
 _FULLER = "the node is fuller"
 _EMPTIER = "the node is emptier"
 _NAME = "first by name"
 _REASONS = {
-    Strategy.PACK: (*_LOCALITY, _CONTENTION, _EVEN, _PAGES, _L3, _FULLER, _FRAGMENTATION),
+    Strategy.PACK: (*_LOCALITY, _CONTENTION, _EVEN, _PAGES, _L3, _FULLER_NUMA_NODES, _FULLER),
     Strategy.SPREAD: (*_LOCALITY, _CONTENTION, _EVEN, _PAGES, _L3, _EMPTIER, _FRAGMENTATION),
     Strategy.BALANCE: (*_LOCALITY, _CONTENTION, _EVEN, _EVEN, _PAGES, _L3, _FRAGMENTATION),
 }
@@ -90,18 +91,23 @@ def standing(
     balance: Balance,
     idle_pages: bool,
     l3_groups: int,
-    left: int,
+    free_beside: int,
+    free: int,
     fragmentation: int,
 ) -> Standing:
-    """Put the parts of a standing in the order of the strategy; `contention` is as `effective` gives it."""
+    """Put the parts of a standing in the order of the strategy.
+
+    `contention` is as `effective` gives it. `free_beside` counts the CPUs that stay free on the NUMA nodes of
+    the VM, `free` those that are free on the node.
+    """
     packages, nodes, distance = locality
     place = (packages, nodes, far_devices, distance)
     even = (contention, *balance.steps(strategy), int(idle_pages))
     match strategy:
         case Strategy.PACK:
-            return (*place, *even, l3_groups, left, fragmentation)
+            return (*place, *even, l3_groups, free_beside, free)
         case Strategy.SPREAD:
-            return (*place, *even, l3_groups, -left, fragmentation)
+            return (*place, *even, l3_groups, -free, fragmentation)
         case Strategy.BALANCE:
             return (*place, *even, l3_groups, fragmentation)
 
@@ -182,6 +188,7 @@ class Fit:
             self._balance,
             not wants_pages and has_pages(self.free),
             l3_groups,
+            sum((cpus & ~self._taken).bit_count() for cpus in self._free_on_its_nodes),
             self.free.cpus.bit_count(),
             self._fragmentation,
         )
@@ -219,8 +226,14 @@ class Fit:
         )
 
     @cached_property
+    def _free_on_its_nodes(self) -> tuple[int, ...]:
+        """The free CPUs of each NUMA node where the VM takes some."""
+        nodes = self.topology.numa_nodes
+        return tuple(node.cpus & self.free.cpus for node in nodes if node.cpus & self._taken)
+
+    @cached_property
     def _fragmentation(self) -> int:
-        before = [node.cpus & self.free.cpus for node in self.topology.numa_nodes if node.cpus & self._taken]
+        before = self._free_on_its_nodes
         return sum(slots_lost(cpus.bit_count(), (cpus & ~self._taken).bit_count()) for cpus in before)
 
 

@@ -148,13 +148,50 @@ def test_memory_that_is_not_known_or_not_asked_for_does_not_decide() -> None:
     assert best_candidate([empty, full], Strategy.PACK) is full
 
 
+TWO_NUMA_NODES = make_topology(
+    packages=(make_package(0, 0xFFFF),),
+    numa_nodes=(make_numa_node(0, 0x00FF), make_numa_node(1, 0xFF00)),
+    l3_groups=(0x00FF, 0xFF00),
+    cores=tuple(1 << cpu for cpu in range(16)),
+)
+
+
+def in_one_numa_node(free: dict[str, CpuMask], vcpus: int) -> list[Candidate]:
+    request = Request(vcpus, PinningOptions(scope=Scope.ONE_NUMA))
+    placed = {name: place(TWO_NUMA_NODES, Free(cpus, cpus), request) for name, cpus in free.items()}
+    return [
+        Candidate(NodeName(name), Fit(TWO_NUMA_NODES, found, Free(free[name], free[name]), vcpus))
+        for name, found in placed.items()
+        if isinstance(found, Placement)
+    ]
+
+
+def test_pack_fills_numa_nodes_that_are_nearly_full_before_it_breaks_larger_free_blocks() -> None:
+    free = {"a": CpuMask(0x003F), "b": CpuMask(0xFF03)}  # 6 CPUs; 2 and 8 CPUs
+    for vcpus in (2, 6, 8):  # all fit only if each takes a free block of its own size
+        best = best_candidate(in_one_numa_node(free, vcpus), Strategy.PACK)
+        assert best is not None, f"the VM of {vcpus} CPUs is refused"
+        free[best.node] = CpuMask(free[best.node] & ~best.placement.owned)
+    assert not any(free.values())
+
+
+def test_of_equally_full_numa_nodes_pack_takes_the_one_of_the_fuller_node() -> None:
+    fuller_block, fuller_node, emptiest = in_one_numa_node(
+        {"a": CpuMask(0xFF03), "b": CpuMask(0x000F), "c": CpuMask(0x0F0F)}, 2
+    )
+    assert best_candidate([fuller_block, fuller_node, emptiest], Strategy.PACK) is fuller_block
+    assert why(fuller_block, fuller_node, Strategy.PACK) == "its NUMA nodes are fuller"
+    assert best_candidate([fuller_node, emptiest], Strategy.PACK) is fuller_node
+    assert why(fuller_node, emptiest, Strategy.PACK) == "the node is fuller"
+
+
 def test_pack_prefers_an_exact_free_block_to_the_fullest_node() -> None:
     request = Request(4)
     hole, fullest = on_node("b", machine(64), request, taken=12), on_node("a", machine(64), request, taken=11)
     assert best_candidate([fullest, hole], Strategy.PACK) is hole
     larger = on_node("c", machine(64), request, taken=8)
     assert best_candidate([fullest, larger], Strategy.PACK) is fullest
-    assert why(fullest, larger, Strategy.PACK) == "the node is fuller"
+    assert why(fullest, larger, Strategy.PACK) == "its NUMA nodes are fuller"
     assert best_candidate([hole, fullest, larger], Strategy.SPREAD) is larger
     assert why(larger, hole, Strategy.SPREAD) == "the node is emptier"
 
