@@ -42,7 +42,7 @@ def test_all_vms_are_placed_but_the_three_mistakes_which_get_their_reasons(repor
         ("web-server", "admission"),
     ]
     pages, wide, misspelt = (vm.reason for vm in report.refused)
-    assert "no NUMA node with 256 free huge pages of 1Gi, best 176 on worker-08 numa 0" in pages
+    assert "no NUMA node with 256 free huge pages of 1Gi, best 192 on worker-08 numa 0" in pages
     assert wide.startswith("0/10 nodes are available: 10 no NUMA node with 251 whole free cores, best ")
     assert "did you mean 'one-socket'?" in misspelt
 

@@ -237,10 +237,16 @@ class StandingBound:
         free_beside: int | None = None,
         fragmentation: int = 0,
     ) -> Standing:
-        """Combine parts that no placement with this locality can beat; `free_beside` is counted if None."""
+        """Combine parts that no placement with this locality can beat.
+
+        `free_beside` is by default what the fullest NUMA nodes that suffice have left.
+        """
         fewest_cpus, most_cpus = self._taken(counts, locality)
         if free_beside is None:
-            free_beside = self._fewest_free_beside(counts, locality, most_cpus)
+            need = self._need if self._owns else 0
+            enough = (counts.alone if locality == _ALONE else counts.together) >> need
+            left = need + (enough & -enough).bit_length() - 1 - most_cpus
+            free_beside = left if left > 0 else 0
         balance = Balance(0.0, 0.0)
         if self._counts_memory and counts.memory is not None and counts.whole:
             share = (counts.memory - self._memory) / counts.whole
@@ -259,14 +265,6 @@ class StandingBound:
             counts.left,
             fragmentation,
         )
-
-    def _fewest_free_beside(self, counts: NodeCounts, locality: Locality, most_cpus: int) -> int:
-        """The fewest CPUs that stay free on the NUMA nodes of the VM: those of the fullest ones that suffice."""
-        sizes = counts.alone if locality == _ALONE else counts.together
-        need = self._need if self._owns else 0
-        enough = sizes >> need
-        smallest = need + (enough & -enough).bit_length() - 1
-        return max(0, smallest - most_cpus)
 
 
 def _fewest_l3_parts(available: AvailableUnits, part: NodePart) -> int:

@@ -13,10 +13,18 @@ from kvplace.core.cluster.node_bound import NodeCounts, StandingBound
 from kvplace.core.cluster.node_choice import Fit, Strategy
 from kvplace.core.free_resources import Free
 from kvplace.core.placement import Placement
-from kvplace.core.request import Request
+from kvplace.core.request import PinningOptions, Request, Scope
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
-from tests.core.machines import frees, requests, topologies
+from tests.core.machines import (
+    frees,
+    make_numa_node,
+    make_package,
+    make_topology,
+    requests,
+    topologies,
+)
 from tests.effort import examples
 
 
@@ -48,3 +56,25 @@ def test_no_placement_on_a_random_machine_is_better_than_its_bounds(
 def test_no_placement_is_better_than_its_bounds(data: st.DataObject) -> None:
     topology = data.draw(topologies())
     check(topology, data.draw(frees(topology)), data.draw(requests()))
+
+
+FOUR_NUMA_NODES = make_topology(
+    packages=(make_package(0, 0x00FF), make_package(1, 0xFF00)),
+    numa_nodes=tuple(make_numa_node(number, 0xF << 4 * number) for number in range(4)),
+    l3_groups=tuple(0xF << 4 * number for number in range(4)),
+    cores=tuple(1 << cpu for cpu in range(16)),
+)
+
+
+@settings(max_examples=examples(200))
+@given(st.integers(1, 0xFFFF).map(CpuMask), st.integers(1, 4))
+def test_where_only_free_cpus_differ_pack_places_on_no_node_that_is_not_the_best(
+    cpus: CpuMask, vcpus: int
+) -> None:
+    free, request = Free(cpus, cpus), Request(vcpus, PinningOptions(scope=Scope.ONE_NUMA))
+    placed = place(FOUR_NUMA_NODES, free, request)
+    counts, bound = NodeCounts(FOUR_NUMA_NODES, free), StandingBound(request, Strategy.PACK)
+    actual = None
+    if isinstance(placed, Placement):
+        actual = Fit(FOUR_NUMA_NODES, placed, free, vcpus).standing(Strategy.PACK)
+    assert (bound.coarse(counts), bound.fine(counts)) == (actual, actual)
