@@ -8,7 +8,6 @@ taken, as best fit does. It is higher still where a place for a large VM is lost
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
 
@@ -56,7 +55,6 @@ def slots_lost(before: int, after: int, sizes: Sequence[int] = SIZES) -> int:
     return sum(size * (before // size - after // size) for size in sizes)
 
 
-@cache
 def fragmentation_cost(before: int, after: int) -> int:
     """Charge a group for `before` free CPUs that become `after`; never negative when these are no more.
 

@@ -245,8 +245,7 @@ class StandingBound:
         if free_beside is None:
             need = self._need if self._owns else 0
             enough = (counts.alone if locality == _ALONE else counts.together) >> need
-            left = need + (enough & -enough).bit_length() - 1 - most_cpus
-            free_beside = left if left > 0 else 0
+            free_beside = max(0, need + (enough & -enough).bit_length() - 1 - most_cpus)
         balance = Balance(0.0, 0.0)
         if self._counts_memory and counts.memory is not None and counts.whole:
             share = (counts.memory - self._memory) / counts.whole

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -275,7 +275,6 @@ def has_pages(free: Free) -> bool:
     return any(count > 0 for _, _, count in free.huge_pages)
 
 
-@lru_cache(maxsize=4096)
 def plain_memory_of(topology: Topology) -> int:
     """The bytes outside huge pages that a machine has."""
     return sum(topology.plain_memory.values())
