@@ -98,7 +98,7 @@ def standing(
     """Put the parts of a standing in the order of the strategy.
 
     `contention` is as `effective` gives it. `free_beside` counts the CPUs that stay free on the NUMA nodes of
-    the VM, `free` those that are free on the node.
+    the VM, `free` the free CPUs of the node.
     """
     packages, nodes, distance = locality
     place = (packages, nodes, far_devices, distance)
