@@ -8,7 +8,6 @@ the VM itself comes to sit better.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free_resources import Free
@@ -41,7 +40,7 @@ def is_better(topology: Topology, free: Free, before: Placement, after: Placemen
 
 def cpus_in_places(topology: Topology, free: CpuMask) -> int:
     """Count the CPUs of all VMs of one size that fit on single NUMA nodes, summed over the sizes."""
-    return sum(_in_one_node((node.cpus & free).bit_count()) for node in topology.numa_nodes)
+    return sum(size * places(topology, free, size) for size in SIZES)
 
 
 def places(topology: Topology, free: CpuMask, size: int) -> int:
@@ -52,11 +51,6 @@ def places(topology: Topology, free: CpuMask, size: int) -> int:
 def left_by(free: Free, placement: Placement) -> CpuMask:
     """Return the CPUs that stay free for an exclusive VM beside a placement."""
     return CpuMask(free.cpus & ~(placement.cpus | placement.owned))
-
-
-@lru_cache(maxsize=4096)
-def _in_one_node(free: int) -> int:
-    return sum(size * (free // size) for size in SIZES)
 
 
 def _standing(topology: Topology, free: Free, placement: Placement) -> tuple[int, ...]:
