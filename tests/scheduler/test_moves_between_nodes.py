@@ -20,6 +20,7 @@ from kvplace.scheduler.migration_search import (
     MOST_PER_HOUR,
     SEARCH_S,
 )
+from kvplace.scheduler.migrator import BOUND_S, POLL_S
 from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import Replica, asking_pod, replica
@@ -90,6 +91,21 @@ async def test_the_cheapest_vm_that_agreed_migrates_and_the_waiting_one_gets_its
         )
         assert "make room for default/big" in notes(cluster, cheap.vmi, EventReason.MAKING_ROOM)[0]
         assert notes(cluster, "big", EventReason.ROOM_NOT_MADE) == []
+
+
+async def test_the_waiting_vm_has_a_minute_to_be_bound_after_the_migration(
+    cluster: FaultyCluster, agents: dict[str, NodeAgent]
+) -> None:
+    async with replica(cluster, extending=NODES) as one:
+        virt = VirtController(one, agents)
+        await two_crowded(one, agents)
+        big = await asked(one)
+        await virt.whole(await virt.until_created())
+        await asyncio.sleep(BOUND_S - 2 * POLL_S)
+        assert reservations(cluster) == [("a", big.uid)]
+        await asyncio.sleep(4 * POLL_S)
+        assert reservations(cluster) == []
+        assert "was not bound in time" in notes(cluster, "big", EventReason.ROOM_NOT_MADE)[0]
 
 
 async def test_the_target_is_offered_to_the_pod_of_the_migration_alone_and_no_other_node_is(
