@@ -32,7 +32,7 @@ from kvplace.explain.notes import (
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode, demands_of
 from kvplace.kube.object_client import ApiKind, Document
-from kvplace.kube.vm_statuses import VmStatus
+from kvplace.kube.reported_vms import VmStatus
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, with_devices_of_claims

@@ -55,7 +55,6 @@ from kvplace.kube.object_records import (
     TopologyStatus,
 )
 from kvplace.kube.objects import (
-    AGENT,
     COMPUTE,
     CustomObject,
     NodeObject,
@@ -69,6 +68,7 @@ from kvplace.kube.objects import (
     pod_record,
     vmi_record,
 )
+from kvplace.kube.reported_vms import STATUS_RESOURCES
 from kvplace.kube.resource_claims import (
     DRA_RESOURCES,
     read_resource_claim,
@@ -77,7 +77,6 @@ from kvplace.kube.resource_claims import (
 )
 from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
 from kvplace.kube.topology_objects import TopologyReader, resource_topology_record
-from kvplace.kube.vm_statuses import STATUS_RESOURCES
 from kvplace.kube.watches import (
     AGENT_PODS,
     EVERYTHING,
@@ -96,8 +95,6 @@ from kvplace.kube.watches import (
 K = TypeVar("K")
 R = TypeVar("R")
 
-_WRITTEN_BY = {"fieldManager": "kvplace"}
-
 _IMMUTABLE_UID = "metadata.uid: Invalid value"
 """In the refusal of a patch of pods/status that names another UID."""
 _ECHOES = 256
@@ -115,14 +112,14 @@ class ApiCluster:
         page_size: int = 250,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`component` signs events as kvplace.io/COMPONENT; `now` dates them.
+        """`component` names the writer, kvplace.io/COMPONENT on events; `now` dates events.
 
         Lists are read in pages of `page_size` objects.
         """
         self._session = session
         self._page_size = page_size
         self._controller = f"{GROUP}/{component}"
-        self._written_by = {"fieldManager": AGENT} if component == "agent" else _WRITTEN_BY
+        self._written_by = {"fieldManager": component if component == "kvplace" else f"kvplace-{component}"}
         self._instance = (os.environ.get("POD_NAME") or socket.gethostname())[:128]
         self._now = now
         self._resources: Mapping[Kind[Any, Any], Resource[Any]] = {
@@ -209,7 +206,7 @@ class ApiCluster:
         """
         try:
             await self._session.request(
-                pod_calls.annotate_call(namespace, pod, uid, annotations, _WRITTEN_BY)
+                pod_calls.annotate_call(namespace, pod, uid, annotations, self._written_by)
             )
         except Rejected as error:
             if _IMMUTABLE_UID in str(error):
@@ -241,6 +238,10 @@ class ApiCluster:
             await self._session.request(pod_calls.resize_call(pod, COMPUTE, millicores, self._written_by))
         except Rejected as error:
             raise Refused(str(error)) from error
+
+    async def annotate_vm(self, pod: PodRecord, key: str, value: str | None) -> None:
+        """Write an annotation of the VMI of a pod, or of a plain pod; None removes it."""
+        await self._session.request(pod_calls.annotate_vm_call(pod, key, value, self._written_by))
 
     async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
         """Nominate a node for a pod that still equals `pod`; raises Conflict if it has changed.

@@ -20,8 +20,7 @@ from kvplace.kube.api_errors import NotFound, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Resource
 from kvplace.kube.list_watch import follow
 from kvplace.kube.object_parts import ApiObject, Metadata
-from kvplace.kube.session import APPLY_PATCH, METADATA_ONLY, Call, Session, path_of
-from kvplace.kube.vm_progress import (
+from kvplace.kube.reported_vms import (
     LAUNCHER_RESOURCE,
     LAUNCHERS,
     VM_RESOURCE,
@@ -29,6 +28,7 @@ from kvplace.kube.vm_progress import (
     VMI_RESOURCE,
     VMS,
 )
+from kvplace.kube.session import APPLY_PATCH, METADATA_ONLY, Call, Session, path_of
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 
 K = TypeVar("K")

@@ -25,8 +25,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from kvplace.core.errors import Absent, Misconfigured
-from kvplace.kube.kubeconfig import KubeContext, kubeconfig_files, read_context
-from kvplace.kube.proxies import proxy_of
+from kvplace.kube.kubeconfig import KubeContext, kubeconfig_files, proxy_of, read_context
 
 _Result = TypeVar("_Result")
 

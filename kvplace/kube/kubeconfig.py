@@ -3,23 +3,31 @@
 Of several files (KUBECONFIG may list them, as PATH does) the first that has an entry wins, and files that do
 not exist are skipped. Relative paths are relative to the file that they are in. What is null is not given.
 Every error names the file and what to change.
+
+The proxy before an API server is the one that the kubeconfig names, else that of the environment. As for
+kubectl HTTPS_PROXY counts, or HTTP_PROXY for a server without TLS, and NO_PROXY lists the names, domains and
+networks that are reached without it. SOCKS proxies are not supported.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 from kvplace.core.errors import Misconfigured
 
 _PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 _LISTS = ("clusters", "users", "contexts")
 _USUAL = "~/.kube/config"
+_PROXY_SCHEMES = ("http", "https")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +181,51 @@ def _absolute(content: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
 
 def _listed(contexts: Mapping[str, object]) -> str:
     return f", for example {', '.join(list(contexts)[:5])}" if contexts else ""
+
+
+def proxy_of(cluster: Mapping[str, Any]) -> str | None:
+    """Return the URL of the proxy before a cluster of a kubeconfig; raises ValueError for an unusable one."""
+    named = cluster.get("proxy-url")
+    if not named:
+        return _proxy_of_environment(urlsplit(cluster["server"]))
+    if not isinstance(named, str) or not _is_usable_proxy(named):
+        shown = re.sub(r"//.*@", "//", str(named))  # without a password
+        raise ValueError(f"its proxy-url is {shown!r}; it must be a URL such as http://proxy.example:3128")
+    return named
+
+
+def _proxy_of_environment(server: SplitResult) -> str | None:
+    """Return the proxy that counts for a server; one that cannot be used is left aside."""
+    proxy = getproxies_environment().get(server.scheme)
+    if not proxy or _is_excluded(server):
+        return None
+    url = proxy if "://" in proxy else f"http://{proxy}"
+    return url if _is_usable_proxy(url) else None
+
+
+def _is_excluded(server: SplitResult) -> bool:
+    host = server.hostname or ""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost" or bool(proxy_bypass(server.netloc))
+    if address.is_loopback or proxy_bypass(server.netloc):
+        return True
+    return any(address in network for network in _excluded_networks())
+
+
+def _excluded_networks() -> Iterator[IPv4Network | IPv6Network]:
+    for entry in getproxies_environment().get("no", "").split(","):  # NO_PROXY
+        try:
+            yield ip_network(entry.strip(), strict=False)
+        except ValueError:
+            continue  # a name
+
+
+def _is_usable_proxy(proxy: str) -> bool:
+    try:
+        parts = urlsplit(proxy)
+        (parts.hostname or "").encode("idna")
+        return parts.scheme in _PROXY_SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -42,10 +42,6 @@ class MemoryMigrations:
         await asyncio.sleep(0)
         self.migrations.remove((namespace, name))
 
-    async def read_migration(self, namespace: str, name: str) -> MigrationRecord | None:
-        await asyncio.sleep(0)
-        return self.migrations.get((namespace, name))
-
     def put_migration(self, namespace: str, name: str, vmi: str, phase: str, *, created: str = "") -> None:
         """Let a migration be in a phase, as virt-controller and other creators of migrations do."""
         known = self.migrations.get((namespace, name))

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import MOVE_LABEL
-from kvplace.kube.watches import NAME_FIELD, NAMESPACE_FIELD, Kind
+from kvplace.kube.watches import NAME_FIELD, NAMESPACE_FIELD, Kind, ListClient, Selector
 
 _EVACUATION = "kubevirt-evacuation-"
 """How KubeVirt's evacuation controller names migrations."""
@@ -61,6 +61,12 @@ MIGRATIONS: Kind[tuple[str, str], MigrationRecord] = Kind(
     lambda record: (record.namespace, record.name),
     {NAME_FIELD: lambda record: record.name, NAMESPACE_FIELD: lambda record: record.namespace},
 )
+
+
+async def read_migration(cluster: ListClient, namespace: str, name: str) -> MigrationRecord | None:
+    """Read a live migration as the API server has it now; None if there is none."""
+    found = await cluster.read_all(MIGRATIONS, Selector(namespace=namespace, fields={NAME_FIELD: name}))
+    return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)

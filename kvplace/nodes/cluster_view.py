@@ -32,7 +32,7 @@ from kvplace.kube.object_records import (
     PodReport,
     TopologyRecord,
 )
-from kvplace.kube.vm_statuses import VmStatus
+from kvplace.kube.reported_vms import VmStatus
 from kvplace.nodes.cluster_free_blocks import FreeBlockTotals
 from kvplace.nodes.node_machine import (
     NodeMachine,

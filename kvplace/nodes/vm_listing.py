@@ -18,8 +18,8 @@ from kvplace.core.scalars import PodUid
 from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.concurrency import together
 from kvplace.kube.object_records import LedgerRecord, PodRecord, TopologyRecord
+from kvplace.kube.reported_vms import VM_STATUSES, VMI_STATUSES, VmName, VmStatus
 from kvplace.kube.store import Store
-from kvplace.kube.vm_statuses import VM_STATUSES, VMI_STATUSES, VmName, VmStatus
 from kvplace.kube.watches import LEDGERS, PODS, TOPOLOGIES, Kind, ListClient, Selector, WatchClient
 from kvplace.nodes.cluster_reading import wait_for_list
 from kvplace.nodes.cluster_view import NodeView, VmView, vm_views

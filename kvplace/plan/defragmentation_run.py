@@ -20,8 +20,9 @@ from kvplace.core.errors import BadAnnotation, KvplaceError
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import PLACE_AGAIN, RELOCATED
-from kvplace.kube.migrations import START_S, MigrationRecord, PlannedMigration
+from kvplace.kube.migrations import START_S, PlannedMigration, read_migration
 from kvplace.kube.object_records import LedgerRecord, PodRecord
+from kvplace.kube.watches import ListClient
 
 POLL_S = 1.0
 BEGIN_S = 30.0
@@ -32,7 +33,7 @@ END_S = 60.0
 """How long the claim on the source may stay after a migration."""
 
 
-class DefragmentationClient(Protocol):
+class DefragmentationClient(ListClient, Protocol):
     """The cluster calls of the moves."""
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
@@ -53,10 +54,6 @@ class DefragmentationClient(Protocol):
 
     async def delete_migration(self, namespace: str, name: str) -> None:
         """Delete a live migration; one that is gone already is not an error."""
-        ...
-
-    async def read_migration(self, namespace: str, name: str) -> MigrationRecord | None:
-        """Read a live migration; None if there is none."""
         ...
 
 
@@ -156,7 +153,7 @@ async def _migrate(client: DefragmentationClient, move: DefragmentingMove, pod: 
     began = loop.time()
     while True:
         await asyncio.sleep(POLL_S)
-        found = await client.read_migration(live.namespace, name)
+        found = await read_migration(client, live.namespace, name)
         if found is None:
             raise _NotMade(f"migration {name} was deleted")
         if found.phase == "Failed":

@@ -25,7 +25,7 @@ from kvplace.core.strict_json import shown
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import NotFound, Rejected
 from kvplace.kube.api_rollouts import Quota
-from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
+from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
 from kvplace.kube.watches import Selector
 from kvplace.rollout.cluster_calls import RolloutCluster
 from kvplace.rollout.templates import Rollout, WantedVm

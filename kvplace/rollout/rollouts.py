@@ -22,10 +22,10 @@ from kvplace.kube.api_rollouts import ApiRollouts
 from kvplace.kube.concurrency import together
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_client import ObjectReader
+from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.retry import retrying
 from kvplace.kube.session import Session, open_session
 from kvplace.kube.store import Store
-from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.watches import AGENT_PODS, AGENTS, NAME_FIELD, NODE_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
 from kvplace.rollout.cluster_calls import AgentReader, AgentReport, NodeReader, RolloutCluster

@@ -18,9 +18,9 @@ from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Unavailable
 from kvplace.core.quantity import counted
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import unanswered
+from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store
-from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.watches import Kind, Selector
 from kvplace.rollout.cluster_calls import AgentReader, RolloutCluster
 from kvplace.rollout.measuring import Measuring

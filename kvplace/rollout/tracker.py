@@ -18,7 +18,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stages import VmStage
 from kvplace.kube.api_errors import passes
 from kvplace.kube.object_records import NO_NODE
-from kvplace.kube.vm_progress import LauncherPod, VmiObjectPhase, VmObject
+from kvplace.kube.reported_vms import LauncherPod, VmiObjectPhase, VmObject
 from kvplace.rollout.templates import Rollout, WantedVm
 
 _OVER = ("Succeeded", "Failed")

@@ -30,9 +30,9 @@ from kvplace.core.reservation import is_for_migration, kept_for, reserve, reserv
 from kvplace.core.scalars import NO_CPUS
 from kvplace.core.well_known_names import about_pod
 from kvplace.kube.events import EventRecorder, making_room, owner_reference, room_not_made
-from kvplace.kube.migrations import MIGRATIONS, START_S, MigrationRecord
+from kvplace.kube.migrations import MIGRATIONS, START_S, MigrationRecord, read_migration
 from kvplace.kube.object_records import PodRecord
-from kvplace.kube.watches import LEDGERS, NAME_FIELD, Selector
+from kvplace.kube.watches import LEDGERS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.kept_room import RENEW_S, RoomStopped, until_when
@@ -189,7 +189,7 @@ class Migrator:
                 for kept in (move.there, move.here):
                     await kept.renew(self._cache.ledgers, self._now())
             try:
-                record = await self._read(move)
+                record = await read_migration(self._cluster, move.migration.namespace, move.migration.name)
             except Unavailable:
                 continue
             if record is not None and record.phase == "Succeeded":
@@ -211,11 +211,6 @@ class Migrator:
         if record is None or not record.has_started:
             await self._cluster.delete_migration(move.migration.namespace, move.migration.name)
         raise RoomStopped("the VM waits no longer")
-
-    async def _read(self, move: MoveToNode) -> MigrationRecord | None:
-        selector = Selector(fields={NAME_FIELD: move.migration.name}, namespace=move.migration.namespace)
-        found = await self._cluster.read_all(MIGRATIONS, selector)
-        return found[0] if found else None
 
     async def _give_back(self, move: MoveToNode) -> None:
         """End both reservations, unless they have become claims; if this fails, they expire."""

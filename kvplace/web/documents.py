@@ -21,8 +21,8 @@ from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import OPTING_IN
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import NO_NODE, AgentPod, PodRecord, TopologyRecord
+from kvplace.kube.reported_vms import VmStatus
 from kvplace.kube.store import Store
-from kvplace.kube.vm_statuses import VmStatus
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView, with_devices
 from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_cache import NodeCache

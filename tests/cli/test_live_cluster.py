@@ -27,7 +27,7 @@ from kvplace.core.errors import (
 from kvplace.core.label_terms import read_label_terms
 from kvplace.kube import list_watch
 from kvplace.kube.api_rollouts import ApiRollouts
-from kvplace.kube.vm_progress import VMS
+from kvplace.kube.reported_vms import VMS
 from kvplace.kube.watches import LEDGERS, NODES, PODS
 from kvplace.nodes.cluster_reading import read_cluster
 from tests.cli.calls import call_process

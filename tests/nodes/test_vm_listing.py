@@ -20,7 +20,7 @@ from kvplace.core.scalars import CpuId, CpuMask, NodeName, NumaId, PodUid, Resou
 from kvplace.core.well_known_names import PINNED
 from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.object_records import NO_NODE, Condition, LedgerRecord, PodRecord
-from kvplace.kube.vm_statuses import STATUS_RESOURCES, VM_STATUSES, VMI_STATUSES, VmStatus
+from kvplace.kube.reported_vms import STATUS_RESOURCES, VM_STATUSES, VMI_STATUSES, VmStatus
 from kvplace.kube.watches import EVERYTHING, LEDGERS, PLACED_PODS, TOPOLOGIES, Interrupted, Kind, Selector
 from kvplace.nodes.cluster_view import VmState, VmView
 from kvplace.nodes.view_documents import vm_document

@@ -17,7 +17,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_rollouts import Quota
 from kvplace.kube.object_log import ObjectLog
-from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
+from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 
 K = TypeVar("K")

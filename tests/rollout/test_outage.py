@@ -10,7 +10,7 @@ import pytest
 
 from kvplace.core.errors import ExitCode, KvplaceError
 from kvplace.kube.api_errors import ApiUnavailable, Denied
-from kvplace.kube.vm_progress import VMI_PHASES
+from kvplace.kube.reported_vms import VMI_PHASES
 from kvplace.kube.watches import EVERYTHING, Interrupted, Kind, Selector, WatchEvent
 from kvplace.rollout.report import Report
 from kvplace.rollout.run import RolloutRun

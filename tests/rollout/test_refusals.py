@@ -9,7 +9,7 @@ import pytest
 
 from kvplace.core.errors import ExitCode, Forbidden, KvplaceError, Misconfigured
 from kvplace.kube.api_errors import Denied, Rejected
-from kvplace.kube.vm_progress import VmObject
+from kvplace.kube.reported_vms import VmObject
 from kvplace.rollout.report import Failure, by_reason, report_of
 from kvplace.rollout.tracker import Tracker
 from tests.rollout.examples import moving, rollout, rollouts_of

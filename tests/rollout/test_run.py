@@ -14,7 +14,7 @@ from kvplace.core.vm_stages import VmStage
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import Denied
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.vm_progress import LAUNCHERS
+from kvplace.kube.reported_vms import LAUNCHERS
 from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.rollout.report import Report

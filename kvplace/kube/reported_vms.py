@@ -1,27 +1,36 @@
-"""How far VMs have come, read from the three objects behind each of them: VM, VMI and virt-launcher pod.
+"""VMs as KubeVirt reports them: the progress of each, and the status of VMs that opted in.
 
-Records of their own, because the caches of `serve` need none of these fields for thousands of pods. What a
-moment cannot be read from is None, and so is what has not happened.
+A rollout reads how far its VMs have come from three objects: VM, VMI and virt-launcher pod. A list of VMs
+shows KubeVirt's own status: of a VirtualMachine the status that `kubectl get vm` prints, of a
+VirtualMachineInstance its phase. Decisions need none of this, so the caches of `serve` do not have it for
+thousands of pods. What a moment cannot be read from is None, and so is what has not happened.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from typing import Any, TypeAlias
 
 import msgspec
 
+from kvplace.core.annotations import read_options
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.request import PinningOptions
 from kvplace.core.scalars import NodeName
-from kvplace.core.well_known_names import NO_LONGER_RUNNING, PINNED
+from kvplace.core.well_known_names import NO_LONGER_RUNNING, PINNED, ROLLOUT_LABEL
 from kvplace.kube.api_list_watch import Resource
-from kvplace.kube.object_parts import ApiObject, ConditionObject
+from kvplace.kube.object_parts import ApiObject, ConditionObject, Metadata
 from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.pod_spec import OwnerReference
 from kvplace.kube.session import path_of
 from kvplace.kube.watches import NAME_FIELD, NAMESPACE_FIELD, Kind
 
 VMS_PATH = ("apis", "kubevirt.io", "v1")
+VmName: TypeAlias = tuple[str, str]
+"""Namespace and name."""
 _NOT_MADE = "FailedCreate"
 _REASONS_OF_WAITING = ("Unschedulable", "SchedulerError")
 
@@ -83,26 +92,41 @@ class LauncherPod:
     """Whether it was pinned until its threads ended."""
 
 
-class _Labels(ApiObject, frozen=True):
-    rollout: str = msgspec.field(name="kvplace.io/rollout", default="")
+@dataclass(frozen=True, slots=True)
+class VmStatus:
+    """A VirtualMachine or a VirtualMachineInstance."""
+
+    namespace: str
+    name: str
+    created: str = ""
+    """When it was created, RFC 3339."""
+    status: str = ""
+    """The word of KubeVirt; empty before KubeVirt has reported anything."""
+    is_instance: bool = False
+    """Whether it is a VirtualMachineInstance."""
+    options: PinningOptions | None = None
+    """How it requests cores; None if it does not, or in values that admission refuses."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The labels that its pod has, too."""
+
+    @property
+    def key(self) -> VmName:
+        """The name of a VM and of its instance."""
+        return self.namespace, self.name
 
 
-class _Meta(ApiObject, frozen=True):
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    creation_timestamp: datetime | None = None
-    deletion_timestamp: datetime | None = None
-    labels: _Labels | None = None
+class _Meta(Metadata, frozen=True):
+    annotations: dict[str, str] | None = None
     owner_references: tuple[OwnerReference, ...] | None = None
 
     @property
     def rollout(self) -> str:
-        return self.labels.rollout if self.labels is not None else ""
+        return (self.labels or {}).get(ROLLOUT_LABEL, "")
 
     @property
     def created(self) -> float:
-        return _seconds(self.creation_timestamp) or 0.0
+        moment = self.creation_timestamp
+        return 0.0 if moment is None else datetime.fromisoformat(moment).timestamp()
 
 
 class _Condition(ConditionObject, frozen=True):
@@ -116,6 +140,7 @@ class _Transition(ApiObject, frozen=True):
 
 class _Status(ApiObject, frozen=True):
     phase: str = ""
+    printable_status: str = ""
     conditions: tuple[_Condition, ...] | None = None
     phase_transition_timestamps: tuple[_Transition, ...] | None = None
 
@@ -123,8 +148,13 @@ class _Status(ApiObject, frozen=True):
         return next((one for one in self.conditions or () if one.type == kind), _NO_CONDITION)
 
 
+class _Template(ApiObject, frozen=True):
+    metadata: _Meta | None = None
+
+
 class _Spec(ApiObject, frozen=True):
     node_name: str = ""
+    template: _Template | None = None
 
 
 class _Object(ApiObject, frozen=True):
@@ -195,6 +225,35 @@ def _pod(pod: _Object) -> LauncherPod:
     )
 
 
+def _status_of_vm(vm: _Object) -> VmStatus:
+    template = (vm.spec.template and vm.spec.template.metadata) or _Meta()
+    status = (vm.status or _NO_STATUS).printable_status
+    return _vm_status(vm.metadata, template, status, is_instance=False)
+
+
+def _status_of_vmi(vmi: _Object) -> VmStatus:
+    status = (vmi.status or _NO_STATUS).phase
+    return _vm_status(vmi.metadata, vmi.metadata, status, is_instance=True)
+
+
+def _vm_status(meta: _Meta, asking: _Meta, status: str, *, is_instance: bool) -> VmStatus:
+    try:
+        options = read_options(asking.annotations or {})
+    except BadAnnotation:
+        options = None
+    labels = (asking.labels or {}) if options is not None else {}
+    created = meta.creation_timestamp or ""
+    return VmStatus(meta.namespace, meta.name, created, status, is_instance, options, labels)
+
+
+def _kind(resource: str) -> Kind[VmName, VmStatus]:
+    return Kind(
+        resource,
+        lambda record: record.key,
+        {NAME_FIELD: lambda record: record.name, NAMESPACE_FIELD: lambda record: record.namespace},
+    )
+
+
 VMS: Kind[str, VmObject] = Kind(
     "virtualmachines",
     lambda record: record.name,
@@ -220,3 +279,13 @@ VMI_RESOURCE = Resource.of(
     "virtualmachineinstances", path_of(*VMS_PATH, "virtualmachineinstances"), _decoder(), _vmi
 )
 LAUNCHER_RESOURCE = Resource.of("pods", path_of("api", "v1", "pods"), _decoder(), _pod)
+VM_STATUSES = _kind("virtualmachines")
+VMI_STATUSES = _kind("virtualmachineinstances")
+STATUS_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
+    VM_STATUSES: Resource.of(
+        VM_STATUSES.name, path_of(*VMS_PATH, VM_STATUSES.name), _decoder(), _status_of_vm
+    ),
+    VMI_STATUSES: Resource.of(
+        VMI_STATUSES.name, path_of(*VMS_PATH, VMI_STATUSES.name), _decoder(), _status_of_vmi
+    ),
+}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvplace.core.well_known_names import PINNED
-from kvplace.kube.vm_progress import LAUNCHER_RESOURCE, LauncherPod
+from kvplace.kube.reported_vms import LAUNCHER_RESOURCE, LauncherPod
 
 
 @pytest.mark.parametrize(
