@@ -31,6 +31,7 @@ from kvplace.nodes.cluster_view import NodeView
 from kvplace.nodes.node_machine import NOT_DESCRIBED, Unusable
 
 _SHOWN = 5
+_INSTANCE = "app.kubernetes.io/instance"
 _RELEASE = (
     "kubectl patch nodetopology NODE --subresource status --type merge -p "
     """'{"status":{"enforcement":"none"}}'"""
@@ -81,7 +82,8 @@ def check_agents(found: Installation) -> Iterator[Finding]:
             "take the component without-agent out of your folder and apply it again, unless the nodes are "
             "described by hand on purpose",
         )
-    if len(daemonsets) > 1:
+    instances = {at(one, "metadata", "labels", _INSTANCE) for one in daemonsets}
+    if len(daemonsets) > len(instances):  # the nodes of dra-driver-cpu have their own
         names = some(title(one, "DaemonSet") for one in daemonsets)
         yield wrong(
             "DaemonSets of the agent", f"there are several ({names})", "delete the one that is not used"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from harness.control_plane.cluster import ControlPlane, Json, RequestRefused
 from kvplace.core.cpuset import parse_cpu_list
@@ -45,6 +46,26 @@ def wait_for_policy(made: ControlPlane) -> None:
     change = {"status": {"reservedFor": None}}
     path = f"{CLAIMS}/{name}/status?dryRun=All"
     refused(lambda: made.request("PATCH", path, change, content_type=MERGE, token=token))
+
+
+def test_one_agent_runs_on_each_node_and_the_label_of_the_node_decides_its_mode(
+    plane: ControlPlane, manifests: Path
+) -> None:
+    rendered = yaml.safe_load_all(plane.kubectl("kustomize", str(overlay(manifests, "dra-driver-cpu"))))
+    sets = {one["metadata"]["name"]: one["spec"] for one in rendered if one["kind"] == "DaemonSet"}
+    usual, of_driver = sets.pop("kvplace-agent"), sets.pop("kvplace-agent-dra-driver-cpu")
+    assert sets == {}
+    pods = [one["template"]["spec"] for one in (usual, of_driver)]
+    (term,) = pods[0].pop("affinity")["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term == {
+        "matchExpressions": [{"key": "kvplace.io/dra-driver-cpu", "operator": "NotIn", "values": ["true"]}]
+    }
+    assert pods[1]["nodeSelector"].pop("kvplace.io/dra-driver-cpu") == "true"
+    modes = [pod["containers"][0]["args"].pop(1) for pod in pods]
+    assert modes == ["--enforcement=$(ENFORCEMENT)", "--enforcement=dra"]
+    assert pods[0] == pods[1]
 
 
 MERGE = "application/merge-patch+json"
