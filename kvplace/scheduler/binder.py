@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Protocol
 
 from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.device_choices import far_devices
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
@@ -329,8 +330,8 @@ class Binder:
         if (
             held is not None
             and held.fingerprint == machine.topology.fingerprint
-            and request.device_nodes <= set(held.placement.numa_nodes)
             and machine.free(ledger).can_give(held.claim)
+            and not self._has_far_devices(args, machine, ledger, request, held.placement)
         ):
             return held.placement
         message = ""
@@ -341,6 +342,23 @@ class Binder:
                 return answer
             message = answer.message
         raise Refused(f"node {args.node}: {message}")
+
+    def _has_far_devices(
+        self,
+        args: BindingArgs,
+        machine: NodeMachine,
+        ledger: Ledger,
+        request: Request,
+        placement: Placement,
+    ) -> bool:
+        """Whether a placement is not the best beside the devices that the pod will get now.
+
+        They may have changed since Filter, and those of resource claims are known only now.
+        """
+        if not (request.devices or request.device_nodes):
+            return False
+        devices = self._cache.free_devices(machine, ledger, self._pending.held_on(args.node, but=args.uid))
+        return far_devices(machine.topology, devices, request, placement.cpus) > 0
 
     async def _leave_to_controller(self, args: BindingArgs, claim: Claim) -> None:
         """Raise Conflict for a claim that no longer fits machine or devices, unless the pod has it."""

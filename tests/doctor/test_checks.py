@@ -433,19 +433,6 @@ def test_of_nodes_without_a_ready_agent_those_are_named_for_which_one_is_meant()
     assert "1 of 2 agents ready: worker-2; VMs" in found
 
 
-def test_two_agents_for_the_same_nodes_are_wrong_and_one_for_the_nodes_of_dra_driver_cpu_is_not() -> None:
-    usual, other, of_driver = (named(f"kvplace-agent{end}", component="agent") for end in ("", "-2", "-dra"))
-    of_driver["metadata"]["labels"]["app.kubernetes.io/instance"] = "dra-driver-cpu"
-
-    def several(*daemonsets: dict[str, Any]) -> bool:
-        found = problems(check_agents, **{**view(), "objects": {"daemonsets": daemonsets}})
-        return any("there are several" in problem for problem in found)
-
-    assert several(usual, other)
-    assert several(usual, other, of_driver)
-    assert not several(usual, of_driver)
-
-
 def test_what_the_agent_reports_about_its_node_is_passed_on() -> None:
     said = Condition("Ready", False, "StateUnreadable", "damaged")
     (found,) = problems(check_conditions, **view(conditions=(said,)))

@@ -100,3 +100,26 @@ async def test_a_plan_answers_as_filter_and_bind_do(seed: int) -> None:
     answers = planned(nodes, wanted)
     assert answers == await scheduled(nodes, wanted)
     assert any(answers)
+
+
+@pytest.mark.parametrize("near", [DeviceNuma.REQUIRED, DeviceNuma.PREFERRED])
+async def test_where_a_device_vanishes_between_filter_and_bind_the_other_one_counts(near: DeviceNuma) -> None:
+    cluster, vf = Counting(), RESOURCES[0]
+
+    def report(*numa_nodes: int) -> DeviceReport:
+        stated = [(vf, NumaId(numa), 1) for numa in numa_nodes]
+        return DeviceReport(NodeDevices.all_free(stated, TopologyPolicy("best-effort")))
+
+    cluster.create_node("a", topology=TWO)
+    cluster.put_topology("a", TWO, devices=report(0, 1))
+    async with replica(cluster, controller=False) as one:
+        pod = asking_pod(cluster, "vm", 2, devices={vf: 1}, scope=Scope.ONE_NUMA, device_numa=near)
+        await asyncio.sleep(1)
+        assert (await one.filter(pod, "a")).names == ["a"]
+        held = one.extender.pending.hold_of(pod.uid)
+        assert held is not None
+        assert held.placement.numa_nodes == (0,)
+        cluster.put_topology("a", TWO, devices=report(1))
+        await asyncio.sleep(1)
+        assert await one.bind(pod, "a") == ""
+        assert cluster.placement("vm").placement.numa_nodes == (1,)
