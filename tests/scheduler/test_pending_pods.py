@@ -153,3 +153,15 @@ async def test_holds_end_on_time_although_nothing_asks() -> None:
     await asyncio.sleep(10.0)
     running.cancel()
     assert ended == [("n", 4.0), ("m", 5.0)]
+
+
+async def test_pods_that_wait_for_their_first_try_come_by_priority_and_then_by_age(
+    cluster: FaultyCluster,
+) -> None:
+    async with running_node_cache(cluster) as cache:
+        pending = pending_pods(cache)
+        for number, priority in enumerate((0, 5, 0, 9)):
+            asking_pod(cluster, f"vm-{number}", priority=priority, shape=b"one")
+        await asyncio.sleep(1)
+        waiting = [pod.name for pod in pending.of_shape(b"one")]
+        assert waiting == ["vm-3", "vm-1", "vm-0", "vm-2"]
