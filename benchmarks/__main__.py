@@ -26,6 +26,7 @@ TITLES: Mapping[str, str] = {
     "neighbours": "A job beside busy neighbours",
     "fragmentation": "Fragmentation after long use",
     "moves_in_a_cluster": "Moves in a cluster",
+    "migration": "A migration that makes room",
     "across_nodes": "Cluster utilisation",
     "devices": "Cores beside devices",
     "planning": "Many VMs at once",
