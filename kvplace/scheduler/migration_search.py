@@ -57,6 +57,8 @@ SEARCH_S = 60.0
 """All VMIs are read once in so long at most."""
 SOON_S = 10.0
 """The next search comes so soon where a VM is likely to be able to migrate in a moment."""
+_STARTING_S = 300.0
+"""Older pods have not just started."""
 MOST_REFUSED = 16
 """Targets that kube-scheduler would refuse: each is left out of the next search, up to so many."""
 _HOUR_S = 3600.0
@@ -215,8 +217,8 @@ class MigrationSearch:
                 able[uid] = vm, vmis[vm.pod.vmi_uid]
         waiting = None if nodes else vmis.get(pod.vmi_uid)
         if not able:
-            known = (vmis.get(vm.pod.vmi_uid) for vm in vms.values())
-            soon = starting or any(vmi is not None and vmi.has_just_started for vmi in known)
+            new = (vmis.get(vm.pod.vmi_uid) for vm in vms.values() if self._is_new(vm.pod))
+            soon = starting or any(vmi is not None and vmi.has_just_started for vmi in new)
             if soon:
                 self._next_search = self._clock() + SOON_S
             return NoMigration(_counted(obstacles), soon)
@@ -247,7 +249,9 @@ class MigrationSearch:
                 # A device of the host stays on its node.
                 if vm is not None and vm.may_migrate and vm.pod.vmi_uid and not _request_of(vm).devices:
                     found[uid] = vm
-                starting = starting or (vm is None and self._vms.is_starting(node, uid))
+                if vm is None and not starting:
+                    pod = self._cache.pods.get(uid)
+                    starting = pod is not None and self._is_new(pod) and self._vms.is_starting(node, uid)
         return found, starting
 
     async def _delete_overdue(self, migrations: Sequence[MigrationRecord]) -> None:
@@ -280,6 +284,9 @@ class MigrationSearch:
         if any(uid == vmi.uid and at > peace_since for uid, at in self._created.values()):
             return "it has been asked to migrate lately"
         return vmi.obstacle
+
+    def _is_new(self, pod: PodRecord) -> bool:
+        return self._age_s(pod.created) < _STARTING_S
 
     def _age_s(self, created: str) -> float:
         return (self._now() - datetime.fromisoformat(created)).total_seconds() if created else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,15 +104,20 @@ async def test_a_vm_that_has_just_started_migrates_as_soon_as_it_can(
         assert len(virt.created) == 1
 
 
+@pytest.mark.parametrize("why", ["disks", "no condition for long"])
 async def test_a_vm_that_never_can_migrate_is_searched_for_no_more_often_than_others(
-    cluster: FaultyCluster, agents: dict[str, NodeAgent]
+    cluster: FaultyCluster, agents: dict[str, NodeAgent], why: str
 ) -> None:
     disks = {"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable"}
+    conditions = [disks] if why == "disks" else []
     async with replica(cluster, extending=NODES) as one:
         virt = VirtController(one, agents)
         small = await two_crowded(one, agents)
         for vm in small:
-            cluster.put_running_vmi(vm.vmi, vm.vmi_uid, status={"conditions": [disks]})
+            cluster._put_pod(replace(cluster._pod(vm.namespace, vm.name), created=cluster.time()))
+            cluster.put_running_vmi(vm.vmi, vm.vmi_uid, status={"conditions": conditions})
+        if why == "no condition for long":
+            await asyncio.sleep(300)
         put_waiting(one)
         await asyncio.sleep(TRY_S + 1)
         for vm in small:
