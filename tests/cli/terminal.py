@@ -45,8 +45,8 @@ class Terminal:
         os.write(self._outer, text.encode())
 
     def interrupt(self) -> None:
-        """Press Ctrl-C."""
-        self._process.send_signal(signal.SIGINT)
+        """Press Ctrl-C, which reaches every program on the terminal."""
+        os.killpg(self._process.pid, signal.SIGINT)
 
     def end(self) -> int:
         """Return the program's exit code once it has ended."""
