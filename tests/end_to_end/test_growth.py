@@ -7,7 +7,7 @@ from typing import Any
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane
 from harness.control_plane.hollow_node import NodesInBackground
 from harness.control_plane.kubevirt_parts import KubeVirt
-from harness.control_plane.watching import is_ready, wait_for
+from harness.control_plane.watching import condition, is_ready, wait_for
 from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
 from harness.kvplace_cluster.vms import VMIS, VMS, vm_manifest
@@ -43,9 +43,13 @@ class GrowingVm:
 
     def ask_for(self, sockets: int) -> None:
         """Change the size in the template as a user does, and wait until KubeVirt wants to plug vCPUs in."""
-        grown = {"spec": {"template": {"spec": {"domain": {"cpu": {"sockets": sockets}}}}}}
-        self.cluster.request("PATCH", f"{self.kinds}/{VMS}/db", grown, content_type=MERGE_PATCH)
+        self.resize({"sockets": sockets})
         wait_for(self.cluster, f"{self.kinds}/{VMIS}", "db", _is_growing)
+
+    def resize(self, cpu: Json) -> None:
+        """Change the size in the template as a user does."""
+        grown = {"spec": {"template": {"spec": {"domain": {"cpu": cpu}}}}}
+        self.cluster.request("PATCH", f"{self.kinds}/{VMS}/db", grown, content_type=MERGE_PATCH)
 
     def migrate(self) -> Json:
         """Create the migration and return the target's pod as virt-controller made it."""
@@ -97,6 +101,31 @@ def test_the_pod_of_the_new_size_owns_a_core_for_each_of_8_vcpus_before_the_gues
             assert len(machine.packages_of(placement.cpus)) == 1
             assert ledger["owners"] == {str(cpu): uid for cpu in cpus_of(placement.cpus)}
             assert parse_cpu_list(ledger["claims"][uid]["cpus"]) == placement.cpus
+
+
+def test_a_size_beyond_the_most_sockets_of_the_running_vm_waits_for_a_restart_and_the_vm_keeps_its_cores(
+    cluster: ControlPlane,
+    virt: KubeVirt,
+    kvplace: Installation,
+    nodes: NodesInBackground,
+    machine: Topology,
+    vm_namespace: str,
+) -> None:
+    nodes.do(nodes.nodes.add(node_shape("grow-alone", machine)))
+    with described_nodes(kvplace, {"grow-alone": machine}):
+        vm = GrowingVm(cluster, virt, vm_namespace)
+        vm.runs()
+        before = kvplace.ledger("grow-alone")
+        vm.resize({"sockets": 17, "maxSockets": 32})
+        wait_for(
+            cluster, f"{vm.kinds}/{VMS}", "db", lambda seen: condition(seen, "RestartRequired") == "True"
+        )
+        vmi = cluster.request("GET", f"{vm.kinds}/{VMIS}/db")
+        assert vmi["spec"]["domain"]["cpu"]["sockets"] == 4
+        assert not _is_growing(vmi)
+        pods = cluster.request("GET", vm.pods)["items"]
+        assert [pod["metadata"]["uid"] for pod in pods] == [vm.first["metadata"]["uid"]]
+        assert kvplace.ledger("grow-alone") == before
 
 
 def test_growth_that_fits_on_no_other_node_is_an_event_with_numbers_and_the_vm_keeps_its_cores(

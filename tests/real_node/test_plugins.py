@@ -19,6 +19,22 @@ from tests.real_node.vms import LEDGERS, SMALL_DOMAIN, VIRSH, Vms, migrate
 OWN_CPU = {"n1": 1, "n2": 0}
 """What each node has to give: the other one is reserved."""
 GATES = ("Plugins", "CPUManager", "NUMA")
+FOREIGN = {
+    "apiVersion": "plugin.kubevirt.io/v1alpha1",
+    "kind": "Plugin",
+    "metadata": {"name": "later-than-kvplace"},
+    "spec": {
+        "domainHooks": [
+            {
+                "cel": {
+                    "expression": "Domain{Title: 'changed', CPUTune: DomainCPUTune{"
+                    "VCPUPin: [DomainCPUTuneVCPUPin{VCPU: 0u, CPUSet: '0-1'}]}}"
+                }
+            }
+        ]
+    },
+}
+"""KubeVirt calls Plugins by name: this one pins the vCPU anew after kvplace has."""
 
 
 @pytest.fixture
@@ -71,3 +87,11 @@ def test_a_vm_starts_migrates_and_ends_through_the_plugin_and_a_vm_without_optio
     assert hook["state"]["terminated"]["exitCode"] == 0
     wait_for(plane, LEDGERS, target, lambda seen: not seen["spec"].get("claims"))
     assert vms.running("other").pod_uid == other.pod_uid
+
+    plane.request("POST", "/apis/plugin.kubevirt.io/v1alpha1/plugins", FOREIGN)
+    changed = vms.start("changed", node=target)
+    assert changed.pinned() == f"revision 1: all threads run on CPU {OWN_CPU[target]} as placed"
+    assert {thread.cpus for thread in changed.threads().threads} == {1 << OWN_CPU[target]}
+    domain = ("exec", "--namespace", vms.namespace, changed.pod()["metadata"]["name"], "-c", "compute", "--")
+    xml = plane.kubectl(*domain, *VIRSH, "dumpxml", f"{vms.namespace}_changed")
+    assert "<title>changed</title>" in xml
