@@ -27,6 +27,7 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.node_devices import NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.kubelet.pod_resources import ListedPod, count_devices, devices_of_pod, read_pod_resources
+from tests.real_node.shown_machine import show_two_numa_nodes
 
 VF, GPU = ResourceName("kvplace.test/vf"), ResourceName("kvplace.test/gpu")
 DEVICES = {
@@ -37,7 +38,6 @@ _TRIES = 9
 _RESYNC_S = 60.0
 """The kubelet's `syncFrequency`: so often it writes such files although nothing has changed."""
 _CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
-_SHOWN = "/run/two-numa-nodes"
 
 
 class DeviceNode:
@@ -46,7 +46,7 @@ class DeviceNode:
     def __init__(self, plane: ControlPlane, runtime: ContainerRuntime) -> None:
         self.plane = plane
         self.sandbox = runtime.sandbox
-        _show_two_numa_nodes(self.sandbox)
+        show_two_numa_nodes(self.sandbox)
         self.policy = "none"
         self._kubelet = Kubelet(plane, NodeAccess(plane, self.sandbox), runtime)
         self._kubelet.wait_until_ready()
@@ -275,23 +275,6 @@ def _has_text(file: Path, text: str) -> bool:
 def _runs(node: DeviceNode, namespace: str) -> bool:
     pod = node.plane.request("GET", f"/api/v1/namespaces/{namespace}/pods/pod")
     return bool(pod["status"]["phase"] == "Running")
-
-
-def _show_two_numa_nodes(sandbox: Sandbox) -> None:
-    """Put a machine of two NUMA nodes, each with a CPU, in the place of what sysfs shows in the sandbox."""
-    total = 4 << 20
-    for node in (0, 1):
-        folder = f"{_SHOWN}/node{node}"
-        sandbox.write(f"{folder}/cpulist", f"{node}\n")
-        sandbox.write(f"{folder}/distance", "10 21\n" if node == 0 else "21 10\n")
-        sandbox.write(
-            f"{folder}/meminfo", f"Node {node} MemTotal:  {total} kB\nNode {node} MemFree:  {total} kB\n"
-        )
-        sandbox.run("mkdir", "-p", f"{folder}/hugepages")
-        sandbox.run("ln", "-s", f"/sys/devices/system/cpu/cpu{node}", f"{folder}/cpu{node}")
-    for name in ("online", "possible", "has_cpu", "has_memory"):
-        sandbox.write(f"{_SHOWN}/{name}", "0-1\n")
-    sandbox.run("mount", "--bind", _SHOWN, "/sys/devices/system/node")
 
 
 def _until(holds: Callable[[], object]) -> None:
