@@ -125,6 +125,11 @@ class Topology:
         return {core: core.bit_count() for core in self.cores}
 
     @cached_property
+    def thread_counts(self) -> frozenset[int]:
+        """The numbers of threads that its cores have: one number unless the machine is hybrid."""
+        return frozenset(self.kind_of_core.values())
+
+    @cached_property
     def undivided_cores(self) -> tuple[CpuMask, ...]:
         """The cores that lie in one package, one NUMA node and one L3 group, as all cores should."""
         levels = [

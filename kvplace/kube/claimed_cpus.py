@@ -30,7 +30,29 @@ def has_cpus(claim: ResourceClaimRecord) -> bool:
     return any(driver == CPU_DRIVER for driver, _, _ in claim.allocated or ())
 
 
-def number_of_cpus(claim: ResourceClaimRecord, pod: PodUid) -> int:
+def stated_cpus(capacity: Mapping[str, str] | None) -> int | None:
+    """Return the number of CPUs in the capacity of a request or result; None where there is no such number."""
+    try:
+        count = parse_quantity((capacity or {})[CAPACITY])
+    except (KeyError, ValueError):
+        return None
+    return int(count) if count.denominator == 1 else None
+
+
+def requests_cpus(claim: ResourceClaimRecord) -> bool:
+    """Whether a ResourceClaim requests a number of CPUs of dra-driver-cpu."""
+    return any(one.cpus is not None for one in claim.requests)
+
+
+def requested_cpus(claim: ResourceClaimRecord) -> int:
+    """Return how many CPUs a ResourceClaim requests; raises Refused for a claim that cannot be written."""
+    requests = [one for one in claim.requests if one.cpus is not None]
+    _check_devices(claim, sum(one.count for one in requests))
+    (request,) = requests
+    return request.cpus or 0
+
+
+def allocated_cpus(claim: ResourceClaimRecord, pod: PodUid) -> int:
     """Return how many CPUs are allocated to a pod; raises Refused for a claim that cannot be written."""
     what = name_of(claim)
     results = claim.allocated or ()
@@ -38,10 +60,7 @@ def number_of_cpus(claim: ResourceClaimRecord, pod: PodUid) -> int:
         raise Refused(
             f"{what} has devices of {', '.join(foreign)}, too: request CPUs in a ResourceClaim of their own"
         )
-    if len(results) != 1:
-        raise Refused(
-            f"{what} has {counted(len(results), 'device')} of {CPU_DRIVER}: request one, for all CPUs"
-        )
+    _check_devices(claim, len(results))
     users = {user.get("uid") for user in claim.status.get("reservedFor") or ()}
     if users - {pod}:
         raise Refused(
@@ -50,13 +69,19 @@ def number_of_cpus(claim: ResourceClaimRecord, pod: PodUid) -> int:
     if not users:
         raise Conflict(f"{what} is not reserved for this pod")
     (result,) = claim.status["allocation"]["devices"]["results"]
-    try:
-        count = parse_quantity((result.get("consumedCapacity") or {})[CAPACITY])
-    except (KeyError, ValueError):
+    count = stated_cpus(result.get("consumedCapacity"))
+    if count is None:
         raise Refused(
             f"{what} has a device of {CPU_DRIVER} without {CAPACITY}: run the driver with --group-by=machine"
-        ) from None
-    return int(count)
+        )
+    return count
+
+
+def _check_devices(claim: ResourceClaimRecord, count: int) -> None:
+    if count != 1:
+        raise Refused(
+            f"{name_of(claim)} has {counted(count, 'device')} of {CPU_DRIVER}: request one, for all CPUs"
+        )
 
 
 def with_cpus(claim: ResourceClaimRecord, cpus: CpuMask, at: str) -> Mapping[str, Any] | None:

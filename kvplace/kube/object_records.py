@@ -320,6 +320,8 @@ class DeviceRequest:
 
     device_class: str
     count: int = 1
+    cpus: int | None = None
+    """CPUs of dra-driver-cpu for each device; None where the request states no number of them."""
 
 
 @dataclass(frozen=True, slots=True)

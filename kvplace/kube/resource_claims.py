@@ -15,6 +15,7 @@ import msgspec
 
 from kvplace.core.scalars import NodeName, NumaId, PciAddress, ResourceName
 from kvplace.kube.api_list_watch import Resource
+from kvplace.kube.claimed_cpus import stated_cpus
 from kvplace.kube.object_parts import ApiObject, Metadata
 from kvplace.kube.object_records import (
     CPU_DRIVER,
@@ -70,11 +71,16 @@ class _SliceObject(ApiObject, frozen=True):
     spec: _SliceSpec = _SliceSpec()
 
 
+class _RequestedCapacity(ApiObject, frozen=True):
+    requests: dict[str, str] | None = None
+
+
 class _ExactRequest(ApiObject, frozen=True):
     device_class_name: str = ""
     allocation_mode: str = "ExactCount"
     count: int = 1
     admin_access: bool | None = None
+    capacity: _RequestedCapacity | None = None
 
 
 class _AnyRequest(ApiObject, frozen=True):
@@ -167,7 +173,7 @@ def _slice_device(device: _PublishedDevice, driver: str) -> SliceDevice:
 def _resource_claim(document: _ResourceClaimObject) -> ResourceClaimRecord:
     exactly = [one.exactly for one in document.spec.devices.requests or () if one.exactly is not None]
     requests = tuple(
-        DeviceRequest(one.device_class_name, one.count)
+        DeviceRequest(one.device_class_name, one.count, stated_cpus(one.capacity and one.capacity.requests))
         for one in exactly
         if one.allocation_mode == "ExactCount" and not one.admin_access
     )

@@ -15,15 +15,27 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Protocol
 
+from kvplace.core.allocator.available_units import cpus_owned
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Misconfigured, Refused
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
+from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
-from kvplace.kube.claimed_cpus import CAPACITY, CLEARED, has_cpus, name_of, number_of_cpus, with_cpus
+from kvplace.kube.claimed_cpus import (
+    CAPACITY,
+    CLEARED,
+    allocated_cpus,
+    has_cpus,
+    name_of,
+    requested_cpus,
+    requests_cpus,
+    with_cpus,
+)
 from kvplace.kube.object_records import PodRecord, ResourceClaimRecord
 from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.claim_placements import rfc3339
 from kvplace.scheduler.claimed_devices import ClaimedDevices
 from kvplace.scheduler.extender_protocol import BindingArgs
@@ -60,11 +72,33 @@ class DraEnforcement:
         self._devices = devices
         self._now = now
 
-    def refusals(self, pod: PodRecord, names: Collection[NodeName]) -> dict[NodeName, str]:
-        """Return the nodes that Filter refuses to a pod without any resource claim, and why."""
-        if pod.resource_claims or not self._cache.dra_nodes:
+    def refusals(
+        self, pod: PodRecord, request: Request, names: Collection[NodeName]
+    ) -> dict[NodeName, str]:
+        """Return the nodes that Filter refuses to a pod because of its resource claims for CPUs, and why.
+
+        Bind alone knows what the watch has not shown yet, and requests without a number of CPUs.
+        """
+        nodes = self._cache.dra_nodes.intersection(names)
+        if not nodes:
             return {}
-        return dict.fromkeys(self._cache.dra_nodes.intersection(names), _WITHOUT_CLAIM)
+        known = (self._cache.dra.claims.get((pod.namespace, name)) for name in pod.resource_claims)
+        claims = [claim for claim in known if claim is not None and requests_cpus(claim)]
+        if pod.resource_claims and not claims:
+            return {}
+        if problem := _not_one(claims):
+            return dict.fromkeys(nodes, problem)
+        (claim,) = claims
+        try:
+            count = requested_cpus(claim)
+        except Refused as error:
+            return dict.fromkeys(nodes, str(error))
+        problems = {node: _wrong_number(claim, count, self._will_own(node, request)) for node in nodes}
+        return {node: problem for node, problem in problems.items() if problem}
+
+    def _will_own(self, node: NodeName, request: Request) -> int | None:
+        machine = self._cache.machine(node)
+        return None if isinstance(machine, Unusable) else cpus_owned(machine.topology, request)
 
     async def claims(self, args: BindingArgs) -> Sequence[ResourceClaimRecord] | None:
         """Read the resource claims for CPUs of a pod; None where the agent sets the cpusets."""
@@ -94,11 +128,8 @@ def check_cpus(args: BindingArgs, claims: Sequence[ResourceClaimRecord], placeme
 
 
 def _problem(pod: PodUid, claims: Sequence[ResourceClaimRecord], placement: Placement) -> str:
-    if not claims:
-        return _WITHOUT_CLAIM
-    if len(claims) > 1:
-        names = ", ".join(sorted(name_of(claim) for claim in claims))
-        return f"{names} all have CPUs: request the CPUs of a pod in one ResourceClaim"
+    if problem := _not_one(claims):
+        return problem
     (claim,), owned = claims, placement.owned
     shared = placement.cpus & ~owned
     for cpus in (placement.emulator_cpus, *placement.io_thread_cpus):
@@ -109,10 +140,27 @@ def _problem(pod: PodUid, claims: Sequence[ResourceClaimRecord], placement: Plac
             f"{format_cpu_list(shared)}: set kvplace.io/cpu-policy to exclusive and "
             "kvplace.io/emulator-threads to isolate or with-vcpus"
         )
-    count = number_of_cpus(claim, pod)
-    if count == owned.bit_count():
+    return _wrong_number(claim, allocated_cpus(claim, pod), owned.bit_count())
+
+
+def _not_one(claims: Sequence[ResourceClaimRecord]) -> str:
+    """Return why a pod cannot have these resource claims with CPUs: it needs one; empty if it has."""
+    if not claims:
+        return _WITHOUT_CLAIM
+    if len(claims) > 1:
+        names = ", ".join(sorted(name_of(claim) for claim in claims))
+        return f"{names} all have CPUs: request the CPUs of a pod in one ResourceClaim"
+    return ""
+
+
+def _wrong_number(claim: ResourceClaimRecord, count: int, owned: int | None) -> str:
+    """Return why a resource claim cannot have so many CPUs; empty if the pod owns as many.
+
+    `owned` is None where that is not certain.
+    """
+    if owned in (None, count):
         return ""
     return (
-        f"{name_of(claim)} has {counted(count, 'CPU')}, and the pod owns {owned.bit_count()}: "
-        f"set {CAPACITY} of its request to {owned.bit_count()}"
+        f"{name_of(claim)} has {counted(count, 'CPU')}, and the pod owns {owned}: "
+        f"set {CAPACITY} of its request to {owned}"
     )

@@ -201,7 +201,7 @@ class Extender:
                 "it was created without kvplace's webhooks; delete it to have it created again"
             )
         request = asking.pod_request.request
-        refused = self._dra.refusals(args.pod, args.names)
+        refused = self._dra.refusals(args.pod, request, args.names)
         refused |= await self._devices.refusals(args.pod, asking, args.names)
         if not refused:
             return await self._choose(args, asking)

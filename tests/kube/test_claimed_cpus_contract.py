@@ -6,7 +6,7 @@ import pytest
 
 from kvplace.core.errors import Conflict, Misconfigured
 from kvplace.core.scalars import CpuMask, PodUid
-from kvplace.kube.claimed_cpus import CLEARED, number_of_cpus, with_cpus
+from kvplace.kube.claimed_cpus import CLEARED, allocated_cpus, with_cpus
 from tests.kube.worlds import ApiWorld, Json, MemoryWorld, World
 
 ALLOCATED: Json = {
@@ -39,7 +39,7 @@ class Contract:
         world.allocate_cpus("cpus", ALLOCATED)
         claim = await world.cluster.read_resource_claim(world.namespace, "cpus")
         assert claim is not None
-        assert (claim.allocated, number_of_cpus(claim, PodUid("u-1"))) == ((("dra.cpu", "n", "cpus"),), 2)
+        assert (claim.allocated, allocated_cpus(claim, PodUid("u-1"))) == ((("dra.cpu", "n", "cpus"),), 2)
         chosen = with_cpus(claim, CpuMask(0b110), "2030-01-01T00:00:00Z")
         assert chosen is not None
         with pytest.raises(Misconfigured, match="immutable"):

@@ -17,7 +17,7 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.scalars import PodUid
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.claimed_cpus import CLEARED, number_of_cpus, with_cpus
+from kvplace.kube.claimed_cpus import CLEARED, allocated_cpus, with_cpus
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_records import ResourceClaimRecord
 from kvplace.kube.session import open_session
@@ -141,7 +141,7 @@ def test_the_number_of_cpus_is_read_from_what_the_api_server_stores(plane: Contr
         kubeconfig = str(plane.service_account_kubeconfig("kvplace-system", "kvplace-serve"))
         cluster = ApiCluster(await open_session(CredentialOptions(kubeconfig=kubeconfig)))
         try:
-            return number_of_cpus(await read(cluster, name), POD)
+            return allocated_cpus(await read(cluster, name), POD)
         finally:
             await cluster.close()
 

@@ -222,3 +222,26 @@ def test_a_resource_claim_is_read_with_its_devices() -> None:
     assert RESOURCE_CLAIMS.key(claim) == ("shop", "io")
     assert claim.requests == (DeviceRequest("gpu", 2),)
     assert claim.allocated == (("d", "p", "gpu0"),)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "cpus"),
+    [
+        ({"requests": {"dra.cpu/cpu": "6"}}, 6),
+        ({"requests": {"dra.cpu/cpu": "1500m"}}, None),
+        ({"requests": {"dra.cpu/cpu": "many"}}, None),
+        ({"requests": {"other.example.com/cpu": "6"}}, None),
+        ({"requests": None}, None),
+        (None, None),
+    ],
+)
+def test_a_resource_claim_is_read_with_the_number_of_its_cpus(
+    capacity: dict[str, Any] | None, cpus: int | None
+) -> None:
+    exactly = {"deviceClassName": "dra.cpu", "capacity": capacity}
+    document = {
+        "metadata": {"namespace": "shop", "name": "cpus"},
+        "spec": {"devices": {"requests": [{"name": "cpus", "exactly": exactly}]}},
+    }
+    claim = read_resource_claim(json.dumps(document).encode())
+    assert claim.requests == (DeviceRequest("dra.cpu", 1, cpus),)

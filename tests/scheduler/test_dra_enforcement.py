@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +13,15 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import Enforcement
-from kvplace.core.request import EmulatorThreads, OnFailure, Policy
+from kvplace.core.request import EmulatorThreads, OnFailure, Policy, Smt
 from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.topology import Topology
 from kvplace.kube.claimed_cpus import with_status
 from kvplace.kube.object_records import CPU_DRIVER, DeviceRequest, PodRecord, ResourceClaimRecord
 from kvplace.scheduler.movable_vms import MovableVms
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Moment, Operation
-from tests.nodes.machines import EIGHT
+from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Counting, Network
 
 EMPTY = {"allocation": None, "reservedFor": None}
@@ -27,15 +29,25 @@ SHARE_ID = "5b6c0a0e-0000-4000-8000-000000000001"
 
 
 RESERVED = replace(EIGHT, reserved=CpuMask(1))
+THREADS = replace(TWO, reserved=CpuMask(0x101))
+HYBRID = replace(EIGHT, cores=tuple(map(CpuMask, (0x3, 0xC, 0x10, 0x20, 0x40, 0x80))))
 
 
 def two_nodes(cluster: Counting) -> Counting:
     """Make node a, where the driver sets the cpusets, and node b, where the agent does."""
-    for name, how in (("a", Enforcement.DRA), ("b", Enforcement.NRI)):
-        cluster.create_node(name, topology=RESERVED)
-        cluster.put_topology(name, RESERVED, enforcement=how, by_agent=True)
-        cluster.put_ledger(name, Ledger())
+    node_of_the_driver(cluster, RESERVED)
+    put_node(cluster, "b", RESERVED, Enforcement.NRI)
     return cluster
+
+
+def node_of_the_driver(cluster: Counting, machine: Topology) -> None:
+    put_node(cluster, "a", machine, Enforcement.DRA)
+
+
+def put_node(cluster: Counting, name: str, machine: Topology, how: Enforcement) -> None:
+    cluster.create_node(name, topology=machine)
+    cluster.put_topology(name, machine, enforcement=how, by_agent=True)
+    cluster.put_ledger(name, Ledger())
 
 
 @pytest.fixture
@@ -43,12 +55,22 @@ def cluster() -> Counting:
     return two_nodes(Counting())
 
 
-def pod_with(cluster: Counting, name: str, vcpus: int = 3, claims: int = 1, **options: Any) -> PodRecord:
-    """Create a pod with so many ResourceClaims. All its threads run on its own CPUs."""
+def pod_with(
+    cluster: Counting,
+    name: str,
+    vcpus: int = 3,
+    claims: int = 1,
+    requests: Sequence[DeviceRequest] = (DeviceRequest(CPU_DRIVER),),
+    **options: Any,
+) -> PodRecord:
+    """Create a pod with so many ResourceClaims. All its threads run on its own CPUs.
+
+    By default these state no number of CPUs, so that Bind alone knows it.
+    """
     asked = {"emulator_threads": EmulatorThreads.WITH_VCPUS, **options}
     names = tuple(f"{name}-cpus{number or ''}" for number in range(claims))
     for one in names:
-        cluster.put_resource_claim(ResourceClaimRecord("default", one, (DeviceRequest(CPU_DRIVER),)))
+        cluster.put_resource_claim(ResourceClaimRecord("default", one, tuple(requests)))
     return cluster._put_pod(replace(asking_pod(cluster, name, vcpus, **asked), resource_claims=names))
 
 
@@ -236,6 +258,76 @@ async def test_filter_refuses_the_nodes_of_the_driver_to_a_pod_without_a_claim(c
         cluster.put_topology("a", EIGHT, enforcement=Enforcement.NRI, by_agent=True)
         await one.until(lambda: not one.cache.dra_nodes)
         assert (await one.filter(asking_pod(cluster, "next", 4), "a")).names == ["a"]
+
+
+async def filtered(cluster: Counting, requests: Sequence[DeviceRequest], claims: int = 1, **options: Any) -> str:
+    """Return why Filter refuses node a to a pod with these ResourceClaims; empty if it does not."""
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm", claims=claims, requests=requests, **options)
+        names = [("default", name) for name in pod.resource_claims]
+        await one.until(lambda: all(one.cache.dra.claims.get(name) for name in names))
+        answer = await one.filter(pod)
+        assert sorted([*answer.names, *answer.unresolvable]) in (["a", "b"], ["a"], ["b"])
+        return answer.unresolvable.get(NodeName("a"), "")
+
+
+def of_cpus(count: int, devices: int = 1) -> DeviceRequest:
+    return DeviceRequest(CPU_DRIVER, devices, count)
+
+
+async def test_filter_refuses_a_wrong_number_of_cpus_in_the_words_of_bind(cluster: Counting) -> None:
+    wrong = f"{ITS_CLAIM} has 6 CPUs, and the pod owns 3: set dra.cpu/cpu of its request to 3"
+    assert await filtered(cluster, [of_cpus(6)]) == wrong
+
+
+async def test_filter_offers_the_nodes_of_the_driver_to_a_pod_with_the_right_number(cluster: Counting) -> None:
+    assert await filtered(cluster, [of_cpus(3)]) == ""
+
+
+async def test_filter_leaves_a_number_that_it_does_not_know_to_bind(cluster: Counting) -> None:
+    assert await filtered(cluster, [DeviceRequest(CPU_DRIVER)]) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "owns"),
+    [
+        ({"emulator_threads": EmulatorThreads.ISOLATE}, 4),
+        ({"smt": Smt.REQUIRE}, 4),
+        ({"smt": Smt.ISOLATE}, 6),
+    ],
+    ids=["isolated emulator threads", "whole cores", "one thread per core"],
+)
+async def test_filter_counts_the_cpus_that_options_add(
+    options: dict[str, Any], owns: int
+) -> None:
+    cluster = Counting()
+    node_of_the_driver(cluster, THREADS)
+    wrong = await filtered(cluster, [of_cpus(3)], **options)
+    assert wrong.endswith(f"has 3 CPUs, and the pod owns {owns}: set dra.cpu/cpu of its request to {owns}")
+
+
+async def test_filter_leaves_the_number_to_bind_where_cores_have_different_numbers_of_threads() -> None:
+    cluster = Counting()
+    node_of_the_driver(cluster, HYBRID)
+    assert await filtered(cluster, [of_cpus(3)], smt=Smt.ISOLATE) == ""
+
+
+async def test_filter_refuses_several_devices_or_claims_for_cpus(cluster: Counting) -> None:
+    several = f"{ITS_CLAIM} has 2 devices of dra.cpu: request one, for all CPUs"
+    assert await filtered(cluster, [of_cpus(2), of_cpus(1)]) == several
+
+
+async def test_filter_refuses_two_claims_for_cpus(cluster: Counting) -> None:
+    assert (await filtered(cluster, [of_cpus(3)], claims=2)).endswith(
+        "default/vm-cpus1 all have CPUs: request the CPUs of a pod in one ResourceClaim"
+    )
+
+
+async def test_other_nodes_are_offered_whatever_the_number_of_cpus(cluster: Counting) -> None:
+    async with replica(cluster) as one:
+        pod = pod_with(cluster, "vm", requests=[of_cpus(6)])
+        await one.until(lambda: one.cache.dra.claims.get(("default", "vm-cpus")))
+        assert (await one.filter(pod)).names == ["b"]
 
 
 async def test_a_pod_that_may_float_does_so_without_a_claim_and_never_with_one(cluster: Counting) -> None:

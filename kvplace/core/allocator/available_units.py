@@ -39,6 +39,20 @@ def counted_unit(request: Request) -> Smt:
     return request.options.smt if request.options.policy is not Policy.NUMA else Smt.PREFER
 
 
+def cpus_owned(topology: Topology, request: Request) -> int | None:
+    """How many CPUs a VM will own on a machine; None where that depends on the choice of its cores."""
+    need, unit = units_needed(request), counted_unit(request)
+    if not request.owns_cpus:
+        return None
+    if unit is Smt.PREFER:
+        return need
+    if len(topology.thread_counts) != 1:
+        return None
+    (threads,) = topology.thread_counts
+    cores = need if unit is Smt.ISOLATE else -(-need // threads)
+    return cores * threads
+
+
 class AvailableUnits:
     """One machine, its free resources, and the request that they are counted for."""
 

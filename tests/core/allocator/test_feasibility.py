@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from kvplace.core.allocator.available_units import AvailableUnits
+from kvplace.core.allocator.allocate import try_place
+from kvplace.core.allocator.available_units import AvailableUnits, cpus_owned
 from kvplace.core.allocator.feasibility import fits, near_set
 from kvplace.core.allocator.numa_sets import best_numa_sets, rank_of
 from kvplace.core.free_resources import Free
-from kvplace.core.request import Request
+from kvplace.core.request import Request, Smt
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import best_key, levels_nest
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
@@ -49,3 +50,14 @@ def test_a_set_that_is_built_serves_and_is_rarely_worse_than_the_best(
             worse += rank_of(available, found) > rank_of(available, best[0])
     assert built > 150
     assert worse < built / 4
+
+
+def test_the_number_of_cpus_that_a_vm_will_own_is_known_before_its_cores_are() -> None:
+    known: Counter[Smt] = Counter()
+    for number in range(501_000, 502_000):
+        machine, free, request = random_case(number, 11)
+        placed, expected = try_place(machine, free, request), cpus_owned(machine, request)
+        if placed is not None and expected is not None:
+            assert placed.owned.bit_count() == expected, number
+            known[request.options.smt] += 1
+    assert min(known[smt] for smt in Smt) > 20, known
