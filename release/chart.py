@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,12 @@ _CERT_MANAGER = "cert-manager.io/v1"
 _OWN = 'eq .Values.certificates "kvplace"'
 _CALL_THE_API_SERVER = ("names-and-api-server", "kvplace-agent", "kvplace-certificates")
 """The network policies with a last rule that opens the ports of the API server."""
+_DRA_DRIVER_CPU = ".Values.draDriverCpu.enabled"
+_OF_DRA_DRIVER_CPU = (
+    "kvplace-agent-dra-driver-cpu",
+    "kvplace-serve-dra-driver-cpu",
+    "resource-claims.kvplace.io",
+)
 _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (
     (lambda entry: _component(entry) == "agent", ".Values.agent.enabled"),
     (lambda entry: _component(entry) == "scheduler", ".Values.scheduler.enabled"),
@@ -43,6 +49,7 @@ _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (
         lambda entry: entry["metadata"]["name"] in ("kvplace-serve-migrations", "migrations.kvplace.io"),
         'eq (toString .Values.serve.makeRoom) "nodes"',
     ),
+    (lambda entry: entry["metadata"]["name"] in _OF_DRA_DRIVER_CPU, _DRA_DRIVER_CPU),
     (lambda entry: entry["metadata"]["name"] == "kvplace-certificates", _OWN),
     (lambda entry: entry["apiVersion"] == _CERT_MANAGER, f"not ({_OWN})"),
     (
@@ -88,14 +95,20 @@ def write_chart(
     (folder / "Chart.yaml").write_text(yaml.safe_dump(chart, sort_keys=False))
 
 
-def _all_objects(render: Render, manifests: Path) -> Iterator[Json]:
-    """Yield every object that some values ask for, each once."""
-    seen: set[tuple[str, str, str]] = set()
+def _all_objects(render: Render, manifests: Path) -> Iterable[Json]:
+    """Return every object that some values ask for, each once."""
+    found: dict[tuple[str, str, str], Json] = {}
     overlay = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": ["../default"],
-        "components": ["../plugin", "../moves-between-nodes", "../main-scheduler", "../monitoring"],
+        "components": [
+            "../dra-driver-cpu",  # first: it labels what others would add
+            "../plugin",
+            "../moves-between-nodes",
+            "../main-scheduler",
+            "../monitoring",
+        ],
     }
     folder = manifests / "everything-else"
     folder.mkdir(exist_ok=True)
@@ -105,10 +118,10 @@ def _all_objects(render: Render, manifests: Path) -> Iterator[Json]:
             metadata = entry["metadata"]
             if entry["kind"] == "ConfigMap":
                 metadata["name"] = _HASH.sub("", metadata["name"])
-            key = (entry["kind"], metadata.get("namespace", ""), metadata["name"])
-            if key not in seen:
-                seen.add(key)
-                yield entry
+            first = found.setdefault((entry["kind"], metadata.get("namespace", ""), metadata["name"]), entry)
+            if entry["kind"] == "DaemonSet" and "affinity" in entry["spec"]["template"]["spec"]:
+                first["spec"]["template"]["spec"]["affinity"] = entry["spec"]["template"]["spec"]["affinity"]
+    return found.values()
 
 
 def _template(entry: Json) -> str:
@@ -141,9 +154,16 @@ class _Placeholders:
         """Return the word for a value that has to be a string."""
         return self.json(f"toString ({expression})")
 
+    def field_if(self, condition: str, name: str, value: Json) -> Json:
+        """Return what to add to an object for a field that it has only on a condition."""
+        field = self.piece(f"{{{{ if {condition} }}}}{name}: {json.dumps(value)}{{{{ end }}}}")
+        return {field: None}
+
     def filled(self, text: str) -> str:
         """Put the pieces in."""
-        return re.sub(r"placeholder-(\d+)-of-the-chart", lambda found: self._pieces[int(found[1])], text)
+        return re.sub(
+            r"placeholder-(\d+)-of-the-chart(: null)?", lambda found: self._pieces[int(found[1])], text
+        )
 
 
 def _put_values(entry: Json, put: _Placeholders) -> None:
@@ -185,12 +205,17 @@ def _put_values(entry: Json, put: _Placeholders) -> None:
 def _put_pods(entry: Json, part: str, put: _Placeholders) -> None:
     spec = entry["spec"]["template"]["spec"]
     (container,) = spec["containers"]
+    is_of_driver = part == "agent-dra-driver-cpu"
+    part = "agent" if is_of_driver else part
     group = "keeper" if part == "certificates" else part
     container["image"] = put.json(f".Values.images.{'serve' if part == 'certificates' else part}")
     container["resources"] = put.json(f".Values.{group}.resources")
     if part == "agent":
         spec["priorityClassName"] = put.json(".Values.priorityClassNames.agent")
-        spec["nodeSelector"] = put.json(".Values.agent.nodeSelector")
+        label = 'dict "kvplace.io/dra-driver-cpu" "true"' if is_of_driver else "dict"
+        spec["nodeSelector"] = put.json(f"merge ({label}) .Values.agent.nodeSelector")
+        if not is_of_driver:
+            spec |= put.field_if(_DRA_DRIVER_CPU, "affinity", spec.pop("affinity"))
     else:
         spec["priorityClassName"] = put.json(".Values.priorityClassNames.controlPlane")
     if part in ("serve", "scheduler"):

@@ -96,6 +96,13 @@ VALUES: Group = {
         "logLevel": Value("info", _LEVEL, "debug, info, warning or error"),
         "resources": _resources("20m", "64Mi", "256Mi"),
     },
+    "draDriverCpu": {
+        "enabled": Value(
+            False,
+            _FLAG,
+            "experimental: dra-driver-cpu sets the cpusets on nodes labelled kvplace.io/dra-driver-cpu=true",
+        ),
+    },
     "keeper": {
         "resources": _resources("10m", "64Mi", "256Mi"),
     },

@@ -31,7 +31,7 @@ def has_cpus(claim: ResourceClaimRecord) -> bool:
 
 
 def stated_cpus(capacity: Mapping[str, str] | None) -> int | None:
-    """Return the number of CPUs in the capacity of a request or result; None where there is no such number."""
+    """Return the number of CPUs in the capacity of a request or result; None where there is none."""
     try:
         count = parse_quantity((capacity or {})[CAPACITY])
     except (KeyError, ValueError):

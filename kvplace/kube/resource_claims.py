@@ -82,6 +82,10 @@ class _ExactRequest(ApiObject, frozen=True):
     admin_access: bool | None = None
     capacity: _RequestedCapacity | None = None
 
+    @property
+    def cpus(self) -> int | None:
+        return stated_cpus(self.capacity.requests) if self.capacity is not None else None
+
 
 class _AnyRequest(ApiObject, frozen=True):
     exactly: _ExactRequest | None = None
@@ -173,7 +177,7 @@ def _slice_device(device: _PublishedDevice, driver: str) -> SliceDevice:
 def _resource_claim(document: _ResourceClaimObject) -> ResourceClaimRecord:
     exactly = [one.exactly for one in document.spec.devices.requests or () if one.exactly is not None]
     requests = tuple(
-        DeviceRequest(one.device_class_name, one.count, stated_cpus(one.capacity and one.capacity.requests))
+        DeviceRequest(one.device_class_name, one.count, one.cpus)
         for one in exactly
         if one.allocation_mode == "ExactCount" and not one.admin_access
     )

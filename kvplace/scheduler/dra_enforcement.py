@@ -72,9 +72,7 @@ class DraEnforcement:
         self._devices = devices
         self._now = now
 
-    def refusals(
-        self, pod: PodRecord, request: Request, names: Collection[NodeName]
-    ) -> dict[NodeName, str]:
+    def refusals(self, pod: PodRecord, request: Request, names: Collection[NodeName]) -> dict[NodeName, str]:
         """Return the nodes that Filter refuses to a pod because of its resource claims for CPUs, and why.
 
         Bind alone knows what the watch has not shown yet, and requests without a number of CPUs.

@@ -81,6 +81,7 @@ def rendered(plane: ControlPlane, manifests: Path, resources: str, *components: 
         pytest.param("default", ("main-scheduler",), ("scheduler.enabled=false",), id="main scheduler"),
         pytest.param("default", ("without-agent",), ("agent.enabled=false",), id="without agent"),
         pytest.param("default", ("monitoring",), ("monitoring.enabled=true",), id="monitoring"),
+        pytest.param("default", ("dra-driver-cpu",), ("draDriverCpu.enabled=true",), id="dra-driver-cpu"),
     ],
 )
 def test_helm_makes_the_objects_that_kustomize_makes(
@@ -142,6 +143,22 @@ def test_a_value_reaches_the_object_that_it_is_for(helm: Path, unpacked: Path) -
     assert serve["containers"][0]["resources"]["requests"] == {"cpu": "1", "memory": "256Mi"}
     egress = made["NetworkPolicy", "kvplace-system", "names-and-api-server"]["spec"]["egress"]
     assert egress[-1] == {"ports": [{"port": 8443}]}
+
+
+def test_both_agents_run_on_the_nodes_that_the_operator_names(helm: Path, unpacked: Path) -> None:
+    values = ("draDriverCpu.enabled=true", 'agent.nodeSelector={"rack": "a"}')
+    made = objects(templated(helm, unpacked / "kvplace", *values))
+    usual, of_driver = (
+        made["DaemonSet", "kvplace-agent", name]["spec"]["template"]["spec"]["nodeSelector"]
+        for name in ("kvplace-agent", "kvplace-agent-dra-driver-cpu")
+    )
+    assert usual == {"kubernetes.io/os": "linux", "rack": "a"}
+    assert of_driver == {**usual, "kvplace.io/dra-driver-cpu": "true"}
+
+
+def test_without_its_agents_the_chart_has_none_for_dra_driver_cpu(helm: Path, unpacked: Path) -> None:
+    made = templated(helm, unpacked / "kvplace", "draDriverCpu.enabled=true", "agent.enabled=false")
+    assert [kind for kind, _, _ in objects(made) if kind == "DaemonSet"] == []
 
 
 def test_alerts_link_to_the_page_that_the_operator_names(helm: Path, unpacked: Path) -> None:
