@@ -42,6 +42,8 @@ class Scope(Enum):
 
     def __new__(cls, value: str, level: Level, evenly: bool = False) -> Self:
         """Make a scope of its word in the annotation, its level, and whether it spreads."""
+        if evenly and level not in (Level.SOCKET, Level.NUMA):
+            raise ValueError(f"{value}: the allocator spreads VMs over sockets and NUMA nodes only")
         scope = object.__new__(cls)
         scope._value_ = value
         scope.level = level

@@ -17,6 +17,7 @@ from kvplace.core.request import (
     DeviceNuma,
     EmulatorThreads,
     GuestNuma,
+    Level,
     NumaMemory,
     OnFailure,
     PinningOptions,
@@ -100,3 +101,10 @@ def test_requests_with_equal_keys_get_equal_placements(
     assert other.key == request.key
     free = free_of(machine, Ledger())
     assert place(machine, free, other) == place(machine, free, request)
+
+
+def test_a_scope_that_the_allocator_cannot_spread_is_refused_where_it_is_defined() -> None:
+    define = Scope.__dict__["_new_member_"]
+    assert define(Scope, "spread-numa", Level.NUMA, True).evenly
+    with pytest.raises(ValueError, match="spread-l3: the allocator spreads VMs over"):
+        define(Scope, "spread-l3", Level.L3, True)
