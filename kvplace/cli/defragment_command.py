@@ -104,10 +104,10 @@ async def _carry_out(
 ) -> tuple[list[MoveResult], bool]:
     """Make the moves and report each; the first Ctrl-C lets the present one end."""
     from kvplace.cli.live_cluster import on_interrupt
-    from kvplace.kube.api_cluster import ApiCluster
+    from kvplace.kube.api_moves import MovingCluster
     from kvplace.plan.defragmentation_run import carry_out
 
-    client = ApiCluster(live.session, component="defragment")
+    client = MovingCluster(live.session)
     stopped = False
     results: list[MoveResult] = []
 

@@ -239,10 +239,6 @@ class ApiCluster:
         except Rejected as error:
             raise Refused(str(error)) from error
 
-    async def annotate_vm(self, pod: PodRecord, key: str, value: str | None) -> None:
-        """Write an annotation of the VMI of a pod, or of a plain pod; None removes it."""
-        await self._session.request(pod_calls.annotate_vm_call(pod, key, value, self._written_by))
-
     async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
         """Nominate a node for a pod that still equals `pod`; raises Conflict if it has changed.
 
