@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from kvplace.core.errors import KvplaceError
@@ -34,6 +34,9 @@ from kvplace.kube.store import Store
 from kvplace.kube.watches import DEVICE_CLASSES, RESOURCE_CLAIMS, SLICES, Apply, ListClient, WatchClient
 
 _log = logging.getLogger(__name__)
+
+_LocatedDevice = tuple[DeviceKey, bool, NumaId | None]
+"""A device, whether several pods may have it, and its NUMA node if that is known."""
 
 PROBE_S = 300.0
 """How often an API server that does not serve these kinds is asked again."""
@@ -56,6 +59,8 @@ class DraDevices:
         """The generation of each slice by driver and pool."""
         self._in_use: dict[DeviceKey, int] = {}
         """How many resource claims have each device."""
+        self._places: dict[NodeName, tuple[Topology, DeviceReport | None, Sequence[_LocatedDevice]]] = {}
+        """The devices of nodes and what their places follow from, until a slice changes."""
         self.slices.subscribe(self._slice_seen)
         self.claims.subscribe(self._claim_seen)
 
@@ -87,12 +92,10 @@ class DraDevices:
     ) -> frozenset[NumaId]:
         """Return the NUMA nodes of allocated devices of a node, as far as they are known."""
         wanted = set(allocated)
-        found: set[NumaId] = set()
-        for key, device in self._devices_on(node):
-            if key in wanted:
-                numa_node = numa_node_of(device, topology, report)
-                found |= {numa_node} if numa_node is not None else set()
-        return frozenset(found)
+        located = self._located(node, topology, report) if wanted else ()
+        return frozenset(
+            numa_node for key, _, numa_node in located if key in wanted and numa_node is not None
+        )
 
     def of_pod(self, pod: PodRecord, topology: Topology, report: DeviceReport | None) -> Iterable[PodDevice]:
         """Return the devices of the resource claims of a pod on its node, without those for CPUs."""
@@ -117,9 +120,9 @@ class DraDevices:
     ) -> frozenset[NumaId | None]:
         """Return the NUMA nodes that have a free device of a driver; None stands for an unknown one."""
         return frozenset(
-            numa_node_of(device, topology, report)
-            for key, device in self._devices_on(node)
-            if key[0] == driver and (device.is_shared or key not in self._in_use)
+            numa_node
+            for key, is_shared, numa_node in self._located(node, topology, report)
+            if key[0] == driver and (is_shared or key not in self._in_use)
         )
 
     def first_free(
@@ -130,12 +133,19 @@ class DraDevices:
         It takes the first devices that fit, by pool and slice. Of several devices those on one NUMA node
         come first, as `matchAttribute` demands in the resource claims that the documentation recommends.
         """
+        located = self._located(node, topology, report)
+        if sum(wanted.values()) == 1:
+            for key, is_shared, numa_node in located:
+                if numa_node is not None and key[0] in wanted and (is_shared or key not in self._in_use):
+                    return frozenset((numa_node,))
+            return frozenset()
         free: dict[str, Counter[NumaId]] = {driver: Counter() for driver in wanted}
-        for key, device in sorted(self._devices_on(node), key=lambda one: one[0][:2]):
-            if key[0] in free and (device.is_shared or key not in self._in_use):
-                numa_node = numa_node_of(device, topology, report)
-                if numa_node is not None:
-                    free[key[0]][numa_node] += wanted[key[0]] if device.is_shared else 1
+        for key, is_shared, numa_node in located:
+            driver = key[0]
+            if numa_node is None or driver not in free:
+                continue
+            if is_shared or key not in self._in_use:
+                free[driver][numa_node] += wanted[driver] if is_shared else 1
         known = {driver: counts for driver, counts in free.items() if counts}
         for numa_node in next(iter(known.values()), Counter[NumaId]()):
             if all(counts[numa_node] >= wanted[driver] for driver, counts in known.items()):
@@ -163,6 +173,18 @@ class DraDevices:
         classes = self.classes.records.values()
         return frozenset(one.driver for one in classes if one.driver and one.extended_resource in wanted)
 
+    def _located(
+        self, node: NodeName, topology: Topology, report: DeviceReport | None
+    ) -> Sequence[_LocatedDevice]:
+        """Return the devices of a node in the order of allocation; Filter asks for them with every pod."""
+        known = self._places.get(node)
+        if known is not None and known[0] is topology and known[1] is report:
+            return known[2]
+        devices = sorted(self._devices_on(node), key=lambda one: one[0][:2])
+        found = [(key, one.is_shared, numa_node_of(one, topology, report)) for key, one in devices]
+        self._places[node] = (topology, report, found)
+        return found
+
     def _devices_on(self, node: NodeName) -> Iterable[tuple[DeviceKey, SliceDevice]]:
         for _, record in sorted(self._slices_on.get(node, {}).items()):
             if record.generation < max(self._generations[record.driver, record.pool].values()):
@@ -172,6 +194,7 @@ class DraDevices:
                     yield (record.driver, record.pool, device.name), device
 
     def _slice_seen(self, before: SliceRecord | None, after: SliceRecord | None) -> None:
+        self._places.clear()  # one of a new generation changes what others mean
         if before is not None:
             for node in _nodes_of(before):
                 del self._slices_on[node][before.name]

@@ -12,11 +12,11 @@ Everything here only reads; `dra_enforcement` alone writes resource claims, of C
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.allocate import may_fit
 from kvplace.core.errors import Unavailable
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.placement import Refusal
@@ -29,6 +29,7 @@ from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods, PodReader
+from kvplace.scheduler.ranking import RememberedAnswers
 
 _MOST_CLAIMS = 64
 """Resource claims of one pod that are read; devices of others constrain nothing."""
@@ -36,6 +37,10 @@ _NODE_STEPS = 1_000
 """Steps of checking a node for a pod with devices."""
 _DEVICE_STEPS = 50
 """Steps of finding the first free devices of a node."""
+_MOST_KEPT = 32
+"""Requests that the room beside devices is remembered for."""
+_Places = tuple[frozenset[NumaId], tuple[tuple[str, frozenset[NumaId | None]], ...]]
+"""The NUMA nodes of the devices that a pod has, and by driver those of free devices."""
 _STRICT = (DeviceNuma.REQUIRED, DeviceNuma.SOCKET)
 
 
@@ -54,6 +59,9 @@ class ClaimedDevices:
         self._cluster = cluster
         self._cache = cache
         self._pending = pending
+        self._answers = RememberedAnswers()
+        self._known: dict[tuple[object, ...], dict[NodeName, tuple[_Places, str]]] = {}
+        """By request and node: the places of devices, and why there is no room beside them."""
 
     @staticmethod
     def may_have(pod: PodRecord | None, asking: AskingPod) -> bool:
@@ -70,13 +78,36 @@ class ClaimedDevices:
         allocated, wanted = self._requested(pod, asking)
         if not allocated and not wanted:
             return refused
-        turns = Turns()
+        turns, drivers, known = Turns(), sorted(wanted), self._known_of(request)
         for node in names:
-            await turns.spend(_NODE_STEPS)
-            why = self._why_far(node, pod, request, allocated, wanted)
-            if why:
-                refused.setdefault(node, why)
+            await turns.spend(_DEVICE_STEPS)
+            machine = self._cache.machine(node)
+            if isinstance(machine, Unusable):
+                continue
+            topology, report = machine.topology, self._report(node)
+            fixed = self._cache.dra.numa_nodes(node, topology, allocated, report)
+            free = [self._cache.dra.free_numa_nodes(node, topology, driver, report) for driver in drivers]
+            places: _Places = (fixed, tuple(zip(drivers, free, strict=True)))
+            answer = known.get(node)
+            if answer is None or answer[0] != places:
+                await turns.spend(_NODE_STEPS)
+                answer = (places, self._why_far(node, pod, request, fixed, dict(places[1])))
+                if self._pending.hold_of(pod.uid, node) is None:
+                    known[node] = answer
+            if answer[1]:
+                refused.setdefault(node, answer[1])
         return refused
+
+    def node_changed(self, node: NodeName) -> None:
+        """Forget which requests have room beside the devices of a node."""
+        for known in self._known.values():
+            known.pop(node, None)
+
+    def _known_of(self, request: Request) -> dict[NodeName, tuple[_Places, str]]:
+        known = self._known.setdefault(request.key, {})
+        if len(self._known) > _MOST_KEPT:
+            del self._known[next(iter(self._known))]
+        return known
 
     async def requests(
         self, pod: PodRecord, asking: AskingPod, names: Collection[NodeName]
@@ -161,28 +192,27 @@ class ClaimedDevices:
         node: NodeName,
         pod: PodRecord,
         request: Request,
-        allocated: Collection[DeviceKey],
-        drivers: Collection[str],
+        fixed: frozenset[NumaId],
+        free: Mapping[str, frozenset[NumaId | None]],
     ) -> str:
-        """Return why a pod has no room beside any choice of its devices on a node; empty if it has."""
+        """Return why a pod has no room beside any choice of its devices on a node; empty if it has.
+
+        `fixed` are the NUMA nodes of the devices that it has, and `free` those of free devices by driver.
+        """
         snapshot = self._cache.snapshot(node, self._pending.held_on(node, but=pod.uid))
         if not isinstance(snapshot, NodeSnapshot):
             return ""
-        devices, topology, report = self._cache.dra, snapshot.machine.topology, self._report(node)
-        fixed = devices.numa_nodes(node, topology, allocated, report)
-        choices = [
-            (f"a free device of {driver}", devices.free_numa_nodes(node, topology, driver, report))
-            for driver in sorted(drivers)
-        ]
+        topology = snapshot.machine.topology
+        choices = [(f"a free device of {driver}", numa_nodes) for driver, numa_nodes in free.items()]
         for what, numa_nodes in [("its devices", fixed), *choices]:
             known = sorted(one for one in numa_nodes if one is not None)
             if None in numa_nodes or not known:
                 continue
             each = [fixed] if numa_nodes is fixed else [fixed | {one} for one in known]
-            answers = [
-                place(topology, snapshot.free, replace(request, device_nodes=request.device_nodes | one))
-                for one in each
-            ]
+            requests = [replace(request, device_nodes=request.device_nodes | one) for one in each]
+            if any(may_fit(topology, snapshot.free, one) for one in requests):
+                continue
+            answers = [self._answers.of(snapshot, one) for one in requests]
             refusals = [answer for answer in answers if isinstance(answer, Refusal)]
             if len(refusals) == len(answers):
                 return f"no room beside {what}: {min(refusals, key=lambda one: one.missing).message}"

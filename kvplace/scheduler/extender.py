@@ -120,7 +120,7 @@ class Extender:
             cache,
             hold_seconds=self._settings.hold_seconds,
             clock=clock,
-            changed=self._fits.node_changed,
+            changed=self._node_changed,
         )
         self.nominations = Nominations(
             cluster, cache, self.pending, from_nodes=self._settings.nominate_from_nodes
@@ -138,7 +138,7 @@ class Extender:
             clock=clock,
             background=background,
         )
-        cache.subscribe(self._fits.node_changed)
+        cache.subscribe(self._node_changed)
         self._devices = ClaimedDevices(cluster, cache, self.pending)
         self._dra = DraEnforcement(cluster, cache, self._devices, now)
         self.binder = Binder(
@@ -151,6 +151,10 @@ class Extender:
             seconds=self._settings.bind_seconds,
             now=now,
         )
+
+    def _node_changed(self, node: NodeName) -> None:
+        self._fits.node_changed(node)
+        self._devices.node_changed(node)
 
     async def describe_nodes(self) -> None:
         """Describe every node, so that the first question after the start need not."""

@@ -282,3 +282,31 @@ async def test_a_claim_made_beside_another_device_is_released_before_the_pod_is_
         await one.until(lambda: not cluster.claimed_on(pod.uid))
         assert await one.bind(pod, "a") == ""
         assert cluster.placement("vm").placement.numa_nodes == (0,)
+
+
+async def test_a_node_that_was_refused_is_offered_when_it_has_room_beside_a_device_again(
+    cluster: Counting,
+) -> None:
+    fill(cluster, "a", *range(1, 8))
+    async with replica(cluster) as one:
+        await known(one)
+        pod = pod_with(cluster, "vm", 8)
+        assert (await one.filter(pod, "a")).names == []
+        assert "no room beside a free device" in (await one.filter(pod, "a")).unresolvable[NodeName("a")]
+        cluster.put_ledger("a", Ledger())
+        await one.until(lambda: not one.cache.ledger(NodeName("a")).owners)
+        assert (await one.filter(pod, "a")).names == ["a"]
+
+
+async def test_a_node_is_refused_as_soon_as_the_devices_with_room_are_taken(cluster: Counting) -> None:
+    fill(cluster, "a", *range(1, 4))
+    async with replica(cluster) as one:
+        await known(one)
+        pod, other = pod_with(cluster, "vm", 8), pod_with(cluster, "other")
+        assert (await one.filter(pod, "a")).names == ["a"]
+        allocate(cluster, other, "a", "gpu1")
+        await one.until(
+            lambda: (found := one.cache.dra.claims.get(("default", "other-io"))) and found.allocated
+        )
+        answer = await one.filter(pod, "a")
+        assert "no room beside a free device" in answer.unresolvable[NodeName("a")]

@@ -73,6 +73,12 @@ def try_place(topology: Topology, free: Free, request: Request) -> Placement | N
     return None if chosen is None else placement_of(available, chosen)
 
 
+def may_fit(topology: Topology, free: Free, request: Request) -> bool:
+    """Whether a placement exists; counting is much cheaper than the choice of cores."""
+    available = AvailableUnits(topology, free, request)
+    return bool(available.device_choices) and fits(available)
+
+
 @lru_cache(maxsize=4096)
 def _fits_empty(topology: Topology, request: Request) -> bool:
     return fits(AvailableUnits(topology, free_of(topology, Ledger()), request).without_devices())

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.allocate import may_fit, place
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Ledger
@@ -70,6 +70,7 @@ def test_no_answer_is_worse_than_the_best_of_all_sets_of_cpus_beside_devices(
             device_nodes=frozenset(chance.sample(nodes, min(len(nodes), chance.choice((1, 1, 2, 3))))),
         )
         answer, best = place(on, free, request), best_beside(on, free, request)
+        assert may_fit(on, free, request) == (best is not None), number
         if isinstance(answer, Placement):
             placed += 1
             key = key_of_valid(on, free, request, answer)
