@@ -38,6 +38,7 @@ TITLES: Mapping[str, str] = {
     "bound_per_second": "Pods bound per second",
     "cost_per_vm": "Cost of a VM in the control plane",
     "cost_of_parts": "Cost of each part for a VM",
+    "device_reads": "A VM with devices",
     "rollout": "A rollout of 500 VMs",
     "two_schedulers": "Two schedulers on the same nodes",
     "ledger_write": "One write to a ledger",
