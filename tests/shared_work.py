@@ -64,6 +64,14 @@ class ByFolder(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     def _split_scope(self, nodeid: str) -> str:
         return self._units[nodeid]
 
+    def _reschedule(self, node: WorkerController) -> None:
+        """Leave out a worker that has not found its tests yet: it gets work when it has.
+
+        xdist's own fails here when two workers have died and one of their successors is faster.
+        """
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
     def remove_node(self, node: WorkerController) -> str | None:
         """Name the test in which a worker died, or None; the next worker gets the tests that it had left.
 
