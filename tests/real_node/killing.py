@@ -24,14 +24,18 @@ def restarts(pod: Json) -> int:
     return sum(int(status["restartCount"]) for status in pod["status"].get("containerStatuses", []))
 
 
-def log_end(cluster: RealCluster, pod: Json, container: str) -> str:
-    """Return the end of the newest log of a container, under a line that names it."""
+def printed(cluster: RealCluster, pod: Json, container: str) -> list[str]:
+    """Return the lines of the newest log of a container."""
     about = pod["metadata"]
     sandbox = cluster.nodes[pod["spec"]["nodeName"]].sandbox
     folder = f"/var/log/pods/{about['namespace']}_{about['name']}_{about['uid']}/{container}"
     logs = sorted(sandbox.path(folder).glob("*.log"), key=lambda log: log.stat().st_mtime)
-    lines = logs[-1].read_text(errors="replace").splitlines()[-40:] if logs else []
-    return "\n".join((f"{about['name']} printed:", *lines))
+    return logs[-1].read_text(errors="replace").splitlines() if logs else []
+
+
+def log_end(cluster: RealCluster, pod: Json, container: str) -> str:
+    """Return the end of the newest log of a container, under a line that names it."""
+    return "\n".join((f"{pod['metadata']['name']} printed:", *printed(cluster, pod, container)[-40:]))
 
 
 class Serve:

@@ -12,6 +12,7 @@ from harness.control_plane.pod_status import container_statuses
 from harness.control_plane.watching import is_ready, wait_for
 from harness.real_node.kernel_view import ContainerInKernel
 from harness.waiting import wait_until
+from tests.real_node.killing import log_end, printed
 from tests.real_node.vms import LEDGERS, VIRSH, Vm, Vms, begin_to_migrate, end_of_migration, migrate
 
 Json = dict[str, Any]
@@ -26,6 +27,7 @@ def test_the_sidecar_is_ready_before_the_vm_and_ends_once_and_cleanly_after_it(v
     assert status_of(pod, HOOK)["started"] is True
     assert begun(pod, HOOK) <= begun(pod, "compute")
 
+    seen_by_virt_launcher(vms, pod)
     name = pod["metadata"]["name"]
     virsh = ("exec", "--namespace", vms.namespace, name, "-c", "compute", "--", *VIRSH)
     vms.cluster.plane.kubectl(*virsh, "destroy", "--domain", f"{vms.namespace}_ends")
@@ -106,6 +108,17 @@ def compute_with_qemu(vm: Vm) -> ContainerInKernel:
 
     wait_until(has_qemu, lambda: f"{vm.name} has no QEMU")
     return vm.compute
+
+
+def seen_by_virt_launcher(vms: Vms, pod: Json) -> None:
+    """Wait until virt-launcher has found QEMU.
+
+    It checks once a second, and would wait minutes for a QEMU that it has missed.
+    """
+    wait_until(
+        lambda: any("Found PID for" in line for line in printed(vms.cluster, pod, "compute")),
+        lambda: log_end(vms.cluster, pod, "compute"),
+    )
 
 
 def status_of(pod: Json, container: str) -> Json:
