@@ -383,8 +383,8 @@ class _ReadNode:
 
 
 def _counted(obstacles: Mapping[str, int]) -> str:
-    """State how many VMs agreed to migrate, and why none of them can."""
-    reasons = "; ".join(f"{counted(count, 'VM')}: {why}" for why, count in obstacles.items())
+    """State the reasons why no VM that agreed can migrate, each with the number of VMs."""
+    reasons = "; ".join(f"{why}: {counted(count, 'VM')}" for why, count in obstacles.items())
     return f"none of the VMs that agreed can migrate now ({reasons})"
 
 

@@ -73,7 +73,7 @@ def containers() -> Containers:
 
 @pytest.fixture
 async def agent(host: Host, containers: Containers, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Agent]:
-    """Publish the devices of a host whose kubelet is asked after a change only."""
+    """Publish the devices of a host; the kubelet is read only after a change."""
     monkeypatch.setattr(agent_devices, "READ_EVERY_S", 3600.0)
     cluster = FaultyCluster()
     cluster.create_node(NODE)

@@ -20,7 +20,7 @@ def pending_pods(
     clock: Callable[[], float] = lambda: 0.0,
     changed: Callable[[NodeName], None] = lambda _node: None,
 ) -> PendingPods:
-    """Make a table whose holds last for three seconds; without a cache no pod is known."""
+    """Make a table with holds of three seconds; without a cache it knows no pod."""
     cluster = FaultyCluster()
     known = cache if cache is not None else NodeCache(cluster)
     return PendingPods(cluster, known, hold_seconds=3.0, clock=clock, changed=changed)

@@ -52,9 +52,9 @@ def put_waiting(one: Replica) -> PodRecord:
         ("evacuation", "no VM migrates: VMs are being evacuated"),
         (
             "disks",
-            f"{NONE_CAN} (2 VMs: it is not LiveMigratable (DisksNotLiveMigratable))",
+            f"{NONE_CAN} (it is not LiveMigratable (DisksNotLiveMigratable): 2 VMs)",
         ),
-        ("peace", f"{NONE_CAN} (2 VMs: it has migrated lately)"),
+        ("peace", f"{NONE_CAN} (it has migrated lately: 2 VMs)"),
     ],
 )
 async def test_an_event_on_the_waiting_vm_gives_the_reason(
