@@ -58,7 +58,7 @@ from pathlib import Path
 from kvplace.kube import credentials
 credentials.SERVICE_ACCOUNT = Path(sys.argv[1])
 from kvplace.agent.process import run
-from kvplace.agent.settings import AgentSettings
+from kvplace.agent.this_machine import AgentSettings
 from kvplace.core.node_topology import Enforcement
 host, enforcement = Path(sys.argv[2]), Enforcement.CGROUP
 run(AgentSettings("worker", Address("127.0.0.1", 18082), host=host, enforcement=enforcement))

@@ -32,9 +32,8 @@ from pathlib import Path
 from benchmarks._processes import cpu_seconds
 from harness.played_qemu import played_qemus
 from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
-from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.process import running_agent
-from kvplace.agent.settings import AgentSettings
+from kvplace.agent.this_machine import AgentSettings, MachineWatch
 from kvplace.core.ledger import LedgerChange, claim_of
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import Placement, PodPlacement

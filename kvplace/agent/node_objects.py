@@ -1,20 +1,29 @@
-"""The objects of this node: its pods, its ledger, its NodeTopology and its Node, each by a selector.
+"""The objects of this node (pods, ledger, NodeTopology, Node) and the revisions that its pods follow.
 
-The watches are narrowed down by the API server, so an agent's cost does not grow with the cluster.
+Each is selected by the API server, so an agent's cost does not grow with the cluster.
+
+`Revisions` has one record for each pod with a placement: the revision that this node has carried out. To the
+check of threads a new revision is one more reason for a thread on wrong CPUs. Until the revision is
+confirmed, the pod's containers may use its old and its new cores; the pod owns both. A revision that cannot
+be carried out is given up: the previous placement is in effect again, and `serve` writes it as the next
+revision. After a restart of the agent the ledger has the previous placement, or shows that the relocation is
+over.
+
+A pod may be deleted by force while its QEMU runs. Its record stays until its containers have ended, too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from kvplace.agent.node_plan import ThisNode
-from kvplace.agent.revisions import Revisions
+from kvplace.agent.node_plan import PodRevisions, ThisNode
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import PodPlacement
-from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.object_records import LedgerRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
@@ -114,3 +123,81 @@ def _placement(pod: PodRecord) -> PodPlacement | None:
         log.warning("pod %s/%s: %s", pod.namespace, pod.name, error, extra={"uid": pod.uid})
         return None
     return found if found.pod_uid == pod.uid and found.node == pod.node else None
+
+
+class Revisions:
+    """The records; calls a listener after each change that a plan depends on."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._pods: dict[PodUid, PodRevisions] = {}
+        self._deleted: set[PodUid] = set()
+        """Pods with a placement that are not in the API server any more."""
+
+    def now(self) -> Mapping[PodUid, PodRevisions]:
+        """Return the records of this moment by UID."""
+        return dict(self._pods)
+
+    def of(self, uid: PodUid) -> PodRevisions | None:
+        """Return the record of a pod; None where it has no placement, or has ended."""
+        return self._pods.get(uid)
+
+    def seen(self, uid: PodUid, newest: PodPlacement | None) -> None:
+        """Take over the placement of a pod in the API server; None where it has none, or has ended."""
+        self._deleted.discard(uid)
+        before = self._pods.get(uid)
+        if newest is None:
+            self._forget([uid])
+        elif before is None:
+            self._put(uid, PodRevisions(newest))
+        elif newest != before.newest:
+            self._put(uid, replace(before, newest=newest, failure=""))
+
+    def deleted(self, uid: PodUid) -> None:
+        """Note that a pod is not in the API server any more."""
+        if uid in self._pods:
+            self._deleted.add(uid)
+            self._changed()
+
+    def forget_deleted(self, here: Iterable[PodUid]) -> None:
+        """Forget deleted pods, except pods with containers that are still `here`."""
+        if self._deleted:
+            self._forget(self._deleted.difference(here))
+
+    def succeeded(self, uid: PodUid, placement: PodPlacement) -> None:
+        """Note that every thread of a pod was seen where a placement states: its cpusets narrow to it."""
+        before = self._pods.get(uid)
+        if before is not None:
+            revision = before.confirmed if before.failure else placement.revision
+            self._put(uid, replace(before, followed=placement, confirmed=revision))
+
+    def failed(self, uid: PodUid, revision: int, why: str, ledger: Ledger) -> None:
+        """Give a revision of a pod up, unless there is a newer one or nothing to go back to.
+
+        Where the one before is the same placement, its cpusets leave the CPUs of before all the same: threads
+        that the VM sets anew again and again keep no more than its own CPUs.
+        """
+        before = self._pods.get(uid)
+        previous = None if before is None else before.previous(ledger)
+        if before is None or previous is None:
+            return
+        if revision != before.newest.revision or revision <= before.confirmed:
+            return
+        if previous.placement == before.newest.placement:
+            self._put(uid, replace(before, confirmed=revision))
+            return
+        log.warning("revision %d is undone: %s", revision, why, extra={"uid": uid})
+        self._put(uid, replace(before, failure=why))
+
+    def _put(self, uid: PodUid, record: PodRevisions) -> None:
+        if self._pods.get(uid) != record:
+            self._pods[uid] = record
+            self._changed()
+
+    def _forget(self, uids: Iterable[PodUid]) -> None:
+        gone = [uid for uid in uids if uid in self._pods or uid in self._deleted]
+        for uid in gone:
+            self._deleted.discard(uid)
+            self._pods.pop(uid, None)
+        if gone:
+            self._changed()

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvplace.agent.conditions import PinnedReason
-from kvplace.agent.given_devices import GivenDevice
 from kvplace.core.cpuset import mask_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, PodPlacement
@@ -23,6 +22,16 @@ from kvplace.core.topology import Topology
 from kvplace.kube.objects import COMPUTE
 from kvplace.linux.qemu import ThreadName, ThreadRole
 from kvplace.nri.values import NO_CPUSET, Cpuset
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GivenDevice:
+    """A device as its container sees it."""
+
+    variable: str
+    """The resource as names of variables have it: INTEL_COM_VF for intel.com/vf."""
+    address: str
+    """PCI address or UUID of a mediated device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from typing import Protocol
 from kvplace.agent import metrics
 from kvplace.agent.conditions import TopologyReason
 from kvplace.agent.cpuset_keeper import CpusetKeeper, cpusets_enforced
-from kvplace.agent.given_devices import given_devices
+from kvplace.agent.devices import given_devices
 from kvplace.agent.node_plan import NodeContainer
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.node_topology import Enforcement

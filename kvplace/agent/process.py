@@ -1,17 +1,27 @@
-"""`kvplace agent`: all components of the agent in one process on one event loop.
+"""`kvplace agent`: all components of the agent in one process on one event loop, one process on a node.
 
 Puts the components together, and chooses the source of containers: NRI or the tree of cgroups. Enforcement
-begins at once, from what the container runtime and the cgroup tree show; publishing begins when the node's
-objects have been read.
+begins at once, from the containers that the runtime and the cgroup tree show; publishing begins when the
+node's objects have been read.
+
+A second agent waits until the first has ended. Two instances of one NRI plugin that both set CPUs make the
+runtime refuse every container, and two agents that enforce undo each other's work. During an update, or after
+a user has started an agent by hand, there may be two for a while. The lock is a file on the host that the
+kernel unlocks when its holder ends, however it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import gc
-from collections.abc import AsyncIterator, Coroutine
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,15 +30,12 @@ from kvplace.agent.cgroup_source import CgroupSource
 from kvplace.agent.conditions import TopologyReason
 from kvplace.agent.cpuset_keeper import ContainerSource, CpusetKeeper, cpusets_enforced
 from kvplace.agent.devices import DeviceWatch
-from kvplace.agent.machine_watch import MachineWatch
-from kvplace.agent.memory_moves import MemoryMoves
-from kvplace.agent.memory_watch import MemoryWatch
+from kvplace.agent.memory import MemoryMoves, MemoryWatch
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.pinning_guard import PinningClient, PinningGuard
 from kvplace.agent.publisher import Publisher, PublisherClient
-from kvplace.agent.settings import AgentSettings
-from kvplace.agent.single_instance import LOCK, only_instance
+from kvplace.agent.this_machine import AgentSettings, MachineWatch
 from kvplace.core.errors import Misconfigured
 from kvplace.core.node_topology import Enforcement
 from kvplace.kube.api_cluster import ApiCluster
@@ -41,6 +48,8 @@ from kvplace.service.connections import Address
 from kvplace.service.health import Readiness, health_application, watch_loop
 from kvplace.service.listening import listening
 from kvplace.service.process import in_background, log_as_json, run_until_signal
+
+log = logging.getLogger(__name__)
 
 _PAGE_SIZE = 50
 """Pods read at once: a page of 500 would be 10 MB for a moment."""
@@ -183,3 +192,67 @@ class NoContainers:
 
     def search(self) -> None:
         """Find nothing."""
+
+
+LOCK = Path("/run/kvplace/agent.lock")
+
+
+@asynccontextmanager
+async def only_instance(lock: Path, waiting: Callable[[str], None]) -> AsyncIterator[None]:
+    """Be the only one that holds the lock while the block runs.
+
+    `waiting` is called, with the reason, when another one holds it. Raises Misconfigured when the file cannot
+    be opened.
+    """
+    try:
+        lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise Misconfigured(f"{lock} cannot be opened: {error.strerror}; mount its folder writable") from None
+    try:
+        if not _try_lock(descriptor):
+            other = _holder(descriptor)
+            why = f"Another agent runs on this node (process {other}); this one waits for its end."
+            log.warning(why)
+            waiting(why)
+            await _locked(descriptor)
+            log.info("the other agent has ended")
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 20, 0).decode(errors="replace") or "unknown"
+
+
+async def _locked(descriptor: int) -> None:
+    """Wait for the lock in a thread of its own, which may wait longer than anything needs it."""
+    loop = asyncio.get_running_loop()
+    locked: asyncio.Future[None] = loop.create_future()
+    shared = os.dup(descriptor)
+
+    def tell() -> None:
+        if not locked.done():
+            locked.set_result(None)
+
+    def wait() -> None:
+        try:
+            fcntl.flock(shared, fcntl.LOCK_EX)
+        finally:
+            os.close(shared)  # it stays locked as long as `descriptor` is open
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell)
+
+    threading.Thread(target=wait, name="agent-lock", daemon=True).start()
+    await locked

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from kvplace.agent import metrics
-from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_documents import (
     Description,
     WrittenBy,
@@ -28,7 +27,7 @@ from kvplace.agent.node_documents import (
 )
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.this_machine import ThisMachine
+from kvplace.agent.this_machine import MachineWatch, ThisMachine
 from kvplace.core.errors import Conflict, KvplaceError, Refused
 from kvplace.core.memory_in_use import NOTHING_IN_USE
 from kvplace.core.node_devices import DeviceReport

@@ -1,29 +1,71 @@
-"""The machine that the agent runs on: its hardware, its reserved CPUs and the CPUs of its kubelet.
+"""The machine that the agent runs on: its settings, the hardware, the reserved CPUs and the kubelet.
 
 The kubelet's configuration and the state of its CPU manager are files of the host. `/configz` states the
 same, on the kubelet's port and through the API server's node proxy. But the right to that proxy is the right
 to run commands in every pod of every node, and the kubelet's own certificate can often not be checked.
+
+Events of the kernel report within milliseconds that a CPU goes offline, or that the kubelet gives CPUs to a
+container. Huge pages have no event. They are compared every few seconds, and without events everything is:
+some twenty small files, 1 ms. After an event the machine is read in any case, because the files may still be
+the same while the kernel changes others. While the kubelet's settings or state cannot be read, the last
+readable ones count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from kvplace.agent.settings import AgentSettings
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
-from kvplace.core.errors import BadBody
+from kvplace.core.errors import BadBody, BadTopology, Misconfigured
 from kvplace.core.node_devices import TopologyPolicy
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.node_topology import Enforcement
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.documents.reading import read_document
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
+from kvplace.linux.kernel_events import FileChange, Inotify, Uevents, calling
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_text
-from kvplace.linux.sysfs import discover
+from kvplace.linux.sysfs import discover, total_memory
 from kvplace.linux.tree import FolderTree
+from kvplace.service.connections import Address
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """The settings of `kvplace agent`."""
+
+    node: NodeName
+    """The node that it runs on."""
+    health_address: Address
+    host: Path = Path("/")
+    """Root of the host's proc, sys, run and var; another folder in tests."""
+    reserved: CpuMask | None = None
+    """CPUs that are never given out; None: those of the kubelet, else the core of the lowest online CPU."""
+    enforcement: Enforcement | None = None
+    """How cpusets are set; None: as an NRI plugin where the runtime offers NRI, else by writing cgroups."""
+    nri_socket: Path = Path("/var/run/nri/nri.sock")
+    kubelet_folder: Path = Path("/var/lib/kubelet")
+    """Where the kubelet keeps its state, below `host`."""
+    kubelet_config: Path = Path("/var/lib/kubelet/config.yaml")
+    """The kubelet's configuration file, below `host`; it may be missing."""
+    check_machine_every_s: float = 5.0
+    """How often the files are compared that no event of the kernel is about."""
+    kubeconfig: Path | None = None
+    """None: the service account of the pod we run in, else the user's default kubeconfig."""
+    log_level: str = "info"
+
+    def on_host(self, path: Path) -> Path:
+        """Return where a file of the host is found."""
+        return self.host / path.relative_to("/")
 
 
 class ReservedBy(Enum):
@@ -162,3 +204,150 @@ def _word(document: Mapping[str, Any], key: str, default: str) -> str:
     """Read a text or number; null and the empty text are the default, as for the kubelet."""
     found = document.get(key)
     return default if found is None or found == "" else str(found)
+
+
+_SUBSYSTEMS = ("cpu", "memory", "node", "")
+"""Subsystems with events that may change a machine; an empty one stands for events that were lost."""
+_SETTLE_S = 0.05
+"""Events of one change come together."""
+
+Stamp = tuple[object, ...]
+"""Changes whenever the files that it was made from do."""
+
+
+class MachineWatch:
+    """The newest description of this machine."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        """Read the machine; raises BadTopology when its CPUs cannot be determined."""
+        self._settings = settings
+        self._kernel_events_seen = 0
+        self._stamp = self._stamp_now()  # before the machine: what changes meanwhile is read again
+        self._readable = KubeletCpus()
+        self._has_been_readable = False
+        self.machine = self._completed(read_this_machine(settings))
+        self._listeners: list[Callable[[], None]] = []
+        self._event = asyncio.Event()
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call the listener after each change of `machine`."""
+        self._listeners.append(listener)
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        with self._kernel_events(), self._file_events():
+            await self._check()  # no event has reported what changed since it was read
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._settings.check_machine_every_s):
+                        await self._event.wait()
+                        await asyncio.sleep(_SETTLE_S)
+                self._event.clear()
+                await self._check()
+
+    async def _check(self) -> None:
+        stamp = self._stamp_now()
+        if stamp == self._stamp:
+            return
+        try:
+            found = await asyncio.to_thread(read_this_machine, self._settings, self.machine.kubelet)
+        except BadTopology as error:
+            log.warning("the machine cannot be read: %s", error)
+            return  # the stamp is still the old one, so it is read again
+        self._stamp = stamp
+        machine = self._completed(found)
+        if machine != self.machine:
+            self.machine = machine
+            for listener in self._listeners:
+                listener()
+
+    def _stamp_now(self) -> Stamp:
+        return (self._kernel_events_seen, *_stamp(self._settings))
+
+    def _completed(self, machine: ThisMachine) -> ThisMachine:
+        """Put the kubelet's last readable state in the place of one that cannot be read."""
+        found = machine.kubelet_cpus
+        if not found.problem:
+            self._readable, self._has_been_readable = found, True
+            return machine
+        if not self._has_been_readable:
+            return machine
+        held = self._readable.held & machine.topology.cpus
+        problem = f"{found.problem}; the last one that could be read counts"
+        return replace(machine, kubelet_cpus=replace(self._readable, held=held, problem=problem))
+
+    @contextlib.contextmanager
+    def _file_events(self) -> Iterator[None]:
+        """Hear of writes to the kubelet's files, which it replaces as a whole."""
+        files = {self._settings.on_host(path) for path in _kubelet_files(self._settings)}
+        try:
+            inotify = Inotify()
+        except Misconfigured as error:
+            log.warning("%s; the kubelet's files are compared instead", error)
+            yield
+            return
+        for folder in {file.parent for file in files}:
+            with contextlib.suppress(Gone, Misconfigured):
+                inotify.watch(
+                    folder,
+                    FileChange.WRITTEN | FileChange.MOVED_HERE | FileChange.CREATED | FileChange.REMOVED,
+                )
+
+        def arrived() -> None:
+            if any(report.folder / report.name in files for report in inotify.read()):
+                self._event.set()
+
+        with calling(arrived, inotify):
+            yield
+
+    @contextlib.contextmanager
+    def _kernel_events(self) -> Iterator[None]:
+        try:
+            uevents = Uevents()
+        except OSError as error:
+            log.warning("events of the kernel cannot be received: %s; files are compared instead", error)
+            yield
+            return
+
+        def arrived() -> None:
+            if any(subsystem in _SUBSYSTEMS for subsystem in uevents.subsystems()):
+                self._kernel_events_seen += 1
+                self._event.set()
+
+        with calling(arrived, uevents):
+            yield
+
+
+def _stamp(settings: AgentSettings) -> Stamp:
+    """Read the signs of a change: texts of the kernel's files, times of the kubelet's."""
+    devices = settings.on_host(Path("/sys/devices/system"))
+    pages = settings.on_host(Path("/sys/kernel/mm/hugepages"))
+    kernels = (
+        devices / "cpu/online",
+        *sorted(devices.glob("node/node*/hugepages/*/nr_hugepages")),
+        *sorted(devices.glob("node/node*/cpulist")),
+        *sorted(pages.glob("*/nr_hugepages")),
+    )
+    memory = (settings.on_host(Path("/proc/meminfo")), *sorted(devices.glob("node/node*/meminfo")))
+    kubelets = (_written(settings.on_host(path)) for path in _kubelet_files(settings))
+    sizes = ((str(path), total_memory(_text(path) or "")) for path in memory)
+    return (*((str(path), _text(path)) for path in kernels), *sizes, *kubelets)
+
+
+def _kubelet_files(settings: AgentSettings) -> tuple[Path, Path]:
+    return (settings.kubelet_config, settings.kubelet_folder / "cpu_manager_state")
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def _written(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino)

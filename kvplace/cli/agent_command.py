@@ -60,7 +60,7 @@ def command(
     Runs until SIGTERM, once on every node.
     """
     from kvplace.agent.process import run
-    from kvplace.agent.settings import AgentSettings
+    from kvplace.agent.this_machine import AgentSettings
     from kvplace.core.cpuset import parse_cpu_list
     from kvplace.core.errors import Misconfigured
     from kvplace.core.node_topology import Enforcement

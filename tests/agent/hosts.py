@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvplace.agent.settings import AgentSettings
+from kvplace.agent.this_machine import AgentSettings
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.service.connections import Address
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.waiting import PATIENCE_S
-from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.publisher import Publisher
+from kvplace.agent.this_machine import MachineWatch
 from kvplace.core.node_topology import Enforcement
 from kvplace.kube.object_records import Condition, TopologyRecord, TopologyStatus
 from kvplace.service.process import in_background

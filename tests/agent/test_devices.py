@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvplace.agent import devices as agent_devices
-from kvplace.agent.devices import DeviceWatch
-from kvplace.agent.given_devices import given_devices
+from kvplace.agent.devices import DeviceWatch, given_devices
 from kvplace.agent.node_plan import NodeContainer, NodePlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.core.node_devices import DeviceCount, PodDevice, TopologyPolicy

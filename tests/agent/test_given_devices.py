@@ -7,13 +7,13 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.agent.given_devices import (
+from kvplace.agent.devices import (
     MOST_GIVEN,
-    GivenDevice,
     given_devices,
     numa_nodes_of,
     with_addresses,
 )
+from kvplace.agent.node_plan import GivenDevice
 from kvplace.core.node_devices import NO_NUMA, PodDevice
 from kvplace.core.scalars import NumaId, ResourceName
 

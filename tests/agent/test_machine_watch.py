@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from harness.waiting import PATIENCE_S
-from kvplace.agent import machine_watch
-from kvplace.agent.machine_watch import MachineWatch
-from kvplace.agent.this_machine import ReservedBy, ThisMachine
+from kvplace.agent import this_machine
+from kvplace.agent.this_machine import MachineWatch, ReservedBy, ThisMachine
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.service.process import in_background
 from tests.agent.hosts import CONFIG, STATE, STATIC_STATE, Host
@@ -97,7 +96,7 @@ async def test_a_machine_that_was_read_while_it_changed_is_read_again_at_the_end
     """The kernel lists a CPU as online before it shows its caches, and reports it afterwards."""
     heard, kernel = socket.socketpair()
     heard.setblocking(False)
-    monkeypatch.setattr(machine_watch, "Uevents", lambda: PlayedUevents(heard))
+    monkeypatch.setattr(this_machine, "Uevents", lambda: PlayedUevents(heard))
     with kernel:
         host.write("sys/devices/system/cpu/cpu7/cache/index3/shared_cpu_list", "7")
         async with watching(host, every_s=NEVER_S) as changes:
@@ -111,7 +110,7 @@ async def test_an_unreadable_machine_is_read_again_and_the_old_one_counts_meanwh
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warned = asyncio.Event()
-    monkeypatch.setattr(machine_watch.log, "warning", lambda *_: warned.set())
+    monkeypatch.setattr(this_machine.log, "warning", lambda *_: warned.set())
     async with watching(host) as changes:
         host.online(set())
         host.write("sys/devices/system/cpu/online", "7-3")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvplace.agent.memory_watch import MemoryWatch
+from kvplace.agent.memory import MemoryWatch
 from kvplace.agent.node_plan import ClaimContainer, NodePlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.core.ledger import Ledger

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvplace.agent import pinning_guard
-from kvplace.agent.memory_moves import MemoryMoves
+from kvplace.agent.memory import MemoryMoves
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodeContainer, NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport

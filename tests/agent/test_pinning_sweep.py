@@ -151,7 +151,7 @@ def test_a_vm_with_more_threads_than_are_checked_is_reported_and_not_called_pinn
 def test_a_container_with_too_many_processes_is_reported(
     sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvplace.agent.watched_pod.MOST_PROCESSES", 0)
+    monkeypatch.setattr("kvplace.agent.pinning_sweep.MOST_PROCESSES", 0)
     assert qemus.pids
     assert look(sweep, target).problem == (
         "its containers have 1 processes, more than the 0 that are searched for QEMU"

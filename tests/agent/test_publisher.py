@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvplace.agent import publisher
-from kvplace.agent.machine_watch import MachineWatch
+from kvplace.agent.this_machine import MachineWatch
 from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.errors import Conflict, Misconfigured, Unavailable
 from kvplace.core.ledger import LedgerChange, claim_of

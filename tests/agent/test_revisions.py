@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import pytest
 
-from kvplace.agent import memory_moves
-from kvplace.agent.memory_moves import MemoryMoves
+from kvplace.agent import memory
+from kvplace.agent.memory import MemoryMoves
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
@@ -37,7 +37,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
         asked.append((list(sources), list(targets)))
         return 0
 
-    monkeypatch.setattr(memory_moves, "migrate_memory", move)
+    monkeypatch.setattr(memory, "migrate_memory", move)
     return asked
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.waiting import PATIENCE_S
-from kvplace.agent.single_instance import only_instance
+from kvplace.agent.process import only_instance
 from kvplace.core.errors import Misconfigured
 
 HOLD = """

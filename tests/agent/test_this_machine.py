@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvplace.agent import this_machine
-from kvplace.agent.settings import AgentSettings
-from kvplace.agent.this_machine import ReservedBy, read_this_machine
+from kvplace.agent.this_machine import AgentSettings, ReservedBy, read_this_machine
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.node_devices import TopologyPolicy
 from kvplace.core.scalars import NO_CPUS, CpuMask

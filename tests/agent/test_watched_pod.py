@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.played_qemu import played_qemus
 from kvplace.agent.node_plan import ClaimContainer
-from kvplace.agent.watched_pod import WatchedPod
+from kvplace.agent.pinning_sweep import WatchedPod
 
 
 def test_memory_is_read_although_the_agent_has_a_cgroup_namespace_of_its_own(tmp_path: Path) -> None:

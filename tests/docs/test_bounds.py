@@ -96,11 +96,11 @@ CODE: dict[tuple[str, str], list[str]] = {
     (AGENT, "pods and containers"): ["nri.plugin:MAX_SYNCHRONIZED"],
     (AGENT, "repairs of one VM"): ["agent.back_off:MOST_REPAIRS"],
     (AGENT, "cpuset that the kernel"): ["agent.cpuset_keeper:SET_AGAIN_S"],
-    (AGENT, "devices of one container"): ["agent.given_devices:MOST_GIVEN"],
+    (AGENT, "devices of one container"): ["agent.devices:MOST_GIVEN"],
     (AGENT, "threads that do not follow"): ["agent.pinning_guard:REVISION_WITHIN_S"],
     (AGENT, "threads of one QEMU"): [
         "agent.node_plan:THREADS_BESIDE_VCPUS",
-        "agent.watched_pod:MOST_PROCESSES",
+        "agent.pinning_sweep:MOST_PROCESSES",
     ],
     (AGENT, "answer of a pod's libvirt"): [
         "agent.libvirt_pins:ANSWER_WITHIN_S",

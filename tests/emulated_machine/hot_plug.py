@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 from harness.waiting import PATIENCE_S
-from kvplace.agent.machine_watch import MachineWatch
-from kvplace.agent.settings import AgentSettings
+from kvplace.agent.this_machine import AgentSettings, MachineWatch
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.service.connections import Address
 from kvplace.service.process import in_background

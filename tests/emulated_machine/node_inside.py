@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.libvirt_session.threads import Affinities
 from harness.pod_cgroups import Driver, PodCgroups
 from kvplace.agent.process import run
-from kvplace.agent.settings import AgentSettings
+from kvplace.agent.this_machine import AgentSettings
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import ContainerId, NodeName, PodUid

@@ -13,7 +13,7 @@ from harness.libvirt_session.daemon import LibvirtSession, RunningDomain
 from harness.libvirt_session.threads import ThreadAffinity
 from harness.waiting import PATIENCE_S
 from kvplace.agent.libvirt_pins import LibvirtPins
-from kvplace.agent.memory_moves import MemoryMoves
+from kvplace.agent.memory import MemoryMoves
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodeContainer, NodePlan
 from kvplace.agent.node_report import NodeReport

@@ -9,10 +9,10 @@ import pytest
 
 from harness.control_plane.cluster import ControlPlane
 from harness.waiting import PATIENCE_S
-from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.publisher import Publisher
+from kvplace.agent.this_machine import MachineWatch
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_cluster import ApiCluster

@@ -12,7 +12,7 @@ import pytest
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.watching import watch_one_object
 from kvplace import __version__
-from kvplace.agent.single_instance import LOCK
+from kvplace.agent.process import LOCK
 from kvplace.certificates.keeper import CLIENT_SECRET, SERVER_SECRET
 from kvplace.cli.agent_command import command as agent_command
 from kvplace.cli.serve_command import command as serve_command
