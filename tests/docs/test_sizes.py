@@ -38,7 +38,7 @@ MOST_WORDS = {
     "docs/rollout.md": 1000,
     "docs/scheduler.md": 500,
     "docs/security.md": 1150,
-    "docs/troubleshoot.md": 3000,
+    "docs/troubleshoot.md": 2650,
     "docs/web.md": 750,
     "docs/reference/bounds.md": 1250,
     "docs/reference/cli.md": 1500,
