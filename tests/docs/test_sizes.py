@@ -21,7 +21,7 @@ MOST_WORDS = {
     "docs/README.md": 350,
     "docs/agent.md": 1150,
     "docs/alerts.md": 1150,
-    "docs/annotations.md": 3200,
+    "docs/annotations.md": 2900,
     "docs/architecture.md": 2200,
     "docs/benchmarks.md": 1600,
     "docs/decisions.md": 3550,
