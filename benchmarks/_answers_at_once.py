@@ -20,8 +20,8 @@ from unittest import mock
 from aiohttp import web
 
 from kvplace.admission import pod, vmi
-from kvplace.admission.http import admission_application
-from kvplace.admission.review import AdmissionSettings, allow, read_review
+from kvplace.admission.http import admission_application, allow, read_review
+from kvplace.admission.objects import AdmissionSettings
 from kvplace.core.allocator.allocate import place
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger

@@ -51,8 +51,8 @@ from benchmarks._tables import table
 from harness.control_plane.cluster import ControlPlane, Scheduler
 from harness.kvplace_cluster.installation import Installation
 from harness.kvplace_cluster.machines import node_shape, node_topology
+from kvplace.admission.objects import AdmissionSettings
 from kvplace.admission.pod import admit_pod
-from kvplace.admission.review import AdmissionSettings
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import MARKER_RESOURCE
 from kvplace.machines.server_types import read_machine

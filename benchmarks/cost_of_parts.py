@@ -45,7 +45,7 @@ from harness.control_plane.server_process import ServerProcess, reserve_port
 from harness.go_build import built
 from harness.kvplace_cluster.installation import NAMESPACE, SIDECAR_IMAGE, Installation, Replica
 from harness.kvplace_cluster.vms import vmi_manifest
-from kvplace.admission.review import AdmissionSettings
+from kvplace.admission.objects import AdmissionSettings
 from kvplace.admission.vmi import admit_vmi
 
 _CORES = 4

@@ -9,12 +9,23 @@ What is put into a value that the patch adds anyway is in that value, and needs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Operation = dict[str, Any]
 
 _APPLIED_BY_KUBECTL = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """An object as it is to be stored, and warnings for its author."""
+
+    object: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+    patch: Sequence[Operation] = ()
+    """The JSON Patch that makes `object` of the object under review; empty when nothing changes."""
 
 
 class _Edited:

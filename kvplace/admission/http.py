@@ -1,7 +1,9 @@
-"""The admission webhooks as an aiohttp application; `serve` adds TLS.
+"""The admission webhooks: AdmissionReview v1 in an aiohttp application; `serve` adds TLS.
 
-A body that is not an AdmissionReview gets an HTTP error and one sentence. Every AdmissionReview gets one as
-its answer, with the UID of the request: allowed, perhaps with a patch, or denied with one sentence.
+A body that is not an AdmissionReview gets an HTTP error and one sentence. The answer to an
+AdmissionReview is an AdmissionReview with the UID of the request: allowed, perhaps with a patch, or denied
+with one sentence. A decision is an `Admitted`, a refusal a raised KvplaceError. The object under review stays
+raw JSON until it is needed.
 
 A client that reaches the port may send reviews (docs/security.md). So each one is bounded, and they take
 turns: other work of the process runs after each, and large ones together take at most half of the time.
@@ -13,25 +15,114 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Literal, Protocol
 
+import msgspec
 from aiohttp import web
 from prometheus_client import Histogram
 
+from kvplace.admission.edits import Admitted, Operation
+from kvplace.admission.objects import AdmissionSettings
 from kvplace.admission.pod import NewPod, admit_new_pod
-from kvplace.admission.review import (
-    MAX_BODY_BYTES,
-    AdmissionRequest,
-    AdmissionSettings,
-    Admitted,
-    allow,
-    deny,
-    read_object,
-    read_review,
-)
 from kvplace.admission.vmi import admit_vmi, admit_vmi_edit, review_vm
 from kvplace.core.errors import BadBody, KvplaceError, http_status_of
+
+MAX_BODY_BYTES = 2 * 1024 * 1024
+"""More than etcd stores of an object (1.5 MiB). An update shows the object twice; VMIs have some 10 KiB."""
+
+_REASONS = {
+    HTTPStatus.BAD_REQUEST: "BadRequest",
+    HTTPStatus.CONFLICT: "Conflict",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "Invalid",
+    HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailable",
+}
+
+
+class GroupVersionKind(msgspec.Struct, frozen=True):
+    """The type of the object under review."""
+
+    kind: str
+
+
+class UserInfo(msgspec.Struct, frozen=True):
+    """The sender of the request that is reviewed."""
+
+    username: str = ""
+
+
+class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """One request of the API server."""
+
+    uid: str
+    kind: GroupVersionKind
+    operation: str
+    name: str = ""
+    """Empty where the API server is still to make it up (`generateName`)."""
+    namespace: str = ""
+    sub_resource: str = ""
+    user_info: UserInfo = UserInfo()
+    object: msgspec.Raw = msgspec.Raw(b"null")
+    old_object: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Review(msgspec.Struct, frozen=True, rename="camel"):
+    api_version: Literal["admission.k8s.io/v1"]
+    kind: Literal["AdmissionReview"]
+    request: AdmissionRequest
+
+
+def read_review(body: bytes) -> AdmissionRequest:
+    """Decode the request of a body; raises BadBody, which names the fault."""
+    try:
+        return msgspec.json.decode(body, type=_Review).request
+    except RecursionError:
+        raise BadBody("the body is nested too deeply for an AdmissionReview") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(f"the body is not an AdmissionReview of admission.k8s.io/v1: {error}") from None
+
+
+def read_object(text: msgspec.Raw, field: str) -> dict[str, Any]:
+    """Decode the object under review; raises BadBody that names `field`."""
+    try:
+        value = msgspec.json.decode(text)
+    except RecursionError:
+        raise BadBody(f"request.{field} is nested too deeply for a Kubernetes object") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(f"request.{field}: {error}") from None
+    if not isinstance(value, dict):
+        raise BadBody(f"request.{field} must be a JSON object")
+    return value
+
+
+def allow(uid: str, patch: Sequence[Operation], warnings: Sequence[str]) -> bytes:
+    """Encode the response that allows a request; without operations the object stays unchanged."""
+    response: dict[str, Any] = {"uid": uid, "allowed": True}
+    if patch:
+        # msgspec writes bytes as base64, which is what `patch` wants.
+        response |= {"patchType": "JSONPatch", "patch": msgspec.json.encode(patch)}
+    if warnings:
+        response["warnings"] = list(warnings)
+    return _encode(response)
+
+
+def deny(uid: str, code: int, sentence: str) -> bytes:
+    """Encode a refusal; the user reads its sentence after "admission webhook denied the request"."""
+    status = {
+        "status": "Failure",
+        "code": code,
+        "reason": _REASONS.get(HTTPStatus(code), "InternalError"),
+        "message": sentence,
+    }
+    return _encode({"uid": uid, "allowed": False, "status": status})
+
+
+def _encode(response: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+    )
+
 
 REVIEWS = Histogram(
     "kvplace_admission_review_seconds",

@@ -7,6 +7,7 @@ Decisions read these types; edits are made on copies of the raw objects, so that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -17,11 +18,28 @@ from kvplace.core.json_fields import MAX_BYTES
 from kvplace.core.quantity import MOST_PAGES, parse_bytes, parse_quantity
 from kvplace.core.scalars import Bytes
 from kvplace.core.strict_json import shown
+from kvplace.core.well_known_names import FrontEnd
 from kvplace.kube.pod_spec import OwnerReference
 
 Quantity: TypeAlias = str | int | float
 Quantities: TypeAlias = dict[str, Quantity]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """The names that admission writes into objects."""
+
+    sidecar_image: str
+    """Image of the hook sidecar; its program is `kvplace-hook`."""
+    scheduler_name: str = "kvplace-scheduler"
+    """Scheduler of pods that do not name one."""
+    kubevirt_controller: str = "system:serviceaccount:kubevirt:kubevirt-controller"
+    """The user as which virt-controller creates the pods of VMs."""
+    front_end: FrontEnd = FrontEnd.ANNOTATION
+    """How KubeVirt comes to call the hooks of new VMIs."""
+    other_schedulers: tuple[str, ...] = ()
+    """Further schedulers that call our extender; pods may name them."""
 
 
 class _AdmittedObject(msgspec.Struct, frozen=True, rename="camel"):

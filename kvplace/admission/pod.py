@@ -29,10 +29,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kvplace.admission.edits import EditedObject, Operation, drop_managed_fields, edited
-from kvplace.admission.objects import Pod, Vmi, title, typed
-from kvplace.admission.pod_resources import request_cpus, request_marker
-from kvplace.admission.review import AdmissionSettings, Admitted
+from kvplace.admission.edits import Admitted, EditedObject, Operation, drop_managed_fields, edited
+from kvplace.admission.objects import AdmissionSettings, Pod, Vmi, title, typed
 from kvplace.admission.sidecar import (
     COMMAND,
     PLUGIN_SOCKETS,
@@ -42,7 +40,16 @@ from kvplace.admission.sidecar import (
     needs_container,
     sidecars_of,
 )
-from kvplace.admission.size import PodSize, VmSize, devices_of_containers, read_size, size_of_pod, size_of_vm
+from kvplace.admission.size import (
+    PodSize,
+    VmSize,
+    devices_of_containers,
+    read_size,
+    request_cpus,
+    request_marker,
+    size_of_pod,
+    size_of_vm,
+)
 from kvplace.admission.vmi import conflict_with_kubevirt
 from kvplace.core.annotations import check_agreement, read_options, without_effect
 from kvplace.core.errors import Conflict, KvplaceError, Misconfigured

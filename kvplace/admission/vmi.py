@@ -17,9 +17,18 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from kvplace.admission.edits import EditedObject, Operation, drop_managed_fields, edited
-from kvplace.admission.objects import AdmittedMetadata, Cpu, Quantity, Vm, Vmi, VmiSpec, title, typed
-from kvplace.admission.review import AdmissionSettings, Admitted
+from kvplace.admission.edits import Admitted, EditedObject, Operation, drop_managed_fields, edited
+from kvplace.admission.objects import (
+    AdmissionSettings,
+    AdmittedMetadata,
+    Cpu,
+    Quantity,
+    Vm,
+    Vmi,
+    VmiSpec,
+    title,
+    typed,
+)
 from kvplace.admission.sidecar import HOOK_SIDECARS, with_hook_sidecar
 from kvplace.admission.size import has_devices, size_of_vm, write_size
 from kvplace.core.annotations import check_agreement, read_options, without_effect

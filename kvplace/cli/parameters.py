@@ -119,7 +119,7 @@ def example_option(*names: str) -> Callable[[_Function], _Function]:
     def show(context: click.Context, _option: click.Parameter, value: str | bool | None) -> None:
         if not value or context.resilient_parsing:
             return
-        from kvplace.documents.schemas import example_of
+        from kvplace.documents import example_of
 
         click.echo(example_of(names[0] if value is True else str(value)), nl=False)
         context.exit()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kvplace.core.occupant import ClusterNode
     from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.mip_bound import MipBound
-    from kvplace.plan.plan_input import ClosedTo
+    from kvplace.plan.plan_documents import ClosedTo
 
 
 @click.command("plan", short_help="Place many VMs at once on the nodes of a cluster.")
@@ -107,7 +107,7 @@ def command(
     """  # noqa: D301 - click needs the literal backslash
     from kvplace.core.cluster.planning import Stage, plan
     from kvplace.plan.mip_bound import mip_bound
-    from kvplace.plan.plan_input import read_plan_cluster
+    from kvplace.plan.plan_documents import read_plan_cluster
 
     if live or flags.are_given:
         if cluster is not None:
@@ -154,7 +154,7 @@ def _answer(
 ) -> int:
     """Print a plan and return the exit code that states whether every VM has a place."""
     if output.is_document:
-        from kvplace.plan.plan_report import plan_document
+        from kvplace.plan.plan_documents import plan_document
 
         document = plan_document(found, nodes, vms, bound, need_movable)
         if restarting is not None:
@@ -184,7 +184,7 @@ def _read_requests(
     source: str, running: AbstractSet[str], closed_to: ClosedTo | None
 ) -> tuple[VmRequest, ...]:
     from kvplace.documents.reading import read_text, source_name
-    from kvplace.plan.plan_input import vm_requests_of
+    from kvplace.plan.plan_documents import vm_requests_of
 
     what = source_name(source)
     text = read_text(source, what)
@@ -221,7 +221,7 @@ def _live(flags: ClusterFlags) -> PlanningCluster:
 
 
 def _print(plan: Plan, bound: MipBound | None, need_movable: Sequence[str], *, wide: bool) -> None:
-    from kvplace.plan.plan_report import summary
+    from kvplace.plan.plan_documents import summary
 
     if plan.planned:
         print_table(rows_of(chosen_columns(_columns(), wide=wide), plan.planned))
@@ -232,7 +232,7 @@ def _print(plan: Plan, bound: MipBound | None, need_movable: Sequence[str], *, w
 
 def _columns() -> tuple[Column[PlannedVm], ...]:
     from kvplace.core.cpuset import format_cpu_list, mask_of
-    from kvplace.plan.plan_report import whole_mib
+    from kvplace.plan.plan_documents import whole_mib
 
     def numbers(ids: Sequence[int]) -> str:
         return format_cpu_list(mask_of(ids))

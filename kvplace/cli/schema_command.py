@@ -11,7 +11,7 @@ from kvplace.core.errors import BadBody
 
 
 def _complete(_context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
-    from kvplace.documents.schemas import SCHEMA_NAMES
+    from kvplace.documents import SCHEMA_NAMES
 
     return [CompletionItem(name) for name in SCHEMA_NAMES if name.startswith(begun)]
 
@@ -25,7 +25,7 @@ def command(name: str | None, example: bool, output: Output) -> None:
 
     An editor with a YAML or JSON language server completes and checks a document with its schema.
     """
-    from kvplace.documents.schemas import SCHEMA_NAMES, example_of, schema_of
+    from kvplace.documents import SCHEMA_NAMES, example_of, schema_of
 
     if name is None and example:
         raise click.UsageError(f"--example needs the NAME of a document: {', '.join(SCHEMA_NAMES)}")

@@ -153,7 +153,7 @@ def command(
 
     Runs until SIGTERM. Any number of replicas may run side by side.
     """
-    from kvplace.admission.review import AdmissionSettings
+    from kvplace.admission.objects import AdmissionSettings
     from kvplace.core.cluster.node_choice import Strategy
     from kvplace.core.well_known_names import FrontEnd
     from kvplace.scheduler.extender import ExtenderSettings, Mode

@@ -21,7 +21,7 @@ from kvplace.core.errors import ExitCode
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvplace.simulate.demo_report import DemoReport, SimilarRefusals
+    from kvplace.simulate.demo import DemoReport, SimilarRefusals
     from kvplace.simulate.scenario import Scenario
     from kvplace.simulate.simulation import SimulationOutcome
 
@@ -120,8 +120,7 @@ def demo(vms: int, nodes: int, seed: int, output: Output) -> int:
     """
     import asyncio
 
-    from kvplace.simulate.demo import run_demo
-    from kvplace.simulate.demo_report import DemoSettings, report_document
+    from kvplace.simulate.demo import DemoSettings, report_document, run_demo
 
     with Progress("placing", vms, "VM") as progress:
         settings = DemoSettings(vms, nodes, seed)
@@ -138,7 +137,7 @@ def demo(vms: int, nodes: int, seed: int, output: Output) -> int:
 def _print_demo(report: DemoReport, out: Console) -> None:
     from kvplace.cli.terminal_map import print_map
     from kvplace.core.quantity import counted
-    from kvplace.simulate.demo_report import similar_refusals
+    from kvplace.simulate.demo import similar_refusals
 
     settings, drawing = report.settings, report.core_map()
     out.print(
@@ -152,7 +151,7 @@ def _print_demo(report: DemoReport, out: Console) -> None:
     print_map(out, drawing, compact=True)
     example = report.example(drawing.name)
     if example is not None:
-        from kvplace.simulate.demo_report import domain_diff
+        from kvplace.simulate.demo import domain_diff
 
         _print_rule(out, f"how {example.name} is pinned: lines that the hook adds to its libvirt domain")
         _print_diff(domain_diff(example), out)
@@ -178,7 +177,7 @@ def _print_diff(lines: list[str], out: Console) -> None:
 def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Console) -> None:
     from kvplace.core.quantity import counted
     from kvplace.core.vm_stages import Percentiles
-    from kvplace.simulate.vm_templates import has_mistakes
+    from kvplace.simulate.demo_vms import has_mistakes
 
     ordered = report.settings.vms
     servers = len({topology.fingerprint for topology in report.machines.values()})

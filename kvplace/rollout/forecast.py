@@ -17,7 +17,7 @@ from kvplace.core.cluster.planning import VmRequest, plan
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NodeName
 from kvplace.nodes.planning_cluster import PlanningCluster
-from kvplace.plan.plan_report import RefusedVms, refused_vms
+from kvplace.plan.plan_documents import RefusedVms, refused_vms
 from kvplace.rollout.templates import WantedVm
 
 _SIZELESS = "without a request for cores of known size"

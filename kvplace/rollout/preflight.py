@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -26,17 +26,38 @@ from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import NotFound, Rejected
 from kvplace.kube.api_rollouts import Quota
 from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
-from kvplace.kube.watches import Selector
-from kvplace.rollout.cluster_calls import RolloutCluster
+from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 from kvplace.rollout.templates import Rollout, WantedVm
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_K = TypeVar("_K")
+_R = TypeVar("_R")
 
 _SHOWN_NAMES = 3
 _NO_DRY_RUN = "does not support dry run"
 """Part of the API server's message about a webhook with side effects, which a dry run does not call."""
 _MEMORY = ("requests.memory", "memory")
 """Two names of one resource of quotas."""
+
+
+class RolloutCluster(Protocol):
+    """The cluster calls of a rollout: VMs, and the documents of rollouts. `kube.api_rollouts` answers."""
+
+    def watch(self, kind: Kind[_K, _R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[_R]]: ...
+
+    async def read_all(self, kind: Kind[_K, _R], selector: Selector = EVERYTHING) -> tuple[_R, ...]: ...
+
+    async def apply_vm(self, vm: Mapping[str, Any], *, dry_run: bool = False) -> None: ...
+
+    async def delete_vm(self, kind: str, namespace: str, name: str, uid: str) -> None: ...
+
+    async def read_documents(self, namespace: str, rollout: str = "") -> Mapping[str, str]: ...
+
+    async def store_document(self, namespace: str, rollout: str, text: str) -> None: ...
+
+    async def delete_document(self, namespace: str, rollout: str) -> None: ...
+
+    async def read_quotas(self, namespace: str) -> tuple[Quota, ...]: ...
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel"):

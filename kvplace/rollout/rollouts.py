@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import TypeAlias
 
 from kvplace.core.errors import Absent, BadBody, Conflict, Forbidden, Refused, Unavailable
 from kvplace.core.quantity import counted
@@ -28,17 +29,28 @@ from kvplace.kube.session import Session, open_session
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS, NAME_FIELD, NODE_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
-from kvplace.rollout.cluster_calls import AgentReader, AgentReport, NodeReader, RolloutCluster
 from kvplace.rollout.forecast import Forecast, forecast, unplanned
-from kvplace.rollout.measuring import SILENT_S, Agent, agent_of, waiting_nodes, waiting_pods
-from kvplace.rollout.preflight import Found, check, look
+from kvplace.rollout.preflight import Found, RolloutCluster, check, look
 from kvplace.rollout.report import Report, report_of
-from kvplace.rollout.run import RolloutRun
+from kvplace.rollout.run import (
+    SILENT_S,
+    Agent,
+    AgentReader,
+    AgentReport,
+    RolloutRun,
+    agent_of,
+    waiting_nodes,
+    waiting_pods,
+)
 from kvplace.rollout.templates import Rollout, WantedVm, stored_rollout
 from kvplace.rollout.tracker import Tracker
 
 _AT_ONCE = 16
 _ATTEMPTS = 6
+
+
+NodeReader: TypeAlias = Callable[[], Awaitable[PlanningCluster]]
+"""Reads the nodes with their running and waiting VMs, for the forecast."""
 
 
 @dataclass(frozen=True)

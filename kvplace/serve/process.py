@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvplace.admission.http import VmiReader, admission_application
-from kvplace.admission.review import AdmissionSettings
+from kvplace.admission.objects import AdmissionSettings
 from kvplace.controller.controller import Controller, ControllerClient, ControllerSettings
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions

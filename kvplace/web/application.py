@@ -1,7 +1,9 @@
 """The web map as an aiohttp application: pages for people, JSON and events for the pages.
 
 Everything is a GET that changes nothing. Every answer carries headers that allow a browser nothing but this
-listener's own scripts and styles. Errors are one sentence, as JSON.
+listener's own scripts and styles. Errors are one sentence, as JSON. The pages are plain HTML, CSS and
+JavaScript modules from this package. No build step makes them, they load nothing from elsewhere, and they
+hold no facts about the cluster.
 
 Every user of a machine can connect to 127.0.0.1. So all pages are below a path that cannot be guessed, and a
 request without it gets nothing. A page of another site can send its reader's browser to 127.0.0.1 by a DNS
@@ -14,11 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import hashlib
 import hmac
 import ipaddress
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -26,6 +31,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from kvplace.core.drawing.svg_blocks import DARK, LIGHT, Scheme
 from kvplace.core.errors import BadBody, Forbidden, KvplaceError, Refused, http_status_of
 from kvplace.core.scalars import NodeName
 from kvplace.kube.store import Store
@@ -37,8 +43,70 @@ from kvplace.service.listening import listening, while_connected
 from kvplace.service.process import in_background
 from kvplace.web.documents import MAX_QUERY, Agents, VmiClient, node_document, search, vm_document
 from kvplace.web.feed import Feed
-from kvplace.web.files import File, page_files
 from kvplace.web.node_rows import NodeRows
+
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+PALETTE = "colours.css"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file as it is served."""
+
+    content: bytes
+    zipped: bytes
+    type: str
+    etag: str
+
+
+@cache
+def page_files() -> dict[str, File]:
+    """Read every file, by its name."""
+    found = {
+        path.name: path.read_bytes()
+        for path in (files("kvplace.web") / "pages").iterdir()
+        if path.name.rpartition(".")[2] in _TYPES
+    }
+    found[PALETTE] = palette().encode()
+    return {name: _file(name, content) for name, content in sorted(found.items())}
+
+
+def palette() -> str:
+    """Write the colours as CSS variables: light, dark for readers who want it, and either when chosen."""
+    return "\n".join(
+        [
+            f":root {{ {_variables(LIGHT)} color-scheme: light; }}",
+            "@media (prefers-color-scheme: dark) {",
+            f':root:not([data-theme="light"]) {{ {_variables(DARK)} color-scheme: dark; }}',
+            "}",
+            f':root[data-theme="dark"] {{ {_variables(DARK)} color-scheme: dark; }}',
+            *(f".vm{index} {{ --vm: var(--vm{index}); }}" for index in range(len(LIGHT.vms))),
+            "",
+        ]
+    )
+
+
+def _variables(scheme: Scheme) -> str:
+    colours = {
+        "page": scheme.page,
+        "package": scheme.package,
+        "numa": scheme.numa,
+        "l3": scheme.l3,
+        "line": scheme.line,
+        "ink": scheme.ink,
+        "muted": scheme.muted,
+        "hatch": scheme.hatch,
+        "alarm": scheme.alarm,
+        **{f"vm{index}": colour for index, colour in enumerate(scheme.vms)},
+    }
+    return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
+
+
+def _file(name: str, content: bytes) -> File:
+    digest = hashlib.sha256(content).hexdigest()[:20]
+    kind = _TYPES[name.rpartition(".")[2]]
+    return File(content, gzip.compress(content, 9, mtime=0), f"{kind}; charset=utf-8", f'"{digest}"')
+
 
 _SECRET_BYTES = 24
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -21,8 +21,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from harness.control_plane.cluster import ControlPlane, RequestRefused
-from kvplace.admission.http import admission_application
-from kvplace.admission.review import read_object, read_review
+from kvplace.admission.http import admission_application, read_object, read_review
 from tests.admission.reviewed_objects import SETTINGS
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvplace.admission.review import AdmissionSettings, Admitted
+from kvplace.admission.edits import Admitted
+from kvplace.admission.objects import AdmissionSettings
 from kvplace.core.errors import Unavailable
 from kvplace.core.request_json import PodRequest, read_pod_request
 

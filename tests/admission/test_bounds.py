@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvplace.admission.review import MAX_BODY_BYTES
+from kvplace.admission.http import MAX_BODY_BYTES
 from tests.admission.reviewed_objects import ASKS, Json, captured_pod, plain_pod, vmi, vmi_of
 from tests.admission.webhooks import PATHS, Webhooks, question
 from tests.kubevirt_documents import PODS

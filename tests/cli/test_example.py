@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.documents.schemas import SCHEMA_NAMES
+from kvplace.documents import SCHEMA_NAMES
 from tests.cli.calls import Caller
 
 READERS = {

@@ -18,7 +18,7 @@ from kvplace.core.cluster.planning import VmRequest
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.plan.plan_input import vm_requests_of
+from kvplace.plan.plan_documents import vm_requests_of
 from tests.cli.calls import Caller
 from tests.core.invalid_input import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values, texts
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvplace.documents.schemas import SCHEMA_NAMES
+from kvplace.documents import SCHEMA_NAMES
 from tests.cli.calls import Caller
 from tests.json_schema import violations
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic.alias_generators import to_camel
 
 from kvplace.cli.serve_command import command
-from kvplace.documents.schemas import schema_of
+from kvplace.documents import schema_of
 from kvplace.documents.serve import ServeDocument
 from kvplace.serve.process import ServeSettings
 from tests.cli.calls import Caller

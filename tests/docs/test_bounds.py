@@ -86,7 +86,7 @@ CODE: dict[tuple[str, str], list[str]] = {
         "kube.session:PAGE_LIMIT",
         "kube.session:LINE_LIMIT",
     ],
-    (SERVE, "AdmissionReview"): ["admission.review:MAX_BODY_BYTES", "admission.pod:MAX_CONTAINERS"],
+    (SERVE, "AdmissionReview"): ["admission.http:MAX_BODY_BYTES", "admission.pod:MAX_CONTAINERS"],
     (SERVE, "extender call"): [
         "scheduler.extender_protocol:MAX_BODY",
         "scheduler.extender_protocol:MAX_NODES",

@@ -8,7 +8,7 @@ import yaml
 
 from kvplace.core.annotations import read_options
 from kvplace.core.request import DeviceNuma, GuestNuma, Scope
-from kvplace.simulate.vm_templates import read_templates
+from kvplace.simulate.demo_vms import read_templates
 from tests.docs.blocks import block
 from tests.docs.reading import PROJECT, page
 

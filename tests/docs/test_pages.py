@@ -12,7 +12,7 @@ from click import Command
 
 from dev.__main__ import TARGETS
 from kvplace import __version__
-from kvplace.admission.review import AdmissionSettings
+from kvplace.admission.objects import AdmissionSettings
 from kvplace.agent.conditions import PinnedReason, TopologyCondition, TopologyReason
 from kvplace.cli.agent_command import command as agent_command
 from kvplace.cli.main import COMMANDS

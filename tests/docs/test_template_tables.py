@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from kvplace.core.well_known_names import ASKING
-from kvplace.simulate.virt_launcher import size_of
-from kvplace.simulate.vm_templates import read_templates
+from kvplace.simulate.demo_vms import read_templates, size_of
 from tests.docs.reading import PROJECT
 
 FOLDER = PROJECT / "vm-templates"

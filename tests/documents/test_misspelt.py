@@ -10,12 +10,12 @@ import pytest
 
 from kvplace.core.errors import BadBody
 from kvplace.core.request_json import request_of
+from kvplace.documents import SCHEMA_NAMES, example_of
 from kvplace.documents.cluster import ClusterDocument, ScenarioDocument
 from kvplace.documents.model import DocumentModel, read_model
 from kvplace.documents.reading import read_document
 from kvplace.documents.request import RequestsDocument
 from kvplace.documents.rollout import RolloutDocument
-from kvplace.documents.schemas import SCHEMA_NAMES, example_of
 from kvplace.documents.serve import ServeDocument
 
 MODELS: dict[str, type[DocumentModel]] = {

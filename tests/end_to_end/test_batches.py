@@ -14,8 +14,8 @@ from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.watching import wait_for
 from harness.kvplace_cluster.installation import SIDECAR_IMAGE, Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
+from kvplace.admission.objects import AdmissionSettings
 from kvplace.admission.pod import admit_pod
-from kvplace.admission.review import AdmissionSettings
 from kvplace.core.placement import PodPlacement
 from kvplace.core.well_known_names import PLACEMENT
 

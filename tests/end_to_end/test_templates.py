@@ -27,7 +27,7 @@ from kvplace.core.request import NumaMemory, Policy
 from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import PLACEMENT
-from kvplace.simulate.vm_templates import read_templates
+from kvplace.simulate.demo_vms import read_templates
 
 Json = dict[str, Any]
 

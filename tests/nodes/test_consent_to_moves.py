@@ -16,7 +16,7 @@ from kvplace.kube.node_filters import PodDemands, SchedulableNode
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import agreement_needed, cluster_view
 from kvplace.nodes.planning_cluster import PlanningCluster, planning_cluster
-from kvplace.plan.plan_report import plan_document, summary
+from kvplace.plan.plan_documents import plan_document, summary
 from tests.nodes.machines import TWO_QUADS
 
 NODE = NodeName("worker")

@@ -33,8 +33,7 @@ from kvplace.nodes.planning_cluster import (
     planning_cluster,
     planning_nodes,
 )
-from kvplace.plan.plan_input import vm_requests_of
-from kvplace.plan.plan_report import refused_vms
+from kvplace.plan.plan_documents import refused_vms, vm_requests_of
 from tests.nodes.machines import EIGHT, TWO, scheduled
 
 OPEN, CORDONED, TAINTED, BARE = (NodeName(name) for name in ("open", "cordoned", "tainted", "bare"))

@@ -11,8 +11,8 @@ from kvplace.core.occupant import ClusterNode
 from kvplace.core.scalars import NodeName
 from kvplace.machines.server_types import read_machine
 from kvplace.nodes.planning_cluster import PlanningCluster
-from kvplace.rollout.cluster_calls import AgentReader, AgentReport
 from kvplace.rollout.rollouts import Rollouts
+from kvplace.rollout.run import AgentReader, AgentReport
 from kvplace.rollout.templates import Rollout, read_rollout
 from tests.rollout.memory_rollouts import NAMESPACE, MemoryRollouts
 

@@ -13,9 +13,9 @@ import pytest
 from kvplace.core.errors import ExitCode, Forbidden
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stages import VmStage
-from kvplace.rollout.cluster_calls import AgentReader, AgentReport
 from kvplace.rollout.report import Report
 from kvplace.rollout.rollouts import Rollouts
+from kvplace.rollout.run import AgentReader, AgentReport
 from tests.rollout.examples import everywhere, gone, moving, nowhere, one_server, rollout, rollouts_of
 from tests.rollout.memory_rollouts import NAMESPACE, MemoryRollouts
 from tests.virtual_time import JumpingLoop

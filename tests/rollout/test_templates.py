@@ -15,7 +15,7 @@ from kvplace.core.errors import Misconfigured
 from kvplace.core.vm_stages import VmStage
 from kvplace.documents.reading import read_manifests
 from kvplace.rollout.templates import read_rollout, read_template, stored_rollout
-from kvplace.simulate.vm_templates import read_templates
+from kvplace.simulate.demo_vms import read_templates
 from tests.docs.blocks import block
 from tests.docs.reading import PROJECT
 from tests.rollout.examples import rollout, vm, vmi

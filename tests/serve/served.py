@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 
 from harness.certificates import Certificates
-from kvplace.admission.review import AdmissionSettings
+from kvplace.admission.objects import AdmissionSettings
 from kvplace.serve.process import ServeSettings
 from kvplace.service.connections import Address
 from kvplace.service.tls import TlsFiles

@@ -13,15 +13,15 @@ from lxml import etree
 from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.scalars import NodeName
-from kvplace.simulate.demo import run_demo
-from kvplace.simulate.demo_report import (
+from kvplace.simulate.demo import (
     DemoReport,
     DemoSettings,
     domain_diff,
     report_document,
+    run_demo,
     similar_refusals,
 )
-from kvplace.simulate.vm_templates import demo_vms, read_templates
+from kvplace.simulate.demo_vms import demo_vms, read_templates
 from tests.virtual_time import JumpingLoop
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvplace.admission.review import AdmissionSettings
+from kvplace.admission.objects import AdmissionSettings
 from kvplace.admission.vmi import admit_vmi, review_vm
 from kvplace.core.allocator.allocate import place
 from kvplace.core.annotations import read_options
@@ -16,8 +16,7 @@ from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request
 from kvplace.core.well_known_names import ASKING
 from kvplace.machines.server_types import SERVER_TYPES, read_machine
-from kvplace.simulate.virt_launcher import size_of
-from kvplace.simulate.vm_templates import read_templates
+from kvplace.simulate.demo_vms import read_templates, size_of
 from tests.json_schema import violations
 
 TEMPLATES = read_templates()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hatchling.builders.wheel import WheelBuilder
 
-from kvplace.simulate.vm_templates import read_templates
+from kvplace.simulate.demo_vms import read_templates
 
 PROJECT = Path(__file__).resolve().parents[2]
 

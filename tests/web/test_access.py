@@ -10,7 +10,7 @@ import pytest
 
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.web import application
-from kvplace.web.files import page_files
+from kvplace.web.application import page_files
 from tests.nodes.machines import TWO
 from tests.web.map_client import visitor
 from tests.web.staged_cluster import StagedCluster, cluster_of, mapped
