@@ -145,7 +145,7 @@ def rows() -> dict[tuple[str, str], str]:
     for name in (SEARCH, ROOM, OFFLINE, PREEMPTION, SERVE, AGENT, OTHERS):
         for line in section(page("reference/bounds.md"), f"Bounds of {name}").splitlines():
             if line.startswith("| ") and not line.startswith("| bound |"):
-                first, second, _ = (cell.strip() for cell in line.strip().strip("|").split("|"))
+                first, second, *_ = (cell.strip() for cell in line.strip().strip("|").split("|"))
                 found[name, first] = second
     return found
 

@@ -40,7 +40,7 @@ MOST_WORDS = {
     "docs/security.md": 1150,
     "docs/troubleshoot.md": 2650,
     "docs/web.md": 750,
-    "docs/reference/bounds.md": 1250,
+    "docs/reference/bounds.md": 1200,
     "docs/reference/cli.md": 1500,
     "docs/reference/configuration.md": 1000,
     "docs/reference/metrics.md": 850,
