@@ -5,11 +5,15 @@ elsewhere. Without them their tests are skipped, which is reported in one line; 
 """
 
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from dev.step import in_ci
+from kvplace.core.topology_levels import Discovery
+from kvplace.linux.sysfs import discover
+from kvplace.linux.tree import open_tree
 
 _BESIDE_THE_PROJECT = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 _CAPTURED = Path(os.environ.get("KVPLACE_CAPTURED_DATA", _BESIDE_THE_PROJECT))
@@ -34,6 +38,16 @@ def captured_files(name: str, pattern: str) -> list[Path]:
     """
     folder = _CAPTURED / name
     return sorted(folder.glob(pattern)) if folder.is_dir() else [folder / pattern]
+
+
+CAPTURED_MACHINES = captured_files("topologies", "*/*.tar.*")
+"""Archives of machines recorded from real hosts."""
+
+
+@cache
+def recorded_machine(path: Path) -> Discovery:
+    """Read a captured archive, once for all tests of a run."""
+    return discover(open_tree(path))
 
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> str:

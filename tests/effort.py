@@ -12,8 +12,8 @@ import os
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "kvplace")
 IN_FULL = PROFILE == "kvplace"
 IS_QUICK = PROFILE == "quick"
-QUICK_EXAMPLES = 10
-"""Examples of a property test in a quick run."""
+QUICK_EXAMPLES = 5 if IS_QUICK else 10
+"""Examples of a property test in a quick run, and of one that a mutant is tried with."""
 
 
 def examples(in_full: int) -> int:

@@ -4,7 +4,8 @@ Tests that need nothing but Python come first, so that a mistake shows early. Th
 folder. A worker takes a stretch of tests of one folder, so the fixtures of a folder (an API server, a cluster
 with kvplace) are started once. Folders whose tests change the machine itself (control groups, network
 namespaces, mounts) are one stretch, so these tests never run at the same time. It is the longest and comes
-first of those that need more than Python. In a quick run, which starts no servers, workers share by file.
+first of those that need more than Python. In a quick run, which starts no servers, workers share by file,
+and this stretch comes first: one worker alone would run it at the end.
 """
 
 from __future__ import annotations
@@ -114,11 +115,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: turn_of(item.nodeid, {mark.name for mark in item.iter_markers()}))
 
 
-def turn_of(test: str, markers: AbstractSet[str]) -> tuple[int, int]:
+def turn_of(test: str, markers: AbstractSet[str], *, quick: bool = IS_QUICK) -> tuple[int, int]:
     """Rank a test: the lowest come first, and equal ones stay as they were found."""
     folder, needs_more = folder_of(test), bool(MORE_THAN_PYTHON & markers)
     if folder == CHANGES_THE_MACHINE:
-        return 1, needs_more
+        return -1 if quick else 1, needs_more
     if not needs_more:
         return 0, 0
     return 2, LONGEST.index(folder) if folder in LONGEST else len(LONGEST)

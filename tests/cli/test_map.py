@@ -20,9 +20,9 @@ from kvplace.core.drawing.core_map import draw
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, merge_patch
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, CpuMask, PodUid
-from kvplace.machines.machine import find_machine
+from kvplace.core.topology import Topology
 from kvplace.machines.server_types import machine_names, read_machine
-from tests.captured import captured_files, captured_folder
+from tests.captured import CAPTURED_MACHINES, recorded_machine
 from tests.cli.calls import Caller
 from tests.cli.placed import placement
 from tests.core.claims import claim, ledger_of, with_vm
@@ -259,10 +259,12 @@ def test_a_file_that_cannot_be_written_is_named(kvplace: Caller, tmp_path: Path)
     )
 
 
-def _drawn(width: int, name: str, *, wide: bool = False, **more: Any) -> list[str]:
+def _drawn(
+    width: int, name: str, machine: Topology | None = None, *, wide: bool = False, **more: Any
+) -> list[str]:
     file = io.StringIO()
     out = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
-    print_map(out, draw(name, find_machine(name).topology, **more), wide=wide)
+    print_map(out, draw(name, machine or read_machine(name), **more), wide=wide)
     return file.getvalue().splitlines()
 
 
@@ -278,15 +280,9 @@ def test_a_map_is_never_wider_than_its_terminal_and_shows_every_thread(name: str
     assert boxes.count(".") == machine.allocatable.bit_count()
 
 
-CAPTURED = [
-    path for folder in ("hwloc", "lscpu") for path in captured_files(f"topologies/{folder}", "*.tar.*")
-]
-
-
-@pytest.mark.parametrize("path", CAPTURED, ids=lambda path: f"{path.parent.name}-{path.name}")
+@pytest.mark.parametrize("path", CAPTURED_MACHINES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_every_captured_machine_is_drawn_in_80_columns(path: Path) -> None:
-    captured_folder("topologies")
-    lines = _drawn(80, str(path))
+    lines = _drawn(80, path.name, recorded_machine(path).topology)
     assert max(map(cell_len, lines)) <= 80
     assert any("socket" in line for line in lines)
 
@@ -355,7 +351,7 @@ def test_a_long_name_is_broken_behind_its_separators_and_only_where_it_must_be(
 @pytest.mark.parametrize("width", [30, 40, 60])
 @pytest.mark.parametrize("name", ["2x-xeon-6338", "epyc-9654p", "4x-xeon-8280"])
 def test_a_narrow_terminal_loses_nothing(name: str, width: int) -> None:
-    topology = find_machine(name).topology
+    topology = read_machine(name)
     ledger = ledger_of(claim("the-database-of-the-shop-in-front", mask_of(range(8, 40))))
     file = io.StringIO()
     print_map(Console(file=file, width=width), draw(name, topology, ledger), wide=True)

@@ -9,9 +9,8 @@ import pytest
 from kvplace.core.topology_levels import Discovery
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import open_tree
-from tests.captured import captured_files, captured_folder
+from tests.captured import captured_files, captured_folder, recorded_machine
 from tests.linux.hwloc_layouts import read_layout
-from tests.linux.recorded import recorded_machine
 
 EXPECTATIONS = captured_files("topologies", "hwloc/*.test")
 

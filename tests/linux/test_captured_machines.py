@@ -17,10 +17,8 @@ from kvplace.core.topology import Topology
 from kvplace.linux.lscpu import read_lscpu
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import FolderTree, open_tree
-from tests.captured import captured_files, captured_folder
-from tests.linux.recorded import recorded_machine
+from tests.captured import CAPTURED_MACHINES, captured_files, captured_folder, recorded_machine
 
-CAPTURES = captured_files("topologies", "*/*.tar.*")
 # The two tables that lscpu prints of the arm machine contradict each other.
 LSCPU = [
     path for path in captured_files("topologies", "lscpu/*.expected") if not path.stem.startswith("arm-")
@@ -68,7 +66,7 @@ def _name(path: Path) -> str:
     return path.name.partition(".tar")[0]
 
 
-@pytest.mark.parametrize("path", CAPTURES, ids=_name)
+@pytest.mark.parametrize("path", CAPTURED_MACHINES, ids=_name)
 def test_a_captured_machine_has_the_counts_that_its_kernel_gives(path: Path) -> None:
     found = recorded_machine(path)
     machine = found.topology
@@ -83,7 +81,7 @@ def test_a_captured_machine_has_the_counts_that_its_kernel_gives(path: Path) -> 
     ) == COUNTS[_name(path)]
 
 
-@pytest.mark.parametrize("path", CAPTURES, ids=_name)
+@pytest.mark.parametrize("path", CAPTURED_MACHINES, ids=_name)
 def test_a_captured_machine_survives_being_written_down_and_read_again(path: Path) -> None:
     machine = recorded_machine(path).topology
     assert read_topology(topology_document(machine)) == machine
@@ -91,7 +89,7 @@ def test_a_captured_machine_survives_being_written_down_and_read_again(path: Pat
 
 def test_every_capture_is_in_the_table_of_counts() -> None:
     captured_folder("topologies")
-    assert {_name(path) for path in CAPTURES} == set(COUNTS)
+    assert {_name(path) for path in CAPTURED_MACHINES} == set(COUNTS)
 
 
 def _groups(rows: Iterable[list[str]], column: int) -> set[int]:

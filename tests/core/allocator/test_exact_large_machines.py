@@ -25,6 +25,7 @@ from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import WORST, Key, best_key, units
 from tests.core.allocator.validity import key_of_valid, whole_cores
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
+from tests.effort import rounds
 
 Table = dict[int, tuple[int, int]]
 """L3 groups and cores that it takes at least, by the units that they give."""
@@ -37,7 +38,7 @@ def test_a_fragmented_machine_of_real_size_is_used_as_well_as_the_tables_prove_p
     shape: tuple[int, int, int, int],
 ) -> None:
     chance = Random(str(shape))
-    for number in range(30):
+    for number in range(rounds(30, quick=8)):
         machine, free, request = nested_case(chance, shape)
         answer = place(machine, free, request)
         found = key_of_valid(machine, free, request, answer) if isinstance(answer, Placement) else None
@@ -46,7 +47,7 @@ def test_a_fragmented_machine_of_real_size_is_used_as_well_as_the_tables_prove_p
 
 def test_the_tables_agree_with_the_search_of_all_sets_of_cpus_on_small_machines() -> None:
     chance = Random(1)
-    for _ in range(200):
+    for _ in range(rounds(200, quick=40)):
         shape = chance.choice(((2, 2, 2, 1), (1, 3, 2, 1), (3, 1, 1, 2), (1, 1, 3, 2)))
         case = nested_case(chance, shape)
         assert best_by_tables(*case) == best_key(*case)

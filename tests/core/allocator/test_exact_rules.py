@@ -45,7 +45,7 @@ from tests.core.machines import (
     subsets,
     topologies,
 )
-from tests.effort import examples
+from tests.effort import examples, rounds
 
 Case = tuple[Topology, Free, Request]
 Thing = TypeVar("Thing")
@@ -66,8 +66,8 @@ def key(case: Case) -> Key | None:
 
 @pytest.mark.parametrize("question", [random_case, scarce_memory_case])
 def test_every_placement_on_a_crowded_machine_keeps_every_rule(question: Callable[[int, int], Case]) -> None:
-    placed = [number for number in range(400) if key(question(number, 64)) is not None]
-    assert len(placed) > 80
+    placed = [number for number in range(rounds(400, quick=80)) if key(question(number, 64)) is not None]
+    assert len(placed) > rounds(80, quick=12)
 
 
 @settings(max_examples=examples(300))

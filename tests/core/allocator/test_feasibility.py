@@ -16,6 +16,7 @@ from kvplace.core.request import Request, Smt
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import best_key, levels_nest
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
+from tests.effort import rounds
 
 Case = tuple[Topology, Free, Request]
 
@@ -23,12 +24,12 @@ Case = tuple[Topology, Free, Request]
 @pytest.mark.parametrize("question", [random_case, scarce_memory_case, crossed_case])
 def test_counting_states_of_every_vm_whether_it_fits(question: Callable[[int, int], Case]) -> None:
     answers: Counter[bool] = Counter()
-    for number in range(500_000, 500_600):
+    for number in range(500_000, 500_000 + rounds(600, quick=100)):
         case = question(number, 11)
         answer = fits(AvailableUnits(*case))
         answers[answer] += 1
         assert answer == (best_key(*case) is not None), number
-    assert min(answers[True], answers[False]) > 60
+    assert min(answers[True], answers[False]) > rounds(60, quick=8)
 
 
 @pytest.mark.parametrize("question", [scarce_memory_case, crossed_case])
@@ -36,7 +37,7 @@ def test_a_set_that_is_built_serves_and_is_rarely_worse_than_the_best(
     question: Callable[[int, int], Case],
 ) -> None:
     built = worse = 0
-    for number in range(600_000, 600_600):
+    for number in range(600_000, 600_000 + rounds(600, quick=100)):
         machine, free, request = question(number, 12)
         if not levels_nest(machine):
             continue
@@ -48,16 +49,16 @@ def test_a_set_that_is_built_serves_and_is_rarely_worse_than_the_best(
             built += 1
             assert rank_of(available, found) >= rank_of(available, best[0]), number
             worse += rank_of(available, found) > rank_of(available, best[0])
-    assert built > 150
+    assert built > rounds(150, quick=20)
     assert worse < built / 4
 
 
 def test_the_number_of_cpus_that_a_vm_will_own_is_known_before_its_cores_are() -> None:
     known: Counter[Smt] = Counter()
-    for number in range(501_000, 502_000):
+    for number in range(501_000, 501_000 + rounds(1_000, quick=200)):
         machine, free, request = random_case(number, 11)
         placed, expected = try_place(machine, free, request), cpus_owned(machine, request)
         if placed is not None and expected is not None:
             assert placed.owned.bit_count() == expected, number
             known[request.options.smt] += 1
-    assert min(known[smt] for smt in Smt) > 20, known
+    assert min(known[smt] for smt in Smt) > rounds(20, quick=2), known

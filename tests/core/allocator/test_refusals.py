@@ -17,6 +17,7 @@ from kvplace.core.scalars import Bytes
 from tests.core.allocator.random_cases import random_case, scarce_memory_case
 from tests.core.claims import with_vm
 from tests.core.machines import make_numa_node, make_package, make_topology
+from tests.effort import rounds
 
 GIB = Bytes(1 << 30)
 # Two sockets of two NUMA nodes of four cores with two threads each; CPU 16 is the sibling of CPU 0.
@@ -210,7 +211,7 @@ def test_cpus_that_only_seem_free_are_counted_as_those_of_vms_that_share(vms: in
 
 def test_the_largest_vm_that_could_be_spread_is_named_when_the_shares_do_not_come_out_even() -> None:
     seen = 0
-    for seed in range(1, 1500, 3):
+    for seed in range(1, rounds(1500, quick=300), 3):
         machine, free, request = (random_case, scarce_memory_case)[seed % 2](seed, 32)
         scope = (Scope.SPREAD_NUMA, Scope.SPREAD_SOCKETS)[seed // 3 % 2]
         request = replace(request, options=replace(request.options, scope=scope, policy=Policy.EXCLUSIVE))
@@ -223,10 +224,10 @@ def test_the_largest_vm_that_could_be_spread_is_named_when_the_shares_do_not_com
                 if isinstance(place(machine, free, replace(request, vcpus=vcpus)), Placement)
             ]
             assert answer.shortfall["best"] == max(sizes, default=0)
-    assert seen > 10
+    assert seen > rounds(10, quick=1)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(rounds(300, quick=60)))
 def test_what_is_missing_by_count_is_what_the_refusal_names(seed: int) -> None:
     machine, free, request = random_case(seed, 16)
     more = replace(request, vcpus=3 * request.vcpus), replace(request, memory=Bytes(64 * GIB))

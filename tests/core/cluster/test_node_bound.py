@@ -25,7 +25,7 @@ from tests.core.machines import (
     requests,
     topologies,
 )
-from tests.effort import examples
+from tests.effort import examples, rounds
 
 
 def check(topology: Topology, free: Free, request: Request) -> None:
@@ -47,7 +47,7 @@ def check(topology: Topology, free: Free, request: Request) -> None:
 def test_no_placement_on_a_random_machine_is_better_than_its_bounds(
     case: Callable[[int, int], tuple[Topology, Free, Request]],
 ) -> None:
-    for seed in range(800):
+    for seed in range(rounds(800, quick=100)):
         check(*case(seed, 16))
 
 

@@ -33,12 +33,12 @@ from tests.core.cluster.clusters import (
     vms_of,
 )
 from tests.core.machines import GIB, topologies
-from tests.effort import examples
+from tests.effort import examples, rounds
 
 
 def test_no_cpu_is_given_twice_and_every_vm_has_an_answer() -> None:
     moved = refused = 0
-    for number, problem in enumerate(problems(160)):
+    for number, problem in enumerate(problems(rounds(160, quick=24))):
         found = plan(problem.nodes, problem.vms, problem.strategy, make_room=number % 4 > 0)
         for node in problem.nodes:
             check_sound(node, occupants_of(node, found, problem.vms))
@@ -51,13 +51,13 @@ def test_no_cpu_is_given_twice_and_every_vm_has_an_answer() -> None:
         assert number % 4 > 0 or not found.moves
         moved += bool(found.moves)
         refused += bool(found.refused)
-    assert moved >= 18
-    assert refused >= 60
+    assert moved >= rounds(18, quick=1)
+    assert refused >= rounds(60, quick=6)
 
 
 def test_a_plan_places_no_less_than_one_after_the_other() -> None:
     better = better_with_moves = 0
-    for number, problem in enumerate(problems(200)):
+    for number, problem in enumerate(problems(rounds(200, quick=30))):
         found = plan(problem.nodes, problem.vms, problem.strategy)
         assert found.one_by_one == one_by_one(problem.nodes, problem.vms, problem.strategy), number
         assert found.placed >= found.one_by_one, number
@@ -66,14 +66,14 @@ def test_a_plan_places_no_less_than_one_after_the_other() -> None:
         assert bool(with_moves.moves) == (with_moves.placed > found.placed), number
         better += found.placed > found.one_by_one
         better_with_moves += with_moves.placed > found.placed
-    assert better >= 15
-    assert better_with_moves >= 36
+    assert better >= rounds(15, quick=1)
+    assert better_with_moves >= rounds(36, quick=3)
 
 
 def test_nor_where_many_vms_compete_for_few_cpus() -> None:
     """Three nodes of 14 CPUs. All plans place 2,368 vCPUs, without exchanges 2,342."""
     better = vcpus = 0
-    for seed in range(60):
+    for seed in range(rounds(60, quick=10)):
         chance = Random(seed)
         cluster = nodes_of(*(machine(8, 6, memory=24 * GIB) for _ in range(3)))
         wanted = [
@@ -94,12 +94,12 @@ def test_nor_where_many_vms_compete_for_few_cpus() -> None:
         vcpus += found.placed.vcpus
         for node in cluster:
             check_sound(node, occupants_of(node, found, wanted))
-    assert better >= 30
-    assert vcpus >= 2360
+    assert better >= rounds(30, quick=3)
+    assert vcpus >= rounds(2360, quick=390)
 
 
 def test_equal_input_gives_equal_plans() -> None:
-    for problem in problems(30):
+    for problem in problems(rounds(30, quick=10)):
         first, second = (plan(problem.nodes, problem.vms, problem.strategy, make_room=True) for _ in range(2))
         assert first == second
 
@@ -108,7 +108,7 @@ def test_no_vm_goes_to_a_node_that_is_closed_to_it_and_its_refusal_states_why() 
     placed = refused = 0
     why = Refusal(Reason.NODE_FILTERED, "the node is cordoned (spec.unschedulable)", {}, never=True)
     gone = NodeName("not in the plan")
-    for number, problem in enumerate(problems(120)):
+    for number, problem in enumerate(problems(rounds(120, quick=24))):
         closed = {node.name: why for node in problem.nodes[: 1 + number % 2]} | {gone: why}
         vms = [replace(vm, closed=closed) if at % 2 else vm for at, vm in enumerate(problem.vms)]
         found = plan(problem.nodes, vms, problem.strategy, make_room=number % 3 == 0)
@@ -122,8 +122,8 @@ def test_no_vm_goes_to_a_node_that_is_closed_to_it_and_its_refusal_states_why() 
             refused += bool(closed_to[vm.id])
         for node in problem.nodes:
             check_sound(node, occupants_of(node, found, vms))
-    assert placed >= 30
-    assert refused >= 50
+    assert placed >= rounds(30, quick=4)
+    assert refused >= rounds(50, quick=6)
 
 
 @pytest.mark.parametrize("make_room", [False, True])
@@ -134,7 +134,7 @@ def test_a_plan_without_nodes_refuses_everything(make_room: bool) -> None:
 
 def test_a_refused_vm_fits_nowhere_beside_the_others_and_every_node_has_its_refusal() -> None:
     refused = 0
-    for problem in problems(100):
+    for problem in problems(rounds(100, quick=20)):
         found = plan(problem.nodes, problem.vms)
         for vm in found.refused:
             refused += 1
@@ -145,7 +145,7 @@ def test_a_refused_vm_fits_nowhere_beside_the_others_and_every_node_has_its_refu
                 ]
                 free = free_of(node.topology, Ledger(), claims)
                 assert place(node.topology, free, vm.request) == vm.refusals[node.name]
-    assert refused >= 100
+    assert refused >= rounds(100, quick=10)
 
 
 @given(st.data())
@@ -311,7 +311,7 @@ def ended_after(steps: int, seen: list[PlanProgress]) -> Watch:
 
 def test_a_search_that_is_stopped_anywhere_gives_a_sound_plan_and_an_answer_for_every_vm() -> None:
     undecided = 0
-    for number, problem in enumerate(problems(80)):
+    for number, problem in enumerate(problems(rounds(80, quick=20))):
         watch = ended_after(number % 5 if number % 2 else number, [])
         found = plan(problem.nodes, problem.vms, problem.strategy, make_room=number % 3 > 0, watch=watch)
         for node in problem.nodes:
@@ -321,11 +321,11 @@ def test_a_search_that_is_stopped_anywhere_gives_a_sound_plan_and_an_answer_for_
         assert sorted(answered) == sorted(vm.id for vm in problem.vms)
         assert found.stopped or not left
         undecided += bool(left)
-    assert undecided >= 5
+    assert undecided >= rounds(5, quick=1)
 
 
 def test_who_watches_a_search_is_informed_how_far_it_is_and_changes_nothing() -> None:
-    for problem in problems(30):
+    for problem in problems(rounds(30, quick=10)):
         seen: list[PlanProgress] = []
         watched = plan(problem.nodes, problem.vms, problem.strategy, watch=ended_after(1_000_000, seen))
         assert watched == plan(problem.nodes, problem.vms, problem.strategy)

@@ -12,6 +12,7 @@ from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import Occupant, RunningVms, occupant_of_claim
 from kvplace.core.scalars import NodeName, PodUid
 from tests.core.moves.fragmented import MIXED, Case, fragmented
+from tests.effort import rounds
 
 
 def crowded(name: str, case: Case) -> CrowdedNode:
@@ -25,7 +26,7 @@ def staying(case: Case, chance: Random) -> Case:
 
 def test_only_vms_that_may_move_do_and_the_vm_fits_afterwards() -> None:
     chance, found = Random(1), 0
-    for _ in range(150):
+    for _ in range(rounds(150, quick=30)):
         case = staying(fragmented(chance, most_cpus=16, policies=MIXED), chance)
         room = find_room([crowded("one", case)], case.request)
         if room is None:
@@ -40,12 +41,12 @@ def test_only_vms_that_may_move_do_and_the_vm_fits_afterwards() -> None:
             moved = Occupant(move.id, running.occupants[move.id].request, move.after)
             running = RunningVms(case.topology, [*others, replace(moved, movable=True)], None)
         assert try_place(case.topology, running.free({}), case.request) is not None
-    assert found > 20
+    assert found > rounds(20, quick=2)
 
 
 def test_the_node_with_the_fewest_moves_and_least_memory_is_chosen_in_whatever_order_they_come() -> None:
     chance, compared = Random(2), 0
-    for _ in range(60):
+    for _ in range(rounds(60, quick=10)):
         case = staying(fragmented(chance, most_cpus=16), chance)
         others = [fragmented(chance, most_cpus=16) for _ in range(3)]
         cases = dict(zip("abcd", [case, *others], strict=True))
@@ -61,12 +62,12 @@ def test_the_node_with_the_fewest_moves_and_least_memory_is_chosen_in_whatever_o
         if room is not None and again is not None:
             compared += 1
             assert room.cost[:2] == again.cost[:2] == min(costs)
-    assert compared > 20
+    assert compared > rounds(20, quick=2)
 
 
 def test_a_vm_of_which_only_its_claim_is_known_stays() -> None:
     chance, stayed = Random(3), 0
-    for _ in range(60):
+    for _ in range(rounds(60, quick=20)):
         case = fragmented(chance, most_cpus=16)
         if find_room([crowded("one", case)], case.request) is None:
             continue
@@ -76,7 +77,7 @@ def test_a_vm_of_which_only_its_claim_is_known_stays() -> None:
         assert nameless.free == case.free
         assert find_room([crowded("one", nameless)], case.request) is None
         stayed += 1
-    assert stayed > 10
+    assert stayed > rounds(10, quick=2)
 
 
 def test_nodes_beyond_the_bound_are_not_searched() -> None:

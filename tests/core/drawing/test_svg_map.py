@@ -23,9 +23,8 @@ from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.topology import Topology
-from kvplace.machines.machine import find_machine
 from kvplace.machines.server_types import machine_names, read_machine
-from tests.captured import captured_files, captured_folder
+from tests.captured import CAPTURED_MACHINES, recorded_machine
 from tests.core.claims import claim, ledger_of, with_vm
 from tests.core.machines import make_numa_node, make_package, make_topology, topologies
 from tests.effort import examples
@@ -101,15 +100,9 @@ def test_every_machine_that_comes_with_kvplace_is_drawn(name: str) -> None:
     check_drawn(parsed(draw(name, read_machine(name))), read_machine(name))
 
 
-CAPTURED = [
-    path for folder in ("hwloc", "lscpu") for path in captured_files(f"topologies/{folder}", "*.tar.*")
-]
-
-
-@pytest.mark.parametrize("path", CAPTURED, ids=lambda path: f"{path.parent.name}-{path.name}")
+@pytest.mark.parametrize("path", CAPTURED_MACHINES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_every_captured_machine_is_drawn(path: Path) -> None:
-    captured_folder("topologies")
-    machine = find_machine(str(path)).topology
+    machine = recorded_machine(path).topology
     check_drawn(parsed(draw(path.name, machine)), machine)
 
 

@@ -28,6 +28,7 @@ from kvplace.core.topology import Topology
 from tests.core.claims import ledger_of
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import MIXED, Case, fragmented
+from tests.effort import rounds
 
 PRIORITIES = (-(1 << 31), -5, 0, 0, 0, 10)
 OURS = 1000
@@ -118,7 +119,7 @@ def in_vain(question: Question, victims: Victims) -> list[Tenant]:
 
 def test_victims_are_those_of_least_cost_and_give_the_best_placement_of_all_sets() -> None:
     counts: Counter[int | None] = Counter()
-    for seed in range(700):
+    for seed in range(rounds(700, quick=100)):
         chance = Random(seed)
         question = question_of(
             chance, fragmented(chance, most_cpus=chance.choice([6, 8, 12]), policies=MIXED)
@@ -131,15 +132,15 @@ def test_victims_are_those_of_least_cost_and_give_the_best_placement_of_all_sets
             assert VictimSearch(question).least_cost <= found.cost or not found.tenants, seed
             assert in_vain(question, found) == [], seed
         counts[None if found is None else len(found.tenants)] += 1
-    assert counts[None] >= 20
-    assert counts[1] >= 100
-    assert counts[2] >= 50
-    assert counts[3] >= 10
+    assert counts[None] >= rounds(20, quick=1)
+    assert counts[1] >= rounds(100, quick=10)
+    assert counts[2] >= rounds(50, quick=4)
+    assert counts[3] >= rounds(10, quick=1)
 
 
 def test_a_search_that_stops_at_its_bound_offers_no_victim_in_vain() -> None:
     stopped = 0
-    for seed in range(300):
+    for seed in range(rounds(300, quick=50)):
         chance = Random(seed)
         question = question_of(chance, fragmented(chance, most_cpus=16, policies=MIXED))
         bound = chance.choice([(2, 30_000), (5, 30_000), (300, 3), (300, 10)])
@@ -150,7 +151,7 @@ def test_a_search_that_stops_at_its_bound_offers_no_victim_in_vain() -> None:
             assert fits(question, chosen), seed
             assert in_vain(question, found) == [], seed
             stopped += not found.exact
-    assert stopped >= 50
+    assert stopped >= rounds(50, quick=5)
 
 
 def test_a_large_machine_full_of_small_vms_is_answered_exactly_and_soon() -> None:
