@@ -45,7 +45,7 @@ from benchmarks.peers.koordinator import most_allocated as koordinator
 from benchmarks.peers.kube_scheduler import Score, default_profile, most_allocated
 from benchmarks.peers.kubelet import with_numa_mask
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.cluster.room_by_migration import MigratableVm, find_migration
+from kvplace.core.cluster.room_in_cluster import MigratableVm, find_migration
 from kvplace.core.occupant import ClusterNode
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Request, Scope

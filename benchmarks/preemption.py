@@ -33,9 +33,9 @@ from benchmarks._filled_cluster import filled_cluster, longest_stretch
 from benchmarks._plots import Figure, legend_beside, pairs_of_bars, print_plot
 from benchmarks._tables import table
 from kvplace.core.allocator.allocate import try_place
+from kvplace.core.cluster.victims import OccupiedMachine, Tenant, by_importance, cost_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
-from kvplace.core.preemption.victims import OccupiedMachine, Tenant, by_importance, cost_of
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid

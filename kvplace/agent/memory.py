@@ -18,8 +18,8 @@ from kvplace.agent.node_plan import NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import BadAnnotation, KvplaceError
+from kvplace.core.free_resources import NOTHING_IN_USE, Used, in_use
 from kvplace.core.ledger import Claim
-from kvplace.core.memory_in_use import NOTHING_IN_USE, Used, in_use
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory
 from kvplace.core.request_json import read_pod_request

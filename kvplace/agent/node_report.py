@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from kvplace.agent.metrics import ENFORCES
-from kvplace.core.memory_in_use import MemoryInUse
+from kvplace.core.free_resources import MemoryInUse
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import PodUid

@@ -29,7 +29,7 @@ from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.this_machine import MachineWatch, ThisMachine
 from kvplace.core.errors import Conflict, KvplaceError, Refused
-from kvplace.core.memory_in_use import NOTHING_IN_USE
+from kvplace.core.free_resources import NOTHING_IN_USE
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NodeName

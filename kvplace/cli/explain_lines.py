@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from kvplace.cli.output import Column, rows_of
 from kvplace.cli.view_tables import measured
 from kvplace.core.cpuset import cpus_of, format_cpu_list
-from kvplace.core.neighbours import Nearness, Neighbour
+from kvplace.core.occupant import Nearness, Neighbour
 from kvplace.core.placement import Placement, Reason
 from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.request import DeviceNuma, EmulatorThreads, GuestNuma, NumaMemory, Request, Smt

@@ -34,6 +34,7 @@ from kvplace.cli.output import cpu_lines
 from kvplace.core.device_locality import device_phrases
 from kvplace.core.drawing.core_map import (
     MEANINGS,
+    TITLE,
     CoreBox,
     CoreMap,
     L3Box,
@@ -41,8 +42,8 @@ from kvplace.core.drawing.core_map import (
     NodeBox,
     Thread,
     ThreadState,
+    distance_phrases,
 )
-from kvplace.core.drawing.numa_distances import TITLE, distance_phrases
 from kvplace.core.drawing.occupancy import name_of, printable
 from kvplace.core.ledger import Claim
 from kvplace.core.quantity import format_bytes

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from enum import Enum
 
+from kvplace.core.claim_changes import RESERVED_S, is_for_migration
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, claim_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
-from kvplace.core.reservation import RESERVED_S, is_for_migration
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
 

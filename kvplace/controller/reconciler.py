@@ -22,12 +22,12 @@ from kvplace.controller.claim_action import (
     waits_for_binding,
 )
 from kvplace.controller.pod_index import PodIndex
+from kvplace.core.claim_changes import LONGEST_S, RESERVED_S, grown, is_for_migration
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import Policy
-from kvplace.core.reservation import LONGEST_S, RESERVED_S, grown, is_for_migration
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.well_known_names import about_pod
 from kvplace.kube.concurrency import all_ended

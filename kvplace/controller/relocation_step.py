@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvplace.core.annotations import contradiction_in, place_again_of
+from kvplace.core.claim_changes import held_by_others
 from kvplace.core.device_locality import local_nodes
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, Ledger, Relocation, claim_of
 from kvplace.core.node_devices import NO_NUMA
 from kvplace.core.placement import PodPlacement
-from kvplace.core.relocation import held_by_others
 from kvplace.core.request import DeviceNuma, GuestNuma, OnFailure, PinningOptions, Policy
 from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NumaId

@@ -30,13 +30,7 @@ from kvplace.controller.relocation_step import (
 )
 from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.annotations import is_movable, read_options
-from kvplace.core.cpuset import format_cpu_list, union
-from kvplace.core.errors import BadAnnotation, Conflict, Forbidden, KvplaceError, Refused
-from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
-from kvplace.core.moves.better_cores import is_better
-from kvplace.core.occupant import keeps_memory
-from kvplace.core.placement import Placement, PodPlacement, Refusal, result_annotations
-from kvplace.core.relocation import (
+from kvplace.core.claim_changes import (
     claim_after_relocation,
     claim_while_relocating,
     claim_with_lost_relocation,
@@ -44,6 +38,12 @@ from kvplace.core.relocation import (
     held_by_others,
     way_back,
 )
+from kvplace.core.cluster.defragmentation import is_better
+from kvplace.core.cpuset import format_cpu_list, union
+from kvplace.core.errors import BadAnnotation, Conflict, Forbidden, KvplaceError, Refused
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
+from kvplace.core.occupant import keeps_memory
+from kvplace.core.placement import Placement, PodPlacement, Refusal, result_annotations
 from kvplace.core.request import DeviceNuma, Policy, Request
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid

@@ -1,29 +1,35 @@
-"""The NodeTopology object: the machine of a node, as it is in the cluster and on stdout.
+"""The objects that describe the machine of a node: NodeTopology and NodeResourceTopology.
 
-`kvplace topology -o json` prints exactly what `kubectl get nodetopology -o json` would, so that either
-can be given to every command that takes a machine. The spec has CPU sets as Linux cpu lists, memory as a
-quantity, huge pages as counts by page size:
+`kvplace topology -o json` prints the same NodeTopology as `kubectl get nodetopology -o json`; every command
+that takes a machine takes either. The spec has CPU sets as Linux cpu lists, memory as a quantity, huge pages
+as counts by page size:
 
     {"packages": [{"id": 0, "cpus": "0-3"}],
      "numaNodes": [{"id": 0, "cpus": "0-3", "memory": "16Gi", "hugePages": {"1Gi": 4},
                     "distances": {"0": 10}}],
      "l3Groups": ["0-3"], "cores": ["0,2", "1,3"], "reserved": "0", "isolated": "",
      "fingerprint": "sha256:..."}
+
+Other schedulers and tools read the NodeResourceTopology (topology.node.k8s.io/v1alpha2). A zone is a NUMA
+node. The available resources follow from the ledger, so they count every VM that owns CPUs, in every QoS
+class.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
 from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of
 from kvplace.core.errors import BadTopology
+from kvplace.core.free_resources import Free
 from kvplace.core.json_fields import Fields
 from kvplace.core.node_devices import (
     MOST_DEVICES,
     NO_NUMA,
+    DeviceCount,
     NodeDevices,
     TopologyPolicy,
     is_device,
@@ -229,3 +235,75 @@ def _levels(spec: Fields, key: str) -> tuple[CpuMask, ...]:
     if 0 in masks:
         raise ValueError(f"{spec.at(key)}[{masks.index(NO_CPUS)}] has no CPU")
     return masks
+
+
+RESOURCE_TOPOLOGY_VERSION = "topology.node.k8s.io/v1alpha2"
+RESOURCE_TOPOLOGY_KIND = "NodeResourceTopology"
+FINGERPRINT = "topology.node.k8s.io/fingerprint"
+
+_UNKNOWN_COST = 255
+"""SLIT's word for a node that cannot be reached; used where the machine reports no distance."""
+
+
+def resource_topology(
+    topology: Topology,
+    free: Free,
+    fingerprint: str,
+    policy: TopologyPolicy,
+    devices: Iterable[DeviceCount] = (),
+) -> dict[str, Any]:
+    """Write the object without its name; `fingerprint` is that of the running pods."""
+    return {
+        "apiVersion": RESOURCE_TOPOLOGY_VERSION,
+        "kind": RESOURCE_TOPOLOGY_KIND,
+        "metadata": {"annotations": {FINGERPRINT: fingerprint}},
+        "topologyPolicies": [policy.joined],
+        "attributes": [
+            {"name": "topologyManagerPolicy", "value": policy.policy},
+            {"name": "topologyManagerScope", "value": policy.scope},
+            {"name": "nodeTopologyPodsFingerprint", "value": fingerprint},
+            {"name": "nodeTopologyPodsFingerprintMethod", "value": "all"},
+        ],
+        "zones": [
+            _zone(topology, node, free, [one for one in devices if one.node == node.id])
+            for node in topology.numa_nodes
+        ],
+    }
+
+
+def _zone(topology: Topology, node: NumaNode, free: Free, devices: Iterable[DeviceCount]) -> dict[str, Any]:
+    return {
+        "name": _zone_name(node.id),
+        "type": "Node",
+        "costs": [
+            {"name": _zone_name(other.id), "value": node.distances.get(other.id, _UNKNOWN_COST)}
+            for other in topology.numa_nodes
+        ],
+        "resources": [
+            *_resources(topology, node, free),
+            *(_resource(one.resource, str(one.total), str(one.total), str(one.free)) for one in devices),
+        ],
+    }
+
+
+def _resources(topology: Topology, node: NumaNode, free: Free) -> Iterator[Mapping[str, str]]:
+    if node.cpus:
+        sets = (node.cpus, node.cpus & topology.allocatable, node.cpus & free.pool)
+        yield _resource("cpu", *(str(cpus.bit_count()) for cpus in sets))
+    if node.memory:
+        outside = topology.plain_memory[node.id]
+        left = max(0, dict(free.memory).get(node.id, 0))
+        yield _resource("memory", *map(format_bytes, (node.memory, outside, min(outside, left))))
+    pages = free.pages_by_node
+    for size, count in sorted(node.huge_pages.items()):
+        left = max(0, pages.get((node.id, size), 0))
+        amounts = (format_bytes(size * number) for number in (count, count, left))
+        yield _resource(f"hugepages-{format_bytes(size)}", *amounts)
+
+
+def _resource(name: str, capacity: str, allocatable: str, available: str) -> dict[str, str]:
+    return {"name": name, "capacity": capacity, "allocatable": allocatable, "available": available}
+
+
+def _zone_name(node: NumaId) -> str:
+    return f"node-{node}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
+from kvplace.core.claim_changes import is_for_migration
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.ledger import Claim
 from kvplace.core.quantity import counted
-from kvplace.core.reservation import is_for_migration
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 from kvplace.doctor.installation import Finding, Installation, at, some, title, warning, wrong
 from kvplace.kube.object_client import Document

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
-from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy
+from kvplace.core.cluster.node_choice import Candidate, Fit, GroupedRefusals, Strategy, grouped
 from kvplace.core.cpuset import mask_of
 from kvplace.core.moves.suggestions import Suggestions, find_suggestions
-from kvplace.core.neighbours import Neighbour, neighbours_of
-from kvplace.core.occupant import Occupant, occupant_of_claim
+from kvplace.core.occupant import Neighbour, Occupant, neighbours_of, occupant_of_claim
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_json import PodRequest

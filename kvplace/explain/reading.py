@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
+from kvplace.core.claim_changes import is_for_migration
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import Absent, BadBody, Forbidden, KvplaceError
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.request_json import PodRequest
-from kvplace.core.reservation import is_for_migration
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.strict_json import did_you_mean, shown
 from kvplace.core.well_known_names import PINNED

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kvplace.core.cluster.victims import DisruptionBudget
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.node_topology import GROUP, VERSION, topology_document
-from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube import ledger_objects, pod_calls, topology_objects

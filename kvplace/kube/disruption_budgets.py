@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from kvplace.core.cluster.victims import DisruptionBudget
 from kvplace.core.label_terms import LabelTerm, Operator
-from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.kube.node_filters import MatchExpression
 from kvplace.kube.object_parts import ApiObject, Metadata
 

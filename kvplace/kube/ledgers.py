@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from kvplace.core.claim_changes import grown
 from kvplace.core.errors import (
     Conflict,
     Corrupt,
@@ -28,7 +29,6 @@ from kvplace.core.errors import (
     Unavailable,
 )
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
-from kvplace.core.reservation import grown
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import about_pod
 from kvplace.kube.list_watch import is_newer

@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from kvplace.core.cluster.victims import DisruptionBudget
 from kvplace.core.errors import Conflict, Forbidden, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import PodPlacement
-from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import CPU_MAP, PLACEMENT, REQUEST

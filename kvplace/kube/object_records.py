@@ -13,9 +13,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.free_resources import CpuUsage
+from kvplace.core.free_resources import NOTHING_IN_USE, CpuUsage, MemoryInUse
 from kvplace.core.ledger import Ledger
-from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import (

@@ -14,10 +14,16 @@ import msgspec
 
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadTopology
-from kvplace.core.memory_in_use import NOTHING_IN_USE, read_memory_in_use
+from kvplace.core.free_resources import NOTHING_IN_USE, read_memory_in_use
 from kvplace.core.node_devices import DeviceReport, read_device_report
-from kvplace.core.node_topology import API_VERSION, GROUP, VERSION, Enforcement, read_topology
-from kvplace.core.resource_topology import API_VERSION as RESOURCE_TOPOLOGIES
+from kvplace.core.node_topology import (
+    API_VERSION,
+    GROUP,
+    RESOURCE_TOPOLOGY_VERSION,
+    VERSION,
+    Enforcement,
+    read_topology,
+)
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import NOT_JSON
@@ -218,5 +224,5 @@ def _path(*segments: str) -> str:
 
 
 def _resource_topology_path(*segments: str) -> str:
-    group, _, version = RESOURCE_TOPOLOGIES.partition("/")
+    group, _, version = RESOURCE_TOPOLOGY_VERSION.partition("/")
     return path_of("apis", group, version, RESOURCE_TOPOLOGY, *segments)

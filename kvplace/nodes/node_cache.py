@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Any, Protocol
 
+from kvplace.core.cluster.victims import OccupiedMachine
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.node_topology import Enforcement
-from kvplace.core.preemption.victims import OccupiedMachine
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import LedgerClient, Ledgers

@@ -12,9 +12,8 @@ from kvplace.core.cluster.node_choice import Fit
 from kvplace.core.cpu_map import read_node_cpu_map
 from kvplace.core.device_locality import predicted_held
 from kvplace.core.errors import BadAnnotation, BadTopology
-from kvplace.core.free_resources import Free, free_of
+from kvplace.core.free_resources import NOTHING_IN_USE, Free, free_of
 from kvplace.core.ledger import Claim, Ledger
-from kvplace.core.memory_in_use import NOTHING_IN_USE
 from kvplace.core.node_devices import DeviceReport, HeldDevices, NodeDevices
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import Placement, Refusal

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kvplace.core.cluster.draft import OPEN, ClosedNodes
-from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
+from kvplace.core.cluster.node_choice import GroupedRefusals, grouped
 from kvplace.core.cluster.planning import Plan, RefusedVm, Tally, VmRequest
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadBody

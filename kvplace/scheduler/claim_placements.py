@@ -7,12 +7,12 @@ from datetime import datetime
 from functools import lru_cache
 
 from kvplace.core.allocator.allocate import try_place
+from kvplace.core.claim_changes import reserved_for_target
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free_resources import Free
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Request
-from kvplace.core.reservation import reserved_for_target
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.object_records import PodRecord

@@ -17,14 +17,21 @@ from enum import Enum
 from typing import Protocol
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
-from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate, scores
+from kvplace.core.claim_changes import grown_claim
+from kvplace.core.cluster.node_choice import (
+    Candidate,
+    Fit,
+    GroupedRefusals,
+    Strategy,
+    best_candidate,
+    grouped,
+    scores,
+)
 from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.free_resources import Free
 from kvplace.core.ledger import Claim, LedgerChange
 from kvplace.core.placement import Refusal
 from kvplace.core.request import OnFailure, Request
-from kvplace.core.reservation import grown_claim
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import about_pod
 from kvplace.kube.concurrency import next_turn

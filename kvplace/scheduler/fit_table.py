@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
-from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped_by
-from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy
+from kvplace.core.cluster.node_choice import Candidate, Fit, GroupedRefusals, Strategy, grouped_by
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName

@@ -10,9 +10,9 @@ import logging
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from kvplace.core.claim_changes import RESERVED_S
 from kvplace.core.errors import Conflict, KvplaceError, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
-from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 

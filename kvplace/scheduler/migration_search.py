@@ -16,13 +16,13 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import ParamSpec, Protocol, TypeVar
 
+from kvplace.core.claim_changes import is_for_migration
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.cluster.room_by_migration import MigratableVm, RoomByMigration, find_migration
-from kvplace.core.preemption.victims import OccupiedMachine
+from kvplace.core.cluster.room_in_cluster import MigratableVm, RoomByMigration, find_migration
+from kvplace.core.cluster.victims import OccupiedMachine
 from kvplace.core.quantity import counted
 from kvplace.core.request import Request
 from kvplace.core.request_json import read_pod_request
-from kvplace.core.reservation import is_for_migration
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import about_pod
 from kvplace.kube.concurrency import Turns

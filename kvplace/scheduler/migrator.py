@@ -22,11 +22,11 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from kvplace.core.claim_changes import is_for_migration, kept_for, reserve, reserve_for_migration
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.core.reservation import is_for_migration, kept_for, reserve, reserve_for_migration
 from kvplace.core.scalars import NO_CPUS
 from kvplace.core.well_known_names import about_pod
 from kvplace.kube.events import EventRecorder, making_room, owner_reference, room_not_made

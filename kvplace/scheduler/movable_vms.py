@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvplace.core.annotations import is_movable, may_migrate, read_options
-from kvplace.core.cluster.room_on_nodes import CrowdedNode
+from kvplace.core.cluster.room_in_cluster import CrowdedNode
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim
 from kvplace.core.occupant import Occupant, occupant_of_claim

@@ -7,10 +7,10 @@ from the pods and nodes that were sent: where Filter has just found only cores m
 
 No pod is evicted in vain: where a VM fits once pods have ended that end anyway, it waits for them,
 for a limited time. What the victims leave is reserved for it in the node's
-ledger (`core/reservation.py`) before they are named, so no replica gives it to any other pod. Only a pod
+ledger (`core/claim_changes.py`) before they are named, so no replica gives it to any other pod. Only a pod
 of higher priority may take it.
 
-`victim_questions` asks about the victims on one node, and `core/preemption` answers.
+`victim_questions` asks about the victims on one node, and `core/cluster` answers.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from itertools import islice
 from typing import Protocol
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.errors import Unavailable
-from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.core.placement import Placement
-from kvplace.core.preemption.victim_search import VictimSearch
-from kvplace.core.preemption.victims import (
+from kvplace.core.claim_changes import LONGEST_S, kept_for, reserve
+from kvplace.core.cluster.victim_search import VictimSearch
+from kvplace.core.cluster.victims import (
     DisruptionBudget,
     Question,
     Victims,
 )
+from kvplace.core.errors import Unavailable
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.placement import Placement
 from kvplace.core.request import OnFailure, Request
-from kvplace.core.reservation import LONGEST_S, kept_for, reserve
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.ledgers import no_change

@@ -15,9 +15,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kvplace.core.allocator.feasibility import ShortageCount
-from kvplace.core.cluster.grouped_refusals import GroupedRefusals
 from kvplace.core.cluster.node_bound import StandingBound
-from kvplace.core.cluster.node_choice import Candidate, Fit, Standing, Strategy
+from kvplace.core.cluster.node_choice import Candidate, Fit, GroupedRefusals, Standing, Strategy
 from kvplace.core.placement import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName

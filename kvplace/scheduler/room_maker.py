@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.cluster.room_on_nodes import MOST_NODES, RoomOnNode, find_room
+from kvplace.core.cluster.room_in_cluster import MOST_NODES, RoomOnNode, find_room
 from kvplace.core.errors import BadAnnotation, KvplaceError
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid

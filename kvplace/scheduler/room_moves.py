@@ -1,9 +1,9 @@
 """The moves of running VMs that make room for one waiting VM on one node, one after the other.
 
 Each move begins with one write of the node's ledger, which the controller and the node's agent then carry out
-as every relocation. The first of these writes also reserves what the VM will get (`core/reservation.py`), so
-every replica can bind it there, also when this one is gone by then. The next move begins when the last one is
-in effect.
+as every relocation. The first of these writes also reserves the VM's future claim (`core/claim_changes.py`).
+So every replica can bind the VM there, also when this one is gone by then. The next move begins when the last
+one is in effect.
 
 `first_write` and `state_of_move` decide, from their arguments alone; `RoomMoves` reads, writes and waits.
 """
@@ -18,14 +18,13 @@ from dataclasses import replace
 from datetime import datetime
 from enum import Enum
 
-from kvplace.core.cluster.room_on_nodes import RoomOnNode
+from kvplace.core.claim_changes import claim_while_relocating, reserve
+from kvplace.core.cluster.room_in_cluster import RoomOnNode
 from kvplace.core.cpuset import format_cpu_list, union
 from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.moves.make_room import Move
 from kvplace.core.quantity import counted
-from kvplace.core.relocation import claim_while_relocating
-from kvplace.core.reservation import reserve
 from kvplace.core.scalars import PodUid
 from kvplace.core.well_known_names import about_pod
 from kvplace.kube.events import EventRecorder, making_room, owner_reference

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvplace.core.preemption.victims import (
+from kvplace.core.cluster.victims import (
     DisruptionBudget,
     OccupiedMachine,
     Question,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
+from kvplace.core.cluster.victims import OccupiedMachine
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.free_resources import Free, free_of
@@ -17,7 +18,6 @@ from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement, Refusal
-from kvplace.core.preemption.victims import OccupiedMachine
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.search_budget import MAX_STEPS

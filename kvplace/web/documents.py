@@ -15,7 +15,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.drawing.core_map_json import core_map_document
 from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Claim
-from kvplace.core.neighbours import neighbours_of
+from kvplace.core.occupant import neighbours_of
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import OPTING_IN

@@ -12,8 +12,8 @@ import pytest
 from kvplace.agent.memory import MemoryWatch
 from kvplace.agent.node_plan import ClaimContainer, NodePlan
 from kvplace.agent.node_report import NodeReport
+from kvplace.core.free_resources import MemoryInUse
 from kvplace.core.ledger import Ledger
-from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.scalars import Bytes, NumaId, PodUid
 from tests.core.claims import claim
 from tests.core.machines import GIB

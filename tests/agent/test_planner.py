@@ -10,10 +10,10 @@ from hypothesis import given
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.node_plan import NodeContainer, NodePlan, PodRevisions, ThisNode
 from kvplace.agent.planner import placements_in, plan_node
+from kvplace.core.claim_changes import claim_while_relocating
 from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
-from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NodeName, NumaId, PodUid
 from tests.agent.nodes_in_use import (

@@ -12,9 +12,9 @@ import pytest
 from kvplace.agent import memory
 from kvplace.agent.memory import MemoryMoves
 from kvplace.agent.node_objects import NodeObjects
+from kvplace.core.claim_changes import claim_while_relocating, way_back
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
-from kvplace.core.relocation import claim_while_relocating, way_back
 from kvplace.core.request import NumaMemory
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NumaId, ResourceName

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.cluster import planned_moves
+from kvplace.core.cluster import room_in_cluster
 from kvplace.core.cluster.planning import VmRequest
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
@@ -158,7 +158,7 @@ def test_a_plan_with_moves_may_pass_the_bound_for_plans_without_them(kvplace: Ca
 def test_a_plan_whose_search_for_moves_stopped_at_its_bound_reports_it(
     kvplace: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planned_moves, "_MAX_TOTAL_STEPS", 0)
+    monkeypatch.setattr(room_in_cluster, "_MAX_TOTAL_STEPS", 0)
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(STREWN)
     asked = '{"id":"new","vcpus":8,"cpuSet":"one-l3"}'

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvplace.core.claim_changes import claim_while_relocating
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import LedgerChange, Relocation, claim_of
-from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Policy, Scope
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.free_resources import free_of
+from kvplace.core.free_resources import NOTHING_IN_USE, MemoryInUse, Used, free_of, in_use, read_memory_in_use
 from kvplace.core.ledger import Ledger
-from kvplace.core.memory_in_use import NOTHING_IN_USE, MemoryInUse, Used, in_use, read_memory_in_use
 from kvplace.core.scalars import Bytes, NumaId
 from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 

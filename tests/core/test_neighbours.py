@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.neighbours import Nearness, neighbours_of
+from kvplace.core.occupant import Nearness, neighbours_of
 from kvplace.core.scalars import PodUid
 from tests.core.claims import claim, ledger_of
 from tests.nodes.machines import TWO

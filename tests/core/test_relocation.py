@@ -7,6 +7,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.claim_changes import (
+    claim_after_relocation,
+    claim_while_relocating,
+    claim_with_lost_relocation,
+    held_by_others,
+    way_back,
+)
 from kvplace.core.ledger import (
     Claim,
     Ledger,
@@ -17,13 +24,6 @@ from kvplace.core.ledger import (
     read_ledger,
 )
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.relocation import (
-    claim_after_relocation,
-    claim_while_relocating,
-    claim_with_lost_relocation,
-    held_by_others,
-    way_back,
-)
 from kvplace.core.request import OnFailure, PinningOptions, Policy
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
 

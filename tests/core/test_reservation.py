@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.claim_changes import grown, reserve, reserve_for_migration, reserved_for_target
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import (
@@ -20,7 +21,6 @@ from kvplace.core.ledger import (
     read_ledger,
 )
 from kvplace.core.request import Policy
-from kvplace.core.reservation import grown, reserve, reserve_for_migration, reserved_for_target
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 from kvplace.kube.ledgers import decide_together
 from tests.core.claims import claim

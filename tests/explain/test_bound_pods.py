@@ -10,9 +10,9 @@ import pytest
 from kvplace.cli.explain_lines import seat_lines
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Refused
-from kvplace.core.neighbours import Nearness
 from kvplace.core.node_devices import NO_NUMA, DeviceReport, NodeDevices, PodDevice
 from kvplace.core.node_topology import Enforcement
+from kvplace.core.occupant import Nearness
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.request_json import PodRequest, write_request

@@ -7,9 +7,9 @@ from typing import TypeVar
 import msgspec
 import pytest
 
+from kvplace.core.claim_changes import reserve
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.request_json import PodRequest, write_request
-from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, NodeName
 from kvplace.explain.reading import explain_target, read_target
 from kvplace.kube.object_client import ApiKind, Document

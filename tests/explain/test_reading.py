@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from kvplace.core.claim_changes import reserve, reserve_for_migration
 from kvplace.core.errors import Absent, BadAnnotation
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.request_json import PodRequest, write_request
-from kvplace.core.reservation import reserve, reserve_for_migration
 from kvplace.core.scalars import NO_CPUS, NodeName
 from tests.admission.reviewed_objects import vm, vmi
 from tests.core.requests import request_with

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from kvplace.core.errors import BadTopology, Conflict
+from kvplace.core.free_resources import MemoryInUse
 from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.node_topology import read_topology
 from kvplace.core.scalars import ContainerId, NodeName, PodUid
 from kvplace.core.topology import Topology

@@ -9,12 +9,10 @@ import pytest
 
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Conflict, Refused
-from kvplace.core.free_resources import free_of
+from kvplace.core.free_resources import MemoryInUse, free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.node_devices import TopologyPolicy
-from kvplace.core.node_topology import Enforcement, read_topology
-from kvplace.core.resource_topology import resource_topology
+from kvplace.core.node_topology import Enforcement, read_topology, resource_topology
 from kvplace.core.scalars import Bytes, NumaId, PodUid
 from kvplace.kube.object_records import Condition, NodeRecord, PodReport, TopologyStatus
 from kvplace.kube.watches import (

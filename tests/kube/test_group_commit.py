@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from kvplace.core.claim_changes import reserve
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Conflict, KvplaceError, Misconfigured, Refused, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.ledgers import ENOUGH, Ledgers
 from tests.kube.claims import claim

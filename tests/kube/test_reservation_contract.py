@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from kvplace.core.claim_changes import grown, reserve
 from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.reservation import grown, reserve
 from kvplace.core.scalars import NO_CPUS, PodUid
 from tests.kube.claims import claim, taking
 from tests.kube.worlds import ApiWorld, MemoryWorld, World

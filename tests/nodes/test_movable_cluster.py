@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from kvplace.core.allocator.allocate import try_place
+from kvplace.core.claim_changes import claim_while_relocating
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import PodPlacement
-from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import OnFailure, PinningOptions, Policy, Request, Scope
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid, ResourceName

@@ -9,9 +9,8 @@ import pytest
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.node_choice import Fit
 from kvplace.core.cpuset import mask_of
-from kvplace.core.free_resources import Free
+from kvplace.core.free_resources import Free, MemoryInUse
 from kvplace.core.ledger import Ledger, claim_of
-from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import DeviceNuma, PinningOptions, Request

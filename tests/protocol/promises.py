@@ -12,14 +12,13 @@ from typing import Any, Generic, TypeVar
 
 from kvplace.controller.reconciler import REPORT_S, SILENCE_S
 from kvplace.core.allocator.allocate import try_place
+from kvplace.core.claim_changes import RESERVED_S, held_by_others
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.errors import Corrupt
 from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.relocation import held_by_others
 from kvplace.core.request import Policy
 from kvplace.core.request_json import read_pod_request
-from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.object_records import LedgerRecord, PodRecord, ResourceClaimRecord

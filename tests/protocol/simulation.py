@@ -17,9 +17,9 @@ from random import seed as seed_everything
 from typing import TypeAlias
 
 from kvplace.controller.controller import ControllerSettings
+from kvplace.core.cluster.victims import DisruptionBudget
 from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.node_topology import Enforcement
-from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from kvplace.scheduler.room_maker import MakeRoom

@@ -12,8 +12,15 @@ import pytest
 
 from kvplace.core import search_budget
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped, grouped_by
-from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
+from kvplace.core.cluster.node_choice import (
+    Candidate,
+    Fit,
+    GroupedRefusals,
+    Strategy,
+    best_candidate,
+    grouped,
+    grouped_by,
+)
 from kvplace.core.free_resources import Free
 from kvplace.core.placement import Placement, Refusal
 from kvplace.core.request import Request

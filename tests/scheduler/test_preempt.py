@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvplace.core.cluster.victims import DisruptionBudget
+from kvplace.core.free_resources import MemoryInUse
 from kvplace.core.label_terms import LabelTerm, Operator
-from kvplace.core.memory_in_use import MemoryInUse
 from kvplace.core.node_devices import DeviceCount, DeviceReport, NodeDevices, PodDevice, TopologyPolicy
-from kvplace.core.preemption.victims import DisruptionBudget
 from kvplace.core.request import DeviceNuma, OnFailure, Scope
 from kvplace.core.scalars import Bytes, NodeName, NumaId, PodUid, ResourceName
 from kvplace.kube.object_records import PodRecord

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from kvplace.core.claim_changes import RESERVED_S
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Conflict
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Reserved
-from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.well_known_names import RELEASED_AT
 from kvplace.kube.object_records import PodRecord

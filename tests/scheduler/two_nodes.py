@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvplace.core.claim_changes import is_for_migration
 from kvplace.core.ledger import Claim
 from kvplace.core.node_topology import Enforcement
-from kvplace.core.reservation import is_for_migration
 from kvplace.core.scalars import NodeName
 from kvplace.kube.migrations import MigrationRecord
 from kvplace.kube.object_records import PodRecord

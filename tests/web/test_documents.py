@@ -9,9 +9,9 @@ import json
 import pytest
 
 from harness.waiting import PATIENCE_S
+from kvplace.core.claim_changes import reserve
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.request_json import PodRequest, write_request
-from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, NodeName
 from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition

@@ -1,15 +1,18 @@
 """Moves that gather the free CPUs of a cluster: first inside nodes, then between them.
 
-No VM waits for these moves, so each one must be worth it by itself: the VM comes together on fewer sockets
-or NUMA nodes, or the places for later VMs that appear have as many CPUs as the VM. A VM moves once at most.
-The search is greedy: it takes the move with the largest gain, and searches again from there; inside a node it
-tries each first move. The moves are made in their order, and may end after any of them. Equal input gives
-equal answers: the bounds count placements, not seconds.
+No VM waits for these moves, so each one must be worth it: the VM gets fewer sockets or NUMA nodes, or the new
+places for later VMs have as many CPUs as the VM. A VM moves once at most. The search is greedy: it takes the
+move with the largest gain, and searches again from there; inside a node it tries each first move. The moves
+may end after any of them. Equal input gets equal answers: the bounds count placements, not seconds.
+
+`better_placement` is the rule for one VM on its own machine. `serve` decides by it when it places a running
+VM again, and `defragment` predicts the answer with it. A move never makes the VM worse. The machine keeps at
+least as many places for later VMs, unless the VM itself gets a better placement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,17 +20,10 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.free_resources import Domain, Free, free_blocks_of, free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.moves.better_cores import (
-    SIZES,
-    better_placement,
-    cpus_in_places,
-    left_by,
-    places,
-)
 from kvplace.core.occupant import ClusterNode, Occupant, bytes_moved, locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request
-from kvplace.core.scalars import Bytes, NodeName
+from kvplace.core.scalars import Bytes, CpuMask, NodeName
 from kvplace.core.topology import Topology
 
 MOST_PLACEMENTS = 20_000
@@ -328,3 +324,53 @@ def _domains(topology: Topology, placement: Placement) -> tuple[int, int]:
 
 def _is_worth_it(move: DefragmentingMove, request: Request) -> bool:
     return move.comes_together or move.cpus_gained >= request.vcpus
+
+
+SIZES = (4, 8, 16, 32, 64)
+"""Sizes of the VMs that places are counted for, in CPUs."""
+
+
+def better_placement(topology: Topology, free: Free, request: Request, before: Placement) -> Placement | None:
+    """Place a running VM again; None where it gets nothing better.
+
+    `free` is what the machine has without the VM.
+    """
+    after = try_place(topology, free, request)
+    return after if after is not None and is_better(topology, free, before, after) else None
+
+
+def is_better(topology: Topology, free: Free, before: Placement, after: Placement) -> bool:
+    """Whether a VM sits better, or leaves more places for others and sits as well.
+
+    Sockets, NUMA nodes, distances, L3 groups and cores count in this order, then the CPUs of the places.
+    """
+    return _standing(topology, free, after) < _standing(topology, free, before)
+
+
+def cpus_in_places(topology: Topology, free: CpuMask) -> int:
+    """Count the CPUs of all VMs of one size that fit on single NUMA nodes, summed over the sizes."""
+    return sum(size * places(topology, free, size) for size in SIZES)
+
+
+def places(topology: Topology, free: CpuMask, size: int) -> int:
+    """Count the VMs of one size that fit, each on a single NUMA node, by the free CPUs alone."""
+    return sum((node.cpus & free).bit_count() // size for node in topology.numa_nodes)
+
+
+def left_by(free: Free, placement: Placement) -> CpuMask:
+    """Return the CPUs that stay free for an exclusive VM beside a placement."""
+    return CpuMask(free.cpus & ~(placement.cpus | placement.owned))
+
+
+def _standing(topology: Topology, free: Free, placement: Placement) -> tuple[int, ...]:
+    """The smaller the better."""
+    return (
+        *locality_of(topology, placement),
+        _touched(topology.l3_groups, placement.cpus),
+        _touched(topology.cores, placement.cpus),
+        -cpus_in_places(topology, left_by(free, placement)),
+    )
+
+
+def _touched(groups: Iterable[CpuMask], cpus: CpuMask) -> int:
+    return sum(1 for group in groups if group & cpus)

@@ -1,4 +1,4 @@
-"""The choice of a node for a VM among nodes that can hold it.
+"""The choice of a node for a VM, and the grouped refusals of the other nodes.
 
 Every replica and every offline command ranks nodes by the same key, so that equal states give equal nodes.
 The parts of the key, in this order, the smaller the better:
@@ -8,28 +8,32 @@ The parts of the key, in this order, the smaller the better:
 3. balance: how much farther the free shares of CPUs and memory move apart, since CPUs without memory are
    stranded, and memory without CPUs as well
 4. huge pages that are free on the node although the VM wants none
-5. L3 groups, then as the strategy states how full the NUMA nodes and the node are, and fragmentation
+5. L3 groups, then by strategy the fullness of the NUMA nodes and of the node, and fragmentation
 6. the name
 
-docs/benchmarks.md measures what each part gains.
+docs/benchmarks.md measures the gain of each part.
+
+kube-scheduler counts nodes with equal texts ("412 no NUMA node with 8 free CPUs, best 6 on worker-17 numa
+1"). So all nodes that refuse for one reason get one text, which names the best of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from kvplace.core.allocator.device_choices import far_devices
 from kvplace.core.allocator.objectives import slots_lost
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free_resources import Free, crowd
 from kvplace.core.occupant import locality_of
-from kvplace.core.placement import Placement
-from kvplace.core.quantity import bytes_in_pages
+from kvplace.core.placement import THE_MACHINE, Placement, Refusal
+from kvplace.core.quantity import bytes_in_pages, counted
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
@@ -305,3 +309,82 @@ def scores(candidates: Iterable[Candidate], strategy: Strategy) -> dict[NodeName
     places = {rank: place for place, rank in enumerate(dict.fromkeys(rank for rank, _ in ranked))}
     steps = max(1, len(places) - 1)
     return {node: MAX_SCORE - (places[rank] * MAX_SCORE) // steps for rank, node in ranked}
+
+
+class Grouped(Protocol):
+    """The key that groups refusals."""
+
+    @property
+    def group(self) -> tuple[str, bool, str]:
+        """Equal for refusals for one reason."""
+        ...
+
+    @property
+    def missing(self) -> int:
+        """How much is missing; the best node is the one with the least."""
+        ...
+
+
+R = TypeVar("R", bound=Grouped)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalGroup:
+    """Nodes that refuse for one reason."""
+
+    nodes: tuple[NodeName, ...]
+    best: NodeName
+    """The node where least is missing."""
+    refusal: Refusal
+    """The refusal of that node."""
+
+    @property
+    def text(self) -> str:
+        """The refusal with the name of the node in it."""
+        where = self.refusal.shortfall.get("where")
+        if not isinstance(where, str):
+            return self.refusal.message
+        place = self.best if where == THE_MACHINE else f"{self.best} {where}"
+        return self.refusal.message.replace(f" on {where}", f" on {place}")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRefusals:
+    """All groups, the largest first."""
+
+    groups: tuple[RefusalGroup, ...]
+
+    @property
+    def texts(self) -> dict[NodeName, str]:
+        """The texts by node."""
+        found: dict[NodeName, str] = {}
+        for group in self.groups:
+            found |= dict.fromkeys(group.nodes, group.text)
+        return found
+
+    @property
+    def curable(self) -> list[NodeName]:
+        """The nodes where the VM would fit if others left."""
+        return [node for group in self.groups if not group.refusal.never for node in group.nodes]
+
+    @property
+    def summary(self) -> str:
+        """All groups in one sentence."""
+        return "; ".join(f"{counted(len(group.nodes), 'node')}: {group.text}" for group in self.groups)
+
+
+def grouped(refusals: Mapping[NodeName, Refusal]) -> GroupedRefusals:
+    """Group nodes by the reason of their refusal."""
+    return grouped_by(refusals, lambda refusal: refusal)
+
+
+def grouped_by(refusals: Mapping[NodeName, R], in_full: Callable[[R], Refusal]) -> GroupedRefusals:
+    """Group nodes by the reason of refusal; only the best node of each group is needed in full."""
+    by_reason: defaultdict[tuple[str, bool, str], list[tuple[int, NodeName]]] = defaultdict(list)
+    for node, refusal in refusals.items():
+        by_reason[refusal.group].append((refusal.missing, node))
+    groups = []
+    for entries in by_reason.values():
+        _, best = min(entries)
+        groups.append(RefusalGroup(tuple([node for _, node in entries]), best, in_full(refusals[best])))
+    return GroupedRefusals(tuple(sorted(groups, key=lambda group: (-len(group.nodes), group.text))))

@@ -28,7 +28,7 @@ from kvplace.core.cluster.assignment_heuristics import (
 )
 from kvplace.core.cluster.draft import OPEN, ClosedNodes, Draft, Shape, Stopped, shapes_of
 from kvplace.core.cluster.node_choice import Strategy, quality
-from kvplace.core.cluster.planned_moves import NodeMove, PlannedMoves, make_room_for_waiting
+from kvplace.core.cluster.room_in_cluster import NodeMove, PlannedMoves, make_room_for_waiting
 from kvplace.core.device_locality import located, too_few_devices
 from kvplace.core.node_devices import HeldDevices, PodDevice
 from kvplace.core.occupant import ClusterNode, Occupant

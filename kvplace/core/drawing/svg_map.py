@@ -1,33 +1,51 @@
 """A core map as an SVG picture, nested as in lstopo.
 
-Each hardware thread shows its CPU number and the letters of its VM, which the legend names. Threads without a
-VM are empty, hatched or dotted. A red edge and `!` mark a conflict or drift. The picture loads nothing, runs
-no script, follows the reader's choice of light or dark, and states everything in words too: in a description
-for screen readers, and in a title for each thread. Equal maps give equal bytes.
+Each hardware thread shows its CPU number and the letters of its VM, which the legend names. Each state has a
+shape or pattern besides its colour: square where one VM owns the thread, round where VMs share it, dashed and
+in small letters where its owner keeps it idle, pale with a question mark where a waiting VM has reserved it.
+Without a VM a thread is empty (free), dotted (isolated), hatched (reserved) or crossed (in use outside of
+kvplace). A dark corner marks the threads where QEMU's own threads run. A red edge and `!` mark a conflict or
+drift.
+
+The picture loads nothing, runs no script and follows the reader's choice of light or dark. It also states
+everything in words: in a description for screen readers, and in a title for each thread. Equal maps give
+equal bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from xml.etree.ElementTree import Element, indent, tostring
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.core.drawing.core_map import CoreBox, CoreMap, L3Box, NodeBox, PackageBox, Thread, ThreadState
-from kvplace.core.drawing.numa_distances import TITLE, distance_phrases
-from kvplace.core.drawing.occupancy import name_of, printable
+from kvplace.core.drawing.core_map import (
+    MEANINGS,
+    TITLE,
+    CoreBox,
+    CoreMap,
+    L3Box,
+    NodeBox,
+    PackageBox,
+    Thread,
+    ThreadState,
+    distance_phrases,
+)
+from kvplace.core.drawing.occupancy import FaultKind, name_of, printable
 from kvplace.core.drawing.svg_blocks import (
     COLOURS,
     ROOT,
     Block,
     fixed,
     grid,
+    number,
     shortened,
     stack,
     style_sheet,
     tag,
     text_width,
 )
-from kvplace.core.drawing.svg_threads import SIDE, colour_of, key_of, paint_thread, patterns, thread_mark
+from kvplace.core.scalars import CpuId
 
 _GAP = 4.0
 _PAD = 8.0
@@ -111,8 +129,8 @@ class _SvgPainter:
         def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
             title = shortened(printable(self._drawing.name), 18, width)
             tag(parent, "text", title, class_="strong", x=x, y=y + 16, font_size=18)
-            for number, line in enumerate(lines):
-                tag(parent, "text", line, class_="muted", x=x, y=y + 34 + number * _LINE, font_size=_NAME)
+            for row, line in enumerate(lines):
+                tag(parent, "text", line, class_="muted", x=x, y=y + 34 + row * _LINE, font_size=_NAME)
 
         lines = _wrapped(self._drawing.summary.split(", "), ", ", _NAME, width)
         if distances := distance_phrases(self._drawing):
@@ -144,8 +162,8 @@ class _SvgPainter:
             )
             dashed = {"stroke_dasharray": "3 2"} if core.part else {}
             tag(group, "rect", class_="core", x=x, y=y, width=width, height=height, rx=4, **dashed)
-            for number, thread in enumerate(core.threads):
-                left, top = number % columns, number // columns
+            for place, thread in enumerate(core.threads):
+                left, top = place % columns, place // columns
                 self._thread(group, thread, x + 2 + left * SIDE, y + 2 + top * SIDE)
 
         return Block(width, height, draw)
@@ -186,8 +204,8 @@ class _SvgPainter:
         lines = [line for sentence in sentences for line in _wrapped(sentence.split(" "), " ", _NAME, width)]
 
         def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
-            for number, line in enumerate(lines):
-                tag(parent, "text", line, class_="alarm", x=x, y=y + 11 + number * _LINE, font_size=_NAME)
+            for row, line in enumerate(lines):
+                tag(parent, "text", line, class_="alarm", x=x, y=y + 11 + row * _LINE, font_size=_NAME)
 
         return Block(width, len(lines) * _LINE, draw)
 
@@ -199,9 +217,9 @@ class _SvgPainter:
         high = 47 if any(entry.beside_cpus for entry in entries) else 34
 
         def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
-            for number, entry in enumerate(entries):
-                left = x + number // rows * ((width + _PAD) / columns)
-                top = y + number % rows * high
+            for place, entry in enumerate(entries):
+                left = x + place // rows * ((width + _PAD) / columns)
+                top = y + place % rows * high
                 claim = entry.claim
                 group = tag(parent, "g", data_vm=entry.label)
                 state = ThreadState.OWNED if claim.owned else ThreadState.SHARED
@@ -263,3 +281,151 @@ def _wrapped(words: list[str], separator: str, size: float, width: float) -> lis
         else:
             lines.append(word)
     return lines
+
+
+SIDE = 28.0
+"""Width and height of a thread with the space around it."""
+
+_SIZE = 11.0
+_LETTERS = 7
+_GLYPHS = {ThreadState.ISOLATED: ":", ThreadState.RESERVED: "#", ThreadState.FOREIGN: "%"}
+
+
+def patterns(defs: Element) -> None:
+    """Add the patterns of the states without a VM."""
+    for state, lines in (
+        (ThreadState.RESERVED, ["M0 6L6 0"]),
+        (ThreadState.FOREIGN, ["M0 6L6 0", "M0 0L6 6"]),
+    ):
+        pattern = _pattern(defs, state)
+        for line in lines:
+            tag(pattern, "path", class_="hatch", d=line)
+    tag(_pattern(defs, ThreadState.ISOLATED), "circle", class_="dot", cx=3, cy=3, r=1.2)
+
+
+def colour_of(thread: Thread, colours: Mapping[str, str]) -> str:
+    """Choose the class of a thread's colour: that of its VM, or none where there is not exactly one."""
+    return colours[thread.vms[0]] if len(thread.vms) == 1 else "plain"
+
+
+def thread_mark(thread: Thread) -> str:
+    """Write a thread's VM, or how many share it, then `!` for a fault and the letters of strays."""
+    if thread.state is ThreadState.SHARED and len(thread.vms) > 1:
+        mark = f"×{len(thread.vms)}"
+    else:
+        mark = _GLYPHS.get(thread.state) or "/".join(thread.vms)
+    if thread.state is ThreadState.IDLE:
+        mark = mark.lower()
+    if thread.state is ThreadState.KEPT:
+        mark += "?"
+    if thread.fault is not None:
+        mark += "!"
+    mark += "/".join(thread.strays)
+    return mark if len(mark) <= _LETTERS else mark[: _LETTERS - 1] + "…"
+
+
+def paint_thread(
+    parent: Element,
+    state: ThreadState,
+    colour: str,
+    mark: str,
+    x: float,
+    y: float,
+    *,
+    cpu: str,
+    fault: bool = False,
+    qemu: bool = False,
+) -> None:
+    """Draw a thread with its CPU number above its mark; either alone is in the middle."""
+    side = SIDE - 2
+    ground: dict[str, str | float] = {"class": colour, "x": x + 1, "y": y + 1, "width": side, "height": side}
+    match state:
+        case ThreadState.SHARED:
+            ground |= {"rx": side / 2}
+        case ThreadState.IDLE:
+            ground |= {"class": f"{colour} idle", "rx": 3, "fill-opacity": 0.45}
+        case ThreadState.KEPT:
+            ground |= {"class": f"{colour} idle", "rx": 9, "fill-opacity": 0.2}
+        case _:
+            ground |= {"rx": 3}
+    tag(parent, "rect", **ground)
+    if state in _GLYPHS:
+        tag(
+            parent, "rect", fill=f"url(#kvplace-{state.value})",
+            x=x + 1.5, y=y + 1.5, width=side - 1, height=side - 1, rx=3,
+        )  # fmt: skip
+    if qemu:
+        corner = f"M{number(x + SIDE - 8.5)} {number(y + 1)}H{number(x + SIDE - 1)}V{number(y + 8.5)}Z"
+        tag(parent, "path", class_="qemu", d=corner)
+    if fault:
+        tag(parent, "rect", class_="fault", x=x + 2, y=y + 2, width=side - 2, height=side - 2, rx=3)
+    middle = x + SIDE / 2
+    if mark:
+        if cpu:
+            tag(parent, "text", cpu, class_="middle", x=middle, y=y + 10.5, font_size=7.5)
+        size = min(12.5, 23 / text_width(mark, 1))
+        down = 22.0 if cpu else 18.5
+        tag(parent, "text", mark, class_="middle strong", x=middle, y=y + down, font_size=size)
+    elif cpu:
+        tag(parent, "text", cpu, class_="middle muted", x=middle, y=y + 17, font_size=8.5)
+
+
+def key_of(drawing: CoreMap, colours: Mapping[str, str], width: float) -> Block:
+    """Explain the states that a map shows, each by the first thread that has it."""
+    first: dict[tuple[ThreadState, bool], Thread] = {}
+    for one in drawing.threads:
+        first.setdefault((one.state, len(one.vms) > 1), _without_others(one))
+    entries = [
+        (thread, thread_mark(thread), _meaning(thread))
+        for state in MEANINGS
+        for several in (False, True)
+        if (thread := first.get((state, several))) is not None
+    ]
+    free = Thread(CpuId(0), ThreadState.FREE)
+    if any(one.qemu for one in drawing.threads):
+        entries.append((replace(free, qemu=("",)), "", "QEMU's own threads run here"))
+    if any(one.fault for one in drawing.threads):
+        entries.append((replace(free, fault=FaultKind.DRIFT), "!", "conflict or drift, explained below"))
+    places = list(_places([words for *_, words in entries], width))
+
+    def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
+        for (thread, mark, words), (left, line) in zip(entries, places, strict=True):
+            top = y + line * (SIDE + 6)
+            paint_thread(
+                parent, thread.state, colour_of(thread, colours), mark, x + left, top,
+                cpu="", fault=thread.fault is not None, qemu=bool(thread.qemu),
+            )  # fmt: skip
+            words = shortened(words, _SIZE, width - SIDE - 6)
+            tag(parent, "text", words, x=x + left + SIDE + 6, y=top + 18, font_size=_SIZE)
+
+    return Block(width, (places[-1][1] + 1) * (SIDE + 6) - 6, draw)
+
+
+def _without_others(thread: Thread) -> Thread:
+    """Keep the state of a thread: each of the rest has an entry of its own in the key."""
+    alone = thread.state is ThreadState.EMULATOR
+    return replace(thread, strays=(), fault=None, qemu=thread.qemu if alone else ())
+
+
+def _meaning(thread: Thread) -> str:
+    if thread.state is ThreadState.SHARED and len(thread.vms) > 1:
+        return f"shared by {len(thread.vms)} VMs"
+    return MEANINGS[thread.state].format("/".join(thread.vms))
+
+
+def _places(texts: list[str], width: float) -> Iterator[tuple[float, int]]:
+    left, line = 0.0, 0
+    for text in texts:
+        wide = SIDE + 6 + text_width(text, _SIZE) + 18
+        if left and left + wide > width + 18:
+            left, line = 0.0, line + 1
+        yield left, line
+        left += wide
+
+
+def _pattern(defs: Element, state: ThreadState) -> Element:
+    pattern = tag(
+        defs, "pattern", id=f"kvplace-{state.value}", width=6, height=6, patternUnits="userSpaceOnUse"
+    )
+    tag(pattern, "rect", class_="hatch-ground", width=6, height=6)
+    return pattern

@@ -21,9 +21,8 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.moves.shortages import ResourceCounts
 from kvplace.core.moves.step_trials import StepTrials, Trial, cost_of
-from kvplace.core.moves.targets import Step, Target, VmToPlace, moving_vm, new_vm
+from kvplace.core.moves.targets import ResourceCounts, Step, Target, VmToPlace, moving_vm, new_vm
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.occupant import Occupant, RunningVms, bytes_moved, locality_of
 from kvplace.core.placement import Placement

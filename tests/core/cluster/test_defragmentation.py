@@ -12,12 +12,14 @@ from kvplace.core.cluster.defragmentation import (
     MOST_PLACEMENTS,
     Defragmentation,
     DefragmentingMove,
+    better_placement,
+    cpus_in_places,
     defragment,
+    left_by,
 )
 from kvplace.core.cluster.draft import OPEN, ClosedNodes
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Domain
-from kvplace.core.moves.better_cores import better_placement, cpus_in_places, left_by
 from kvplace.core.occupant import ClusterNode, Occupant, within
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplace.core.cluster.grouped_refusals import grouped
+from kvplace.core.cluster.node_choice import grouped
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.scalars import NodeName
 

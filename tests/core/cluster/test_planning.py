@@ -257,7 +257,7 @@ def test_moves_are_made_on_the_node_that_needs_the_fewest() -> None:
 
 def test_a_search_for_moves_that_stopped_at_its_bound_is_reported() -> None:
     node = strewn()
-    with patch("kvplace.core.cluster.planned_moves._MAX_TOTAL_STEPS", 0):
+    with patch("kvplace.core.cluster.room_in_cluster._MAX_TOTAL_STEPS", 0):
         found = plan([node], vms_of(4), make_room=True)
     assert not found.moves
     assert not found.moves_complete
@@ -267,7 +267,7 @@ def test_a_search_for_moves_that_stopped_at_its_bound_is_reported() -> None:
 def test_the_bound_counts_the_steps_for_all_vms_together() -> None:
     node = strewn(4)
     enough_for_one = make_room(node.topology, node.running, vms_of(4)[0].request).steps
-    with patch("kvplace.core.cluster.planned_moves._MAX_TOTAL_STEPS", enough_for_one):
+    with patch("kvplace.core.cluster.room_in_cluster._MAX_TOTAL_STEPS", enough_for_one):
         found = plan([node], vms_of(4, 4, 4), make_room=True)
     assert len(found.moves) == 1
     assert not found.moves_complete

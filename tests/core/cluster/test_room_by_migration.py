@@ -6,9 +6,9 @@ from random import Random
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.cluster.room_by_migration import MOST_VMS, MigratableVm, RoomByMigration, find_migration
+from kvplace.core.cluster.room_in_cluster import MOST_VMS, MigratableVm, RoomByMigration, find_migration
+from kvplace.core.cluster.victims import OccupiedMachine
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.core.preemption.victims import OccupiedMachine
 from kvplace.core.request import Request, Scope
 from kvplace.core.scalars import NodeName, PodUid
 from tests.core.claims import with_vm

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cluster.room_on_nodes import MOST_NODES, CrowdedNode, find_room
+from kvplace.core.cluster.room_in_cluster import MOST_NODES, CrowdedNode, find_room
 from kvplace.core.ledger import claim_of
 from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import Occupant, RunningVms, occupant_of_claim

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of, parse_cpu_list
-from kvplace.core.drawing.core_map import draw
-from kvplace.core.drawing.numa_distances import distance_phrases
+from kvplace.core.drawing.core_map import distance_phrases, draw
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import machine_names, read_machine
 from tests.core.machines import make_numa_node, make_package, make_topology

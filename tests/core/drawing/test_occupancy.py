@@ -7,11 +7,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.claim_changes import reserve
 from kvplace.core.drawing.core_map import ThreadState, draw
 from kvplace.core.drawing.occupancy import FaultKind, Occupancy, printable
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, PodUid
 from kvplace.machines.server_types import read_machine
 from tests.core.claims import claim, ledger_of, with_vm

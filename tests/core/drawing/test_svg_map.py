@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvplace.core.claim_changes import reserve
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.drawing.core_map import CoreMap, ThreadState, draw
 from kvplace.core.drawing.svg_blocks import shortened, text_width
@@ -20,7 +21,6 @@ from kvplace.core.drawing.svg_map import svg_map
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import machine_names, read_machine

@@ -7,9 +7,9 @@ from itertools import combinations
 from random import Random
 
 from kvplace.core.allocator.allocate import try_place
+from kvplace.core.cluster.defragmentation import better_placement, cpus_in_places, left_by, places
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import Free
-from kvplace.core.moves.better_cores import better_placement, cpus_in_places, left_by, places
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope

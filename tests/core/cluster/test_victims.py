@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvplace.core.cluster.victims import DisruptionBudget, budgets_taken, violations
 from kvplace.core.label_terms import LabelTerm, Operator
-from kvplace.core.preemption.victims import DisruptionBudget, budgets_taken, violations
 
 ANY = (LabelTerm("app", Operator.EXISTS),)
 NONE_LEFT = DisruptionBudget("shop", "none-left", ANY, allowed=0)

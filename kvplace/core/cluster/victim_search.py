@@ -23,9 +23,7 @@ from typing import TypeVar
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.allocator.layout import layout_of
-from kvplace.core.occupant import locality_of
-from kvplace.core.placement import Placement
-from kvplace.core.preemption.victims import (
+from kvplace.core.cluster.victims import (
     Cost,
     Question,
     Tenant,
@@ -34,6 +32,8 @@ from kvplace.core.preemption.victims import (
     cost_of,
     violated_by,
 )
+from kvplace.core.occupant import locality_of
+from kvplace.core.placement import Placement
 from kvplace.core.request import Smt
 from kvplace.core.scalars import PodUid
 

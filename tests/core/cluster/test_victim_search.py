@@ -7,12 +7,8 @@ from itertools import combinations
 from random import Random
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cpuset import cpus_of
-from kvplace.core.label_terms import LabelTerm, Operator
-from kvplace.core.ledger import Claim, claim_of
-from kvplace.core.occupant import Occupant, locality_of
-from kvplace.core.preemption.victim_search import VictimSearch, finished
-from kvplace.core.preemption.victims import (
+from kvplace.core.cluster.victim_search import VictimSearch, finished
+from kvplace.core.cluster.victims import (
     Cost,
     DisruptionBudget,
     OccupiedMachine,
@@ -22,6 +18,10 @@ from kvplace.core.preemption.victims import (
     cost_of,
     violated_by,
 )
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.label_terms import LabelTerm, Operator
+from kvplace.core.ledger import Claim, claim_of
+from kvplace.core.occupant import Occupant, locality_of
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import PodUid
 from kvplace.core.topology import Topology

@@ -1,0 +1,295 @@
+"""Room for a VM that fits on no node: moves of running VMs inside a node, or one live migration.
+
+* `find_room` finds the node where the fewest moves make room, and of equally many the moves with the fewest
+  bytes. Each move is a risk for a live VM.
+* `find_migration` finds one VM that leaves its node. The VM with the least memory goes, because a migration
+  copies all of it.
+* `make_room_for_waiting` does the same as `find_room` for the VMs of a plan. Its moves come before the
+  start of any planned VM. A planned VM may get other CPUs, which costs nothing.
+
+Equal input gets equal answers: the bounds count steps of the search, not seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvplace.core.allocator.allocate import try_place
+from kvplace.core.allocator.layout import layout_of
+from kvplace.core.cluster.draft import PLANNED, Draft, DraftNode, Shape, Stopped
+from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
+from kvplace.core.cluster.victims import OccupiedMachine
+from kvplace.core.device_locality import too_few_devices
+from kvplace.core.free_resources import Free
+from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room
+from kvplace.core.node_devices import NodeDevices
+from kvplace.core.occupant import Occupant
+from kvplace.core.placement import Placement
+from kvplace.core.request import Request
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.search_budget import MAX_STEPS
+from kvplace.core.topology import Topology
+
+MOST_VMS = 64
+"""VMs that are tried, of those with enough CPUs, those with the least memory first."""
+MOST_TARGETS = 64
+"""Nodes that are tried for each of them, those with the most free CPUs first."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigratableVm:
+    """A running VM that may go to another node."""
+
+    uid: PodUid
+    """Of its pod."""
+    node: NodeName
+    request: Request
+    barred: frozenset[NodeName] = frozenset()
+    """Nodes where it must not go."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomByMigration:
+    """One migration, and the placement that it makes possible for the waiting VM."""
+
+    vm: MigratableVm
+    target: NodeName
+    placement: Placement
+    """Of the VM on the target."""
+    room: Placement
+    """Of the waiting VM on the node that the other one leaves."""
+
+
+def find_migration(
+    machines: Mapping[NodeName, OccupiedMachine],
+    vms: Iterable[MigratableVm],
+    waiting: Request,
+    nodes: Collection[NodeName],
+    strategy: Strategy,
+) -> RoomByMigration | None:
+    """Find the cheapest migration that lets a waiting VM fit on one of the nodes.
+
+    `machines` are the possible targets and the nodes of the VMs.
+    """
+    free = {node: machine.free_without(()) for node, machine in machines.items()}
+    emptiest = sorted(machines, key=lambda node: (-free[node].cpus.bit_count(), node))
+    able = (
+        vm
+        for vm in vms
+        if vm.node in nodes and vm.node in machines and _makes_room(vm, machines[vm.node], free, waiting)
+    )
+    for vm in sorted(able, key=lambda vm: (vm.request.memory or 0, vm.uid))[:MOST_VMS]:
+        machine = machines[vm.node]
+        room = try_place(machine.topology, machine.free_without((vm.uid,)), waiting)
+        if room is None:
+            continue
+        targets = [node for node in emptiest if node != vm.node and node not in vm.barred][:MOST_TARGETS]
+        candidates = (_candidate(node, machines[node], free[node], vm.request) for node in targets)
+        best = best_candidate((one for one in candidates if one is not None), strategy)
+        if best is not None:
+            return RoomByMigration(vm, best.node, best.placement, room)
+    return None
+
+
+def _makes_room(
+    vm: MigratableVm, machine: OccupiedMachine, free: Mapping[NodeName, Free], waiting: Request
+) -> bool:
+    """Whether the CPUs that a VM leaves and the free ones suffice, by number, in a domain of the scope.
+
+    Of the VMs with the least memory most are too small to make room for a large one.
+    """
+    claim = machine.ledger.claims.get(vm.uid)
+    if claim is None:
+        return False
+    cpus = free[vm.node].pool | claim.cpus | claim.owned
+    domains = layout_of(machine.topology).domains[waiting.options.scope.within]
+    return any((cpus & domain.cpus).bit_count() >= waiting.vcpus for domain in domains)
+
+
+def _candidate(node: NodeName, machine: OccupiedMachine, free: Free, request: Request) -> Candidate | None:
+    if request.owns_cpus and free.cpus.bit_count() < request.vcpus:
+        return None
+    placement = try_place(machine.topology, free, request)
+    if placement is None:
+        return None
+    return Candidate(node, Fit.of(machine.topology, free, request, placement))
+
+
+MOST_NODES = 16
+"""Nodes that are searched, in the given order."""
+STEPS_PER_NODE = 50_000
+"""Steps of the search of one node for each number of moves, see `search_budget`: a quarter of a second."""
+MOST_STEPS = 300_000
+"""Steps of the search of all nodes: one or two seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrowdedNode:
+    """A node where the VM does not fit without moves."""
+
+    name: NodeName
+    topology: Topology
+    occupants: tuple[Occupant, ...]
+    allocatable: CpuMask
+    """The CPUs that it gives out."""
+    devices: NodeDevices | None = None
+    """Its free devices; None where nothing is known of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomOnNode:
+    """The moves that make the VM fit on a node."""
+
+    node: NodeName
+    plan: MovePlan
+
+    @property
+    def cost(self) -> tuple[int, int, NodeName]:
+        """The smallest is the best."""
+        return len(self.plan.moves), self.plan.bytes_moved, self.node
+
+
+def find_room(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | None:
+    """Find the node where the fewest and cheapest moves make room; None where no moves are found.
+
+    A node where the VM fits well without moves is none that needs any, so it is passed over.
+    """
+    best: RoomOnNode | None = None
+    left = MOST_STEPS
+    for node in nodes[:MOST_NODES]:
+        if left <= 0 or (best is not None and best.cost[:2] == (1, 0)):
+            break
+        answer = make_room(
+            node.topology,
+            node.occupants,
+            request,
+            only=node.allocatable,
+            devices=node.devices,
+            most_moves=MAX_MOVES if best is None else len(best.plan.moves),
+            max_steps=min(left, STEPS_PER_NODE),
+        )
+        left -= answer.steps
+        if isinstance(answer, MovePlan) and answer.moves:
+            found = RoomOnNode(node.name, answer)
+            best = found if best is None or found.cost < best.cost else best
+    return best
+
+
+_MAX_PLANNED_NODES = 16
+"""Nodes where moves are searched for one VM, the emptiest first."""
+_MAX_TOTAL_STEPS = 20 * MAX_STEPS
+"""Search steps for all VMs of a plan: minutes at worst."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMove:
+    """A move of a running VM on a node."""
+
+    node: NodeName
+    move: Move
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMoves:
+    """The moves of running VMs that a plan needs."""
+
+    moves: tuple[NodeMove, ...] = ()
+    """In their order of execution."""
+    complete: bool = True
+    """Whether the search ended for no VM at a bound: with more search, more VMs might fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Moves on one node that make one VM fit there."""
+
+    node: int
+    plan: MovePlan
+    free: int
+    """Free CPUs of the node."""
+
+    @property
+    def cost(self) -> tuple[int, int, int, int]:
+        """Moves of running VMs, bytes that they move, free CPUs, node; the smallest is the best."""
+        moves = _of_running(self.plan)
+        return len(moves), sum(move.bytes_moved for move in moves), self.free, self.node
+
+
+def make_room_for_waiting(draft: Draft, shapes: Sequence[Shape]) -> PlannedMoves:
+    """Assign VMs that wait, each where the fewest and cheapest moves of running VMs make room for it."""
+    search = _Search(shapes)
+    moves: list[NodeMove] = []
+    failed: set[Shape] = set()
+    for vm in sorted(draft.waiting(len(shapes)), key=lambda vm: (shapes[vm].vcpus, vm)):
+        shape = shapes[vm]
+        if shape in failed:
+            continue
+        try:
+            found = search.on_all_nodes(draft, shape)
+        except Stopped:
+            return PlannedMoves(tuple(moves), complete=False)
+        if not found:
+            failed.add(shape)
+            continue
+        best = min(found, key=lambda one: one.cost)
+        node = draft.nodes[best.node]
+        moves += [NodeMove(node.node.name, move) for move in _of_running(best.plan)]
+        draft.nodes[best.node] = _after(node, best.plan).with_vm(vm, shape, best.plan.placement)
+        draft.node_of[vm] = best.node
+        failed.clear()
+    return PlannedMoves(tuple(moves), search.complete)
+
+
+class _Search:
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self._shapes = shapes
+        self._steps = _MAX_TOTAL_STEPS
+        self.complete = True
+
+    def on_all_nodes(self, draft: Draft, shape: Shape) -> list[_Found]:
+        """Search the emptiest nodes for moves that make room for a VM."""
+        able = sorted(
+            (-node.free.cpus.bit_count(), index)
+            for index, node in enumerate(draft.nodes)
+            if node.node.name not in shape.closed
+            and (node.free.cpus.bit_count() >= shape.vcpus or not shape.request.owns_cpus)
+            and too_few_devices(node.free.devices, shape.request.devices) is None
+        )
+        found: list[_Found] = []
+        cut = len(able) > _MAX_PLANNED_NODES
+        for negative, index in able[:_MAX_PLANNED_NODES]:
+            if self._steps <= 0:
+                cut = True
+                break
+            draft.step()
+            node = draft.nodes[index]
+            answer = make_room(
+                node.node.topology,
+                [*node.running, *node.planned.values()],
+                shape.request,
+                devices=node.free.devices,
+                max_steps=min(self._steps, MAX_STEPS),
+            )
+            self._steps -= answer.steps
+            if isinstance(answer, MovePlan):
+                found.append(_Found(index, answer, -negative))
+            else:
+                cut = cut or not answer.exact
+        if cut and not found:
+            self.complete = False
+        return found
+
+
+def _after(node: DraftNode, plan: MovePlan) -> DraftNode:
+    """The node once the moves are made."""
+    to = {move.id: move.after for move in plan.moves}
+    running = tuple(replace(vm, placement=to.get(vm.id, vm.placement)) for vm in node.running)
+    planned = {
+        number: replace(vm, placement=to.get(vm.id, vm.placement)) for number, vm in node.planned.items()
+    }
+    return node.rearranged(running, planned)
+
+
+def _of_running(plan: MovePlan) -> list[Move]:
+    return [move for move in plan.moves if not move.id.startswith(PLANNED)]
