@@ -21,7 +21,7 @@ from kvplace.controller import claim_action, reconciler, relocator
 from kvplace.controller.claim_action import ClaimAction
 from kvplace.controller.reconciler import Reconciler
 from kvplace.controller.relocation_step import Finish, Wait
-from kvplace.core import relocation
+from kvplace.core import claim_changes
 from kvplace.core.errors import Conflict, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
@@ -335,7 +335,7 @@ def give_up_the_old_cores_before_the_agent_has_confirmed() -> None:
 
 @_mutation
 def give_up_the_new_cores_when_the_agent_has_failed() -> None:
-    real = _real(relocation, "way_back")
+    real = _real(claim_changes, "way_back")
 
     def way_back(claim: Claim, failed: PodPlacement) -> Claim:
         back: Claim = real(claim, failed)
@@ -348,7 +348,7 @@ def give_up_the_new_cores_when_the_agent_has_failed() -> None:
 
 @_mutation
 def let_others_take_cpus_of_a_pool_that_becomes_shared_ones() -> None:
-    real = _real(relocation, "claim_while_relocating")
+    real = _real(claim_changes, "claim_while_relocating")
     _put(
         relocator,
         "claim_while_relocating",
