@@ -26,7 +26,7 @@ MOST_WORDS = {
     "docs/benchmarks.md": 1600,
     "docs/decisions.md": 3250,
     "docs/devices.md": 1350,
-    "docs/how-it-decides.md": 1950,
+    "docs/how-it-decides.md": 1700,
     "docs/inspect.md": 1500,
     "docs/install.md": 1400,
     "docs/kubelet.md": 250,
