@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kvplace.core.annotations import read_options
-from kvplace.core.well_known_names import OPTING_IN
+from kvplace.core.well_known_names import CPU_POLICY, CRANE_MANAGER, CRANE_POLICY, OPTING_IN
 from tests.docs.reading import in_code_marks, page, section
 
 _WORD = re.compile(r"((?:kvplace\.io/|topology\.crane\.io/|qos\.gocrane\.io/)[a-z-]+|cpu-set): ([a-z0-9-]+)")
@@ -24,10 +24,29 @@ def words(cell: str) -> list[dict[str, str]]:
     return [{m[1]: m[2]} for mark in sorted(in_code_marks(cell)) if (m := _WORD.fullmatch(mark))]
 
 
-@pytest.mark.parametrize(("crane", "ours"), rows("From Crane"))
-def test_cranes_word_asks_for_the_same_as_ours(crane: str, ours: str) -> None:
-    (theirs,), (own,) = words(crane), words(ours)
-    assert read_options(theirs) == read_options(own) is not None
+CRANES_POLICIES = [
+    (*in_code_marks(key), value)
+    for key, values in rows("From Crane")
+    for value in sorted(in_code_marks(values))
+]
+
+
+@pytest.mark.parametrize(("key", "value"), CRANES_POLICIES)
+def test_a_policy_of_crane_is_read_as_ours_of_the_same_name(key: str, value: str) -> None:
+    assert read_options({key: value}) == read_options({CPU_POLICY: value}) is not None
+
+
+def test_cranes_other_key_asks_for_the_same_as_ours() -> None:
+    (sentence,) = re.findall(
+        r"^.*is the same as.*\.$", section(page("migrate.md"), "From Crane"), re.MULTILINE
+    )
+    one, other = words(sentence)
+    assert read_options(one) == read_options(other) is not None
+
+
+def test_both_keys_of_crane_are_listed_with_their_policies() -> None:
+    assert len(CRANES_POLICIES) == 7
+    assert {key for key, _ in CRANES_POLICIES} == {CRANE_MANAGER, CRANE_POLICY}
 
 
 @pytest.mark.parametrize(
