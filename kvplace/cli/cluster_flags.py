@@ -1,8 +1,8 @@
 """The flags of kubectl that choose a cluster, and the objects there; and names for the completion of words.
 
-Only click is imported here; `live_cluster` opens what the flags name. For completion one short request reads
-the metadata of a bounded number of objects, with the flags that stand on the line already. Where no cluster
-answers in time nothing is offered, and nothing is printed: a shell waits while a user types.
+Only click is imported here; `live_cluster` opens the cluster that the flags name. For completion one short
+request reads the metadata of a bounded number of objects, with the flags that stand on the line already.
+Where no cluster answers in time nothing is offered, and nothing is printed: a shell waits while a user types.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.parameters import FLAG_NAMES, ClusterFlags
+from kvplace.cli.parameters import FLAG_NAMES, ClusterFlags, complete_machine
+from kvplace.core.well_known_names import PLACED_LABEL, ROLLOUT_LABEL
 
 if TYPE_CHECKING:
-    from kvplace.cli.live_cluster import LiveCluster
     from kvplace.core.label_terms import LabelTerms
-    from kvplace.kube.session import Call
 
 _LONGEST_WAIT_S = 2.0
 _MOST_NAMES = 500
@@ -28,19 +27,20 @@ _VMI = "VirtualMachineInstance"
 
 def complete_node(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
     """Complete the name of a node."""
-    return _items(_names(context, _nodes, _name), begun)
+    return _items([each["name"] for each in _metadata(context, "nodes")], begun)
 
 
 def complete_namespace(
     context: click.Context, _argument: click.Parameter, begun: str
 ) -> list[CompletionItem]:
     """Complete the name of a namespace."""
-    return _items(_names(context, _namespaces, _name), begun)
+    return _items([each["name"] for each in _metadata(context, "namespaces")], begun)
 
 
 def complete_rollout(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
     """Complete the name of a rollout."""
-    return _items(_names(context, _rollouts, _rollout_name), begun)
+    documents = _metadata(context, "configmaps", ROLLOUT_LABEL)
+    return _items([each["labels"][ROLLOUT_LABEL] for each in documents], begun)
 
 
 def complete_context(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -57,8 +57,6 @@ def complete_context(context: click.Context, _argument: click.Parameter, begun: 
 
 def complete_drawn(context: click.Context, argument: click.Parameter, begun: str) -> list[CompletionItem]:
     """Complete a machine that can be drawn: a server type or file, else a node of the cluster."""
-    from kvplace.cli.parameters import complete_machine
-
     found = complete_machine(context, argument, begun)
     asks = any(context.params.get(name) for name in ("live", *FLAG_NAMES))
     if asks or (begun and all(item.type != "plain" for item in found)):
@@ -68,7 +66,7 @@ def complete_drawn(context: click.Context, argument: click.Parameter, begun: str
 
 def complete_vm(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
     """Complete the name of a VM, or plain pod, with a request for cores."""
-    return _items([name for _, name in _names(context, _vms, _vm_name)], begun)
+    return _items([name for _, name in _vms(context)], begun)
 
 
 def complete_target(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -76,7 +74,7 @@ def complete_target(context: click.Context, _argument: click.Parameter, begun: s
     words = context.params.get("words") or ("",)
     if "/" in words[0] or len(words) > 1:
         return []
-    found = _names(context, _vms, _vm_name)
+    found = _vms(context)
     if words[0]:
         is_pod = words[0].startswith("po")
         return _items([name for kind, name in found if (kind != _VMI) == is_pod], begun)
@@ -89,80 +87,42 @@ def _items(names: list[str], begun: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(begun)]
 
 
-def _names(
-    context: click.Context,
-    call: Callable[[LiveCluster], Call],
-    name_of: Callable[[Mapping[str, Any]], Any],
-) -> list[Any]:
-    """List objects of the cluster that the flags on the line name; empty when it does not answer in time."""
+def _vms(context: click.Context) -> list[tuple[str, str]]:
+    """List the VMs by the VMIs of their pods, and plain pods."""
+    found = []
+    for pod in _metadata(context, "pods", f"{PLACED_LABEL}=true"):
+        owners = [owner["name"] for owner in pod.get("ownerReferences", ()) if owner["kind"] == _VMI]
+        found.append((_VMI, owners[0]) if owners else ("Pod", pod["name"]))
+    return found
+
+
+def _metadata(context: click.Context, resource: str, selector: str = "") -> list[Mapping[str, Any]]:
+    """List metadata from the cluster that the flags on the line name; with a selector in one namespace.
+
+    Empty when the cluster does not answer in time.
+    """
     import asyncio
 
     from kvplace.cli.live_cluster import open_cluster, run_until_interrupt
     from kvplace.core.errors import KvplaceError
     from kvplace.core.strict_json import json_object
+    from kvplace.kube.session import METADATA_LIST, Call, path_of
 
-    given = {name: context.params[name] for name in FLAG_NAMES if context.params.get(name)}
+    flags = ClusterFlags(**{name: context.params[name] for name in FLAG_NAMES if context.params.get(name)})
+    query = {"limit": str(_MOST_NAMES)} | ({"labelSelector": selector} if selector else {})
 
-    async def look() -> bytes:
-        async with open_cluster(ClusterFlags(**given)) as live:
-            return await live.session.request(call(live), limit=1 << 24)
+    async def answer() -> bytes:
+        async with open_cluster(flags) as live:
+            inside = ("namespaces", live.namespace) if selector and live.namespace else ()
+            path = path_of("api", "v1", *inside, resource)
+            call = Call("list", resource, path, query=query, accept=METADATA_LIST)
+            return await live.session.request(call, limit=1 << 24)
 
     try:
-        answer = run_until_interrupt(asyncio.wait_for(look(), _LONGEST_WAIT_S))
+        text = run_until_interrupt(asyncio.wait_for(answer(), _LONGEST_WAIT_S))
     except (KvplaceError, TimeoutError):
         return []
-    return [name_of(each["metadata"]) for each in json_object(answer.decode(), what="names")["items"]]
-
-
-def _nodes(_live: LiveCluster) -> Call:
-    return _list("nodes", "/api/v1/nodes")
-
-
-def _namespaces(_live: LiveCluster) -> Call:
-    return _list("namespaces", "/api/v1/namespaces")
-
-
-def _rollouts(live: LiveCluster) -> Call:
-    from kvplace.core.well_known_names import ROLLOUT_LABEL
-
-    return _list("configmaps", _path_in(live, "configmaps"), ROLLOUT_LABEL)
-
-
-def _vms(live: LiveCluster) -> Call:
-    selector = ",".join(f"{label}={value}" for label, value in live.vms.labels.items())
-    return _list("pods", _path_in(live, "pods"), selector)
-
-
-def _path_in(live: LiveCluster, resource: str) -> str:
-    from kvplace.kube.session import path_of
-
-    inside = ("namespaces", live.namespace) if live.namespace else ()
-    return path_of("api", "v1", *inside, resource)
-
-
-def _list(resource: str, path: str, selector: str = "") -> Call:
-    from kvplace.kube.session import METADATA_LIST, Call
-
-    query = {"limit": str(_MOST_NAMES)} | ({"labelSelector": selector} if selector else {})
-    return Call("list", resource, path, query=query, accept=METADATA_LIST)
-
-
-def _name(metadata: Mapping[str, Any]) -> str:
-    return str(metadata["name"])
-
-
-def _rollout_name(metadata: Mapping[str, Any]) -> str:
-    from kvplace.core.well_known_names import ROLLOUT_LABEL
-
-    return str(metadata["labels"][ROLLOUT_LABEL])
-
-
-def _vm_name(metadata: Mapping[str, Any]) -> tuple[str, str]:
-    """Name a VM by its VMI, or by its pod."""
-    for owner in metadata.get("ownerReferences", ()):
-        if owner["kind"] == _VMI:
-            return _VMI, owner["name"]
-    return "Pod", metadata["name"]
+    return [each["metadata"] for each in json_object(text.decode(), what="names")["items"]]
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -1,4 +1,4 @@
-"""Completion: `kvplace completion` prints the script of a shell, and shells and kubectl get words to offer.
+"""Help while typing: `kvplace completion` for shells and kubectl, `kvplace schema` for editors.
 
 A shell calls `kvplace` itself for every Tab, so an answer must be quick, and errors are not printed: a
 message would land in the middle of the line that a user types. Click knows commands and options; fish has
@@ -21,7 +21,9 @@ from click.shell_completion import (
     add_completion_class,
 )
 
-from kvplace.cli.parameters import Words
+from kvplace.cli.output import Output, print_document, print_table
+from kvplace.cli.parameters import Answer, Words, output_option
+from kvplace.core.errors import BadBody
 
 VARIABLE = "_KVPLACE_COMPLETE"
 """The variable that a shell sets to ask; click derives its name from the program's."""
@@ -87,7 +89,7 @@ class _Bash(BashComplete):
 
 
 def _with_option(shell: ShellComplete, arguments: list[str], begun: str) -> list[CompletionItem]:
-    """Offer whole words to a shell that does not split `--option=value`."""
+    """Offer whole words to a shell or kubectl, which do not split `--option=value`."""
     option, equals, _ = begun.partition("=")
     found = completions(shell, arguments, begun)
     if equals and option.startswith("--"):
@@ -109,12 +111,6 @@ class _Fish(FishComplete):
 
 
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
-SHELLS = tuple(_SHELLS)
-
-
-def completion_script(cli: click.Command, shell: str) -> str:
-    """Give the script of a shell, to be sourced by it."""
-    return _SHELLS[shell](cli, {}, "kvplace", VARIABLE).source()
 
 
 def answer_shells() -> None:
@@ -128,7 +124,7 @@ _ALSO_FILES, _NO_FILES, _WORD_GOES_ON = ":0", ":4", ":6"
 
 
 @click.command("completion", short_help="Print the completion script of a shell.")
-@click.argument("shell", type=Words(SHELLS), metavar="SHELL")
+@click.argument("shell", type=Words(_SHELLS), metavar="SHELL")
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
     """Print the script that makes a shell complete commands, options, server types and files.
@@ -140,7 +136,7 @@ def command(context: click.Context, shell: str) -> None:
 
     `kubectl kvplace` needs no script: kubectl's own completion finds kubectl_complete-kvplace on PATH.
     """  # noqa: D301 - click needs the literal backslash
-    click.echo(completion_script(context.find_root().command, shell), nl=False)
+    click.echo(_SHELLS[shell](context.find_root().command, {}, "kvplace", VARIABLE).source(), nl=False)
 
 
 def answer_kubectl() -> None:
@@ -152,11 +148,9 @@ def answer_kubectl() -> None:
     from kvplace.cli.main import cli
 
     *words, begun = sys.argv[1:] or [""]
-    found = completions(ShellComplete(cli, {}, "kubectl kvplace", ""), words, begun)
-    option, equals, _ = begun.partition("=")
-    before = f"{option}=" if equals and option.startswith("--") else ""
+    found = _with_option(ShellComplete(cli, {}, "kubectl kvplace", ""), words, begun)
     lines = [
-        f"{before}{item.value}\t{' '.join(item.help.split())}" if item.help else f"{before}{item.value}"
+        f"{item.value}\t{' '.join(item.help.split())}" if item.help else item.value
         for item in found
         if item.type == "plain"
     ]
@@ -169,3 +163,37 @@ def answer_kubectl() -> None:
     sys.stdout.flush()
     # Nothing is left to be done, and a shell waits: leave without tearing down what was imported.
     os._exit(0)
+
+
+def _complete_schema(_context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    from kvplace.documents import SCHEMA_NAMES
+
+    return [CompletionItem(name) for name in SCHEMA_NAMES if name.startswith(begun)]
+
+
+@click.command("schema", short_help="Print the JSON Schema of a document that you write.")
+@click.argument("name", required=False, shell_complete=_complete_schema)
+@click.option("--example", is_flag=True, help="Print an example of the document instead.")
+@output_option(Answer.DOCUMENT)
+def schema(name: str | None, example: bool, output: Output) -> None:
+    """Print the JSON Schema of a document that you write; without NAME, list the documents.
+
+    An editor with a YAML or JSON language server completes and checks a document with its schema.
+    """
+    from kvplace.documents import SCHEMA_NAMES, example_of, schema_of
+
+    if name is None and example:
+        raise click.UsageError(f"--example needs the NAME of a document: {', '.join(SCHEMA_NAMES)}")
+    try:
+        if name is None and output is Output.NAME:
+            click.echo("\n".join(SCHEMA_NAMES))
+        elif name is None:
+            print_table([(each, schema_of(each)["description"]) for each in SCHEMA_NAMES])
+        elif example:
+            click.echo(example_of(name), nl=False)
+        elif output is Output.NAME:
+            click.echo(schema_of(name)["title"])
+        else:
+            print_document(schema_of(name), output)
+    except BadBody as error:
+        raise BadBody(f"schema {error}") from None

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvplace.cli.cluster_flags import cluster_flags, read_selector
-from kvplace.cli.output import Column, Output, print_document, print_line, print_table, rows_of, say
-from kvplace.cli.parameters import Answer, ClusterFlags, check_confirmation, output_option
+from kvplace.cli.output import Column, Output, print_answer, print_lines, rows_of, say, table_lines
+from kvplace.cli.parameters import Answer, ClusterFlags, check_confirmation, output_option, yes_option
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvplace.cli.live_cluster import LiveCluster
     from kvplace.core.cluster.defragmentation import Defragmentation, DefragmentingMove, FreeRoom
@@ -36,7 +36,7 @@ _NAMED = 8
     help="Only nodes with these labels.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the moves and their gain only.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@yes_option
 @output_option(Answer.LIST)
 @cluster_flags(namespaced=False, selector=False)
 def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool, output: Output) -> int:
@@ -54,8 +54,7 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
 
     Exit code 0 when all moves were made or there are none, 4 when some were made, 1 when none was.
     """  # noqa: D301 - click needs the literal backslash
-    from kvplace.cli.live_cluster import run_with_cluster
-    from kvplace.cli.rollout_progress import ask
+    from kvplace.cli.live_cluster import ask
     from kvplace.core.quantity import counted
 
     async def body(live: LiveCluster) -> int:
@@ -73,30 +72,26 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
             )
         for reason, count in there.stay.items():
             say(f"VMs stay because {reason}: {counted(count, 'VM')}")
-        if not output.is_document and output is not Output.NAME:
-            _print(found)
+        if output in (Output.TABLE, Output.WIDE):
+            print_lines(_lines(found))
         if not found.complete and not progress.interrupted:
             say("the search stopped at its bound; more moves may help: call defragment again afterwards")
-        if dry_run or progress.interrupted or not found.moves:
-            why = _SEARCH_INTERRUPTED if progress.interrupted else ""
-            if output.is_document:
-                print_document(_document(found, (), interrupted=why), output)
-            elif output is Output.NAME:
-                _print_names(found.moves)
-            return ExitCode.INTERRUPTED if progress.interrupted else ExitCode.DONE
-        if not yes:
-            ask(f"Make {counted(len(found.moves), 'move')}?")
-        results, interrupted = await _carry_out(live, found, there)
-        interrupted = interrupted and _left(found, results) != []
-        if output.is_document:
-            why = _INTERRUPTED if interrupted else ""
-            print_document(_document(found, results, interrupted=why), output)
-        elif output is Output.NAME:
-            _print_names([one.move for one in results if not one.error])
-        return _exit_code(found, results, interrupted=interrupted)
+        results: list[MoveResult] = []
+        interrupted = _SEARCH_INTERRUPTED if progress.interrupted else ""
+        if begins := not (dry_run or interrupted or not found.moves):
+            if not yes:
+                ask(f"Make {counted(len(found.moves), 'move')}?")
+            results, stopped = await _carry_out(live, found, there)
+            interrupted = _INTERRUPTED if stopped and _left(found, results) else ""
+        moves = [one.move for one in results if not one.error] if begins else found.moves
+        document = _document(found, results, interrupted=interrupted)
+        print_answer(output, lambda: document, lambda: None, [move.id for move in moves])
+        if interrupted:
+            return ExitCode.INTERRUPTED
+        return _exit_code(found, results) if begins else ExitCode.DONE
 
     check_confirmation(yes or dry_run)
-    return run_with_cluster(flags, body)
+    return flags.run(body)
 
 
 async def _carry_out(
@@ -142,12 +137,10 @@ def _left(found: Defragmentation, results: Sequence[MoveResult]) -> list[Defragm
     return list(found.moves[len(results) :])
 
 
-def _exit_code(found: Defragmentation, results: Sequence[MoveResult], *, interrupted: bool) -> int:
+def _exit_code(found: Defragmentation, results: Sequence[MoveResult]) -> int:
     made = sum(not one.error for one in results)
     if made == len(found.moves):
         return ExitCode.DONE
-    if interrupted:
-        return ExitCode.INTERRUPTED
     return ExitCode.PARTLY_DONE if made else ExitCode.FAILED
 
 
@@ -160,27 +153,18 @@ def _way(move: DefragmentingMove) -> str:
     return f"moves from CPUs {before} to {after} of {move.node}"
 
 
-def _print_names(moves: Sequence[DefragmentingMove]) -> None:
-    for move in moves:
-        click.echo(move.id)
-
-
-def _print(found: Defragmentation) -> None:
-    if found.moves:
-        print_table(rows_of(_columns(), found.moves))
-        print_line()
-    else:
-        print_line("no move gains anything")
+def _lines(found: Defragmentation) -> Iterator[str]:
+    yield from (
+        (*table_lines(rows_of(_columns(), found.moves)), "") if found.moves else ("no move gains anything",)
+    )
     before, after = found.before, found.after
-    blocks = ", ".join(
+    blocks = (
         f"{domain.value} {_change(count, after.largest[domain])}" for domain, count in before.largest.items()
     )
-    print_line(f"{'largest free blocks':<22}{blocks}")
-    fitting = ", ".join(
-        f"{size} CPUs {_change(count, after.places[size])}" for size, count in before.places.items()
-    )
-    print_line(f"{'VMs that would fit':<22}{fitting}")
-    print_line(f"{'split VMs':<22}{_change(before.split, after.split)}")
+    yield f"{'largest free blocks':<22}{', '.join(blocks)}"
+    fitting = (f"{size} CPUs {_change(count, after.places[size])}" for size, count in before.places.items())
+    yield f"{'VMs that would fit':<22}{', '.join(fitting)}"
+    yield f"{'split VMs':<22}{_change(before.split, after.split)}"
 
 
 def _change(before: int, after: int) -> str:

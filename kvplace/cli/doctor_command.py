@@ -1,4 +1,4 @@
-"""`kvplace doctor`: the faults of an installation, each with its fix."""
+"""`kvplace doctor`: the faults of an installation, each with its fix; `kvplace version`: its releases."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvplace import __version__
 from kvplace.cli.cluster_flags import cluster_flags, complete_namespace
-from kvplace.cli.output import Output, print_document, print_line
+from kvplace.cli.output import Output, print_answer, print_lines, say
 from kvplace.cli.parameters import Answer, ClusterFlags, output_option
 from kvplace.core.errors import ExitCode
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvplace.doctor.examination import Examination
+    from kvplace.doctor.reading import Releases
+
 
 _WIDTH = 20
 
@@ -42,8 +45,7 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     Exit code 0 when nothing is wrong, also with warnings; 1 when something is wrong; 4 when something could
     not be checked.
     """
-    from kvplace import __version__
-    from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
+    from kvplace.cli.live_cluster import LiveCluster
     from kvplace.doctor.admission_checks import LEFT_ALONE
     from kvplace.doctor.examination import examine
     from kvplace.doctor.installation import Installation, Severity
@@ -62,12 +64,9 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
             now=lambda: cluster.session.server_time,
         )
 
-    found = examine(run_with_cluster(flags, body))
-    if output.is_document:
-        print_document(found.document(), output)
-    else:
-        for line in report_lines(found, wide=output is Output.WIDE):
-            print_line(line)
+    found = examine(flags.run(body))
+    lines = report_lines(found, wide=output is Output.WIDE)
+    print_answer(output, found.document, lambda: print_lines(lines))
     if found.level is Severity.WRONG:
         return ExitCode.FAILED
     unchecked = any(finding.level is Severity.UNCHECKED for one in found.results for finding in one.findings)
@@ -114,3 +113,50 @@ def _summary(found: Examination) -> str:
         counted(number, level) if level == Severity.WARNING.value else f"{number} {level}"
         for level, number in counts.items()
     )
+
+
+_OURS = ("client", "serve", "agent", "hook")
+
+
+@click.command("version", short_help="Show the releases of this command and of a cluster's kvplace.")
+@click.option("--client", "client_only", is_flag=True, help="Only this command, without a cluster.")
+@cluster_flags(namespaced=False, selector=False)
+@output_option(Answer.REPORT)
+def version(*, flags: ClusterFlags, client_only: bool, output: Output) -> None:
+    """Show the release of this command, of serve, agent and hook in a cluster, of Kubernetes and KubeVirt.
+
+    The release of a program in the cluster is the tag of its image, and `-` for an image with a digest alone.
+    """
+    found = None if client_only else _of_cluster(flags)
+    releases = {"client": __version__, **({} if found is None else found.of)}
+    lines = (f"{name:<12}{release or '-'}" for name, release in releases.items())
+    print_answer(output, lambda: releases, lambda: print_lines(lines))
+    if found is not None:
+        _report_missing_rights(found)
+    ours = {release for name in _OURS for release in releases.get(name, "").split(", ") if release}
+    if len(ours) > 1:
+        say(f"there are different releases ({', '.join(sorted(ours))}): use one everywhere")
+
+
+def _report_missing_rights(found: Releases) -> None:
+    """Name each right that is missing once, with the programs that it would show."""
+    from kvplace.cli.live_cluster import missing_right
+
+    programs: dict[str, list[str]] = {}
+    for name, denied in found.denied.items():
+        programs.setdefault(missing_right(denied), []).append(name)
+    for sentence, names in programs.items():
+        say(f"nothing is known of {' and '.join(names)}: {sentence}")
+    if not found.denied and not any(name in found.of for name in _OURS):
+        say("neither serve nor the agent was found; `kubectl kvplace doctor` checks the installation")
+
+
+def _of_cluster(flags: ClusterFlags) -> Releases:
+    from kvplace.doctor.reading import read_releases
+    from kvplace.kube.object_client import ObjectReader
+
+    try:
+        return flags.run(lambda cluster: read_releases(ObjectReader(cluster.session)))
+    except BaseException:
+        say(f"this command is of release {__version__}; cluster unreachable:")
+        raise

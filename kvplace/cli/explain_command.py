@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.cluster_flags import cluster_flags, complete_target
-from kvplace.cli.output import Output, print_document, print_line, print_table, say
-from kvplace.cli.parameters import Answer, ClusterFlags, InputFile, Words, output_option, topology_option
+from kvplace.cli.output import Output, print_answer, print_lines
+from kvplace.cli.parameters import (
+    Answer,
+    ClusterFlags,
+    filename_option,
+    output_option,
+    strategy_option,
+    topology_option,
+)
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import Absent, ExitCode
 
@@ -18,34 +25,20 @@ if TYPE_CHECKING:
     from kvplace.explain.explanation import Explanation
     from kvplace.kube.object_client import Document
 
-_NAMED = 3
-"""Nodes that a line names; `wide` names more."""
-_NAMED_WIDE = 20
 _TYPE_AND_NAME = 2
 
 
 @click.command("explain", short_help="Explain why a VM fits on no node, or show its cores and neighbours.")
 @click.argument("words", nargs=-1, metavar="[vm/NAME|vmi/NAME|pod/NAME]", shell_complete=complete_target)
-@click.option(
-    "-f",
-    "--filename",
+@filename_option(
     "filenames",
-    type=InputFile(),
-    multiple=True,
-    metavar="FILE",
-    help="A VM, VMI or pod that need not exist, with the instancetype that it names; - for stdin. "
-    "Name one VM if the files have several.",
+    "A VM, VMI or pod that need not exist, with the instancetype that it names; - for stdin. Name one VM if "
+    "the files have several.",
 )
 @topology_option(
     "Explain a VM of -f on this machine, without a cluster; in any form that `kvplace topology` reads.",
 )
-@click.option(
-    "--strategy",
-    type=Words([strategy.value for strategy in Strategy]),
-    default=Strategy.PACK.value,
-    show_default=True,
-    help="The order of the nodes that fit; give the one that `serve` runs with.",
-)
+@strategy_option("The order of the nodes that fit; give the strategy that `serve` runs with.")
 @cluster_flags(everywhere=False, selector=False)
 @output_option(Answer.REPORT)
 def command(
@@ -54,7 +47,7 @@ def command(
     words: tuple[str, ...],
     filenames: tuple[str, ...],
     machine: str | None,
-    strategy: str,
+    strategy: Strategy,
     output: Output,
 ) -> int:
     """Explain a VM.
@@ -81,7 +74,7 @@ def command(
         )
     target = "/".join(words)  # kubectl's `vm NAME` is `vm/NAME`
     from kvplace.admission.stated_request import stated_request
-    from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
+    from kvplace.cli.live_cluster import LiveCluster
     from kvplace.explain.reading import explain_document, explain_target, read_target
     from kvplace.kube.kubeconfig import kubeconfig_files
     from kvplace.kube.object_client import ObjectReader
@@ -94,24 +87,23 @@ def command(
         return stated_request(document, namespace=namespace)
 
     async def body(cluster: LiveCluster) -> Explanation:
-        reader, chosen = ObjectReader(cluster.session), Strategy(strategy)
+        reader = ObjectReader(cluster.session)
         if given is not None:
-            return await explain_document(reader, cluster.api, given, cluster.namespace, stated, chosen)
+            return await explain_document(reader, cluster.api, given, cluster.namespace, stated, strategy)
         found = read_target(target, cluster.namespace)
-        return await explain_target(reader, cluster.api, found, stated, chosen)
+        return await explain_target(reader, cluster.api, found, stated, strategy)
 
     try:
-        found = run_with_cluster(flags, body)
+        found = flags.run(body)
     except Absent as error:
         if given is None or kubeconfig_files(flags.kubeconfig) is not None:
             raise
         raise Absent(f"{error}, or a machine with --topology") from None
-    if output.is_document:
-        from kvplace.explain.report import explanation_document
+    from kvplace.cli.explain_lines import explanation_lines
+    from kvplace.explain.report import explanation_document
 
-        print_document(explanation_document(found), output)
-    else:
-        _print(found, wide=output is Output.WIDE)
+    lines = explanation_lines(found, wide=output is Output.WIDE)
+    print_answer(output, lambda: explanation_document(found), lambda: print_lines(lines))
     return ExitCode.DOES_NOT_FIT if found.fits_nowhere else ExitCode.DONE
 
 
@@ -136,43 +128,12 @@ def _explain_on_machine(document: Document, machine: str, output: Output) -> int
     vm = stated_vm(document)
     if vm is None:
         notes = list(notes_on_document(document, asks=False))
-        if output.is_document:
-            print_document({"notes": notes}, output)
-        for note in () if output.is_document else notes:
-            print_line(note)
+        print_answer(output, lambda: {"notes": notes}, lambda: print_lines(notes))
         return ExitCode.DONE
     known = chosen_machine(machine)
-    for note in known.notes:
-        say(note)
     session = PlaceSession(known.name, known.topology, foreign=known.kubelet_cpus, devices=known.devices)
     answer = session.place(vm.name, vm.request)
     assert answer.decision is not None
-    if output.is_document:
-        print_document(answer.document, output)
-    else:
-        lines = report_lines(vm, known.name, known.topology, answer.decision, changes=None)
-        for line in lines:
-            print_line(line)
+    lines = report_lines(vm, known.name, known.topology, answer.decision, changes=None)
+    print_answer(output, lambda: answer.document, lambda: print_lines(lines))
     return ExitCode.DONE if answer.kind is AnswerKind.PLACED else ExitCode.DOES_NOT_FIT
-
-
-def _print(found: Explanation, *, wide: bool) -> None:
-    from kvplace.cli.explain_lines import event_rows, fitting_lines, head_lines, neighbour_rows, seat_lines
-
-    named = _NAMED_WIDE if wide else _NAMED
-    for line in head_lines(found):
-        print_line(line)
-    if found.fitting is not None:
-        print_line()
-        for line in fitting_lines(found.fitting, named):
-            print_line(line)
-    for seat in found.seats:
-        print_line()
-        for line in seat_lines(seat):
-            print_line(line)
-        if rows := neighbour_rows(seat, wide=wide):
-            print_line()
-            print_table(rows)
-    if rows := event_rows(found):
-        print_line()
-        print_table(rows)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvplace.cli.output import Column, rows_of
+from kvplace.cli.output import Column, rows_of, table_lines
+from kvplace.cli.place_session import domain_phrases
 from kvplace.cli.view_tables import measured
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.occupant import Nearness, Neighbour
@@ -17,11 +18,30 @@ from kvplace.nodes.node_machine import NodeMachine
 
 _CHANGES = 4
 """Changes that are shown for one node, the smallest first."""
+_NAMED, _NAMED_WIDE = 3, 20
+"""Nodes that one line names."""
 _WIDTH = 12
 
 
 def _titled(title: str, sentence: str) -> str:
     return f"{title:<{_WIDTH}}{sentence}"
+
+
+def explanation_lines(found: Explanation, *, wide: bool) -> Iterator[str]:
+    """Write an explanation: its parts with a blank line between them."""
+    yield from head_lines(found)
+    if found.fitting is not None:
+        yield ""
+        yield from fitting_lines(found.fitting, _NAMED_WIDE if wide else _NAMED)
+    for seat in found.seats:
+        yield ""
+        yield from seat_lines(seat)
+        # VMs that share only the socket are many.
+        near = [one for one in seat.neighbours if wide or one.nearness is not Nearness.SOCKET]
+        if near:
+            yield from ("", *table_lines(rows_of(_NEIGHBOUR_COLUMNS, near)))
+    if found.events:
+        yield from ("", *table_lines(rows_of(_EVENT_COLUMNS, found.events)))
 
 
 def head_lines(found: Explanation) -> Iterator[str]:
@@ -139,13 +159,7 @@ def placed(placement: Placement) -> str:
     parts = [f"CPUs {format_cpu_list(placement.cpus)}"]
     if idle := placement.owned & ~placement.cpus:
         parts.append(f"owned beside them {format_cpu_list(idle)}")
-    for noun, ids in (
-        ("socket", placement.packages),
-        ("NUMA node", placement.numa_nodes),
-        ("L3", placement.l3_groups),
-    ):
-        if ids:
-            parts.append(f"{noun} {','.join(map(str, ids))}")
+    parts += domain_phrases(placement)
     if placement.memory:
         memory = ", ".join(f"{about_bytes(count)} on {node}" for node, count in placement.memory.items())
         parts.append(f"memory {memory}")
@@ -165,17 +179,6 @@ _EVENT_COLUMNS: tuple[Column[Event], ...] = (
     Column("REASON", lambda one: one.reason),
     Column("MESSAGE", lambda one: one.note),
 )
-
-
-def neighbour_rows(seat: Seat, *, wide: bool) -> Sequence[Sequence[str]]:
-    """Give a row for each neighbour; with `wide` also for VMs that share only the socket."""
-    shown = [one for one in seat.neighbours if wide or one.nearness is not Nearness.SOCKET]
-    return rows_of(_NEIGHBOUR_COLUMNS, shown) if shown else ()
-
-
-def event_rows(found: Explanation) -> Sequence[Sequence[str]]:
-    """Give a row for each event, the newest last."""
-    return rows_of(_EVENT_COLUMNS, found.events) if found.events else ()
 
 
 def _unclaimed(seat: Seat) -> str:

@@ -1,49 +1,47 @@
-"""`kvplace get`: the VMs and nodes of a live cluster, with their cores."""
+"""`kvplace get`: VMs and nodes of a live cluster, with their cores; `kvplace top`: how full it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from kvplace.cli.cluster_flags import cluster_flags, complete_node, complete_vm
-from kvplace.cli.output import Output, say
+from kvplace.cli.output import (
+    Column,
+    Listing,
+    Output,
+    Printed,
+    chosen_columns,
+    print_answer,
+    print_line,
+    print_table,
+    rows_of,
+    say,
+)
 from kvplace.cli.parameters import Answer, ClusterFlags, Words, output_option
 from kvplace.core.errors import ExitCode
 from kvplace.core.scalars import NodeName
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster
-    from kvplace.cli.output import Listing
-    from kvplace.kube.watches import Selector
     from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 
 T = TypeVar("T")
 GATHER_S = 0.2
 """Changes that follow each other so quickly are printed together."""
-
-
-class What(Enum):
-    """The kinds that can be listed."""
-
-    VMS = "vms"
-    NODES = "nodes"
-
-
-_WORDS = {
-    **dict.fromkeys(("vms", "vm", "vmis", "vmi"), What.VMS),
-    **dict.fromkeys(("nodes", "node"), What.NODES),
-}
-_ORDERS = ("name", "state", "node", "age", "cpus")
+_VM_WORDS, _NODE_WORDS = ("vms", "vm", "vmis", "vmi"), ("nodes", "node")
+_VM_ORDERS = ("name", "state", "node", "age", "cpus")
+_TOP_VM_ORDERS = ("cpus", "memory", "name")
+_TOP_NODE_ORDERS = ("name", "used", "free", "fragmentation", "vms")
 
 
 def _complete_name(context: click.Context, argument: click.Parameter, begun: str) -> list[CompletionItem]:
-    of_nodes = _WORDS.get(context.params.get("what", ""), What.VMS) is What.NODES
-    return (complete_node if of_nodes else complete_vm)(context, argument, begun)
+    complete = complete_node if context.params.get("what") in _NODE_WORDS else complete_vm
+    return complete(context, argument, begun)
 
 
 def _complete_state(_context: click.Context, _option: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -64,7 +62,7 @@ def _read_state(text: str) -> VmState:
 
 
 @click.command("get", short_help="List the VMs or nodes of a cluster with their cores.")
-@click.argument("what", type=Words(list(_WORDS)), metavar="vms|nodes")
+@click.argument("what", type=Words([*_VM_WORDS, *_NODE_WORDS]), metavar="vms|nodes")
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_name)
 @click.option(
     "--state",
@@ -75,7 +73,7 @@ def _read_state(text: str) -> VmState:
     shell_complete=_complete_state,
     help="Only VMs in this state, for example NotPinned. May be repeated.",
 )
-@click.option("--sort-by", "order", type=Words(_ORDERS), help="Order of the VMs (default: name).")
+@click.option("--sort-by", "order", type=Words(_VM_ORDERS), help="Order of the VMs (default: name).")
 @click.option("-w", "--watch", is_flag=True, help="Print changes until Ctrl-C.")
 @click.option("--no-headers", is_flag=True, help="Print the table without its header.")
 @output_option(Answer.LIST)
@@ -100,22 +98,18 @@ def command(
     For nodes: the status as kubectl prints it, the CPUs that are reserved, owned by one VM, shared by several
     and free, and the largest number of free CPUs inside one NUMA node.
     """
-    from kvplace.cli.live_cluster import run_with_cluster
-
     headers = not no_headers
-    if _WORDS[what] is What.VMS:
+    if what in _VM_WORDS:
         wanted = _WantedRows(names, states, order or "name")
-        return run_with_cluster(
-            flags, lambda live: _get_vms(live, wanted, output, headers=headers, watch=watch)
-        )
+        return flags.run(lambda live: _get_vms(live, wanted, output, headers=headers, watch=watch))
     if states or order:
         raise click.UsageError("--state and --sort-by are for VMs; `top nodes --sort-by` sorts nodes")
-    return run_with_cluster(flags, lambda live: _get_nodes(live, names, output, headers=headers, watch=watch))
+    return flags.run(lambda live: _get_nodes(live, names, output, headers=headers, watch=watch))
 
 
 @dataclass(frozen=True, slots=True)
 class _WantedRows:
-    """Which VMs a user wants to see, and their order."""
+    """The VMs that a user wants to see, and their order."""
 
     names: tuple[str, ...]
     states: tuple[VmState, ...]
@@ -123,86 +117,75 @@ class _WantedRows:
 
     def of(self, vms: Iterable[VmView]) -> list[VmView]:
         """Choose among VMs that are ordered by name, and order them."""
-        chosen = [
+        chosen = (
             vm
             for vm in vms
             if (not self.names or vm.name in self.names or vm.pod.name in self.names)
             and (not self.states or vm.state in self.states)
-        ]
-        return chosen if self.order == "name" else sorted(chosen, key=_KEYS[self.order])
+        )
+        return sorted(chosen, key=_VM_KEYS[self.order])
 
 
 def _cpus(vm: VmView) -> int:
     return vm.placement.placement.cpus.bit_count() if vm.placement else 0
 
 
-_KEYS: dict[str, Callable[[VmView], str | int]] = {
+_VM_KEYS: Mapping[str, Callable[[VmView], str | int]] = {
+    "name": lambda vm: 0,
     "state": lambda vm: vm.state.value,
     "node": lambda vm: vm.node,
     # Creation times of one form, so the text has the order of the time.
     "age": lambda vm: vm.pod.created,
     "cpus": lambda vm: -_cpus(vm),
+    "memory": lambda vm: -vm.request.request.memory if vm.request else 0,
 }
-"""What orders VMs; equal ones stay in the order of their names. The oldest and the largest come first."""
+"""Keys that order VMs; equal ones stay in the order of their names. The oldest and the largest come first."""
 
 
 async def _get_vms(
     live: LiveCluster, wanted: _WantedRows, output: Output, *, headers: bool, watch: bool
 ) -> int:
-    from kvplace.cli.output import Listing, Printed, chosen_columns
     from kvplace.cli.view_tables import vm_columns, vm_reference
     from kvplace.nodes.view_documents import VM_KIND, vm_document
-    from kvplace.nodes.vm_listing import read_listed_vms
+    from kvplace.nodes.vm_listing import read_listed_vms, watch_listed_vms
 
     columns = vm_columns(lambda: live.session.server_time, with_namespace=live.flags.all_namespaces)
     printed = Printed(VM_KIND, chosen_columns(columns, wide=output is Output.WIDE), vm_document, vm_reference)
     listing = Listing(printed, output, headers=headers)
-
     if watch:
-        await _watch_vms(live, listing, wanted)
+        async for listed in watch_listed_vms(live.api, live.vms, gather_s=GATHER_S):
+            for note in listed.notes:
+                say(note)
+            listing.print_seen(wanted.of(listed.vms), is_first=listed.is_first)
     listed = await read_listed_vms(live.api, live.vms)
-    found = listed.vms
     for note in listed.notes:
         say(note)
     where = f"namespace {live.namespace}" if live.namespace else "the cluster"
     return _print(
         listing,
-        wanted.of(found),
+        wanted.of(listed.vms),
         wanted.names,
-        [vm.name for vm in found] + [vm.pod.name for vm in found],
+        [vm.name for vm in listed.vms] + [vm.pod.name for vm in listed.vms],
         f"VM that requests cores in {where}"
         + (f" in state {' or '.join(state.value for state in wanted.states)}" if wanted.states else ""),
     )
 
 
-async def _watch_vms(live: LiveCluster, listing: Listing[VmView], wanted: _WantedRows) -> None:
-    from kvplace.nodes.vm_listing import watch_listed_vms
-
-    async for listed in watch_listed_vms(live.api, live.vms, gather_s=GATHER_S):
-        for note in listed.notes:
-            say(note)
-        chosen = wanted.of(listed.vms)
-        if listed.is_first:
-            listing.print_all(chosen)
-        else:
-            listing.print_changed(chosen)
-
-
 async def _get_nodes(
     live: LiveCluster, names: tuple[str, ...], output: Output, *, headers: bool, watch: bool
 ) -> int:
-    from kvplace.cli.output import Listing, Printed, chosen_columns
     from kvplace.cli.view_tables import NODE_COLUMNS
     from kvplace.kube.watches import NODE_STATUSES, NODES, Selector
-    from kvplace.nodes.cluster_reading import read_cluster, read_node
+    from kvplace.nodes.cluster_reading import read_cluster, read_node, watched_nodes
     from kvplace.nodes.view_documents import NODE_KIND, node_document
 
     columns = chosen_columns(NODE_COLUMNS, wide=output is Output.WIDE)
-    printed = Printed(NODE_KIND, columns, node_document, lambda node: f"node/{node.name}")
+    printed = Printed(NODE_KIND, columns, node_document, _node_reference)
     listing = Listing(printed, output, headers=headers)
     selector = Selector(label_terms=live.flags.selector)
     if watch:
-        await _watch_nodes(live, listing, names, selector)
+        async for is_first, nodes in watched_nodes(live.api, selector, gather_s=GATHER_S):
+            listing.print_seen(_named(nodes, names), is_first=is_first)
     if len(names) != 1 or live.flags.selector:
         view = await read_cluster(live.api, nodes=selector, pods=None, kind=NODE_STATUSES)
         return _print(listing, _named(view.nodes.values(), names), names, view.nodes, "node")
@@ -211,21 +194,12 @@ async def _get_nodes(
     return _print(listing, list(view.nodes.values()), names, known, "node")
 
 
-async def _watch_nodes(
-    live: LiveCluster, listing: Listing[NodeView], names: tuple[str, ...], selector: Selector
-) -> None:
-    from kvplace.nodes.cluster_reading import watched_nodes
-
-    async for first, nodes in watched_nodes(live.api, selector, gather_s=GATHER_S):
-        chosen = _named(nodes, names)
-        if first:
-            listing.print_all(chosen)
-        else:
-            listing.print_changed(chosen)
-
-
 def _named(nodes: Iterable[NodeView], names: tuple[str, ...]) -> list[NodeView]:
     return [node for node in nodes if not names or node.name in names]
+
+
+def _node_reference(node: NodeView) -> str:
+    return f"node/{node.name}"
 
 
 def _print(
@@ -244,3 +218,101 @@ def _print(
     if not found and not names:
         say(f"there is no {what}")
     return ExitCode.FAILED if missing else ExitCode.DONE
+
+
+@click.command("top", short_help="Show how full and fragmented a cluster is, or its largest VMs.")
+@click.argument("what", type=Words([*_NODE_WORDS, *_VM_WORDS]), metavar="nodes|vms", default="nodes")
+@click.option(
+    "--sort-by",
+    type=Words(dict.fromkeys((*_TOP_NODE_ORDERS, *_TOP_VM_ORDERS))),
+    help=f"For nodes: {', '.join(_TOP_NODE_ORDERS)} (default: name); for vms: {', '.join(_TOP_VM_ORDERS)} "
+    "(default: cpus).",
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="NUMBER", help="Number of rows.")
+@output_option(Answer.LIST)
+@cluster_flags()
+def top(*, what: str, sort_by: str | None, limit: int | None, output: Output, flags: ClusterFlags) -> None:
+    """Show how full the nodes are, or the largest VMs.
+
+    FRAGMENTED compares the largest free block inside a NUMA node with the block that the free CPUs of the
+    node could form: 0 % if they are equal. For nodes, a summary of the cluster follows.
+    """
+    show, orders = (_top_nodes, _TOP_NODE_ORDERS) if what in _NODE_WORDS else (_top_vms, _TOP_VM_ORDERS)
+    if sort_by is not None and sort_by not in orders:
+        raise click.UsageError(f"{what} cannot be sorted by {sort_by}, only by {', '.join(orders)}")
+    flags.run(lambda live: show(live, sort_by or orders[0], limit, output))
+
+
+async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: Output) -> None:
+    from kvplace.cli.view_tables import TOP_NODE_COLUMNS, cluster_summary, top_document
+    from kvplace.kube.watches import Selector
+    from kvplace.nodes.cluster_reading import read_cluster
+
+    view = await read_cluster(live.api, nodes=Selector(label_terms=live.flags.selector), pods=None)
+    nodes = sorted(view.nodes.values(), key=lambda node: (_node_key(node, order), node.name))
+
+    def lines() -> None:
+        _print_rows(TOP_NODE_COLUMNS, nodes, limit, output, "node", "node")
+        if nodes:
+            print_line()
+            for title, sentence in cluster_summary(view):
+                print_line(f"{title:<14}{sentence}")
+
+    print_answer(
+        output, lambda: top_document(view, nodes[:limit]), lines, map(_node_reference, nodes[:limit])
+    )
+
+
+async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Output) -> None:
+    from kvplace.cli.view_tables import NAMESPACE, TOP_VM_COLUMNS, vm_reference
+    from kvplace.nodes.view_documents import VM_KIND, list_document, vm_document
+    from kvplace.nodes.vm_listing import read_listed_vms
+
+    listed = await read_listed_vms(live.api, live.vms)
+    for note in listed.notes:
+        say(note)
+    # A VM without a pod holds nothing, nor does a pod that has ended: a migration leaves one for long.
+    vms = sorted((vm for vm in listed.vms if vm.has_pod and not vm.is_over), key=_VM_KEYS[order])
+    columns = (*((NAMESPACE,) if live.flags.all_namespaces else ()), *TOP_VM_COLUMNS)
+    nothing = f"VM that requests cores in {live.namespace or 'the cluster'}"
+    print_answer(
+        output,
+        lambda: list_document(VM_KIND, map(vm_document, vms[:limit])),
+        lambda: _print_rows(columns, vms, limit, output, "VM", nothing),
+        map(vm_reference, vms[:limit]),
+    )
+
+
+def _print_rows(
+    columns: Sequence[Column[T]],
+    rows: Sequence[T],
+    limit: int | None,
+    output: Output,
+    noun: str,
+    nothing: str,
+) -> None:
+    from kvplace.core.quantity import counted
+
+    if not rows:
+        say(f"there is no {nothing}")
+        return
+    print_table(rows_of(chosen_columns(columns, wide=output is Output.WIDE), rows[:limit]))
+    if limit is not None and len(rows) > limit:
+        say(f"{counted(len(rows) - limit, f'more {noun}')} not shown")
+
+
+def _node_key(node: NodeView, order: str) -> str | float:
+    from kvplace.core.free_resources import Domain
+
+    blocks = node.free_blocks
+    match order:
+        case "used":
+            return blocks.free - blocks.allocatable if blocks else 0
+        case "free":
+            return -blocks.free if blocks else 0
+        case "fragmentation":
+            return -blocks.largest[Domain.NUMA].fragmentation if blocks else 0
+        case "vms":
+            return -len(node.ledger.claims)
+        case _:
+            return node.name

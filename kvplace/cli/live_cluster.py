@@ -20,11 +20,12 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import click
 import msgspec
 
 from kvplace import __version__
@@ -142,16 +143,6 @@ async def open_cluster(flags: ClusterFlags) -> AsyncIterator[LiveCluster]:
         raise await _for_people(error, session) from error
     finally:
         await session.close()
-
-
-def run_with_cluster(flags: ClusterFlags, body: Callable[[LiveCluster], Awaitable[T]]) -> T:
-    """Open the cluster, await the body with it and close it again, also after SIGINT and SIGTERM."""
-
-    async def run() -> T:
-        async with open_cluster(flags) as cluster:
-            return await body(cluster)
-
-    return run_until_interrupt(run())
 
 
 async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
@@ -283,3 +274,9 @@ def _listen(action: Callable[[], None] | None) -> None:
     if action is not None:
         for number in heard:
             loop.add_signal_handler(number, act, action)
+
+
+def ask(question: str) -> None:
+    """Ask for a yes; raises Abort without one, and on Ctrl-C."""
+    with on_interrupt(None):
+        click.confirm(question, abort=True, err=True)

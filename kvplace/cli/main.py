@@ -46,10 +46,18 @@ COMMANDS = (
     "version",
     "web",
 )
-"""Commands for people and scripts. Each is in the module of its name, or in that of a command close to it."""
+"""Commands for people and scripts. Each has a module of its name, or `_BESIDE` names its module."""
 PROCESSES = ("agent", "certificates", "serve")
 """Long-running processes, started by the manifests."""
-_BESIDE = {"certificates": "serve", "demo": "simulate", "evacuate": "plan"}
+_BESIDE = {
+    "certificates": "serve",
+    "demo": "simulate",
+    "describe-node": "topology",
+    "evacuate": "plan",
+    "schema": "completion",
+    "top": "get",
+    "version": "doctor",
+}
 """The command that has a command in its module."""
 
 EXIT_CODES = """\b
@@ -70,9 +78,10 @@ class _Commands(Commands):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in (*COMMANDS, *PROCESSES) or cmd_name in self.commands:
             return self.commands.get(cmd_name)
-        home = _BESIDE.get(cmd_name, cmd_name).replace("-", "_")
-        module = importlib.import_module(f"kvplace.cli.{home}_command")
-        command: click.Command = getattr(module, "command" if cmd_name not in _BESIDE else cmd_name)
+        module = importlib.import_module(f"kvplace.cli.{_BESIDE.get(cmd_name, cmd_name)}_command")
+        command: click.Command = getattr(
+            module, cmd_name.replace("-", "_") if cmd_name in _BESIDE else "command"
+        )
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

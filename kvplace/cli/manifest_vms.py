@@ -13,7 +13,7 @@ from typing import Any
 from kvplace.admission.stated_request import devices_elsewhere, expanded, stated_request
 from kvplace.cli.explain_lines import asked
 from kvplace.cli.output import say
-from kvplace.cli.place_session import Decision
+from kvplace.cli.place_session import Decision, domain_phrases
 from kvplace.core.annotations import written_without_effect
 from kvplace.core.cpu_map import cpu_map_of
 from kvplace.core.cpuset import format_cpu_list, mask_of
@@ -155,7 +155,7 @@ def report_lines(
         yield f"  first move {move_text(move)}"
     options = request.options
     for key, value, effect in (
-        (CPU_SET, options.scope.value, _where(found)),
+        (CPU_SET, options.scope.value, ", ".join(domain_phrases(found))),
         (CPU_POLICY, options.policy.value, _ownership(found)),
         (SMT, options.smt.value, _cores(topology, found)),
         (EMULATOR_THREADS, options.emulator_threads.value, _emulator(found) if has_qemu else ""),
@@ -171,15 +171,6 @@ def report_lines(
 
 def _devices(request: Request) -> str:
     return ", ".join(f"{count} {resource}" for resource, count in sorted(request.devices.items()))
-
-
-def _where(placement: Placement) -> str:
-    parts = (
-        ("socket", placement.packages),
-        ("NUMA node", placement.numa_nodes),
-        ("L3", placement.l3_groups),
-    )
-    return ", ".join(f"{noun} {','.join(map(str, ids))}" for noun, ids in parts if ids)
 
 
 def _ownership(placement: Placement) -> str:

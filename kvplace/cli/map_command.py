@@ -21,18 +21,17 @@ from kvplace.cli.parameters import (
     cpu_manager_state_option,
     machine_argument,
     names_and_files,
+    read_cpus,
 )
 from kvplace.core.errors import Absent, BadBody, KvplaceError
 
 if TYPE_CHECKING:
     from kvplace.cli.claims_by_node import ClaimsByNode, NodeClaims
-    from kvplace.cli.parameters import ClusterFlags
     from kvplace.core.drawing.core_map import CoreMap
     from kvplace.core.scalars import CpuMask, PodUid
-    from kvplace.nodes.cluster_view import ClusterView
 
-_WIDTH, _WIDE_WIDTH = 100, 160
-"""Columns of `-o table` and `-o wide` in a file or pipe."""
+_WIDE_WIDTH = 160
+"""Columns of `-o wide` in a file or pipe."""
 
 
 class Form(Enum):
@@ -168,7 +167,6 @@ def command(
     machine does not have, threads that run elsewhere than placed.
     """
     from kvplace.cli.claims_by_node import NodeClaims, read_placements
-    from kvplace.core.cpuset import parse_cpu_list
     from kvplace.core.drawing.core_map import draw
     from kvplace.core.ledger import Ledger
 
@@ -177,7 +175,8 @@ def command(
         live = live or kind == "node"
         machine = name if kind == "node" else str(Path.cwd() / name)
     offline = (placements, node, cpu_manager_state, foreign, *found)
-    if everything or live or flags.are_given or _is_node(machine, offline):
+    names_cluster = everything or live or flags.are_given
+    if names_cluster or (machine is not None and not any(offline) and names_a_node(machine)):
         if any(given is not None for given in offline):
             raise click.UsageError(
                 "--placements, --node, --cpu-manager-state, --foreign and --found describe a machine; "
@@ -191,31 +190,21 @@ def command(
     claims = NodeClaims(Ledger())
     if placements is not None:
         claims = read_placements(placements, known.name, known.topology.fingerprint, node=node)
-    try:
-        held = known.kubelet_cpus | parse_cpu_list(foreign or "", what="--foreign")
-    except ValueError as error:
-        raise BadBody(str(error)) from None
     drawing = draw(
         node or known.name,
         known.topology,
         claims.ledger,
-        foreign=held,
+        foreign=known.kubelet_cpus | read_cpus(foreign or "", "--foreign"),
         found=read_found(found, claims),
         placements=claims.placements,
         counts=() if known.devices is None else known.devices.counts,
     )
-    for sentence in (*known.notes, *claims.notes):
+    for sentence in claims.notes:
         say(sentence)
     _show(drawing, target)
 
 
-def _is_node(machine: str | None, offline: Iterable[str | None]) -> bool:
-
-    return machine is not None and not any(offline) and names_a_node(machine)
-
-
 def _draw_live(machine: str | None, target: MapSource, flags: ClusterFlags, *, everything: bool) -> None:
-
     if everything == (machine is not None):
         raise click.UsageError("name one node of the cluster, or give --all")
     if machine is not None:
@@ -224,8 +213,13 @@ def _draw_live(machine: str | None, target: MapSource, flags: ClusterFlags, *, e
     if target.form is Form.SVG:
         raise click.UsageError("an SVG shows one node: name it instead of --all")
     from kvplace.cli.view_tables import draw_cluster
+    from kvplace.nodes.cluster_reading import read_cluster
 
-    _write(lambda file: draw_cluster(whole_cluster(flags), target.form.value, file), target)
+    def draw_all(file: TextIO) -> None:
+        view = flags.run(lambda live: read_cluster(live.api, pods=None))  # the ledgers name the VMs
+        draw_cluster(view, target.form.value, file)
+
+    _write(draw_all, target)
 
 
 def _show(drawing: CoreMap, target: MapSource) -> None:
@@ -236,7 +230,6 @@ def _show(drawing: CoreMap, target: MapSource) -> None:
 
 def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[PodUid, CpuMask]:
     """Read the values of `--found VM=CPUS`, by the UIDs of the VMs' claims; raises BadBody."""
-    from kvplace.core.cpuset import parse_cpu_list
     from kvplace.core.drawing.occupancy import printable
     from kvplace.core.scalars import NO_CPUS
 
@@ -247,8 +240,8 @@ def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[PodUid, CpuMask
             raise BadBody(f"--found {printable(text)[:60]!r} is not of the form VM=CPUS, for example db=4-7")
         try:
             claim = claims.find(name)
-            found[claim.uid] = found.get(claim.uid, NO_CPUS) | parse_cpu_list(cpus, what="CPUs")
-        except (BadBody, ValueError) as error:
+            found[claim.uid] = found.get(claim.uid, NO_CPUS) | read_cpus(cpus, "CPUs")
+        except BadBody as error:
             raise BadBody(f"--found: {error}") from None
     return found
 
@@ -277,7 +270,7 @@ def _draw(drawing: CoreMap, form: Form, file: TextIO) -> None:
         from kvplace.cli.terminal_map import print_map
 
         wide = form is Form.WIDE
-        print_map(console(file, _WIDE_WIDTH if wide else _WIDTH), drawing, wide=wide)
+        print_map(console(file, _WIDE_WIDTH) if wide else console(file), drawing, wide=wide)
 
 
 def names_a_node(machine: str) -> bool:
@@ -285,8 +278,6 @@ def names_a_node(machine: str) -> bool:
 
     Without a kubeconfig a likely typo of a server type names no node; raises Absent for any other name.
     """
-    from pathlib import Path
-
     from kvplace.core.strict_json import near_word
     from kvplace.kube.kubeconfig import kubeconfig_files
     from kvplace.machines.server_types import machine_names
@@ -310,7 +301,7 @@ def names_a_node(machine: str) -> bool:
 
 def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
     """Read one node and draw it; raises KvplaceError with the reason why there is nothing to draw."""
-    from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
+    from kvplace.cli.live_cluster import LiveCluster
     from kvplace.core.scalars import NodeName
     from kvplace.core.strict_json import did_you_mean
     from kvplace.kube.watches import NODES
@@ -332,12 +323,4 @@ def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
             raise KvplaceError(f"node {name} cannot be drawn: {view.nodes[node].problem}")
         return drawing
 
-    return run_with_cluster(flags, read)
-
-
-def whole_cluster(flags: ClusterFlags) -> ClusterView:
-    """Read all nodes, without their VMs: the ledgers name those."""
-    from kvplace.cli.live_cluster import run_with_cluster
-    from kvplace.nodes.cluster_reading import read_cluster
-
-    return run_with_cluster(flags, lambda live: read_cluster(live.api, pods=None))
+    return flags.run(read)

@@ -49,6 +49,19 @@ def print_document(document: object, output: Output) -> None:
     click.echo(document_text(document, output), nl=False)
 
 
+def print_answer(
+    output: Output, document: Callable[[], object], lines: Callable[[], None], names: Iterable[str] = ()
+) -> None:
+    """Print an answer in the form that the user has chosen: a document, names, or lines for people."""
+    if output.is_document:
+        print_document(document(), output)
+    elif output is Output.NAME:
+        for name in names:
+            click.echo(name)
+    else:
+        lines()
+
+
 def document_text(document: object, output: Output) -> str:
     """Write a document as JSON or YAML."""
     if output is Output.JSON:
@@ -76,6 +89,12 @@ def print_line(text: str = "", *, err: bool = False) -> None:
         click.echo(plain(text))
 
 
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines for people."""
+    for line in lines:
+        print_line(line)
+
+
 def print_message(text: str) -> None:
     """Print on stderr. A closed stderr does not end a command."""
     try:
@@ -91,31 +110,27 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         click.echo(line)
 
 
-def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Write the same as lines."""
-    rows = [["\n".join(map(plain, cell.split("\n"))) for cell in row] for row in rows]
-    widths = [
-        max(columns_of(line) for cell in column for line in cell.split("\n"))
-        for column in zip(*rows, strict=True)
-    ]
-    for row in rows:
-        for parts in zip_longest(*(cell.split("\n") for cell in row), fillvalue=""):
-            cells = (padded(part, width) for part, width in zip(parts, widths, strict=True))
-            yield "   ".join(cells).rstrip()
+def table_lines(rows: Sequence[Sequence[str]], widths: list[int] | None = None) -> Iterator[str]:
+    """Write the same as lines; columns are at least as wide as `widths`, which grow to their width here."""
+    cells = [[[plain(line) for line in cell.split("\n")] for cell in row] for row in rows]
+    widths = [0] * len(rows[0]) if widths is None else widths
+    for row in cells:
+        widths[:] = [max(width, *map(_columns_of, cell)) for width, cell in zip(widths, row, strict=True)]
+    for row in cells:
+        for parts in zip_longest(*row, fillvalue=""):
+            padded = (
+                part + " " * (width - _columns_of(part)) for part, width in zip(parts, widths, strict=True)
+            )
+            yield "   ".join(padded).rstrip()
 
 
-def columns_of(text: str) -> int:
+def _columns_of(text: str) -> int:
     """Count the columns of a terminal that a text takes: a letter may take two, or none."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
 
     return cell_len(text)
-
-
-def padded(text: str, width: int) -> str:
-    """Fill a text up with blanks to so many columns."""
-    return text + " " * (width - columns_of(text))
 
 
 def table_width() -> int | None:
@@ -144,10 +159,10 @@ def say(sentence: str) -> None:
     print_line(f"kvplace: {sentence}", err=True)
 
 
-def console(file: TextIO, width: int) -> Console:
+def console(file: TextIO, width: int = 100) -> Console:
     """Open a file for drawing, with colours on a terminal unless NO_COLOR is set.
 
-    `width` counts where the file is not a terminal.
+    `width` are its columns where it is not a terminal.
     """
     from rich.console import Console
 
@@ -157,8 +172,6 @@ def console(file: TextIO, width: int) -> Console:
 
 
 T = TypeVar("T")
-
-_GAP = "   "
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,23 +219,26 @@ class Listing(Generic[T]):
     def print_all(self, items: Sequence[T], *, one: bool = False) -> None:
         """Print objects; `one` prints the document of the only one by itself, not as a list."""
         if self._output.is_document:
+            from kvplace.nodes.view_documents import list_document
+
             documents = [self._printed.document(item) for item in items]
-            whole = documents[0] if one else _list(self._printed.kind, documents)
-            print_document(whole, self._output)
+            print_document(
+                documents[0] if one else list_document(self._printed.kind, documents), self._output
+            )
         else:
             self._print_lines(items, headers=self._headers and bool(items))
 
-    def print_changed(self, items: Iterable[T]) -> None:
-        """Print objects that have changed: rows without heads, or a document each."""
-        if self._output is Output.JSON:
-            for item in items:
-                print_document(self._printed.document(item), self._output)
-        elif self._output is Output.YAML:
-            for item in items:
-                click.echo("---")
-                print_document(self._printed.document(item), self._output)
+    def print_seen(self, items: Sequence[T], *, is_first: bool) -> None:
+        """Print all objects at first, then the changed ones: rows without heads, or a document each."""
+        if is_first:
+            self.print_all(items)
+        elif not self._output.is_document:
+            self._print_lines(items, headers=False)
         else:
-            self._print_lines(list(items), headers=False)
+            for item in items:
+                if self._output is Output.YAML:
+                    click.echo("---")
+                print_document(self._printed.document(item), self._output)
 
     def _print_lines(self, items: Sequence[T], *, headers: bool) -> None:
         if self._output is Output.NAME:
@@ -230,17 +246,5 @@ class Listing(Generic[T]):
                 click.echo(self._printed.name(item))
             return
         rows = [[plain(cell) for cell in row] for row in rows_of(self._printed.columns, items)]
-        rows = rows if headers else rows[1:]
-        for row in rows:
-            self._widths = [
-                max(width, columns_of(cell)) for width, cell in zip(self._widths, row, strict=True)
-            ]
-        for row in rows:
-            cells = (padded(cell, width) for cell, width in zip(row, self._widths, strict=True))
-            click.echo(_GAP.join(cells).rstrip())
-
-
-def _list(kind: str, documents: list[Json]) -> Json:
-    from kvplace.nodes.view_documents import list_document
-
-    return list_document(kind, documents)
+        for line in table_lines(rows if headers else rows[1:], self._widths):
+            click.echo(line)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
@@ -20,7 +20,9 @@ from kvplace.cli.output import Output, say
 from kvplace.core.strict_json import did_you_mean
 
 if TYPE_CHECKING:
+    from kvplace.cli.live_cluster import LiveCluster
     from kvplace.core.label_terms import LabelTerms
+    from kvplace.core.scalars import CpuMask
     from kvplace.machines.machine import Machine
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -108,6 +110,7 @@ def take_stdin(context: click.Context, what: str, form: str = "") -> None:
         say(f"reading {what} from the terminal{form}; Ctrl-D ends it")
 
 
+_Answer = TypeVar("_Answer")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _NONE_NAMED = ""
 """The value of `--example` without one."""
@@ -196,7 +199,7 @@ def machine_argument(complete: _Completer = complete_machine) -> Callable[[_Func
 
 
 def chosen_machine(name: str | None, *, reserved: str | None = None, state: str | None = None) -> Machine:
-    """Find a machine, and replace its reserved CPUs and the CPUs of the kubelet's `state` file."""
+    """Find a machine, set its reserved CPUs and those of the kubelet's `state` file, and report its notes."""
     from kvplace.documents.reading import read_text, source_name
     from kvplace.machines.machine import find_machine
 
@@ -206,6 +209,8 @@ def chosen_machine(name: str | None, *, reserved: str | None = None, state: str 
     if state is not None:
         what = source_name(state)
         machine = machine.with_kubelet_cpus(read_text(state, f"--cpu-manager-state {what}"), what)
+    for note in machine.notes:
+        say(note)
     return machine
 
 
@@ -233,8 +238,43 @@ def output_option(answer: Answer) -> Callable[[_Function], _Function]:
     )
 
 
+def filename_option(argument: str, help: str) -> Callable[[_Function], _Function]:  # noqa: A002
+    """Add `-f`, which may be given several times, to a command."""
+    return click.option(
+        "-f", "--filename", argument, type=InputFile(), multiple=True, metavar="FILE", help=help
+    )
+
+
+def strategy_option(help: str) -> Callable[[_Function], _Function]:  # noqa: A002
+    """Add `--strategy` to a command, as its argument `strategy`."""
+    from kvplace.core.cluster.node_choice import Strategy
+
+    return click.option(
+        "--strategy",
+        type=Words([strategy.value for strategy in Strategy]),
+        default=Strategy.PACK.value,
+        show_default=True,
+        callback=lambda _context, _option, value: Strategy(value),
+        help=help,
+    )
+
+
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+
+
+def read_cpus(text: str, what: str) -> CpuMask:
+    """Read a CPU list; raises BadBody, which calls it `what`."""
+    from kvplace.core.cpuset import parse_cpu_list
+    from kvplace.core.errors import BadBody
+
+    try:
+        return parse_cpu_list(text, what=what)
+    except ValueError as error:
+        raise BadBody(str(error)) from None
+
+
 def check_confirmation(confirmed: bool) -> None:
-    """Refuse to continue without a terminal to ask on."""
+    """Raise UsageError where the user has not confirmed and there is no terminal to ask on."""
     if not confirmed and not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask on; give --yes")
 
@@ -271,6 +311,16 @@ class ClusterFlags:
     namespace: str | None = None
     all_namespaces: bool = False
     selector: LabelTerms = ()
+
+    def run(self, body: Callable[[LiveCluster], Awaitable[_Answer]]) -> _Answer:
+        """Open the cluster, await the body with it and close it again, also after SIGINT and SIGTERM."""
+        from kvplace.cli.live_cluster import open_cluster, run_until_interrupt
+
+        async def run() -> _Answer:
+            async with open_cluster(self) as cluster:
+                return await body(cluster)
+
+        return run_until_interrupt(run())
 
     @property
     def are_given(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import click
@@ -12,10 +13,10 @@ import click
 from kvplace.cli.output import Output, print_document, say
 from kvplace.cli.parameters import (
     Answer,
-    InputFile,
     chosen_machine,
     cpu_manager_state_option,
     example_option,
+    filename_option,
     output_option,
     take_stdin,
     topology_option,
@@ -36,14 +37,8 @@ _MILLION = 1_000_000
 
 
 @click.command("place", short_help="Show which CPUs of a machine the VMs of a manifest would get.")
-@click.option(
-    "-f",
-    "--filename",
-    "manifests",
-    type=InputFile(),
-    multiple=True,
-    metavar="FILE",
-    help="A manifest with VMs, VMIs or pods, and with the instancetypes that they name; - for stdin.",
+@filename_option(
+    "manifests", "A manifest with VMs, VMIs or pods, and with the instancetypes that they name; - for stdin."
 )
 @topology_option(
     "The machine: a file, a server type, or / for this one; `kvplace topology --help` lists all forms.",
@@ -112,8 +107,6 @@ def command(
     if not manifests:
         take_stdin(click.get_current_context(), "the requests", ", one JSON object per line")
     found = chosen_machine(machine, state=cpu_manager_state)
-    for note in found.notes:
-        say(note)
     session = PlaceSession(
         found.name,
         found.topology,
@@ -155,25 +148,21 @@ def command(
 def _of_lines(session: PlaceSession) -> Iterator[_Ask]:
     from kvplace.cli.place_session import numbered_lines
 
-    for number, line in numbered_lines(sys.stdin.buffer):
+    def ask(number: int, line: bytes, watch: Watch) -> tuple[PlaceAnswer, str]:
+        answer = session.answer(line, number, watch)
+        return answer, answer.sentence
 
-        def ask(watch: Watch, line: bytes = line, number: int = number) -> tuple[PlaceAnswer, str]:
-            answer = session.answer(line, number, watch)
-            return answer, answer.sentence
-
-        yield ask
+    return (partial(ask, number, line) for number, line in numbered_lines(sys.stdin.buffer))
 
 
 def _of_manifests(files: Sequence[str], session: PlaceSession, machine: Machine) -> Iterator[_Ask]:
     from kvplace.cli.manifest_vms import report_lines, stated_vms
     from kvplace.documents.reading import read_manifests
 
-    for vm in stated_vms([manifest for file in files for manifest in read_manifests(file)]):
+    def ask(vm: StatedVm, watch: Watch) -> tuple[PlaceAnswer, str]:
+        answer = session.place(vm.name, vm.request, watch=watch)
+        assert answer.decision is not None
+        return answer, "\n".join(report_lines(vm, machine.name, machine.topology, answer.decision))
 
-        def ask(watch: Watch, vm: StatedVm = vm) -> tuple[PlaceAnswer, str]:
-            answer = session.place(vm.name, vm.request, watch=watch)
-            assert answer.decision is not None
-            lines = report_lines(vm, machine.name, machine.topology, answer.decision)
-            return answer, "\n".join(lines)
-
-        yield ask
+    vms = stated_vms([manifest for file in files for manifest in read_manifests(file)])
+    return (partial(ask, vm) for vm in vms)

@@ -12,8 +12,9 @@ from enum import Enum
 from functools import lru_cache
 from typing import BinaryIO
 
+from kvplace.cli.parameters import read_cpus
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
+from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.errors import BadBody
 from kvplace.core.free_resources import Free, free_of
@@ -185,12 +186,8 @@ class PlaceSession:
         if self._keep:
             self._take(uid, request, found, moves)
         answer["placement"] = placement_document(self._name, self._topology, request, found, uid=name)
-        where = (
-            f"socket {_join(found.packages)}, NUMA node {_join(found.numa_nodes)}, "
-            f"L3 {_join(found.l3_groups)}"
-        )
-        cpus = _join(found.vcpus) or format_cpu_list(found.cpus)
-        sentence = f"{uid}: CPUs {cpus} ({where})"
+        cpus = ",".join(map(str, found.vcpus)) or format_cpu_list(found.cpus)
+        sentence = f"{uid}: CPUs {cpus} ({', '.join(domain_phrases(found))})"
         if self._make_room:
             answer["moves"] = [self._moved(move) for move in moves]
             sentence += "".join(f"; move {move_text(move)}" for move in moves)
@@ -277,10 +274,7 @@ class PlaceSession:
 
 def free_cpus(text: str, what: str, topology: Topology) -> CpuMask:
     """Parse the list of free CPUs; raises BadBody when the machine does not have one of them."""
-    try:
-        cpus = parse_cpu_list(text, what=what)
-    except ValueError as error:
-        raise BadBody(str(error)) from None
+    cpus = read_cpus(text, what)
     if cpus & ~topology.cpus:
         raise BadBody(
             f"{what}: the machine has no CPU {format_cpu_list(cpus & ~topology.cpus)}; "
@@ -317,5 +311,7 @@ def _text(line: str | bytes) -> str:
         ) from None
 
 
-def _join(ids: tuple[int, ...]) -> str:
-    return ",".join(str(number) for number in ids)
+def domain_phrases(placement: Placement) -> list[str]:
+    """Name the sockets, NUMA nodes and L3 caches of a placement."""
+    named = {"socket": placement.packages, "NUMA node": placement.numa_nodes, "L3": placement.l3_groups}
+    return [f"{noun} {','.join(map(str, ids))}" for noun, ids in named.items() if ids]

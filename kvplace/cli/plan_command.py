@@ -12,7 +12,7 @@ from kvplace.cli.output import (
     Column,
     Output,
     chosen_columns,
-    print_document,
+    print_answer,
     print_line,
     print_table,
     rows_of,
@@ -23,20 +23,21 @@ from kvplace.cli.parameters import (
     ClusterFlags,
     FloatRange,
     InputFile,
-    Words,
     example_option,
     output_option,
+    strategy_option,
 )
 from kvplace.cli.progress import Progress
-from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from kvplace.core.cluster.node_choice import Strategy
     from kvplace.core.cluster.planning import Plan, PlannedVm, PlanProgress, VmRequest
     from kvplace.core.occupant import ClusterNode
+    from kvplace.core.strict_json import Json
     from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.mip_bound import MipBound
     from kvplace.plan.plan_documents import ClosedTo
@@ -59,13 +60,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="The VMs, - for stdin: manifests, or requests as for `kvplace place`, one per line or as a list.",
 )
-@click.option(
-    "--strategy",
-    type=Words([strategy.value for strategy in Strategy]),
-    default=Strategy.PACK.value,
-    show_default=True,
-    help="Which nodes VMs go to while everything fits.",
-)
+@strategy_option("Which nodes VMs go to while everything fits.")
 @click.option("--make-room", is_flag=True, help="Let running VMs move inside their machines.")
 @click.option("--optimal", is_flag=True, help="Also compute an upper bound with a MIP solver (needs HiGHS).")
 @click.option(
@@ -84,7 +79,7 @@ def command(
     live: bool,
     flags: ClusterFlags,
     requests: str,
-    strategy: str,
+    strategy: Strategy,
     make_room: bool,
     optimal: bool,
     seconds: float,
@@ -130,14 +125,7 @@ def command(
             goes_on = progress.show(at.assigned, at.stage.value)
             return goes_on or (solver_ended and at.stage is Stage.ONE_BY_ONE)
 
-        found = plan(
-            nodes,
-            vms,
-            Strategy(strategy),
-            make_room=make_room,
-            hint=hint,
-            watch=watch,
-        )
+        found = plan(nodes, vms, strategy, make_room=make_room, hint=hint, watch=watch)
     need_movable = () if there is None else there.need_movable(one.move.id for one in found.moves)
     return _answer(found, nodes, vms, output, bound=bound, need_movable=need_movable)
 
@@ -153,26 +141,27 @@ def _answer(
     restarting: Mapping[str, str] | None = None,
 ) -> int:
     """Print a plan and return the exit code that states whether every VM has a place."""
-    if output.is_document:
-        from kvplace.plan.plan_documents import plan_document
+    from kvplace.core.quantity import counted
+    from kvplace.plan.plan_documents import plan_document
 
-        document = plan_document(found, nodes, vms, bound, need_movable)
+    def document() -> Json:
+        written = plan_document(found, nodes, vms, bound, need_movable)
         if restarting is not None:
-            document["restarting"] = [{"id": name, "reason": why} for name, why in restarting.items()]
-        print_document(document, output)
-    elif output is Output.NAME:
-        from kvplace.core.quantity import counted
+            written["restarting"] = [{"id": name, "reason": why} for name, why in restarting.items()]
+        return written
 
-        for vm in found.planned:
-            click.echo(vm.id)
-        if found.refused:
-            say(f"do not fit: {len(found.refused)} of {counted(len(vms), 'VM')}")
-        if found.undecided:
-            say(f"not yet placed, though they fit: {len(found.undecided)} of {counted(len(vms), 'VM')}")
-    else:
+    def lines() -> None:
         _print(found, bound, need_movable, wide=output is Output.WIDE)
         for name, why in (restarting or {}).items():
             print_line(f"{'restarts':<12}{name}: {why}")
+
+    print_answer(output, document, lines, (vm.id for vm in found.planned))
+    for title, left in (
+        ("do not fit", found.refused),
+        ("not yet placed, though they fit", found.undecided),
+    ):
+        if left and output is Output.NAME:
+            say(f"{title}: {len(left)} of {counted(len(vms), 'VM')}")
     if found.stopped:
         return ExitCode.INTERRUPTED
     if not found.refused:
@@ -210,11 +199,10 @@ def _read_requests(
 
 def _live(flags: ClusterFlags) -> PlanningCluster:
     """Read the nodes of the cluster, and print the start of the plan."""
-    from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.kube.object_client import ObjectReader
     from kvplace.nodes.planning_cluster import read_planning_cluster
 
-    found = run_with_cluster(flags, lambda live: read_planning_cluster(live.api, ObjectReader(live.session)))
+    found = flags.run(lambda live: read_planning_cluster(live.api, ObjectReader(live.session)))
     for note in found.notes:
         say(note)
     return found
@@ -270,7 +258,6 @@ def evacuate(*, flags: ClusterFlags, node: str, dry_run: bool, make_room: bool, 
 
     Exit code 0 when every VM fits, 4 when some do, 3 when none does.
     """  # noqa: D301 - click needs the literal backslash
-    from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.core.cluster.planning import plan
     from kvplace.core.scalars import NodeName
     from kvplace.kube.object_client import ObjectReader
@@ -280,9 +267,7 @@ def evacuate(*, flags: ClusterFlags, node: str, dry_run: bool, make_room: bool, 
         raise click.UsageError(
             f"evacuate only plans: add --dry-run, then move the VMs with `kubectl drain {node}`"
         )
-    found = run_with_cluster(
-        flags, lambda live: read_evacuation(live.api, ObjectReader(live.session), NodeName(node))
-    )
+    found = flags.run(lambda live: read_evacuation(live.api, ObjectReader(live.session), NodeName(node)))
     there = found.elsewhere
     for note in there.notes:
         say(note)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -44,11 +43,12 @@ def command(
     domain: str, placement: str | None, cpu_map: str | None, machine: str | None, vmi: str | None
 ) -> None:
     """Print a libvirt domain with its threads pinned and its memory bound by a placement."""
+    from kvplace.documents.reading import read_content
     from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 
     if (placement is None) == (cpu_map is None):
         raise click.UsageError("give either --placement or --cpu-map", click.get_current_context())
-    xml = _read(domain, MAX_DOMAIN_BYTES)
+    xml = read_content(domain, _called("--domain", domain), MAX_DOMAIN_BYTES)
     chosen = _of_cpu_map(cpu_map or "") if placement is None else _placement(placement)
     if chosen.placement.floats:
         raise Misconfigured("by this placement the VM runs unpinned: the hook does not change its domain")
@@ -126,18 +126,3 @@ def _nodes(machine: str | None) -> Mapping[CpuId, NumaId]:
 
     nodes = find_machine(machine).topology.numa_nodes
     return {CpuId(cpu): NumaId(node.id) for node in nodes for cpu in cpus_of(node.cpus)}
-
-
-def _read(path: str, most: int) -> bytes:
-    what = _called("--domain", path)
-    try:
-        if path == "-":
-            content = sys.stdin.buffer.read(most + 1)
-        else:
-            with Path(path).open("rb") as file:
-                content = file.read(most + 1)
-    except OSError as error:
-        raise BadBody(f"{what} cannot be read: {error.strerror}") from None
-    if len(content) > most:
-        raise BadBody(f"{what} is longer than {most} bytes")
-    return content

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kvplace.cli.cluster_flags import cluster_flags, complete_rollout
-from kvplace.cli.output import Column, Output, print_document, print_line, print_table, rows_of, say
+from kvplace.cli.output import (
+    Column,
+    Output,
+    print_answer,
+    print_line,
+    print_lines,
+    print_table,
+    rows_of,
+    say,
+)
 from kvplace.cli.parameters import (
     Answer,
     ClusterFlags,
@@ -15,13 +24,16 @@ from kvplace.cli.parameters import (
     InputFile,
     Words,
     check_confirmation,
+    example_option,
+    filename_option,
     output_option,
+    yes_option,
 )
 from kvplace.core.errors import BadBody, ExitCode
 from kvplace.core.vm_stages import VmStage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from kvplace.cli.live_cluster import LiveCluster
     from kvplace.core.vm_stages import Percentiles
@@ -31,7 +43,14 @@ if TYPE_CHECKING:
 _MOST_NODES = 20
 """Nodes that a plan shows one by one."""
 _MOST_DIGITS = 9
-_yes = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+_WAIT_FOR_ROOM = click.option(
+    "--wait-for-room", is_flag=True, help="Create VMs that do not fit, too; they wait."
+)
+_NO_PLAN = click.option(
+    "--no-plan", is_flag=True, help="Do not plan first, which needs the right to read nodes."
+)
+_FLAGS = cluster_flags(everywhere=False, selector=False)
+_Answer = TypeVar("_Answer")
 
 
 @click.group("rollout", cls=Commands, short_help="Create hundreds of VMs from templates, and follow them.")
@@ -47,14 +66,9 @@ def command() -> None:
 
 
 @command.command("create", short_help="Plan VMs, create them after a confirmation, and wait for them.")
-@click.option(
-    "-f",
-    "--filename",
+@filename_option(
     "files",
-    multiple=True,
-    type=InputFile(),
-    metavar="FILE",
-    help="A VirtualMachine or VirtualMachineInstance as template, several of them, or a rollout document.",
+    "A VirtualMachine or VirtualMachineInstance as template, several of them, or a rollout document.",
 )
 @click.option("--count", type=click.IntRange(1), help="VMs to make from each template (default: one).")
 @click.option("--names", type=InputFile(), metavar="FILE", help="Make one VM for each name in a list.")
@@ -72,13 +86,13 @@ def command() -> None:
     help="Stage of a ready VM (default: pinned; running for VMs that did not opt in).",
 )
 @click.option("--timeout", metavar="TIME", help="Longest wait for all VMs, for example 15m (default: 30m).")
-@click.option("--wait-for-room", is_flag=True, help="Create VMs that do not fit, too; they wait.")
-@click.option("--no-plan", is_flag=True, help="Do not plan first, which needs the right to read nodes.")
+@_WAIT_FOR_ROOM
+@_NO_PLAN
 @click.option("--dry-run", is_flag=True, help="Check and plan only.")
-@click.option("--example", is_flag=True, help="Print a rollout document, as a start for your own.")
-@_yes
+@example_option("rollout")
+@yes_option
 @output_option(Answer.LIST)
-@cluster_flags(everywhere=False, selector=False)
+@_FLAGS
 def create(
     *,
     flags: ClusterFlags,
@@ -86,7 +100,6 @@ def create(
     count: int | None,
     names: str | None,
     name: str | None,
-    example: bool,
     yes: bool,
     dry_run: bool,
     wait_for_room: bool,
@@ -103,15 +116,9 @@ def create(
 
     Exit code 0 when all VMs are ready, 3 when none fits, 4 when some are not ready, 5 after the timeout.
     """
-    from kvplace.documents.rollout import ROLLOUT_EXAMPLE
-
-    if example:
-        click.echo(ROLLOUT_EXAMPLE, nl=False)
-        return ExitCode.DONE
     if not files:
         raise click.UsageError("give a template or a rollout document with -f")
-    from kvplace.cli.live_cluster import run_with_cluster
-    from kvplace.cli.rollout_input import RolloutFlags, read_given
+    from kvplace.cli.rollout_dialog import RolloutFlags, read_given
 
     given = RolloutFlags(name, count, names, _limits(**limits))
 
@@ -126,16 +133,16 @@ def create(
             return _print_plan(prepared, output)
         return await _carry_out(rollouts, prepared, yes=yes, everything=wait_for_room, output=output)
 
-    return run_with_cluster(flags, body)
+    return flags.run(body)
 
 
 @command.command("resume", short_help="Continue a rollout after an interruption.")
 @click.argument("name", shell_complete=complete_rollout)
-@click.option("--wait-for-room", is_flag=True, help="Create VMs that do not fit, too; they wait.")
-@click.option("--no-plan", is_flag=True, help="Do not plan first, which needs the right to read nodes.")
-@_yes
+@_WAIT_FOR_ROOM
+@_NO_PLAN
+@yes_option
 @output_option(Answer.LIST)
-@cluster_flags(everywhere=False, selector=False)
+@_FLAGS
 def resume(
     *, flags: ClusterFlags, name: str, wait_for_room: bool, no_plan: bool, yes: bool, output: Output
 ) -> int:
@@ -143,99 +150,95 @@ def resume(
 
     Templates and counts are the same as at its creation. VMs that exist stay as they are.
     """
-    from kvplace.cli.live_cluster import run_with_cluster
 
-    async def body(live: LiveCluster) -> int:
-        from kvplace.rollout.rollouts import rollouts_on
-
-        rollouts = rollouts_on(live.session, live.namespace)
+    async def body(rollouts: Rollouts) -> int:
         stored = await rollouts.stored(name)
         check_confirmation(yes)
         prepared = await rollouts.prepare(stored, plan=not no_plan)
         return await _carry_out(rollouts, prepared, yes=yes, everything=wait_for_room, output=output)
 
-    return run_with_cluster(flags, body)
+    return _on_rollouts(flags, body)
 
 
 @command.command("status", short_help="Show the progress of a rollout.")
 @click.argument("name", shell_complete=complete_rollout)
 @output_option(Answer.LIST)
-@cluster_flags(everywhere=False, selector=False)
+@_FLAGS
 def status(*, flags: ClusterFlags, name: str, output: Output) -> int:
     """Show the progress of a rollout, from its VMs in the cluster.
 
     Exit code 0 when all VMs are ready, 4 when some are not.
     """
-    from kvplace.cli.live_cluster import run_with_cluster
-
-    async def body(live: LiveCluster) -> int:
-        from kvplace.rollout.rollouts import rollouts_on
-
-        report = await rollouts_on(live.session, live.namespace).status(name)
-        _print_report(report, output, unfinished=True)
-        return report.exit_code
-
-    return run_with_cluster(flags, body)
+    report = _on_rollouts(flags, lambda rollouts: rollouts.status(name))
+    _print_report(report, output, unfinished=True)
+    return report.exit_code
 
 
 @command.command("list", short_help="List the rollouts of a namespace.")
 @output_option(Answer.LIST)
-@cluster_flags(everywhere=False, selector=False)
-def list_rollouts(*, flags: ClusterFlags, output: Output) -> int:
+@_FLAGS
+def list_rollouts(*, flags: ClusterFlags, output: Output) -> None:
     """List the rollouts of a namespace."""
-    from kvplace.cli.live_cluster import run_with_cluster
 
-    async def body(live: LiveCluster) -> int:
-        from kvplace.rollout.rollouts import rollouts_on
+    async def body(rollouts: Rollouts) -> None:
+        names = await rollouts.names()
+        print_answer(
+            output,
+            lambda: {"rollouts": list(names)},
+            lambda: print_table([("NAME",), *((name,) for name in names)]) if names else None,
+            names,
+        )
+        if not names and not output.is_document:
+            say(f"no rollouts in namespace {rollouts.namespace}")
 
-        names = await rollouts_on(live.session, live.namespace).names()
-        if output.is_document:
-            print_document({"rollouts": list(names)}, output)
-            return ExitCode.DONE
-        if names and output is not Output.NAME:
-            click.echo("NAME")
-        for name in names:
-            click.echo(name)
-        if not names:
-            say(f"no rollouts in namespace {live.namespace}")
-        return ExitCode.DONE
-
-    return run_with_cluster(flags, body)
+    _on_rollouts(flags, body)
 
 
 @command.command("delete", short_help="Delete a rollout with all of its VMs.")
 @click.argument("name", shell_complete=complete_rollout)
 @click.option("--timeout", metavar="TIME", default="10m", show_default=True, help="Longest wait.")
-@_yes
-@cluster_flags(everywhere=False, selector=False)
-def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> int:
+@yes_option
+@_FLAGS
+def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> None:
     """Delete a rollout and all of its VMs, and wait until the VMs and their pods are gone."""
     check_confirmation(yes)
-    from kvplace.cli.live_cluster import run_with_cluster
+    from kvplace.core.quantity import counted
     from kvplace.documents.rollout import read_duration
 
-    seconds = _duration(read_duration, timeout)
+    try:
+        seconds = read_duration(timeout)
+    except ValueError as error:
+        raise BadBody(f"--timeout: {error}") from None
 
-    async def body(live: LiveCluster) -> int:
-        from kvplace.cli.rollout_progress import ask, told_what_is_left
-        from kvplace.core.quantity import counted
-        from kvplace.rollout.rollouts import rollouts_on
+    async def body(rollouts: Rollouts) -> None:
+        from kvplace.cli.live_cluster import ask
+        from kvplace.cli.rollout_dialog import told_what_is_left
 
-        rollouts = rollouts_on(live.session, live.namespace)
         if not yes:
             vms = await rollouts.count_vms(name)
-            ask(f"Delete {counted(vms, 'VM')} of rollout {name} in namespace {live.namespace}?")
+            ask(f"Delete {counted(vms, 'VM')} of rollout {name} in namespace {rollouts.namespace}?")
         deleted = await rollouts.delete(name, timeout_s=seconds, on_change=told_what_is_left())
         say(f"{counted(deleted, 'VM')} of rollout {name} deleted")
-        return ExitCode.DONE
 
-    return run_with_cluster(flags, body)
+    _on_rollouts(flags, body)
+
+
+def _on_rollouts(flags: ClusterFlags, body: Callable[[Rollouts], Awaitable[_Answer]]) -> _Answer:
+    """Await the body with the rollouts of the chosen namespace."""
+
+    async def run(live: LiveCluster) -> _Answer:
+        from kvplace.rollout.rollouts import rollouts_on
+
+        return await body(rollouts_on(live.session, live.namespace))
+
+    return flags.run(run)
 
 
 async def _carry_out(
     rollouts: Rollouts, prepared: Prepared, *, yes: bool, everything: bool, output: Output
 ) -> int:
-    from kvplace.cli.rollout_progress import ask, shown_run
+    from kvplace.cli.live_cluster import ask
+    from kvplace.cli.rollout_dialog import shown_run
     from kvplace.core.quantity import counted
 
     to_make = len(prepared.missing) - (0 if everything else len(prepared.forecast.left_out))
@@ -276,39 +279,28 @@ def _plan_lines(prepared: Prepared) -> list[str]:
 def _print_plan(prepared: Prepared, output: Output) -> int:
     forecast = prepared.forecast
     left_out = forecast.left_out
-    if output.is_document:
-        document = {
-            "vms": len(prepared.rollout.vms),
-            "made": len(prepared.rollout.vms) - len(prepared.missing),
-            "nodes": {str(node): vms for node, vms in forecast.by_node.items()},
-            "notPlanned": list(forecast.unplanned),
-            "failed": [{"name": name, "reason": why} for name, why in left_out.items()],
-        }
-        print_document(document, output)
-    elif output is Output.NAME:
-        for vm in prepared.missing:
-            if vm.name not in left_out:
-                click.echo(vm.name)
-    else:
-        for line in _plan_lines(prepared):
-            print_line(line)
+    document = {
+        "vms": len(prepared.rollout.vms),
+        "made": len(prepared.rollout.vms) - len(prepared.missing),
+        "nodes": {str(node): vms for node, vms in forecast.by_node.items()},
+        "notPlanned": list(forecast.unplanned),
+        "failed": [{"name": name, "reason": why} for name, why in left_out.items()],
+    }
+    names = [vm.name for vm in prepared.missing if vm.name not in left_out]
+    print_answer(output, lambda: document, lambda: print_lines(_plan_lines(prepared)), names)
     if not left_out:
         return ExitCode.DONE
     return ExitCode.DOES_NOT_FIT if len(left_out) == len(prepared.rollout.vms) else ExitCode.PARTLY_DONE
 
 
 def _print_report(report: Report, output: Output, *, unfinished: bool = False) -> None:
-    if output.is_document:
-        document = report.document()
-        if unfinished:
-            waiting = [{"name": one.name, "reason": one.reason} for one in report.unfinished]
-            document = {"wanted": report.counts.wanted, **document, "unfinished": waiting}
-        print_document(document, output)
-    elif output is Output.NAME:
-        for name in report.there:
-            click.echo(name)
-    else:
-        _print_table(report, wide=output is Output.WIDE)
+    document = report.document()
+    if unfinished:
+        waiting = [{"name": one.name, "reason": one.reason} for one in report.unfinished]
+        document = {"wanted": report.counts.wanted, **document, "unfinished": waiting}
+    print_answer(
+        output, lambda: document, lambda: _print_table(report, wide=output is Output.WIDE), report.there
+    )
     for note in report.notes:
         say(note)
 
@@ -362,10 +354,3 @@ def _limits(
         "timeout": timeout,
     }
     return {key: value for key, value in keys.items() if value is not None}
-
-
-def _duration(read: Any, text: str) -> float:
-    try:
-        return float(read(text))
-    except ValueError as error:
-        raise BadBody(f"--timeout: {error}") from None

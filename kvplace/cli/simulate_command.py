@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.output import Output, console, print_document, print_table
+from kvplace.cli.output import Output, console, print_answer, print_table
 from kvplace.cli.parameters import Answer, InputFile, example_option, output_option
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from kvplace.simulate.demo import DemoReport, SimilarRefusals
     from kvplace.simulate.scenario import Scenario
     from kvplace.simulate.simulation import SimulationOutcome
-
-_WIDTH = 100
-"""Columns of the map in a file or pipe."""
 
 
 @click.command("simulate", short_help="Simulate a load of VMs on a cluster of your machines.")
@@ -63,23 +60,21 @@ def command(scenario: str | None, output: Output) -> int:
     with Progress("simulating", len(runs) * chosen.arrivals, "VM") as progress:
         for number, (strategy, seed) in enumerate(runs):
             before, name = number * chosen.arrivals, strategy.value
-            goes_on = partial(_show, progress, before, name if seed is None else f"{name}, seed {seed}")
+            now = name if seed is None else f"{name}, seed {seed}"
+            goes_on = partial(lambda before, now, arrived: progress.show(before + arrived, now), before, now)
             outcomes.append(simulate(chosen, strategy, seed, goes_on))
             if progress.interrupted:
                 break
-    if output.is_document:
-        print_document(report_document(chosen, outcomes, interrupted=progress.interrupted), output)
-    else:
-        _print_table(chosen, outcomes)
-        if progress.interrupted:
-            click.echo(
-                f"\ninterrupted in simulation {len(outcomes)} of {len(runs)}: the table counts the VMs so far"
-            )
+    print_answer(
+        output,
+        lambda: report_document(chosen, outcomes, interrupted=progress.interrupted),
+        lambda: _print_table(chosen, outcomes),
+    )
+    if progress.interrupted and not output.is_document:
+        click.echo(
+            f"\ninterrupted in simulation {len(outcomes)} of {len(runs)}: the table counts the VMs so far"
+        )
     return ExitCode.INTERRUPTED if progress.interrupted else ExitCode.DONE
-
-
-def _show(progress: Progress, before: int, name: str, arrived: int) -> bool:
-    return progress.show(before + arrived, name)
 
 
 def _print_table(scenario: Scenario, outcomes: list[SimulationOutcome]) -> None:
@@ -125,10 +120,7 @@ def demo(vms: int, nodes: int, seed: int, output: Output) -> int:
     with Progress("placing", vms, "VM") as progress:
         settings = DemoSettings(vms, nodes, seed)
         report = asyncio.run(run_demo(settings, lambda so_far: progress.show(so_far.done)))
-    if output.is_document:
-        print_document(report_document(report), output)
-    else:
-        _print_demo(report, console(sys.stdout, _WIDTH))
+    print_answer(output, lambda: report_document(report), lambda: _print_demo(report, console(sys.stdout)))
     if report.cpus_owned_twice:
         return ExitCode.FAILED
     return ExitCode.INTERRUPTED if progress.interrupted else ExitCode.DONE

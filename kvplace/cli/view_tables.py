@@ -29,11 +29,18 @@ from kvplace.nodes.view_documents import free_blocks_document
 NOTHING = "-"
 
 
-def _free_in(domain: Domain) -> Callable[[NodeView], str]:
-    def cell(node: NodeView) -> str:
-        return NOTHING if node.free_blocks is None else str(node.free_blocks.largest[domain].cpus)
+def _placed(cell: Callable[[Placement], str]) -> Callable[[VmView], str]:
+    """Write a part of the placement; `-` for a VM without one."""
+    return lambda vm: cell(vm.placement.placement) if vm.placement is not None else NOTHING
 
-    return cell
+
+def _of_blocks(cell: Callable[[FreeBlocks], str]) -> Callable[[NodeView], str]:
+    """Write a part of the free CPUs; `-` of a node that cannot hold VMs."""
+    return lambda node: NOTHING if node.free_blocks is None else cell(node.free_blocks)
+
+
+def _free_in(domain: Domain) -> Callable[[NodeView], str]:
+    return _of_blocks(lambda blocks: str(blocks.largest[domain].cpus))
 
 
 def _count(cpus_of: Callable[[NodeView], CpuMask]) -> Callable[[NodeView], str]:
@@ -76,11 +83,6 @@ NAMESPACE: Column[VmView] = Column("NAMESPACE", lambda vm: vm.namespace)
 
 def vm_columns(now: Callable[[], datetime], *, with_namespace: bool) -> tuple[Column[VmView], ...]:
     """Give the columns of `get vms`; `now` is the time of the cluster."""
-
-    def placed(cell: Callable[[Placement], str]) -> Callable[[VmView], str]:
-        """Write a part of the placement; `-` for a VM without one."""
-        return lambda vm: cell(vm.placement.placement) if vm.placement is not None else NOTHING
-
     return (
         *((NAMESPACE,) if with_namespace else ()),
         Column("NAME", lambda vm: vm.name),
@@ -88,12 +90,12 @@ def vm_columns(now: Callable[[], datetime], *, with_namespace: bool) -> tuple[Co
         Column("PHASE", lambda vm: vm.phase or NOTHING),
         Column("NODE", lambda vm: vm.node or NOTHING),
         Column("POLICY", _policy),
-        Column("CPUS", placed(lambda placement: cpu_list(placement.cpus))),
-        Column("NUMA", placed(lambda placement: _numbers(placement.numa_nodes))),
+        Column("CPUS", _placed(lambda placement: cpu_list(placement.cpus))),
+        Column("NUMA", _placed(lambda placement: _numbers(placement.numa_nodes))),
         Column("AGE", lambda vm: age(vm.pod.created, now())),
         Column("SCOPE", lambda vm: vm.options.scope.value if vm.options else NOTHING, wide=True),
-        Column("SOCKET", placed(lambda placement: _numbers(placement.packages)), wide=True),
-        Column("EMULATOR", placed(lambda placement: cpu_list(placement.emulator_cpus)), wide=True),
+        Column("SOCKET", _placed(lambda placement: _numbers(placement.packages)), wide=True),
+        Column("EMULATOR", _placed(lambda placement: cpu_list(placement.emulator_cpus)), wide=True),
         Column("MEMORY", requested_memory, wide=True),
         Column("REVISION", lambda vm: str(vm.placement.revision) if vm.placement else NOTHING, wide=True),
         Column("DEVICES", _devices, wide=True),
@@ -199,11 +201,6 @@ _DOMAINS = {Domain.SOCKET: "socket", Domain.NUMA: "NUMA node", Domain.L3: "L3 ca
 _WORDS = {Domain.SOCKET: "a socket", Domain.NUMA: "a NUMA node", Domain.L3: "an L3 cache"}
 
 
-def _of_blocks(cell: Callable[[FreeBlocks], str]) -> Callable[[NodeView], str]:
-    """Write a part of the free CPUs; `-` of a node that cannot hold VMs."""
-    return lambda node: NOTHING if node.free_blocks is None else cell(node.free_blocks)
-
-
 TOP_NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column("NODE", lambda node: node.name),
     Column("VMS", lambda node: str(len(node.ledger.claims))),
@@ -219,10 +216,6 @@ TOP_NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column("FREE-CPUS", lambda node: cpu_list(node.free), wide=True),
     Column("PROBLEM", lambda node: node.problem or NOTHING, wide=True),
 )
-
-
-def _placed(cell: Callable[[Placement], str]) -> Callable[[VmView], str]:
-    return lambda vm: cell(vm.placement.placement) if vm.placement is not None else NOTHING
 
 
 def _pages(vm: VmView) -> str:
@@ -329,8 +322,6 @@ def _node_document(node: NodeView) -> Json:
 
 MAP_KEY = "# nothing free   : partly free   . all free   | between sockets, blanks between NUMA nodes"
 _MOST_MARKS = 48
-_WIDTH = 100
-"""Columns of core maps in a file or pipe."""
 _FREE, _PARTLY, _FULL = ".:#"
 
 
@@ -349,7 +340,7 @@ def draw_cluster(view: ClusterView, form: str, file: TextIO) -> None:
     from kvplace.cli.terminal_map import print_map
 
     for drawing in drawings:
-        print_map(console(file, _WIDTH), drawing)
+        print_map(console(file), drawing)
         file.write("\n")
 
 

@@ -50,7 +50,6 @@ def command(
     """
     import asyncio
 
-    from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.service.process import kvplace_error_in
     from kvplace.web.application import MapSettings, web_map
 
@@ -70,7 +69,7 @@ def command(
         except BaseExceptionGroup as group:
             raise kvplace_error_in(group) or group from group
 
-    run_with_cluster(flags, serve)
+    flags.run(serve)
 
 
 def in_browser(url: str) -> contextlib.AbstractContextManager[object]:

@@ -41,12 +41,12 @@ def source_name(source: str) -> str:
 
 
 def read_stdin(most_bytes: int) -> bytes:
-    """Read stdin, and one byte more than the most that are allowed where there are more."""
+    """Read stdin, and one byte more than allowed where there are more."""
     return sys.stdin.buffer.read(most_bytes + 1)
 
 
-def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
-    """Read a file, or stdin for `-`, as text in UTF-8; raises BadBody, which calls it `what`."""
+def read_content(source: str, what: str, most_bytes: int) -> bytes:
+    """Read a file, or stdin for `-`; raises BadBody, which calls it `what`, also for a larger one."""
     try:
         if source == "-":
             content = read_stdin(most_bytes)
@@ -57,6 +57,12 @@ def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
         raise BadBody(f"{what} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > most_bytes:
         raise BadBody(f"{what} is larger than {most_bytes} bytes")
+    return content
+
+
+def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
+    """Read a file, or stdin for `-`, as text in UTF-8; raises BadBody, which calls it `what`."""
+    content = read_content(source, what, most_bytes)
     try:
         return content.decode("utf-8-sig")
     except ValueError:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from kvplace.cli.rollout_input import RolloutFlags, read_given
+from kvplace.cli.rollout_dialog import RolloutFlags, read_given
 from kvplace.core.errors import BadBody
 from kvplace.documents.model import read_model
 from kvplace.documents.reading import read_document

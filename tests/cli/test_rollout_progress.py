@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kvplace.cli.rollout_progress import shown_run, told_what_is_left
+from kvplace.cli.rollout_dialog import shown_run, told_what_is_left
 from kvplace.rollout.report import Report
 from kvplace.rollout.run import RolloutRun
 from tests.cli.terminal import Terminal
@@ -19,7 +19,7 @@ ASKING = """
 import asyncio
 import click
 from kvplace.cli.live_cluster import run_until_interrupt
-from kvplace.cli.rollout_progress import ask
+from kvplace.cli.live_cluster import ask
 
 async def main():
     try:

@@ -1,17 +1,31 @@
-"""The rollout that a command line describes: templates and flags, or one document."""
+"""The rollout of a command line: read from templates and flags or from one document, and shown while it runs.
+
+Progress is bars on a terminal, else a line a second, both on stderr. Ctrl-C stops the run cleanly: every call
+gets its answer, and the report shows the progress.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kvplace.cli.live_cluster import on_interrupt
+from kvplace.cli.output import console, say
 from kvplace.core.errors import BadBody
+from kvplace.core.quantity import counted
 from kvplace.core.strict_json import shown
+from kvplace.core.vm_stages import VmStage
 from kvplace.documents.reading import read_manifests, read_text, source_name
+from kvplace.rollout.report import Counts, Report
+from kvplace.rollout.run import RolloutRun
 from kvplace.rollout.templates import Rollout, read_rollout, read_template
 
 
@@ -28,7 +42,7 @@ class RolloutFlags:
 
 
 def read_given(files: Sequence[str], flags: RolloutFlags, namespace: str | None, default: str) -> Rollout:
-    """Read the rollout; `namespace` is the value of -n, `default` counts if flag and document have none.
+    """Read the rollout; `namespace` is the value of -n, `default` applies if flag and document have none.
 
     Raises BadBody or UsageError.
     """
@@ -106,3 +120,107 @@ def _namespace_of(found: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str | 
         if isinstance(namespace, str) and namespace:
             return namespace
     return None
+
+
+_LINE_S = 1.0
+_BARS_S = 0.1
+_STALL_S = 30.0
+
+
+async def shown_run(run: RolloutRun) -> Report:
+    """Carry out a run and show its progress; the first Ctrl-C stops it, the second one ends the program."""
+
+    def stop() -> None:
+        say("stopping; created VMs stay")
+        run.stop()
+
+    with on_interrupt(stop):
+        async with _bars(run) if sys.stderr.isatty() else _lines(run), _beside(_report_stalls(run)):
+            return await run.run()
+
+
+def told_what_is_left(clock: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
+    """Return a function that reports once a second how many VMs are still to be deleted."""
+    next_line = clock() + _LINE_S
+
+    def tell(left: int, of: int) -> None:
+        nonlocal next_line
+        if clock() >= next_line:
+            next_line = clock() + _LINE_S
+            say(f"{left} of {counted(of, 'VM')} left" if left else "the VMs are gone; their pods end")
+
+    return tell
+
+
+@contextlib.asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a coroutine without end beside the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _report_stalls(run: RolloutRun) -> None:
+    """State the reason of the wait once whenever nothing has changed for a while."""
+    before: Counts | None = None
+    same_for, told = 0.0, False
+    while True:
+        await asyncio.sleep(_LINE_S)
+        counts = run.counts
+        same_for, told = (same_for + _LINE_S, told) if counts == before else (0.0, False)
+        before = counts
+        if same_for >= _STALL_S and not told and run.waits_for:
+            told = True
+            say(
+                f"nothing has changed for {_STALL_S:.0f} s: {run.waits_for}; Ctrl-C leaves them as they "
+                "are, and `kvplace rollout resume` continues"
+            )
+
+
+@contextlib.asynccontextmanager
+async def _lines(run: RolloutRun) -> AsyncIterator[None]:
+    async def print_lines() -> None:
+        before: Counts | None = None
+        while True:
+            await asyncio.sleep(_LINE_S)
+            counts = run.counts
+            if counts != before:
+                say(counts.sentence)
+            before = counts
+
+    try:
+        async with _beside(print_lines()):
+            yield
+    finally:
+        say(run.counts.sentence)
+
+
+@contextlib.asynccontextmanager
+async def _bars(run: RolloutRun) -> AsyncIterator[None]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(sys.stderr, 80)) as progress:
+        wanted = run.counts.wanted
+        bars = {stage: progress.add_task(stage.value, total=wanted) for stage in VmStage}
+        failed = progress.add_task("failed", total=wanted, visible=False)
+
+        def draw() -> None:
+            counts = run.counts
+            for stage, bar in bars.items():
+                progress.update(bar, completed=counts.reached[stage])
+            progress.update(failed, completed=counts.failed, visible=counts.failed > 0)
+
+        async def redraw() -> None:
+            while True:
+                draw()
+                await asyncio.sleep(_BARS_S)
+
+        try:
+            async with _beside(redraw()):
+                yield
+        finally:
+            draw()
