@@ -1,19 +1,18 @@
 """Keeps every thread of every claim on the CPUs of its placement, and reports whether it is there.
 
-One check a second reads what the kernel has, sets what differs and reads again (`pinning_sweep`, in a thread
-of its own). What may take its time is done here: libvirt is asked to keep the pins, memory is moved,
-conditions, events and the node's report are written.
+One check a second reads the threads, sets the threads that differ and reads again (`pinning_sweep`, in a
+thread of its own). Slow work is done here: libvirt is asked to keep the pins, memory is moved, conditions,
+events and the node's report are written.
 
-A newer revision of a placement is not a special case: the wanted state has changed, the threads differ, they
-are set. Only its confirmation is one. It lets the cpuset shrink to the new CPUs, and the revision is not
-reported as pinned before that has been read, because then the old CPUs may go to others.
+A newer revision of a placement is not a special case: the plan has changed, the threads differ, they are set.
+Only its confirmation is one. It lets the cpuset shrink to the new CPUs. The revision is reported as pinned
+only after the narrow cpuset has been read, because then the old CPUs may go to others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +28,8 @@ from kvplace.agent.libvirt_pins import LibvirtFailed, LibvirtPins
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodeContainer, NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
-from kvplace.agent.pinning_sweep import PinningSweep, PodFinding
-from kvplace.agent.verification import CpusetDifference, Verdict, differences_in_words
+from kvplace.agent.pinning_sweep import PinningSweep
+from kvplace.agent.verification import CpusetDifference, PodFinding, differences_in_words
 from kvplace.core.device_locality import located
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import DeviceNuma
@@ -99,14 +98,14 @@ class _Progress:
 
     plan: PodPlan | None = None
     finding: PodFinding | None = None
-    seen: tuple[object, ...] = ()
-    """The other inputs of the last report."""
-    verdict: Verdict | None = None
-    """Its condition; None before the first measurement, and while QEMU does not run."""
+    record: PodRecord | None = None
+    """Its pod in the API server at the last report."""
+    reported: PodFinding | None = None
+    """The finding in its condition; None before the first measurement, and while QEMU does not run."""
     waits_for: int = 0
     """The revision that its threads do not follow yet."""
     since: float = 0.0
-    """Since when they have not."""
+    """The moment since when they do not follow it."""
     moving: asyncio.Task[None] | None = None
     """The move of its memory."""
     devices: tuple[object, ...] = ()
@@ -198,10 +197,10 @@ class PinningGuard:
     def _not_pinned(self) -> Iterator[tuple[str, str, str]]:
         """Name each VM with a False condition, with its namespace and the reason."""
         for uid, progress in self._pods.items():
-            plan, verdict = progress.plan, progress.verdict
-            if plan is not None and verdict is not None and not verdict.condition.status:
+            plan, reported = progress.plan, progress.reported
+            if plan is not None and reported is not None and not reported.condition.status:
                 pod = self._own.pods.get(uid)
-                yield plan.namespace, plan.pod if pod is None else pod.vm, verdict.condition.reason
+                yield plan.namespace, plan.pod if pod is None else pod.vm, reported.condition.reason
 
     async def _look_again_and_again(self) -> None:
         await self._own.wait_until_known()  # what a sandbox was made with may be an older revision
@@ -216,35 +215,35 @@ class PinningGuard:
     def _take(self, plan: PodPlan, finding: PodFinding | None) -> None:
         """Draw the consequences of one check of one pod."""
         progress = self._pods.setdefault(plan.uid, _Progress())
-        seen = (finding, self._own.pods.get(plan.uid))
-        same = plan == progress.plan and all(map(operator.is_, seen, progress.seen))
+        record, before = self._own.pods.get(plan.uid), progress.finding
+        same = plan == progress.plan and finding is before and record is progress.record
         if same and plan.settled and finding is not None and finding.in_order:
             return
         refusal = plan.refusal
         if refusal is not None and (progress.plan is None or progress.plan.refusal != refusal):
             words = f"{refusal.message} ({refusal.owner})" if refusal.owner else refusal.message
             log.warning("pod %s/%s: %s", plan.namespace, plan.pod, words, extra={"uid": plan.uid})
-        progress.plan, progress.seen = plan, seen
-        before, progress.finding = progress.finding, finding
-        verdict = None if finding is None else _verdict(plan, finding)
+        progress.plan, progress.record, progress.finding = plan, record, finding
         if finding is not None and finding is not before:
-            self._act(plan, finding)
-        if finding is not None and verdict is not None and not plan.failure:
-            self._follow(plan, progress, finding, verdict)
-        if verdict is None or finding is None:
-            progress.verdict = None
+            self._act(finding)
+        if finding is None or not finding.is_reportable:
+            progress.reported = None
             self._report.put_pod(_report(plan, None))
             self._take_back(plan)
-        elif _may_pass(finding, before) or _is_early(plan, verdict):
+            return
+        if not plan.failure:
+            self._follow(progress, finding)
+        if _may_pass(finding, before) or _is_early(finding):
             if plan.uid not in self._report.pods:
                 self._report.put_pod(_report(plan, None))
         else:
-            progress.verdict = verdict
-            self._report.put_pod(_report(plan, verdict))
-            self._say(plan, verdict.condition)
+            progress.reported = finding
+            self._report.put_pod(_report(plan, finding))
+            self._say(plan, finding.condition)
 
-    def _act(self, plan: PodPlan, finding: PodFinding) -> None:
+    def _act(self, finding: PodFinding) -> None:
         """Report repairs to libvirt, and drift to users."""
+        plan = finding.plan
         if finding.pins is not None:
             self._pins.put(plan.uid, (finding.pid, finding.pins))
         if not finding.drift:
@@ -264,7 +263,7 @@ class PinningGuard:
         progress, report = self._pods[plan.uid], self._report.devices
         given = () if report is None else report.pods.get(plan.uid, ())
         compared = (plan.revision, given)
-        if not given or progress.verdict is None or progress.devices == compared:
+        if not given or progress.reported is None or progress.devices == compared:
             return
         progress.devices = compared
         mode = plan.bound.device_numa
@@ -282,14 +281,15 @@ class PinningGuard:
             regarding.append(vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid))
         return regarding
 
-    def _follow(self, plan: PodPlan, progress: _Progress, finding: PodFinding, verdict: Verdict) -> None:
-        """Confirm a revision that every thread follows, and give one up that they cannot follow."""
+    def _follow(self, progress: _Progress, finding: PodFinding) -> None:
+        """Confirm a revision that every thread follows, and give up a revision that they cannot follow."""
+        plan = finding.plan
         revision, known = plan.revision, self._own.revisions.of(plan.uid)
         if (known is not None and known.confirmed >= revision) or progress.moving is not None:
             return
         if progress.waits_for != revision:
             progress.waits_for, progress.since, progress.move_again_at = revision, self._clock(), 0.0
-        if finding.follows and verdict.refusal is None:
+        if finding.follows and plan.refusal is None:
             if revision > 1 and finding.pid:
                 if self._clock() < progress.move_again_at:
                     return
@@ -297,7 +297,7 @@ class PinningGuard:
             else:
                 self._own.revisions.succeeded(plan.uid, plan.bound)
         elif self._clock() - progress.since >= REVISION_WITHIN_S:
-            self._own.revisions.failed(plan.uid, revision, verdict.drift, self._own.ledger)
+            self._own.revisions.failed(plan.uid, revision, finding.explanation, self._own.ledger)
 
     async def _move_memory(self, plan: PodPlan, progress: _Progress, pid: int) -> None:
         try:
@@ -316,10 +316,10 @@ class PinningGuard:
         if pod is not None and pod.condition(PINNED) != condition:
             self._conditions.put(plan.uid, condition)
         else:
-            self._conditions.drop(plan.uid)  # what could not be written yet holds no more
+            self._conditions.drop(plan.uid)  # a condition that is not written yet is out of date
 
     def _take_back(self, plan: PodPlan) -> None:
-        """No longer report a VM that has ended as pinned."""
+        """Report a VM that has ended as pinned no longer."""
         pod = self._own.pods.get(plan.uid)
         said = None if pod is None else pod.condition(PINNED)
         if said is not None and said.status:
@@ -350,21 +350,6 @@ class PinningGuard:
         self._conditions.drop(uid)
 
 
-def _verdict(plan: PodPlan, finding: PodFinding) -> Verdict | None:
-    """Judge a finding; None while there is nothing to judge, because QEMU has not started."""
-    if plan.vm and not (finding.measured.threads or finding.problem or plan.refusal):
-        return None
-    return Verdict(
-        revision=plan.revision,
-        measured=finding.measured,
-        differences=finding.differences,
-        floats=plan.placement.floats,
-        given_up=finding.given_up,
-        refusal=plan.refusal,
-        problem=finding.problem,
-    )
-
-
 def _may_pass(finding: PodFinding, before: PodFinding | None) -> bool:
     """Whether only a cpuset differs, and for the first time: it is being set right now."""
     return (
@@ -374,21 +359,21 @@ def _may_pass(finding: PodFinding, before: PodFinding | None) -> bool:
     )
 
 
-def _is_early(plan: PodPlan, verdict: Verdict) -> bool:
+def _is_early(finding: PodFinding) -> bool:
     """Whether the cpuset that was found in order may still have the CPUs of the revision before."""
-    return verdict.as_placed and not plan.failure and not plan.settled
+    return finding.as_placed and not finding.plan.failure and not finding.plan.settled
 
 
-def _report(plan: PodPlan, verdict: Verdict | None) -> PodReport:
+def _report(plan: PodPlan, finding: PodFinding | None) -> PodReport:
     return PodReport(
         uid=plan.uid,
         namespace=plan.namespace,
         pod=plan.pod,
-        revision=0 if verdict is None else verdict.revision,
-        pinned=verdict is not None and verdict.as_placed,
+        revision=0 if finding is None else plan.revision,
+        pinned=finding is not None and finding.as_placed,
         running=True,
         failed_revision=plan.failed_revision,
         restored_placement=plan.bound.to_json() if plan.failed_revision else "",
-        cpus=NO_CPUS if verdict is None else verdict.measured.cpus,
-        drift=plan.failure or ("" if verdict is None else verdict.drift),
+        cpus=NO_CPUS if finding is None else finding.measured.cpus,
+        drift=plan.failure or ("" if finding is None else finding.explanation),
     )

@@ -19,11 +19,10 @@ from pathlib import Path
 from kvplace.agent.back_off import RepairHistory
 from kvplace.agent.node_plan import ClaimContainer, PodPlan
 from kvplace.agent.verification import (
-    CpusetDifference,
     Difference,
     Measurement,
-    MemoryDifference,
     OfflineDifference,
+    PodFinding,
     QemuThread,
     ThreadDifference,
     differences,
@@ -42,41 +41,11 @@ READ_ANEW_S = 60.0
 """How often the names of threads, the workers of the kernel and the memory of a pod are read again."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodFinding:
-    """The result of one check of a pod."""
-
-    measured: Measurement
-    differences: tuple[Difference, ...] = ()
-    """Differences after the repair."""
-    problem: str = ""
-    """Why it could not be read or set."""
-    given_up: bool = False
-    drift: tuple[Difference, ...] = ()
-    """Drift since the last check: differences that this check found at its begin."""
-    pid: int = 0
-    """The process of its QEMU; 0 where there is none."""
-    pins: DomainPins | None = None
-    """The pins that libvirt does not have yet; None when it has all."""
-
-    @property
-    def in_order(self) -> bool:
-        """Whether nothing differs, and there is nothing to try again or to report."""
-        return not (self.differences or self.problem or self.drift) and self.pins is None
-
-    @property
-    def follows(self) -> bool:
-        """Whether every thread is where it should be; cpuset and memory do not count."""
-        return not self.problem and all(
-            isinstance(found, CpusetDifference | MemoryDifference) for found in self.differences
-        )
-
-
 @dataclass(slots=True)
 class _Pod:
     watched: WatchedPod
-    plan: PodPlan
     finding: PodFinding
+    """The last one."""
     read_anew_at: float = 0.0
     right: dict[Tid, CpuMask] = field(default_factory=dict)
     """Threads that were seen where they should be, and where that was."""
@@ -117,31 +86,31 @@ class PinningSweep:
     def _look_at(self, plan: PodPlan) -> PodFinding:
         pod = self._pod(plan)
         now = self._clock()
-        anew = now >= pod.read_anew_at or pod.plan != plan
+        before = pod.finding.plan
+        anew = now >= pod.read_anew_at or before != plan
         if not anew and pod.finding.in_order and pod.watched.unchanged():
             return pod.finding
         if anew:
             pod.read_anew_at = now + READ_ANEW_S
-        if pod.plan.placement != plan.placement:
+        if before.placement != plan.placement:
             pod.history = RepairHistory()  # earlier repairs concerned other CPUs
-        pod.plan = plan
         try:
-            finding = self._measure(pod, now, anew=anew)
+            finding = self._measure(pod, plan, now, anew=anew)
         except Gone:
             raise
         except KvplaceError as error:
-            finding = PodFinding(pod.finding.measured, problem=str(error))
+            finding = PodFinding(plan, pod.finding.measured, problem=str(error))
         if finding != pod.finding or finding.drift or finding.pins is not None:
             pod.finding = finding
         return pod.finding
 
     def _pod(self, plan: PodPlan) -> _Pod:
         pod = self._pods.get(plan.uid)
-        if pod is not None and pod.plan.containers == plan.containers:
+        if pod is not None and pod.finding.plan.containers == plan.containers:
             return pod
         self._forget(plan.uid)
         watched = WatchedPod(plan.containers, vm=plan.vm, mounted=self._mounted, proc=self._proc)
-        pod = self._pods[plan.uid] = _Pod(watched, plan, PodFinding(Measurement()))
+        pod = self._pods[plan.uid] = _Pod(watched, PodFinding(plan))
         return pod
 
     def _forget(self, uid: PodUid) -> None:
@@ -149,8 +118,8 @@ class PinningSweep:
         if pod is not None:
             pod.watched.close()
 
-    def _measure(self, pod: _Pod, now: float, *, anew: bool) -> PodFinding:
-        plan, watched = pod.plan, pod.watched
+    def _measure(self, pod: _Pod, plan: PodPlan, now: float, *, anew: bool) -> PodFinding:
+        watched = pod.watched
         measured = _with_memory(
             pod, watched.measure(plan.most_threads, anew=anew, memory=anew and plan.measures_memory)
         )
@@ -174,6 +143,7 @@ class PinningSweep:
         pod.right = _right(pod.right, plan, measured, found)
         known = set(pod.finding.differences)
         return PodFinding(
+            plan,
             measured,
             found,
             given_up=pod.history.given_up,

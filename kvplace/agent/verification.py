@@ -1,4 +1,4 @@
-"""The kernel's report about one pod compared with its plan, and the condition kvplace.io/Pinned of it.
+"""Compares the measurement of a pod with its plan, and derives the condition kvplace.io/Pinned from it.
 
 A pod is pinned when nothing differs. The comparison is pure: measured and wanted values go in,
 differences come out, each a sentence for people.
@@ -13,11 +13,12 @@ from types import MappingProxyType
 
 from kvplace.agent.back_off import MOST_REPAIRS, PERIOD_S
 from kvplace.agent.conditions import PinnedReason
-from kvplace.agent.node_plan import ClaimRefusal, PodPlan
+from kvplace.agent.node_plan import PodPlan
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuMask, NumaId
 from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition
+from kvplace.libvirt.domain_pins import DomainPins
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import ThreadName, ThreadRole
 
@@ -193,31 +194,51 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of a check of one pod."""
+class PodFinding:
+    """One check of one pod: its plan, the measurement after repairs, and the differences between the two."""
 
-    revision: int
-    measured: Measurement
+    plan: PodPlan
+    measured: Measurement = field(default_factory=Measurement)
     differences: tuple[Difference, ...] = ()
-    floats: bool = False
-    """Whether its placement gives it no CPUs of its own."""
+    """Differences after the repair."""
+    problem: str = ""
+    """The error that kept the pod from being read or set."""
     given_up: bool = False
     """Whether repairs were undone so often that the agent tries only now and then."""
-    refusal: ClaimRefusal | None = None
-    """Why the claim does not get its CPUs."""
-    problem: str = ""
-    """Why it could not be read or repaired."""
+    drift: tuple[Difference, ...] = ()
+    """Drift since the last check: differences that this check found at its begin."""
+    pid: int = 0
+    """The process of its QEMU; 0 where there is none."""
+    pins: DomainPins | None = None
+    """The pins that libvirt does not have yet; None when it has all."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether nothing differs, and there is nothing to try again or to report."""
+        return not (self.differences or self.problem or self.drift) and self.pins is None
+
+    @property
+    def follows(self) -> bool:
+        """Whether every thread is on its CPUs; cpuset and memory do not count."""
+        return not self.problem and all(
+            isinstance(found, CpusetDifference | MemoryDifference) for found in self.differences
+        )
+
+    @property
+    def is_reportable(self) -> bool:
+        """Whether there is a state to report: not for a VM before its QEMU runs."""
+        return not self.plan.vm or bool(self.measured.threads or self.problem or self.plan.refusal)
 
     @property
     def as_placed(self) -> bool:
         """Whether everything was read and is as the placement states."""
-        return not (self.differences or self.refusal or self.problem)
+        return not (self.differences or self.plan.refusal or self.problem)
 
     @property
-    def drift(self) -> str:
-        """The differences, in one sentence; empty when there are none."""
-        if self.refusal is not None:
-            return self.refusal.message
+    def explanation(self) -> str:
+        """The refusal, the problem or the differences in one sentence; empty when all is as placed."""
+        if self.plan.refusal is not None:
+            return self.plan.refusal.message
         if self.problem:
             return self.problem
         sentence = differences_in_words(self.differences)
@@ -230,24 +251,25 @@ class Verdict:
 
     @property
     def condition(self) -> Condition:
-        """The condition of the pod; its message begins with the revision that it is about."""
+        """The condition of the pod; its message begins with the checked revision."""
+        floats = self.plan.placement.floats
         floating = f"the VM floats on CPU {format_cpu_list(self.measured.cpus)}"
-        good = floating if self.floats else f"{_where(self.measured)} as placed"
+        good = floating if floats else f"{_where(self.measured)} as placed"
         return Condition(
             PINNED,
-            self.as_placed and not self.floats,
+            self.as_placed and not floats,
             self._reason,
-            f"revision {self.revision}: {self.drift or good}",
+            f"revision {self.plan.revision}: {self.explanation or good}",
         )
 
     @property
     def _reason(self) -> PinnedReason:
-        if self.refusal is not None:
-            return self.refusal.reason
+        if self.plan.refusal is not None:
+            return self.plan.refusal.reason
         if self.problem:
             return PinnedReason.NOT_MEASURED
         if not self.differences:
-            return PinnedReason.FLOATS if self.floats else PinnedReason.AS_PLACED
+            return PinnedReason.FLOATS if self.plan.placement.floats else PinnedReason.AS_PLACED
         if self.given_up:
             return PinnedReason.REPAIRS_UNDONE
         match self.differences[0]:

@@ -15,20 +15,27 @@ from kvplace.agent.verification import (
     MemoryDifference,
     MissingThread,
     OfflineDifference,
+    PodFinding,
     QemuThread,
     ThreadDifference,
-    Verdict,
 )
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.scalars import Bytes, NumaId
+from kvplace.core.placement import Placement
+from kvplace.core.request import Policy
+from kvplace.core.scalars import NO_CPUS, Bytes, NumaId
 from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import classify
+from tests.agent.nodes_in_use import VM, placed, placed_otherwise, planned
 
 VCPU = QemuThread(Tid(7), classify("CPU 1/KVM"), parse_cpu_list("0-3"))
 MOVED = ThreadDifference(VCPU, parse_cpu_list("2"))
-GOOD = Verdict(3, Measurement((replace(VCPU, cpus=parse_cpu_list("2")),)))
+BOUND = placed(VM, "2", revision=3)
+PLAN = replace(
+    planned(BOUND.placement, cpuset=BOUND.placement.cpus, online=parse_cpu_list("0-9")), bound=BOUND
+)
+GOOD = PodFinding(PLAN, Measurement((replace(VCPU, cpus=parse_cpu_list("2")),)))
 
 
 def test_a_pod_in_order_is_pinned_and_the_message_begins_with_the_revision() -> None:
@@ -44,9 +51,9 @@ def test_vcpus_io_threads_and_emulator_threads_on_other_cpus_are_named_apart() -
         QemuThread(Tid(9), classify("qemu-system-x86"), parse_cpu_list("0")),
         QemuThread(Tid(10), classify("vhost-7"), parse_cpu_list("0-1")),
     )
-    verdict = replace(GOOD, measured=Measurement(threads))
+    finding = replace(GOOD, measured=Measurement(threads))
     said = "vCPUs run on CPU 2-3, emulator threads run on CPU 0-1 as placed"
-    assert verdict.condition.message == f"revision 3: {said}"
+    assert finding.condition.message == f"revision 3: {said}"
     io_thread = QemuThread(Tid(11), classify("IO iothread1"), parse_cpu_list("5"))
     more = replace(GOOD, measured=Measurement((*threads, io_thread)))
     assert (
@@ -55,7 +62,7 @@ def test_vcpus_io_threads_and_emulator_threads_on_other_cpus_are_named_apart() -
 
 
 def test_a_vm_that_floats_is_as_placed_and_not_pinned() -> None:
-    floating = replace(GOOD, floats=True)
+    floating = replace(GOOD, plan=placed_otherwise(PLAN, Placement(Policy.NONE, (), NO_CPUS)))
     assert floating.as_placed
     assert floating.condition == Condition(PINNED, False, "Floats", "revision 3: the VM floats on CPU 2")
 
@@ -92,11 +99,10 @@ def test_repairs_that_were_given_up_are_reported_only_while_something_differs() 
 
 
 def test_a_refusal_and_a_problem_come_before_what_differs() -> None:
-    refused = replace(
-        GOOD, differences=(MOVED,), refusal=ClaimRefusal(PinnedReason.CPUS_IN_USE, "CPU 2 is in use.")
-    )
+    refusal = ClaimRefusal(PinnedReason.CPUS_IN_USE, "CPU 2 is in use.")
+    refused = replace(GOOD, plan=replace(PLAN, refusal=refusal), differences=(MOVED,))
     assert (refused.condition.reason, refused.as_placed) == ("CpusInUse", False)
-    assert refused.drift == "CPU 2 is in use."
+    assert refused.explanation == "CPU 2 is in use."
     unread = replace(GOOD, problem="/proc/7/task may not be read")
     assert (unread.condition.reason, unread.condition.status) == ("NotMeasured", False)
-    assert unread.drift == "/proc/7/task may not be read"
+    assert unread.explanation == "/proc/7/task may not be read"

@@ -19,24 +19,25 @@ from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodeContainer, NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.pinning_guard import MEMORY_AGAIN_S, PinningGuard
-from kvplace.agent.pinning_sweep import PodFinding
 from kvplace.agent.planner import plan_node
-from kvplace.agent.verification import Measurement, QemuThread, ThreadDifference
+from kvplace.agent.verification import Measurement, PodFinding, QemuThread, ThreadDifference
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.node_devices import DeviceReport, NodeDevices, PodDevice
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import DeviceNuma
-from kvplace.core.scalars import NumaId, PodUid, ResourceName
+from kvplace.core.scalars import NO_CPUS, NumaId, PodUid, ResourceName
 from kvplace.kube.events import EventReason, EventRecord, EventRecorder
 from kvplace.kube.object_records import Condition, PodRecord
 from kvplace.kube.watches import Apply, Delete
 from kvplace.linux.affinity import Tid
 from kvplace.linux.qemu import classify
-from tests.agent.nodes_in_use import NODE, VM, container, machine_of, placed, read_node
+from tests.agent.nodes_in_use import NODE, VM, container, machine_of, placed, planned, read_node
 
-FOUND = PodFinding(Measurement((QemuThread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2")),)), pid=7)
-"""A VM whose threads are where they should be."""
+THREAD = QemuThread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2"))
+NOT_CHECKED = planned(placed(VM, "2").placement, cpuset=NO_CPUS, online=NO_CPUS)
+FOUND = PodFinding(NOT_CHECKED, Measurement((THREAD,)), pid=7)
+"""A VM whose threads are where they should be; each check puts its plan into it."""
 
 
 class Sweep:
@@ -48,7 +49,7 @@ class Sweep:
         pass
 
     def look(self, plans: Iterable[PodPlan]) -> dict[PodUid, PodFinding]:
-        return {plan.uid: self.found for plan in plans}
+        return {plan.uid: replace(self.found, plan=plan) for plan in plans}
 
     def close(self) -> None:
         pass
@@ -188,7 +189,7 @@ async def test_a_vm_whose_pod_was_deleted_by_force_is_reported_until_its_contain
 async def test_a_vm_that_is_not_pinned_is_named_with_the_reason_until_it_is_or_has_ended(
     vm: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = ThreadDifference(FOUND.measured.threads[0], parse_cpu_list("3"))
+    elsewhere = ThreadDifference(THREAD, parse_cpu_list("3"))
     drifted = replace(FOUND, differences=(elsewhere,))
     given_up = replace(drifted, given_up=True)
     vm.place(revision=1, node=0)
@@ -235,7 +236,7 @@ def place_with_device(vm: Guarded, device: int, mode: DeviceNuma = DeviceNuma.PR
 async def test_a_vm_that_has_started_with_a_device_that_is_not_local_gets_one_event(
     vm: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Sweep, "found", PodFinding(Measurement(())))
+    monkeypatch.setattr(Sweep, "found", PodFinding(NOT_CHECKED))
     place_with_device(vm, 1)
     await vm.looks()
     assert vm.written.events == [], "its cores may follow the device until its QEMU starts"

@@ -13,8 +13,8 @@ import pytest
 from harness.played_qemu import PlayedQemus, played_qemus
 from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
 from kvplace.agent.node_plan import ClaimContainer, PodPlan
-from kvplace.agent.pinning_sweep import READ_ANEW_S, PinningSweep, PodFinding
-from kvplace.agent.verification import CpusetDifference, OfflineDifference, ThreadDifference
+from kvplace.agent.pinning_sweep import READ_ANEW_S, PinningSweep
+from kvplace.agent.verification import CpusetDifference, OfflineDifference, PodFinding, ThreadDifference
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import Placement
