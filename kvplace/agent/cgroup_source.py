@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from kvplace.agent.conditions import TopologyReason
-from kvplace.agent.cpuset_keeper import CpusetKeeper, cpusets_enforced
+from kvplace.agent.conditions import TopologyReason, cpusets_enforced
+from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodeContainer
 from kvplace.core.node_topology import Enforcement

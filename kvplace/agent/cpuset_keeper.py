@@ -28,7 +28,7 @@ from typing import Protocol
 
 from kvplace.agent import metrics
 from kvplace.agent.back_off import PERIOD_S, RepairHistory
-from kvplace.agent.conditions import TopologyCondition, TopologyReason
+from kvplace.agent.conditions import TopologyCondition, TopologyReason, cpusets_enforced
 from kvplace.agent.node_plan import NodeContainer, NodePlan, ThisNode
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.planner import SHOWN_OF_ID, plan_node, setting_of_new
@@ -450,11 +450,6 @@ class CpusetKeeper:
             why = f"{self.obstacle}; cgroups are read every {SWEEP_WITHOUT_EVENTS_S:g} s."
             return cpusets_enforced(TopologyReason.CHANGES_NOT_REPORTED, why)
         return None if self._connected is None else self._connected[1]
-
-
-def cpusets_enforced(reason: TopologyReason, message: str, *, status: bool = False) -> Condition:
-    """Return the condition about cpusets."""
-    return Condition(TopologyCondition.CPUSETS_ENFORCED, status, reason, message)
 
 
 def set_own_threads(folder: Path, cpus: CpuMask, own_pid: int) -> bool:

@@ -1,16 +1,34 @@
-"""The agent's report about its node: filled in by its components, published by one of them."""
+"""The agent's report about its node: filled in by its components, published by one of them.
+
+`NodeReport` holds the report. The functions below it make the published documents from it; they are pure. A
+description that a person has written stays in effect: the agent then reports only where it contradicts the
+machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
+from typing import Any
+
+from xxhash import xxh64_hexdigest, xxh64_intdigest
 
 from kvplace.agent.metrics import ENFORCES
-from kvplace.core.free_resources import MemoryInUse
+from kvplace.agent.this_machine import ThisMachine
+from kvplace.core.cpu_map import read_node_cpu_map, write_cpu_map
+from kvplace.core.cpuset import cpus_of, format_cpu_list, union
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.free_resources import CpuUsage, MemoryInUse, free_of, usage_of
+from kvplace.core.ledger import Ledger
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.node_topology import Enforcement
-from kvplace.core.scalars import PodUid
-from kvplace.kube.object_records import Condition, PodReport
+from kvplace.core.resource_topology import resource_topology
+from kvplace.core.scalars import CpuMask, PodUid
+from kvplace.core.topology import Topology
+from kvplace.kube.object_records import Condition, PodReport, TopologyRecord
 
 
 class NodeReport:
@@ -120,3 +138,87 @@ class NodeReport:
     def _notify(self) -> None:
         for listener in self._listeners:
             listener()
+
+
+class WrittenBy(Enum):
+    """The last writer of an object, or of a field, of this node."""
+
+    UNKNOWN = "unknown"
+    AGENT = "the agent"
+    PERSON = "a person"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The machine that counts for placing: the one found, or the one that a person has written."""
+
+    topology: Topology
+    by_hand: bool = False
+    problem: str = ""
+    """Contradictions between a description by hand and the machine."""
+
+
+def describe(machine: ThisMachine, by_hand: TopologyRecord | None) -> Description:
+    """Choose the description: the one that an operator has written, else the machine itself."""
+    if by_hand is None:
+        return Description(machine.topology)
+    if by_hand.topology is None:
+        return Description(machine.topology, by_hand=True, problem=f"it cannot be read: {by_hand.problem}")
+    absent = by_hand.topology.allocatable & ~machine.topology.cpus
+    problem = f"it gives out CPU {format_cpu_list(absent)}, which is not online" if absent else ""
+    return Description(by_hand.topology, by_hand=True, problem=problem)
+
+
+def cpu_map_text(machine: ThisMachine, description: Description) -> str | None:
+    """Write the CPUs that may be given out, by socket; None when there are none."""
+    cpus = _given_out(machine, description)
+    return write_cpu_map(description.topology, tuple(cpus_of(cpus))) if cpus else None
+
+
+def resource_topology_document(
+    machine: ThisMachine,
+    description: Description,
+    ledger: Ledger,
+    running: Iterable[tuple[str, str]],
+    devices: DeviceReport | None = None,
+) -> Mapping[str, Any]:
+    """Write the NodeResourceTopology; `running` are the node's running pods as (namespace, name)."""
+    free = free_of(description.topology, ledger, only=_given_out(machine, description))
+    return resource_topology(
+        description.topology,
+        free,
+        pod_fingerprint(running),
+        machine.kubelet.topology,
+        () if devices is None else devices.devices.counts,
+    )
+
+
+def cpu_usage(
+    machine: ThisMachine, description: Description, ledger: Ledger, enforcement: Enforcement, cpu_map: str
+) -> CpuUsage | None:
+    """Count how the CPUs are used, free as the scheduler sees it; None while the `cpu-map` cannot be read."""
+    topology, only = description.topology, _given_out(machine, description)
+    try:
+        only &= union(read_node_cpu_map(cpu_map).values()) if cpu_map else only
+    except BadAnnotation:
+        return None
+    free = free_of(topology, ledger, only=only, pools_shrink=enforcement is not Enforcement.NONE)
+    return usage_of(topology, only, ledger, free.cpus)
+
+
+def _given_out(machine: ThisMachine, description: Description) -> CpuMask:
+    """The CPUs that may be given out."""
+    return description.topology.allocatable & machine.topology.cpus & ~machine.kubelet_cpus.held
+
+
+_PREFIX = "pfp0v001"
+
+
+def pod_fingerprint(pods: Iterable[tuple[str, str]]) -> str:
+    """Compute the fingerprint of pods, given as (namespace, name) in any order."""
+    hashes = sorted(_pod_hash(namespace, name) for namespace, name in pods)
+    return _PREFIX + xxh64_hexdigest(struct.pack(f"<{len(hashes)}Q", *hashes))
+
+
+def _pod_hash(namespace: str, name: str) -> int:
+    return xxh64_intdigest(name.encode(), xxh64_intdigest(namespace.encode()))

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent import metrics
-from kvplace.agent.conditions import TopologyReason
-from kvplace.agent.cpuset_keeper import CpusetKeeper, cpusets_enforced
+from kvplace.agent.conditions import TopologyReason, cpusets_enforced
+from kvplace.agent.cpuset_keeper import CpusetKeeper
 from kvplace.agent.devices import given_devices
 from kvplace.agent.node_plan import NodeContainer
 from kvplace.core.errors import KvplaceError, Misconfigured

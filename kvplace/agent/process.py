@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent.cgroup_source import CgroupSource
-from kvplace.agent.conditions import TopologyReason
-from kvplace.agent.cpuset_keeper import ContainerSource, CpusetKeeper, cpusets_enforced
+from kvplace.agent.conditions import TopologyReason, cpusets_enforced
+from kvplace.agent.cpuset_keeper import ContainerSource, CpusetKeeper
 from kvplace.agent.devices import DeviceWatch
 from kvplace.agent.memory import MemoryMoves, MemoryWatch
 from kvplace.agent.node_objects import NodeObjects

@@ -14,19 +14,17 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from kvplace.agent import metrics
-from kvplace.agent.node_documents import (
+from kvplace.agent.conditions import described, devices_known, kubelet_state, ready
+from kvplace.agent.node_objects import NodeObjects
+from kvplace.agent.node_report import (
     Description,
+    NodeReport,
     WrittenBy,
     cpu_map_text,
     cpu_usage,
     describe,
-    devices_known,
-    own_conditions,
-    ready,
     resource_topology_document,
 )
-from kvplace.agent.node_objects import NodeObjects
-from kvplace.agent.node_report import NodeReport
 from kvplace.agent.this_machine import MachineWatch, ThisMachine
 from kvplace.core.errors import Conflict, KvplaceError, Refused
 from kvplace.core.free_resources import NOTHING_IN_USE
@@ -208,14 +206,15 @@ class Publisher:
         """
         enforcement, pods = self._enforcement_and_pods(stored)
         conditions = (
-            *own_conditions(machine, description, cpu_map_by, self._resources.by),
+            described(machine, description, cpu_map_by, self._resources.by),
+            kubelet_state(machine.kubelet_cpus),
             *self._report.conditions.values(),
         )
         metrics.FAILED_CONDITIONS.update(
             {(one.type, one.reason): 1 for one in conditions if one.status is not True}
         )
         conditions = (
-            ready(conditions, enforcement, machine),
+            ready(conditions, enforcement, machine.kubelet_cpus),
             *conditions,
             devices_known(self._devices(stored), self._report.devices_unknown or ""),
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvplace.agent.node_documents import pod_fingerprint
+from kvplace.agent.node_report import pod_fingerprint
 from tests.captured import captured_folder
 
 
