@@ -38,7 +38,7 @@ from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuId, NodeName, PodUid
-from kvplace.linux.cpuset_hierarchy import find_cpuset_hierarchy
+from kvplace.linux.cgroups import find_cpuset_hierarchy
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import FolderTree
 from kvplace.nri.courier import NriRuntime

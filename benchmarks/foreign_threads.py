@@ -43,7 +43,7 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.watches import Apply, Init, InitDone
-from kvplace.linux.cpuset_hierarchy import CpusetFile, CpusetHierarchy
+from kvplace.linux.cgroups import CpusetFile, CpusetHierarchy
 from kvplace.linux.kernel_files import write_text
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import FolderTree

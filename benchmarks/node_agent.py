@@ -41,7 +41,7 @@ from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import ContainerId, NodeName, PodUid
 from kvplace.core.well_known_names import PLACEMENT
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.linux.cpuset_hierarchy import CgroupVersion
+from kvplace.linux.cgroups import CgroupVersion
 from kvplace.service.connections import Address
 
 NODE = NodeName("worker-1")

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.real_node.control_groups import NodeGroups, is_left_over
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.scalars import ContainerId, PodUid
-from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetHierarchy, find_cpuset_hierarchy
+from kvplace.linux.cgroups import CgroupVersion, CpusetHierarchy, find_cpuset_hierarchy
 
 MOUNTED = Path("/sys/fs/cgroup")
 _NAME = "kvplace-pods"

@@ -19,8 +19,7 @@ from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import PodUid
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.objects import COMPUTE
-from kvplace.linux.container_cgroups import ContainerCgroup
-from kvplace.linux.container_watch import ContainerWatch
+from kvplace.linux.container_watch import ContainerCgroup, ContainerWatch
 
 
 class CgroupSource:

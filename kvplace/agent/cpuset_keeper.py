@@ -38,10 +38,9 @@ from kvplace.core.node_topology import Enforcement
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
 from kvplace.kube.object_records import Condition
-from kvplace.linux.affinity import OutsideCpuset, Tid, affinity_of, set_affinity
-from kvplace.linux.cgroup import processes_of
-from kvplace.linux.cpuset_hierarchy import CpusetFile
+from kvplace.linux.cgroups import CpusetFile, processes_of
 from kvplace.linux.kernel_files import Gone, NotPermitted
+from kvplace.linux.threads import OutsideCpuset, Tid, affinity_of, set_affinity
 from kvplace.nri.values import NO_CPUSET, Cpuset
 
 log = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class OwnNode(Protocol):
 
 
 class CgroupCpusets(Protocol):
-    """Calls to the host's cgroups: `kvplace.linux.cpuset_hierarchy.CpusetHierarchy`."""
+    """Calls to the host's cgroups: `kvplace.linux.cgroups.CpusetHierarchy`."""
 
     def configured(self, folder: Path, file: CpusetFile = CpusetFile.CPUS, /) -> CpuMask: ...
 

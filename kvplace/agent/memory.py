@@ -24,7 +24,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NO_BYTES, Bytes, NumaId, PodUid
-from kvplace.linux.cgroup import UNIFIED, folders_of, processes_of
+from kvplace.linux.cgroups import UNIFIED, folders_of, processes_of
 from kvplace.linux.kernel_files import Gone
 from kvplace.linux.numa_memory import (
     NodeUse,

@@ -20,7 +20,7 @@ from kvplace.core.request import NumaMemory, Policy
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.objects import COMPUTE
-from kvplace.linux.qemu import ThreadName, ThreadRole
+from kvplace.linux.threads import ThreadName, ThreadRole
 from kvplace.nri.values import NO_CPUSET, Cpuset
 
 

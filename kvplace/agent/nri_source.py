@@ -35,8 +35,8 @@ from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NO_CPUS, ContainerId
 from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.kube.objects import COMPUTE
-from kvplace.linux.container_cgroups import cgroup_folder
-from kvplace.linux.cpuset_hierarchy import CpusetFile
+from kvplace.linux.cgroups import CpusetFile
+from kvplace.linux.container_watch import cgroup_folder
 from kvplace.linux.kernel_events import FileChange, Inotify, calling
 from kvplace.linux.kernel_files import Gone
 from kvplace.nri import values as nri

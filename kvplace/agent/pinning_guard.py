@@ -45,7 +45,7 @@ from kvplace.kube.events import (
 )
 from kvplace.kube.object_records import Condition, PodRecord, PodReport
 from kvplace.libvirt.domain_pins import DomainPins
-from kvplace.linux.qemu import PROC
+from kvplace.linux.threads import PROC
 
 log = logging.getLogger(__name__)
 

@@ -31,11 +31,20 @@ from kvplace.core.cpuset import bits_of
 from kvplace.core.errors import KvplaceError
 from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
 from kvplace.libvirt.domain_pins import DomainPins
-from kvplace.linux.affinity import OutsideCpuset, Tid, affinity_of, set_affinity
-from kvplace.linux.cgroup import UNIFIED, folders_of, processes_of
+from kvplace.linux.cgroups import UNIFIED, folders_of, processes_of
 from kvplace.linux.kernel_files import Gone, KernelError, explained, to_cpu_list
 from kvplace.linux.numa_memory import memory_of_cgroup
-from kvplace.linux.qemu import PROC, QemuProcess, ThreadName, ThreadRole, find_qemu
+from kvplace.linux.threads import (
+    PROC,
+    OutsideCpuset,
+    QemuProcess,
+    ThreadName,
+    ThreadRole,
+    Tid,
+    affinity_of,
+    find_qemu,
+    set_affinity,
+)
 
 READ_ANEW_S = 60.0
 """How often the names of threads, the workers of the kernel and the memory of a pod are read again."""

@@ -43,7 +43,7 @@ from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
 from kvplace.kube.watches import WatchClient
-from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetHierarchy, find_cpuset_hierarchy
+from kvplace.linux.cgroups import CgroupVersion, CpusetHierarchy, find_cpuset_hierarchy
 from kvplace.service.connections import Address
 from kvplace.service.health import Readiness, health_application, watch_loop
 from kvplace.service.listening import listening

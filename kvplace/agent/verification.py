@@ -19,8 +19,7 @@ from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuMask, NumaId
 from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition
 from kvplace.libvirt.domain_pins import DomainPins
-from kvplace.linux.affinity import Tid
-from kvplace.linux.qemu import ThreadName, ThreadRole
+from kvplace.linux.threads import ThreadName, ThreadRole, Tid
 
 MISPLACED_ALLOWED = Bytes(256 * 1024 * 1024)
 """Memory outside the nodes of a strict binding that does not count as a difference: virt-launcher and libvirt

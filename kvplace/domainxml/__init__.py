@@ -4,8 +4,8 @@ Pure: bytes and a placement in, bytes out. Whether the CPUs exist on this machin
 belongs to this pod, must be checked by the caller.
 """
 
-from kvplace.domainxml.assigned_devices import AssignedDevice
 from kvplace.domainxml.document import MAX_DOMAIN_BYTES
+from kvplace.domainxml.host_devices import AssignedDevice
 from kvplace.domainxml.rewriting import devices_of, rewrite, unpin
 
 __all__ = ["MAX_DOMAIN_BYTES", "AssignedDevice", "devices_of", "rewrite", "unpin"]

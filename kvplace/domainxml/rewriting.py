@@ -17,10 +17,9 @@ from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuId, NumaId
-from kvplace.domainxml.assigned_devices import AssignedDevice, assigned_devices
 from kvplace.domainxml.cells import mirror_host
 from kvplace.domainxml.document import only_child, parse
-from kvplace.domainxml.expander_buses import place_devices
+from kvplace.domainxml.host_devices import AssignedDevice, assigned_devices, place_devices
 from kvplace.domainxml.memory import bind_memory
 from kvplace.domainxml.pins import io_threads_of, pin_threads, remove_pins, vcpus_of
 

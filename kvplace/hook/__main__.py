@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # this one once: a pod deleted during our start would end only after its whole grace period.
         signal.signal(signal.SIGTERM, _end)
     from kvplace.core.errors import ExitCode, KvplaceError
-    from kvplace.hook.pod_environment import PodEnvironment
+    from kvplace.hook.process import PodEnvironment
 
     try:
         match words:
@@ -37,11 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 serve(PodEnvironment.of())
             case ["ready"]:
-                from kvplace.hook.readiness import wait_until_ready
+                from kvplace.hook.pod import wait_until_ready
 
                 wait_until_ready(PodEnvironment.of())
             case ["ready", "--once"]:
-                from kvplace.hook.readiness import check_ready
+                from kvplace.hook.pod import check_ready
 
                 check_ready(PodEnvironment.of())
             case ["--version"]:
@@ -58,6 +58,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.FAILED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    return ExitCode.DONE
+
+
+def on_define_domain(argv: Sequence[str] | None = None) -> int:
+    """Pin the domain of one call of KubeVirt's sidecar-shim and give the exit code.
+
+    The shim runs `onDefineDomain --vmi JSON --domain XML`. It reads the new domain from stdout and log lines
+    from stderr; a non-zero exit code is a failed call. It passes both documents as arguments, which cannot be
+    128 KiB or longer; the gRPC server has no such limit.
+    """
+    import argparse
+
+    from kvplace.core.errors import ExitCode, KvplaceError
+    from kvplace.hook.define_domain import define_domain
+    from kvplace.hook.process import PodEnvironment
+
+    parser = argparse.ArgumentParser(
+        prog="onDefineDomain", description="Pin a libvirt domain according to the placement of this pod."
+    )
+    parser.add_argument("--vmi", required=True, metavar="JSON", help="the VirtualMachineInstance")
+    parser.add_argument("--domain", required=True, metavar="XML", help="the domain from KubeVirt")
+    parser.add_argument("--version", metavar="VERSION", help="hook version of the shim; ignored")
+    given = parser.parse_args(argv)
+    # The bytes of the arguments as the shim passed them, in any locale.
+    domain, vmi = (text.encode("utf-8", "surrogateescape") for text in (given.domain, given.vmi))
+    try:
+        answer = define_domain(domain, vmi, PodEnvironment.of())
+    except KvplaceError as error:
+        sys.stderr.write(f"onDefineDomain: {error}\n")
+        return ExitCode.FAILED
+    sys.stdout.buffer.write(answer)
+    sys.stdout.buffer.flush()
     return ExitCode.DONE
 
 

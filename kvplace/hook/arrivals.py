@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 from kvplace.core.errors import BadDomainXml, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.protobuf import MAX_MESSAGE_BYTES
-from kvplace.hook.child_process import TIME_LIMIT_S
-from kvplace.hook.pod_environment import PodEnvironment, log
+from kvplace.hook.process import TIME_LIMIT_S, PodEnvironment, log
 
 TIMEOUT_S = 5.0
 """How long libvirt's program may take to send or to read."""
@@ -57,7 +56,7 @@ class ArrivalPipes:
         Raises Misconfigured when the folder cannot be used.
         """
         folder = env.libvirt_hook_folder
-        if not os.path.isdir(folder):  # noqa: PTH112 - see pod_environment
+        if not os.path.isdir(folder):  # noqa: PTH112 - see process
             return None  # not mounted: the admission of another release made the pod
         if os.statvfs(folder).f_flag & os.ST_NOEXEC:
             # libvirt would try all the same, and start nothing: a program that cannot be run has failed.

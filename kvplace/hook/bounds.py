@@ -1,28 +1,36 @@
-"""The CPUs and NUMA nodes that this container may use now.
+"""The CPUs and NUMA nodes that this container may use now, and whether QEMU will be allowed to bind memory.
 
 Without an agent all containers of the pod have one cpuset. With a pin outside it QEMU does not start, and the
 kernel silently cuts down a pin that is partly outside. Both are found here, before libvirt gets the domain.
-What cannot be read limits nothing.
+A limit that cannot be read is no limit.
 
 An agent gives the owned CPUs to the container of QEMU and takes them from every other one, ours included. So
 our own cpuset is the kernel's proof that the agent protects them.
+
+The sidecar runs under the same seccomp profile as the container that starts QEMU. containerd's default
+profile forbids the calls that bind memory without CAP_SYS_NICE; libvirt then refuses to start a domain with a
+`<numatune>`. The trial makes these calls. It changes the memory policy of its process and loads ctypes, so it
+is for a short-lived process only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.request import OnFailure
+from kvplace.core.request import NumaMemory, OnFailure
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId
 from kvplace.core.well_known_names import ON_FAILURE
-from kvplace.hook.pod_environment import PodEnvironment
-from kvplace.linux import affinity, cgroup
-from kvplace.linux.kernel_files import read_cpu_list
+from kvplace.hook.process import PodEnvironment
+from kvplace.linux import cgroups
+from kvplace.linux.kernel_files import allowed_cpus_of, allowed_memory_nodes_of, read_cpu_list
 
 _T = TypeVar("_T")
 
@@ -115,13 +123,13 @@ def _node(env: PodEnvironment) -> str:
 def allowed_cpus(env: PodEnvironment) -> CpuMask | None:
     """Read the effective cpuset of our cgroup, else of this process; None when neither is known."""
     process = Path(env.proc, "self")
-    in_cgroup = _known(cgroup.effective_cpus, process, Path(env.sys, cgroup.MOUNT_POINT))
-    return in_cgroup or _known(affinity.allowed_cpus, process)
+    in_cgroup = _known(cgroups.effective_cpus, process, Path(env.sys, cgroups.MOUNT_POINT))
+    return in_cgroup or _known(allowed_cpus_of, process)
 
 
 def allowed_memory_nodes(env: PodEnvironment) -> int | None:
     """Read the NUMA nodes that this container may take memory from; None when they are not known."""
-    return _known(affinity.allowed_memory_nodes, Path(env.proc, "self"))
+    return _known(allowed_memory_nodes_of, Path(env.proc, "self"))
 
 
 def node_of_cpus(env: PodEnvironment) -> dict[CpuId, NumaId]:
@@ -138,3 +146,94 @@ def _known(read: Callable[..., _T], *paths: Path) -> _T | None:
         return read(*paths)
     except KvplaceError:
         return None
+
+
+_SET_MEMPOLICY_AND_MBIND = {
+    "x86_64": (238, 237),
+    "aarch64": (237, 235),
+    "riscv64": (237, 235),
+    "s390x": (270, 268),
+    "ppc64le": (261, 259),
+}
+_DEFAULT, _PREFERRED, _BIND, _INTERLEAVE, _PREFERRED_MANY = 0, 1, 2, 3, 5  # linux/mempolicy.h
+_STRICT_AND_MOVE = 1 | 2  # what QEMU asks mbind for
+
+Trial = Callable[[NumaMemory, Sequence[int]], str | None]
+"""States why memory cannot be bound to these nodes, or None when it can."""
+
+
+def settle_memory(
+    placement: Placement, allowed_nodes: int | None, on_failure: OnFailure, trial: Trial
+) -> tuple[Placement, str | None]:
+    """Keep the memory binding where it will work, else remove it and state why.
+
+    Raises Misconfigured instead for `numa-memory: strict` with `on-failure: wait`.
+    """
+    if placement.numa_memory is NumaMemory.OFF:
+        return placement, None
+    obstacle = _obstacle(placement, allowed_nodes, trial)
+    if obstacle is None:
+        return placement, None
+    if placement.numa_memory is NumaMemory.STRICT and on_failure is OnFailure.WAIT:
+        raise Misconfigured(
+            f"numa-memory strict is not possible: {obstacle}; change that, or set numa-memory to preferred "
+            "or on-failure to float"
+        )
+    return replace(placement, numa_memory=NumaMemory.OFF), obstacle
+
+
+def try_to_bind(mode: NumaMemory, nodes: Sequence[int]) -> str | None:
+    """Make the calls that libvirt and QEMU will make; returns one sentence when one fails."""
+    import ctypes  # not before: the probe, which needs neither, would start later
+    import mmap
+
+    machine = os.uname().machine
+    if machine not in _SET_MEMPOLICY_AND_MBIND:
+        return f"binding memory is not supported on {machine}"
+    set_mempolicy, mbind = _SET_MEMPOLICY_AND_MBIND[machine]
+    policy = {
+        NumaMemory.PREFERRED: _PREFERRED if len(nodes) == 1 else _PREFERRED_MANY,
+        NumaMemory.STRICT: _BIND,
+        NumaMemory.INTERLEAVE: _INTERLEAVE,
+    }[mode]
+    word_bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+    words = max(nodes) // word_bits + 1
+    mask = (ctypes.c_ulong * words)()
+    for node in nodes:
+        mask[node // word_bits] |= 1 << node % word_bits
+    bits = words * word_bits + 1  # the kernel subtracts one
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    if syscall(set_mempolicy, policy, mask, ctypes.c_ulong(bits)) != 0:
+        return _why("set_mempolicy", ctypes.get_errno(), policy, nodes)
+    syscall(set_mempolicy, _DEFAULT, None, ctypes.c_ulong(0))
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        start = ctypes.c_char.from_buffer(page)
+        address = ctypes.c_void_p(ctypes.addressof(start))
+        answer = syscall(
+            mbind, address, ctypes.c_ulong(len(page)), policy, mask, ctypes.c_ulong(bits), _STRICT_AND_MOVE
+        )
+        del start  # the page cannot be unmapped while ctypes holds a pointer to it
+        return None if answer == 0 else _why("mbind", ctypes.get_errno(), policy, nodes)
+
+
+def _obstacle(placement: Placement, allowed_nodes: int | None, trial: Trial) -> str | None:
+    if not placement.numa_nodes:
+        return "the placement has no NUMA node"
+    nodes = mask_of(placement.memory_nodes)
+    if allowed_nodes is not None and nodes & ~allowed_nodes:
+        return (
+            f"NUMA node {format_cpu_list(nodes & ~allowed_nodes)} of the placement is outside the NUMA nodes "
+            f"{format_cpu_list(allowed_nodes)} that this pod may use"
+        )
+    return trial(placement.memory_mode, placement.memory_nodes)
+
+
+def _why(call: str, code: int, policy: int, nodes: Sequence[int]) -> str:
+    if code == errno.EPERM:
+        return f"the pod's seccomp profile forbids {call}"
+    if code == errno.ENOSYS:
+        return f"the kernel has no {call}, or the pod's seccomp profile hides it"
+    if code == errno.EINVAL and policy == _PREFERRED_MANY:
+        return "the kernel cannot prefer several NUMA nodes at once (it needs Linux 5.15)"
+    named = format_cpu_list(mask_of(nodes))
+    return f"the kernel refuses NUMA node {named} with {call}: {os.strerror(code)}"

@@ -19,11 +19,18 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.protobuf import MAX_MESSAGE_BYTES
 from kvplace.core.quantity import counted
 from kvplace.core.request import OnFailure
-from kvplace.hook.bounds import allowed_memory_nodes, check_cpus, node_of_cpus, unprotected
+from kvplace.hook.bounds import (
+    Trial,
+    allowed_memory_nodes,
+    check_cpus,
+    node_of_cpus,
+    settle_memory,
+    try_to_bind,
+    unprotected,
+)
 from kvplace.hook.local_devices import check_devices
-from kvplace.hook.memory_policy import Trial, settle_memory, try_to_bind
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
-from kvplace.hook.pod_environment import PodEnvironment, log
+from kvplace.hook.process import PodEnvironment, log
 
 _FIELD_BYTES = 16
 """What a message adds to the document."""
@@ -38,7 +45,7 @@ MIGRATION_TARGET = "migration target: KubeVirt discards this answer; libvirt ask
 def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = try_to_bind) -> bytes:
     """Pin the domain; raises KvplaceError when it cannot be pinned and must wait.
 
-    `trial` changes the memory policy of this process for a moment (see `memory_policy`).
+    `trial` changes the memory policy of this process for a moment (see `bounds`).
     """
     about = about_vmi(vmi, env)
     on_failure = on_failure_of_pod(env)

@@ -22,12 +22,12 @@ from kvplace.core.request import DeviceNuma, OnFailure
 from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId
 from kvplace.core.well_known_names import DEVICE_NUMA
 from kvplace.hook.bounds import node_of_cpus
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.process import PodEnvironment
 from kvplace.linux.kernel_files import Gone, read_text
 from kvplace.linux.pci_devices import numa_node_of_mediated, numa_node_of_pci
 
 if TYPE_CHECKING:
-    from kvplace.domainxml.assigned_devices import AssignedDevice
+    from kvplace.domainxml.host_devices import AssignedDevice
 
 _MOST_NAMED = 4
 

@@ -20,9 +20,8 @@ from types import FrameType
 
 from kvplace.core.errors import GrpcStatus, Misconfigured
 from kvplace.hook.arrivals import ArrivalPipes
-from kvplace.hook.child_process import ChildProcess, Outcome
 from kvplace.hook.grpc import GrpcCall, GrpcConnection
-from kvplace.hook.pod_environment import PodEnvironment, log
+from kvplace.hook.process import ChildProcess, Outcome, PodEnvironment, log
 from kvplace.hook.services import CallRefused, DefineDomain, Reply, answer, defined_domain
 
 MAX_CLIENTS = 16
@@ -56,7 +55,7 @@ def serve(env: PodEnvironment) -> None:
             Server(listener, env, stop_pipe, arriving).run()
         finally:
             with suppress(OSError):
-                os.unlink(env.socket)  # noqa: PTH108 - see pod_environment
+                os.unlink(env.socket)  # noqa: PTH108 - see process
 
 
 @dataclass(slots=True, eq=False)
@@ -325,7 +324,7 @@ def _may_float(env: PodEnvironment) -> bool:
 
 def _listen(env: PodEnvironment) -> socket.socket:
     """Make the socket in a staging folder and move it into place once it accepts connections."""
-    staged = f"{env.staging_folder}/{os.path.basename(env.socket)}"  # noqa: PTH119 - see pod_environment
+    staged = f"{env.staging_folder}/{os.path.basename(env.socket)}"  # noqa: PTH119 - see process
     if len(os.fsencode(staged)) > _LONGEST_SOCKET_PATH:
         raise Misconfigured(
             f"the socket's path {staged} is longer than {_LONGEST_SOCKET_PATH} bytes; "

@@ -93,3 +93,25 @@ def to_cpu_list(text: str, path: Path) -> CpuMask:
         return parse_cpu_list(text)
     except ValueError as error:
         raise KernelError(f"{path}: {error}") from None
+
+
+def allowed_cpus_of(task: Path) -> CpuMask:
+    """Read the CPUs that a task may run on; `task` is its folder in /proc.
+
+    Raises Gone, NotPermitted or KernelError.
+    """
+    return _status_list(task, "Cpus_allowed_list")
+
+
+def allowed_memory_nodes_of(task: Path) -> int:
+    """Read the NUMA nodes (a mask of ids) that a task may take memory from; raises as `allowed_cpus_of`."""
+    return _status_list(task, "Mems_allowed_list")
+
+
+def _status_list(task: Path, key: str) -> CpuMask:
+    path = task / "status"
+    for line in read_text(path).splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return to_cpu_list(value, path)
+    raise KernelError(f"{path} does not contain {key}")

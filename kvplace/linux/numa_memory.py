@@ -21,7 +21,7 @@ from pathlib import Path
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.quantity import bytes_in_pages, parse_bytes
 from kvplace.core.scalars import Bytes, NumaId
-from kvplace.linux.cgroup import UNIFIED
+from kvplace.linux.cgroups import UNIFIED
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_text
 
 BASE_PAGE = 4096
@@ -39,9 +39,9 @@ _HUGETLB = "hugetlb.*.numa_stat"
 def memory_of_cgroup(folders: Mapping[str, Path]) -> dict[NumaId, Bytes]:
     """Add up the anonymous, shared and huge pages that the processes of a cgroup use, by NUMA node.
 
-    `folders` are its folders by controller, as `kvplace.linux.cgroup.folders_of` finds them. The kernel keeps
-    these sums, so the size of the memory does not matter. What a cgroup without the memory controller uses is
-    not known. Raises Gone, NotPermitted or Unreadable.
+    `folders` are its folders by controller, as `folders_of` in `kvplace.linux.cgroups` finds them. The kernel
+    keeps these sums, so the size of the memory does not matter. The use of a cgroup without the memory
+    controller is not known. Raises Gone, NotPermitted or Unreadable.
     """
     total = dict(plain_memory_of_cgroup(folders) or {})
     for node, pages in (huge_pages_of_cgroup(folders) or {}).items():

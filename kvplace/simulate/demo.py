@@ -38,7 +38,7 @@ from kvplace.core.well_known_names import PLACEMENT, REQUEST
 from kvplace.domainxml import rewrite
 from kvplace.domainxml.document import parse
 from kvplace.hook.pod import placement_of_pod
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.process import PodEnvironment
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.machines.server_types import SERVER_TYPES, read_machine

@@ -19,7 +19,7 @@ from kvplace.agent.nri_source import NriSource
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
-from kvplace.linux.cpuset_hierarchy import CpusetFile
+from kvplace.linux.cgroups import CpusetFile
 from kvplace.linux.kernel_files import Gone, KernelError
 from kvplace.nri import values as nri
 from kvplace.nri.courier import MAX_UPDATES

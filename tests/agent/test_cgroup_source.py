@@ -31,8 +31,8 @@ from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NumaId
 from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitApply, InitDone
 from kvplace.linux import container_watch
+from kvplace.linux.cgroups import CgroupVersion, CpusetFile, CpusetHierarchy
 from kvplace.linux.container_watch import ContainerChanges, ContainerWatch
-from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy
 from kvplace.linux.kernel_events import Inotify
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted
 from tests.agent.nodes_in_use import NODE, machine_of, placed

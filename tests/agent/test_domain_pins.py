@@ -8,8 +8,7 @@ from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuId, CpuMask
-from kvplace.linux.affinity import Tid
-from kvplace.linux.qemu import classify
+from kvplace.linux.threads import Tid, classify
 from tests.agent.nodes_in_use import planned
 
 

@@ -18,7 +18,7 @@ from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import CpuMask, NumaId
-from kvplace.linux.cpuset_hierarchy import CpusetFile
+from kvplace.linux.cgroups import CpusetFile
 from kvplace.linux.kernel_events import Inotify
 from kvplace.linux.kernel_files import KernelError, NotPermitted
 from kvplace.nri.values import Cpuset, NriEvent, RunState

@@ -11,7 +11,7 @@ import pytest
 from kvplace.agent import cpuset_keeper
 from kvplace.agent.cpuset_keeper import set_own_threads
 from kvplace.core.scalars import CpuMask
-from kvplace.linux.affinity import Tid
+from kvplace.linux.threads import Tid
 
 
 def test_a_process_that_ends_meanwhile_does_not_keep_the_others_from_being_set(

@@ -25,8 +25,7 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, NumaId
 from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition
-from kvplace.linux.affinity import Tid
-from kvplace.linux.qemu import classify
+from kvplace.linux.threads import Tid, classify
 from tests.agent.nodes_in_use import VM, placed, placed_otherwise, planned
 
 VCPU = QemuThread(Tid(7), classify("CPU 1/KVM"), parse_cpu_list("0-3"))

@@ -30,8 +30,7 @@ from kvplace.core.scalars import NO_CPUS, NumaId, PodUid, ResourceName
 from kvplace.kube.events import EventReason, EventRecord, EventRecorder
 from kvplace.kube.object_records import Condition, PodRecord
 from kvplace.kube.watches import Apply, Delete
-from kvplace.linux.affinity import Tid
-from kvplace.linux.qemu import classify
+from kvplace.linux.threads import Tid, classify
 from tests.agent.nodes_in_use import NODE, VM, container, machine_of, placed, planned, read_node
 
 THREAD = QemuThread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2"))

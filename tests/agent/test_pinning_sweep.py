@@ -20,7 +20,7 @@ from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, PodUid
-from kvplace.linux.affinity import Tid, affinity_of, set_affinity
+from kvplace.linux.threads import Tid, affinity_of, set_affinity
 from tests.agent.nodes_in_use import placed_otherwise, planned
 
 ONLINE = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())

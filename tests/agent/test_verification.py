@@ -24,8 +24,7 @@ from kvplace.core.cpuset import bits_of, mask_of, parse_cpu_list
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId
-from kvplace.linux.affinity import Tid
-from kvplace.linux.qemu import classify
+from kvplace.linux.threads import Tid, classify
 from tests.agent.nodes_in_use import placed_otherwise, planned
 
 ONLINE = parse_cpu_list("0-15")

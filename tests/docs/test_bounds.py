@@ -112,7 +112,7 @@ CODE: dict[tuple[str, str], list[str]] = {
     (OTHERS, "hook: clients"): [
         "hook.server:MAX_CLIENTS",
         "hook.server:MAX_CHILDREN",
-        "hook.child_process:TIME_LIMIT_S",
+        "hook.process:TIME_LIMIT_S",
     ],
     (OTHERS, "rollout: VM without"): ["rollout.run:_PATIENCE_S", "rollout.run:_AT_ONCE"],
     (OTHERS, "nodes; requests"): [

@@ -15,7 +15,7 @@ from kvplace.core.errors import KvplaceError
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NumaId, PciAddress
 from kvplace.hook.define_domain import define_domain
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.process import PodEnvironment
 from kvplace.linux.pci_devices import numa_node_of_pci
 from tests.emulated_machine import vm_keeper
 

@@ -17,7 +17,7 @@ from kvplace.agent.this_machine import AgentSettings
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import ContainerId, NodeName, PodUid
-from kvplace.linux.cpuset_hierarchy import find_cpuset_hierarchy
+from kvplace.linux.cgroups import find_cpuset_hierarchy
 from kvplace.service.connections import Address
 from tests.emulated_machine.cgroups import ROOT, Group, pages_by_node
 

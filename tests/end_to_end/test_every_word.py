@@ -302,7 +302,7 @@ def memory_can_be_bound(placement: Placement) -> bool:
     """Ask this machine's kernel, as the hook does: it may have fewer NUMA nodes than the VM's node."""
     asking = (
         "from kvplace.core.request import NumaMemory\n"
-        "from kvplace.hook.memory_policy import try_to_bind\n"
+        "from kvplace.hook.bounds import try_to_bind\n"
         f"print(try_to_bind(NumaMemory({placement.numa_memory.value!r}), {placement.numa_nodes!r}))"
     )
     answer = subprocess.run([sys.executable, "-c", asking], capture_output=True, text=True, check=True)

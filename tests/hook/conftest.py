@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.waiting import PATIENCE_S
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.process import PodEnvironment
 from tests.hook.machine import NODE, PodFolder, pod_environment, two_socket_machine
 
 PROJECT = Path(__file__).resolve().parent.parent.parent

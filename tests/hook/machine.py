@@ -14,7 +14,7 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.process import PodEnvironment
 from tests.domainxml.placements import FOUR_VCPUS
 
 UID = "6d3d3a1b-4c1c-4c58-9f0a-3a2f5a1d2c11"

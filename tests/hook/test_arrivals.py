@@ -19,7 +19,7 @@ from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
 from kvplace.domainxml import rewrite, unpin
 from kvplace.hook.define_domain import define_arrival
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.process import PodEnvironment
 from tests.hook.conftest import HookProcess
 from tests.hook.grpc_client import CALLBACKS, SocketCaller
 from tests.hook.machine import ON_THIS_MACHINE, PodFolder, broken

@@ -20,7 +20,7 @@ from kvplace.hook.bounds import (
     node_of_cpus,
     unprotected,
 )
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.process import PodEnvironment
 from tests.hook.machine import BOUND, PLACEMENT, pod_environment, two_socket_machine
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from kvplace.core.errors import BadDomainXml, GrpcStatus, Misconfigured
-from kvplace.hook.child_process import ChildProcess, Outcome
+from kvplace.hook.process import ChildProcess, Outcome
 
 # Newer Pythons warn of fork() while pytest-timeout's thread runs; the hook itself has one thread.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")

@@ -15,7 +15,7 @@ from kvplace.core.request import NumaMemory, OnFailure
 from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 from kvplace.hook.define_domain import define_domain
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.process import PodEnvironment
 from tests.hook.machine import (
     DOMAIN,
     NODE,

@@ -23,7 +23,7 @@ from kvplace.core.request import DeviceNuma, NumaMemory
 from kvplace.core.scalars import Bytes, NodeName
 from kvplace.core.well_known_names import CPU_MAP, PLACEMENT, REQUEST
 from kvplace.hook.define_domain import define_domain
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.process import PodEnvironment
 from kvplace.simulate.demo_vms import launcher_pod
 from tests.admission.reviewed_objects import SETTINGS
 from tests.controller.replicas import replica

@@ -15,7 +15,7 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import Bytes, CpuId, NumaId
-from kvplace.domainxml.assigned_devices import pci_address_of
+from kvplace.domainxml.host_devices import pci_address_of
 from tests.domainxml.host_devices import pci
 from tests.hook.conftest import HookProcess
 from tests.hook.machine import ON_THIS_MACHINE, two_socket_machine

@@ -16,7 +16,7 @@ from kvplace.core.guest_cells import GuestCell
 from kvplace.core.request import DeviceNuma, OnFailure
 from kvplace.core.scalars import Bytes, CpuId, NumaId
 from kvplace.hook.define_domain import define_arrival, define_domain
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.process import PodEnvironment
 from tests.domainxml.documents import pins
 from tests.domainxml.host_devices import mediated, pci
 from tests.hook.machine import BOUND, VMI, PodFolder, logged, works

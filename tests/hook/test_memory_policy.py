@@ -13,7 +13,7 @@ import pytest
 from kvplace.core.errors import Misconfigured
 from kvplace.core.request import NumaMemory, OnFailure
 from kvplace.core.scalars import Bytes, NumaId
-from kvplace.hook.memory_policy import settle_memory
+from kvplace.hook.bounds import settle_memory
 from tests.hook.machine import PLACEMENT
 
 STRICT = replace(PLACEMENT, numa_memory=NumaMemory.STRICT)
@@ -93,7 +93,7 @@ def test_a_placement_without_nodes_is_left_unbound() -> None:
 TRIAL = """
 import sys
 from kvplace.core.request import NumaMemory
-from kvplace.hook.memory_policy import try_to_bind
+from kvplace.hook.bounds import try_to_bind
 mode, nodes = NumaMemory(sys.argv[1]), [int(node) for node in sys.argv[2].split(",")]
 if len(sys.argv) > 3:
     import ctypes, struct

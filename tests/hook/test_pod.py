@@ -13,7 +13,7 @@ from kvplace.core.request import OnFailure
 from kvplace.core.scalars import NodeName
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
-from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.process import PodEnvironment
 from tests.hook.machine import BOUND, DOMAIN, VMI, PodFolder
 
 

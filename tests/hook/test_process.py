@@ -19,8 +19,8 @@ from kvplace.core.errors import GrpcStatus, Misconfigured
 from kvplace.core.protobuf import bytes_field, read_bytes_fields
 from kvplace.core.request import OnFailure, Policy
 from kvplace.domainxml import rewrite
-from kvplace.hook.pod_environment import PodEnvironment
-from kvplace.hook.readiness import wait_until_ready
+from kvplace.hook.pod import wait_until_ready
+from kvplace.hook.process import PodEnvironment
 from kvplace.hook.server import MAX_CLIENTS
 from tests.hook.conftest import HookProcess
 from tests.hook.grpc_client import CALLBACKS, DEFINE, INFO, SocketCaller, define, domain_of
@@ -490,7 +490,7 @@ def test_a_child_imports_the_xml_library_and_nothing_else_that_is_large() -> Non
 
 
 def test_the_probe_imports_neither_http_nor_xml() -> None:
-    modules = imported_by("import kvplace.hook.__main__, kvplace.hook.readiness")
+    modules = imported_by("import kvplace.hook.__main__, kvplace.hook.pod")
     assert "kvplace.core.placement" in modules
     assert not modules & (
         NEVER | {"h2", "h2.connection", "hpack", "lxml", "lxml.etree", "ctypes", "argparse", "logging"}

@@ -28,7 +28,7 @@ from kvplace.core.well_known_names import PINNED
 from kvplace.kube.events import EventRecord, EventRecorder
 from kvplace.kube.object_records import Condition, LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Init, InitDone
-from kvplace.linux.affinity import Tid, set_affinity
+from kvplace.linux.threads import Tid, set_affinity
 from tests.core.machines import make_numa_node, make_package, make_topology
 
 NODE = NodeName("worker-1")

@@ -8,8 +8,7 @@ from harness.libvirt_session.daemon import LibvirtSession
 from harness.libvirt_session.documents import minimal_domain
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.scalars import CpuMask
-from kvplace.linux.affinity import Tid, affinity_of, set_affinity
-from kvplace.linux.qemu import QemuProcess, ThreadRole, find_qemu
+from kvplace.linux.threads import QemuProcess, ThreadRole, Tid, affinity_of, find_qemu, set_affinity
 
 pytestmark = pytest.mark.libvirt_session
 MOST = 1000

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvplace.core.cpuset import bits_of, mask_of
-from kvplace.linux import affinity
-from kvplace.linux.affinity import OutsideCpuset, Tid, affinity_of, set_affinity
+from kvplace.linux import kernel_files
 from kvplace.linux.kernel_files import Gone
+from kvplace.linux.threads import OutsideCpuset, Tid, affinity_of, set_affinity
 
 MINE = mask_of(os.sched_getaffinity(0))
 NO_SUCH_CPU = mask_of([8000])
@@ -32,7 +32,7 @@ def test_what_is_set_is_read_back_and_is_what_proc_states(sleeper: Tid) -> None:
     for cpu in bits_of(MINE):
         set_affinity(sleeper, mask_of([cpu]))
         assert affinity_of(sleeper) == mask_of([cpu])
-        assert affinity.allowed_cpus(Path(f"/proc/{sleeper}")) == mask_of([cpu])
+        assert kernel_files.allowed_cpus_of(Path(f"/proc/{sleeper}")) == mask_of([cpu])
 
 
 def test_one_thread_is_set_and_the_others_stay() -> None:
@@ -72,7 +72,7 @@ def test_a_thread_that_has_ended_is_gone() -> None:
 def test_a_thread_that_may_not_be_set_is_not_taken_for_one_that_is_gone(sleeper: Tid) -> None:
     program = f"""
 import os
-from kvplace.linux.affinity import affinity_of, set_affinity
+from kvplace.linux.threads import affinity_of, set_affinity
 from kvplace.linux.kernel_files import NotPermitted
 os.setuid(65534)
 try:

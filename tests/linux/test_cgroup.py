@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvplace.core.cpuset import mask_of
-from kvplace.linux import affinity
-from kvplace.linux.cgroup import effective_cpus
+from kvplace.linux import kernel_files
+from kvplace.linux.cgroups import effective_cpus
 from kvplace.linux.kernel_files import Gone, KernelError, read_cpu_list, read_text
 
 
@@ -86,11 +86,11 @@ def test_a_process_that_ends_while_its_files_are_read_is_gone(mounted: Path) -> 
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         process = Path(f"/proc/{child.pid}")
         folder = os.open(process, os.O_RDONLY)
-        assert affinity.allowed_cpus(process) == affinity.allowed_cpus(Path("/proc/self"))
+        assert kernel_files.allowed_cpus_of(process) == kernel_files.allowed_cpus_of(Path("/proc/self"))
         child.kill()
     try:  # through the open folder the kernel answers ESRCH instead of ENOENT
         with pytest.raises(Gone):
-            affinity.allowed_cpus(Path(f"/proc/self/fd/{folder}"))
+            kernel_files.allowed_cpus_of(Path(f"/proc/self/fd/{folder}"))
     finally:
         os.close(folder)
     with pytest.raises(Gone):
@@ -102,8 +102,8 @@ def test_a_file_that_may_not_be_read_is_distinguished_from_one_that_is_gone(proc
     write(status, "Cpus_allowed_list:\t0-3\n")
     status.chmod(0)
     program = (
-        "import os, pathlib, sys; from kvplace.linux.affinity import allowed_cpus;"
-        "os.getuid() or os.setresuid(65534, 65534, 65534); allowed_cpus(pathlib.Path(sys.argv[1]))"
+        "import os, pathlib, sys; from kvplace.linux.kernel_files import allowed_cpus_of;"
+        "os.getuid() or os.setresuid(65534, 65534, 65534); allowed_cpus_of(pathlib.Path(sys.argv[1]))"
     )
     command = [sys.executable, "-c", program, str(process)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -114,10 +114,10 @@ def test_a_file_that_may_not_be_read_is_distinguished_from_one_that_is_gone(proc
 
 def test_status_lists_are_those_of_the_task(process: Path) -> None:
     write(process / "task/18/status", "Name:\tCPU 0/KVM\nCpus_allowed_list:\t1,3\nMems_allowed_list:\t0-1\n")
-    assert affinity.allowed_cpus(process / "task/18") == mask_of((1, 3))
-    assert affinity.allowed_memory_nodes(process / "task/18") == 0b11
+    assert kernel_files.allowed_cpus_of(process / "task/18") == mask_of((1, 3))
+    assert kernel_files.allowed_memory_nodes_of(process / "task/18") == 0b11
     with pytest.raises(Gone):
-        affinity.allowed_cpus(process)
+        kernel_files.allowed_cpus_of(process)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_status_lists_are_those_of_the_task(process: Path) -> None:
 def test_contents_that_make_no_sense_name_the_file(process: Path, content: str, sentence: str) -> None:
     write(process / "status", content)
     with pytest.raises(KernelError, match=sentence):
-        affinity.allowed_cpus(process)
+        kernel_files.allowed_cpus_of(process)
 
 
 def test_what_cannot_be_read_for_another_reason_is_neither_gone_nor_forbidden(process: Path) -> None:
@@ -140,8 +140,8 @@ def test_what_cannot_be_read_for_another_reason_is_neither_gone_nor_forbidden(pr
 
 def test_this_process_is_inside_its_own_cpuset() -> None:
     here = Path("/proc/self")
-    assert affinity.allowed_cpus(here) == mask_of(os.sched_getaffinity(0))
+    assert kernel_files.allowed_cpus_of(here) == mask_of(os.sched_getaffinity(0))
     allowed = effective_cpus(here, Path("/sys/fs/cgroup"))
-    assert allowed == 0 or affinity.allowed_cpus(here) & ~allowed == 0
-    assert affinity.allowed_memory_nodes(here)
-    assert read_cpu_list(Path("/sys/devices/system/cpu/online")) & affinity.allowed_cpus(here)
+    assert allowed == 0 or kernel_files.allowed_cpus_of(here) & ~allowed == 0
+    assert kernel_files.allowed_memory_nodes_of(here)
+    assert read_cpu_list(Path("/sys/devices/system/cpu/online")) & kernel_files.allowed_cpus_of(here)

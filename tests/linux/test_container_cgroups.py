@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.pod_cgroups import GUARANTEED, PodCgroups, container_id, pod_uid
-from kvplace.linux.container_cgroups import ContainerCgroup
-from kvplace.linux.container_watch import ContainerWatch
+from kvplace.linux.container_watch import ContainerCgroup, ContainerWatch
 
 UID = pod_uid(1)
 UNDERSCORES = UID.replace("-", "_")

@@ -16,8 +16,7 @@ from harness.pod_cgroups import GUARANTEED, PodCgroups, container_id, pod_uid
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.linux import container_watch
-from kvplace.linux.container_cgroups import ContainerCgroup
-from kvplace.linux.container_watch import ContainerChanges, ContainerWatch
+from kvplace.linux.container_watch import ContainerCgroup, ContainerChanges, ContainerWatch
 from kvplace.linux.kernel_events import FileChange, FileReport, Inotify
 from kvplace.linux.kernel_files import Gone
 

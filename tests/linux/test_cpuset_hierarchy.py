@@ -11,7 +11,7 @@ from harness.pod_cgroups import PodCgroups, allowed, container_id, pod_uid
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import NO_CPUS, CpuMask
-from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy, find_cpuset_hierarchy
+from kvplace.linux.cgroups import CgroupVersion, CpusetFile, CpusetHierarchy, find_cpuset_hierarchy
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_cpu_list
 
 ONE, BOTH = parse_cpu_list("1"), parse_cpu_list("0-1")
@@ -120,7 +120,7 @@ def test_a_group_inside_that_ends_meanwhile_is_not_an_error(
             inner.rmdir()
         return read_cpu_list(path)
 
-    monkeypatch.setattr("kvplace.linux.cpuset_hierarchy.read_cpu_list", ends_before_it_is_read)
+    monkeypatch.setattr("kvplace.linux.cgroups.read_cpu_list", ends_before_it_is_read)
     pods.hierarchy.set(container, ONE)
     assert pods.hierarchy.effective(container) == ONE
     assert inner.exists() is (pods.hierarchy.version is CgroupVersion.V2)

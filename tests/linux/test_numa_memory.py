@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvplace.core.scalars import NumaId
-from kvplace.linux.cgroup import UNIFIED, folders_of
+from kvplace.linux.cgroups import UNIFIED, folders_of
 from kvplace.linux.kernel_files import Gone, KernelError, read_cpu_list
 from kvplace.linux.numa_memory import MOST_NUMA_MAPS, READ_WITHIN_S, memory_of_cgroup, memory_of_process
 

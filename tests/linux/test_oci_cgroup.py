@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.linux.container_cgroups import cgroup_folder
+from kvplace.linux.container_watch import cgroup_folder
 
 ROOT = Path("/sys/fs/cgroup/cpuset")
 

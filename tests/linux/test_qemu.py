@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.linux.affinity import Tid
 from kvplace.linux.kernel_files import Gone, KernelError
-from kvplace.linux.qemu import QemuProcess, ThreadRole, classify, find_qemu
+from kvplace.linux.threads import QemuProcess, ThreadRole, Tid, classify, find_qemu
 
 MOST = 1000
 THREADS = {100: "qemu-kvm", 101: "call_rcu", 102: "IO mon_iothread", 103: "CPU 0/KVM", 104: "IO iothread1"}
@@ -139,7 +138,7 @@ def test_a_process_that_may_not_be_read_is_not_taken_for_one_that_is_gone(tmp_pa
 import os
 from pathlib import Path
 from kvplace.linux.kernel_files import NotPermitted
-from kvplace.linux.qemu import find_qemu
+from kvplace.linux.threads import find_qemu
 os.setuid(65534)
 try:
     find_qemu((100,), Path({str(tmp_path)!r}), most_threads=1000)

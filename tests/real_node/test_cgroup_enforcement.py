@@ -18,7 +18,7 @@ from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.scalars import PodUid
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.watches import Init, InitApply, InitDone
-from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetHierarchy
+from kvplace.linux.cgroups import CgroupVersion, CpusetHierarchy
 from tests.agent.nodes_in_use import NODE, machine_of, placed
 
 VM = pod_uid(1)

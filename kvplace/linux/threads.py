@@ -1,12 +1,16 @@
-"""QEMU's process in a container, and the task of each of its threads.
+"""Threads: the CPUs and memory nodes that each may use, QEMU's process in a container, and the task of each.
 
-A process is taken for QEMU by its name and by having a thread for vCPU 0: libvirt also starts QEMUs that have
-none, to ask them what they can do. Its folder in /proc stays open. The kernel never shows another process
-in an open folder, so a process id that is reused is not taken for the VM's.
+A system call that reads the CPUs costs less than 1 µs; /proc/PID/status, which states the same, costs 40
+times as much. CPUs that are offline are left out, as the scheduler leaves them out.
+
+A process is taken for QEMU by its name and by a thread for vCPU 0: libvirt also starts QEMUs without one, to
+ask them what they can do. Its folder in /proc stays open. The kernel never shows another process in an open
+folder, so a process id that is reused is not taken for the VM's.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable
@@ -17,10 +21,51 @@ from enum import Enum
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NewType, Self
 
-from kvplace.linux.affinity import Tid
+from kvplace.core.cpuset import bits_of, format_cpu_list, mask_of
+from kvplace.core.scalars import CpuMask
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, explained
+
+Tid = NewType("Tid", int)
+"""The id of a thread; that of a process's first thread is the process id."""
+
+
+class OutsideCpuset(KernelError):
+    """None of the CPUs is online and in the cpuset of the thread, so the kernel refuses them."""
+
+
+def affinity_of(tid: Tid) -> CpuMask:
+    """Read the online CPUs that a thread may run on; raises Gone or NotPermitted."""
+    try:
+        return mask_of(os.sched_getaffinity(tid))
+    except OSError as error:
+        raise _explained(error, f"the affinity of thread {tid} cannot be read") from None
+
+
+def set_affinity(tid: Tid, cpus: CpuMask) -> None:
+    """Let a thread run on these CPUs only, as far as its cpuset has them.
+
+    Raises Gone, NotPermitted, or OutsideCpuset when its cpuset has none of them.
+    """
+    try:
+        os.sched_setaffinity(tid, bits_of(cpus))
+    except OSError as error:
+        what = f"thread {tid} cannot be set to CPU {format_cpu_list(cpus)}"
+        if error.errno == errno.EINVAL:
+            raise OutsideCpuset(f"{what}: its cpuset has none of them online") from None
+        raise _explained(error, what) from None
+
+
+def _explained(error: OSError, what: str) -> Exception:
+    match error.errno:
+        case errno.ESRCH:
+            return Gone(f"{what}: there is no such thread")
+        case errno.EPERM | errno.EACCES:
+            return NotPermitted(f"{what}: {error.strerror}; the agent needs CAP_SYS_NICE")
+        case _:
+            return KernelError(f"{what}: {error.strerror}")
+
 
 PROC = Path("/proc")
 
