@@ -2,7 +2,7 @@
 
 Without an agent all containers of the pod have one cpuset. With a pin outside it QEMU does not start, and the
 kernel silently cuts down a pin that is partly outside. Both are found here, before libvirt gets the domain.
-A limit that cannot be read is no limit.
+A limit that cannot be read does not count.
 
 An agent gives the owned CPUs to the container of QEMU and takes them from every other one, ours included. So
 our own cpuset is the kernel's proof that the agent protects them.
