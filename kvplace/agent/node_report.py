@@ -24,8 +24,7 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.free_resources import CpuUsage, MemoryInUse, free_of, usage_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_devices import DeviceReport
-from kvplace.core.node_topology import Enforcement
-from kvplace.core.resource_topology import resource_topology
+from kvplace.core.node_topology import Enforcement, resource_topology
 from kvplace.core.scalars import CpuMask, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.object_records import Condition, PodReport, TopologyRecord
