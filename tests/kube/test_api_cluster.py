@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import ApiUnavailable, Expired, Unreadable
+from kvplace.kube.api_moves import MovingCluster
 from kvplace.kube.events import (
     EventReason,
     ObjectReference,
@@ -33,7 +35,7 @@ from kvplace.kube.events import (
     pod_reference,
 )
 from kvplace.kube.list_watch import Empty, InitListed, step
-from kvplace.kube.object_records import TopologyStatus
+from kvplace.kube.object_records import PodRecord, TopologyStatus
 from kvplace.kube.session import open_session
 from kvplace.kube.watches import (
     LEDGERS,
@@ -244,6 +246,25 @@ async def test_a_bind_that_is_turned_away_is_not_sent_later_than_its_caller_know
             await ApiCluster(session).bind("space", "vm", PodUid("uid-1"), NodeName("worker"), {})
     assert turned_away.value.untouched
     assert len(stub.asked) == 1
+
+
+async def test_an_annotation_of_a_vm_is_written_to_its_vmi_and_that_of_a_plain_pod_to_the_pod(
+    stub: ApiStub, tmp_path: Path
+) -> None:
+    plain = PodRecord("space", "pod-1", PodUid("uid-1"))
+    of_vm = replace(plain, vmi="web", vmi_uid="uid-2")
+    stub.script = [answer({}), answer({})]
+    async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
+        await MovingCluster(session).annotate_vm(of_vm, "key", "value")
+        await MovingCluster(session).annotate_vm(plain, "key", None)
+    assert [(one.method, one.path) for one in stub.asked] == [
+        ("PATCH", "/apis/kubevirt.io/v1/namespaces/space/virtualmachineinstances/web"),
+        ("PATCH", "/api/v1/namespaces/space/pods/pod-1"),
+    ]
+    assert [json.loads(body)["metadata"] for body in stub.bodies] == [
+        {"uid": "uid-2", "annotations": {"key": "value"}},
+        {"uid": "uid-1", "annotations": {"key": None}},
+    ]
 
 
 async def test_a_vmi_is_given_as_it_is(stub: ApiStub, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -340,6 +341,22 @@ async def test_a_ca_without_a_certificate_does_not_stand_for_those_of_the_system
     (tmp_path / "ca.crt").write_bytes(content)
     with pytest.raises(Misconfigured, match="its certificate-authority holds no certificate"):
         await load_credentials(CredentialOptions(str(config(tmp_path))))
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+async def test_the_servers_certificate_is_checked_unless_the_kubeconfig_skips_it(
+    tmp_path: Path, skipped: bool
+) -> None:
+    Certificates.issue(tmp_path).ours.file.rename(tmp_path / "ca.crt")
+    path = config(tmp_path)
+    document = json.loads(path.read_text())
+    document["clusters"][0]["cluster"]["insecure-skip-tls-verify"] = skipped
+    path.write_text(json.dumps(document))
+    tls = (await load_credentials(CredentialOptions(str(path)))).tls
+    assert tls is not None
+    assert (tls.verify_mode, tls.check_hostname) == (
+        (ssl.CERT_NONE, False) if skipped else (ssl.CERT_REQUIRED, True)
+    )
 
 
 async def test_a_kubeconfig_states_all_about_whom_it_acts_as(tmp_path: Path) -> None:

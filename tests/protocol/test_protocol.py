@@ -10,18 +10,18 @@ import pytest
 from tests.effort import IN_FULL, rounds
 from tests.protocol.replay import run
 
-STORIES = rounds(800, quick=32)
+STORIES = rounds(800, quick=12)
 """More are run by `python -m tests.protocol --count N --jobs N`."""
 CHUNKS = 4
-DEVICE_STORIES = rounds(200, quick=16)
+DEVICE_STORIES = rounds(200, quick=6)
 """Stories with devices of the host."""
-ROOM_STORIES = rounds(200, quick=16)
+ROOM_STORIES = rounds(200, quick=6)
 """Stories with moves that make room inside nodes."""
-NODES_STORIES = rounds(200, quick=16)
+NODES_STORIES = rounds(200, quick=6)
 """Stories with migrations that make room."""
-DRA_STORIES = rounds(200, quick=16)
+DRA_STORIES = rounds(200, quick=6)
 """Stories with dra-driver-cpu."""
-EVICTION_STORIES = rounds(200, quick=16)
+EVICTION_STORIES = rounds(200, quick=8)
 """Stories with evictions for VMs of higher priority."""
 FOUND = (
     *("124", "91", "105", "1000171", "1001669"),
@@ -84,7 +84,7 @@ def steps(*seeds: str) -> str:
 
 @pytest.mark.timeout(600)
 def test_stories_that_once_broke_a_promise_keep_it() -> None:
-    most = rounds(len(FOUND), quick=2)
+    most = rounds(len(FOUND), quick=1)
     assert often(told(*FOUND[:most]), 1, "bound")
     assert often(told("--make-room", *FOUND_MAKING_ROOM[:most]), 1, "moved")
     assert often(told("--devices", *FOUND_WITH_DEVICES[:most]), 1, "bound")
