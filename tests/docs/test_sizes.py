@@ -41,7 +41,7 @@ MOST_WORDS = {
     "docs/troubleshoot.md": 2450,
     "docs/web.md": 600,
     "docs/reference/bounds.md": 1200,
-    "docs/reference/cli.md": 1500,
+    "docs/reference/cli.md": 1300,
     "docs/reference/configuration.md": 1000,
     "docs/reference/metrics.md": 850,
     "docs/reference/objects.md": 1350,
