@@ -49,7 +49,7 @@ def documented(process: str) -> set[tuple[str, str, tuple[str, ...]]]:
     listed = page("reference/metrics.md")
     for line in "".join(section(listed, heading) for heading in TABLES[process]).splitlines():
         if line.startswith("| `kvplace_"):
-            name, kind, labels, _ = (cell.strip() for cell in line.strip("| ").split("|"))
+            name, kind, labels, _ = (cell.strip() for cell in line.split("|")[1:-1])
             words = [re.match(r"`(\w+)`", label.strip()) for label in labels.split(";")]
             found.add((name.strip("`"), kind, tuple(word[1] for word in words if word)))
     return found

@@ -42,8 +42,8 @@ MOST_WORDS = {
     "docs/web.md": 600,
     "docs/reference/bounds.md": 1200,
     "docs/reference/cli.md": 1300,
-    "docs/reference/configuration.md": 1000,
-    "docs/reference/metrics.md": 850,
+    "docs/reference/configuration.md": 900,
+    "docs/reference/metrics.md": 750,
     "docs/reference/objects.md": 1350,
 }
 MOST_WORDS_OF_A_CELL = 25
