@@ -52,6 +52,12 @@ def test_an_exclusive_vm_gets_its_cpus_and_everybody_else_the_rest() -> None:
     assert not answer.refused
 
 
+def test_a_plan_is_complete_once_the_objects_of_the_node_are_known() -> None:
+    state = node_with(placed(VM, "2-3"))
+    assert plan_node(state, [container(VM)]).is_complete
+    assert not plan_node(replace(state, is_known=False), [container(VM)]).is_complete
+
+
 def test_every_container_of_a_plain_pod_with_a_claim_gets_its_cpus() -> None:
     answer = plan_node(
         node_with(placed(PLAIN, "6-7")),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.well_known_names import PLACED_LABEL
 from kvplace.nodes.node_cache import running_node_cache
 from tests.controller.replicas import asking_pod
 from tests.kube.claims import claim
@@ -165,3 +166,21 @@ async def test_pods_that_wait_for_their_first_try_come_by_priority_and_then_by_a
         await asyncio.sleep(1)
         waiting = [pod.name for pod in pending.of_shape(b"one")]
         assert waiting == ["vm-3", "vm-1", "vm-0", "vm-2"]
+
+
+async def test_pods_without_a_request_are_not_planned_with_others(cluster: FaultyCluster) -> None:
+    async with running_node_cache(cluster) as cache:
+        pending = pending_pods(cache)
+        asking_pod(cluster, "vm", shape=b"one")
+        cluster.create_pod("other", labels={PLACED_LABEL: "true"}, shape=b"one")
+        await asyncio.sleep(1)
+        assert [pod.name for pod in pending.of_shape(b"one")] == ["vm"]
+
+
+def test_nodes_with_plans_are_those_of_planned_holds_until_kube_scheduler_has_asked() -> None:
+    pending = pending_pods()
+    pending.hold(hold("asked", "a", 0))
+    pending.hold(hold("planned", "b", 1), planned=True)
+    assert pending.planned_nodes == {"planned"}
+    pending.asked(PodUid("b"))
+    assert pending.planned_nodes == set()
