@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from itertools import combinations
 from types import MappingProxyType
 
@@ -134,7 +135,7 @@ def bytes_moved(request: Request, before: Placement, after: Placement) -> Bytes:
     return Bytes(sum(arrived))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClusterNode:
     """One node: its machine and its running VMs."""
 
@@ -145,13 +146,22 @@ class ClusterNode:
     """Whether an agent can take CPUs out of the pools of `numa` VMs."""
     devices: NodeDevices | None = None
     """Free devices, together with devices of the running VMs; None where nothing is known of them."""
+    only: CpuMask | None = None
+    """The CPUs that the node gives out; None: all that its topology allows."""
 
-    @property
+    @cached_property
     def free(self) -> Free:
         """CPUs, memory and devices that the running VMs leave free."""
         claims = [claim_of(PodUid(vm.id), vm.placement) for vm in self.running]
         devices = devices_beside(self.devices, self.running)
-        return free_of(self.topology, Ledger(), claims, pools_shrink=self.pools_shrink, devices=devices)
+        return free_of(
+            self.topology,
+            Ledger(),
+            claims,
+            only=self.only,
+            pools_shrink=self.pools_shrink,
+            devices=devices,
+        )
 
 
 class Nearness(Enum):

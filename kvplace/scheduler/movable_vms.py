@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvplace.core.annotations import is_movable, may_migrate, read_options
-from kvplace.core.cluster.room_in_cluster import CrowdedNode
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim
-from kvplace.core.occupant import Occupant, occupant_of_claim
+from kvplace.core.occupant import ClusterNode, Occupant, occupant_of_claim
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import PinningOptions
 from kvplace.core.request_json import PodRequest, read_pod_request
@@ -73,7 +72,7 @@ class MovableVms:
 
     def crowded(
         self, node: NodeName, taken: Iterable[Claim], migrating: Container[VmiKey]
-    ) -> CrowdedNode | None:
+    ) -> ClusterNode | None:
         """Describe a node with the VMs on it; what is `taken` does not move.
 
         None where nothing can be moved, or something is reserved already. A VM that moves stays as it is.
@@ -101,8 +100,12 @@ class MovableVms:
             occupants.append(occupant_of_claim(machine.others.pod, machine.others, machine.topology))
         if not any(one.movable for one in occupants):
             return None
-        return CrowdedNode(
-            node, machine.topology, tuple(occupants), machine.allocatable, snapshot.free.devices
+        return ClusterNode(
+            node,
+            machine.topology,
+            tuple(occupants),
+            devices=snapshot.free.devices,
+            only=machine.allocatable,
         )
 
     def find(self, node: NodeName, uid: PodUid, migrating: Container[VmiKey]) -> MovableVm | None:

@@ -97,20 +97,20 @@ def _best_cores(available: AvailableUnits) -> ChosenCores | None:
         bounded = sorted(_bounds(knapsack, numa_sets), key=lambda pair: pair[0])
     else:
         bounded = [(CoreRank(0, 0, 0, 0, 0), numa_set) for numa_set in numa_sets]
-    best: _Weighed | None = None
+    best: ChosenCores | None = None
     for number, (bound, numa_set) in enumerate(bounded):
         if best is not None and (
-            bound > best.key
+            bound > best.rank
             or knapsack.budget.is_spent
-            or (number >= _MOST_EQUALS and bound[:3] >= best.key[:3])
+            or (number >= _MOST_EQUALS and bound[:3] >= best.rank[:3])
         ):
             break
         choice = knapsack.serve(numa_set)
         if choice is not None:
-            found = _weighed(available, numa_set, choice)
+            found = _ranked(available, numa_set, choice)
             if best is None or found.is_better_than(best):
                 best = found
-    return best.chosen if best is not None else None
+    return best
 
 
 def _numa_sets(available: AvailableUnits) -> list[NumaSet]:
@@ -135,19 +135,26 @@ def _bounds(knapsack: GroupKnapsack, numa_sets: list[NumaSet]) -> list[tuple[Cor
 
 
 @dataclass(frozen=True, slots=True)
-class _Weighed:
-    key: CoreRank
-    cpus: CpuMask
-    chosen: ChosenCores
+class ChosenCores:
+    """The cores of a VM with their rank, and its NUMA nodes by their index in the topology."""
 
-    def is_better_than(self, other: _Weighed) -> bool:
-        if self.key != other.key:
-            return self.key < other.key
+    rank: CoreRank
+    cpus: CpuMask
+    nodes: tuple[NumaIndex, ...]
+    """The NUMA nodes of its cores."""
+    every_node: tuple[NumaIndex, ...]
+    """These, and the NUMA nodes that give it memory alone."""
+    taken: tuple[CoreShare, ...]
+
+    def is_better_than(self, other: ChosenCores) -> bool:
+        """Whether the rank is smaller, or equal with the lower ids."""
+        if self.rank != other.rank:
+            return self.rank < other.rank
         unlike = self.cpus ^ other.cpus
         return bool(self.cpus & unlike & -unlike)
 
 
-def _weighed(available: AvailableUnits, numa_set: NumaSet, choice: CoreChoice) -> _Weighed:
+def _ranked(available: AvailableUnits, numa_set: NumaSet, choice: CoreChoice) -> ChosenCores:
     cpus = owned = NO_CPUS
     for taken in choice.taken:
         cpus |= taken.cpus
@@ -155,8 +162,8 @@ def _weighed(available: AvailableUnits, numa_set: NumaSet, choice: CoreChoice) -
     cost = fragmentation(available, numa_set.parts, owned)
     uses = 0 if available.request.owns_cpus else choice.cost
     nodes = dict.fromkeys([part.node for part in numa_set.parts if part.cpus & cpus])
-    chosen = ChosenCores(tuple(nodes), tuple(sorted(numa_set.nodes)), choice.taken)
-    return _Weighed(CoreRank(choice.l3_groups, choice.kinds, choice.cores, uses, cost), cpus, chosen)
+    rank = CoreRank(choice.l3_groups, choice.kinds, choice.cores, uses, cost)
+    return ChosenCores(rank, cpus, tuple(nodes), tuple(sorted(numa_set.nodes)), choice.taken)
 
 
 def _unlike(available: AvailableUnits, numa_sets: list[NumaSet]) -> list[NumaSet]:
@@ -177,17 +184,6 @@ def _unlike(available: AvailableUnits, numa_sets: list[NumaSet]) -> list[NumaSet
         ]
         unlike.setdefault(tuple(sorted(kinds)), numa_set)
     return list(unlike.values())
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenCores:
-    """The cores of a VM, and its NUMA nodes by their index in the topology."""
-
-    nodes: tuple[NumaIndex, ...]
-    """Those of its cores."""
-    every_node: tuple[NumaIndex, ...]
-    """These, and the NUMA nodes that give it memory alone."""
-    taken: tuple[CoreShare, ...]
 
 
 def placement_of(available: AvailableUnits, chosen: ChosenCores) -> Placement:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from itertools import accumulate
 
-from kvplace.core.allocator.device_choices import ANYWHERE, DeviceChoice, UnknownDevices, device_choices
+from kvplace.core.allocator.device_choices import ANYWHERE, DeviceChoice, device_choices
 from kvplace.core.allocator.layout import L3Part, NodePart, PartCount, ScopeDomain, Segment, layout_of
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free_resources import Free
@@ -69,13 +69,13 @@ class AvailableUnits:
         self.uses = dict(free.uses) if not request.owns_cpus else {}
         self.budget = SearchBudget(_NUMA_STEPS)
         """For the search for sets of NUMA nodes."""
-        self.unknown_devices: UnknownDevices | None = None
-        """Why no placement can be beside the devices."""
-        self.device_choices: Sequence[DeviceChoice] = ANYWHERE
+        self.unknown_devices = ""
+        """The reason why no placement can be beside the devices."""
+        self.device_choices = ANYWHERE
         if request.devices or request.device_nodes:
             found = device_choices(topology, free.devices, request)
-            self.unknown_devices = found if isinstance(found, UnknownDevices) else None
-            self.device_choices = () if isinstance(found, UnknownDevices) else found
+            self.unknown_devices = found if isinstance(found, str) else ""
+            self.device_choices = () if isinstance(found, str) else found
         self._segment_uses: dict[int, list[int]] = {}
         self._l3_parts, self._parts = self.layout.l3_parts, self.layout.part_counts
         counts_memory = bool(
@@ -100,7 +100,7 @@ class AvailableUnits:
     def without_devices(self) -> AvailableUnits:
         """The same for a VM without devices."""
         other = copy(self)
-        other.unknown_devices, other.device_choices = None, ANYWHERE
+        other.unknown_devices, other.device_choices = "", ANYWHERE
         return other
 
     def without_memory(self, beside: tuple[frozenset[NumaIndex], ...]) -> AvailableUnits:

@@ -30,20 +30,17 @@ class DeviceChoice(NamedTuple):
     """Of each of these sets of NUMA nodes one must give a CPU; no node is in two of them."""
 
 
-ANYWHERE: Sequence[DeviceChoice] = (DeviceChoice(0),)
+ANYWHERE: tuple[DeviceChoice, ...] = (DeviceChoice(0),)
 """The choices of a VM without devices that matter."""
-
-
-class UnknownDevices(NamedTuple):
-    """A VM must lie beside its devices, and their NUMA nodes are not known."""
-
-    message: str
 
 
 def device_choices(
     topology: Topology, devices: NodeDevices | None, request: Request
-) -> Sequence[DeviceChoice] | UnknownDevices:
-    """Return the ways to lie beside the devices, the best one first; a way that is not listed is refused."""
+) -> tuple[DeviceChoice, ...] | str:
+    """Return the ways to lie beside the devices, the best one first; a way that is not listed is refused.
+
+    A VM that must lie beside devices on unknown NUMA nodes gets the reason instead.
+    """
     mode = request.options.device_numa
     if mode is DeviceNuma.OFF or not (request.devices or request.device_nodes):
         return ANYWHERE
@@ -58,7 +55,7 @@ def device_choices(
         if not foreseen and mode is DeviceNuma.PREFERRED:
             return _any_of(places, groups, _most_free_first(devices, request, nodes))
         if not (foreseen or (predicted.certainty is Certainty.UNKNOWN and len(there) == 1)):
-            return UnknownDevices(_why_unknown(devices, request, predicted.certainty, predicted.nodes))
+            return _why_unknown(devices, request, predicted.certainty, predicted.nodes)
         groups = tuple(dict.fromkeys((*groups, *there)))
     if mode is DeviceNuma.PREFERRED:
         return _most_of(groups)
@@ -76,7 +73,7 @@ def far_devices(topology: Topology, devices: NodeDevices | None, request: Reques
         return 1
     nodes = {index for index, node in enumerate(topology.numa_nodes) if node.cpus & cpus}
     choices = device_choices(topology, devices, request)
-    if isinstance(choices, UnknownDevices):
+    if isinstance(choices, str):
         return 1
     return next((far for far, beside in choices if not any(map(nodes.isdisjoint, beside))), len(choices))
 
@@ -92,7 +89,7 @@ def _groups(
     return tuple(groups)
 
 
-def _most_of(groups: Sequence[frozenset[NumaIndex]]) -> Sequence[DeviceChoice]:
+def _most_of(groups: Sequence[frozenset[NumaIndex]]) -> tuple[DeviceChoice, ...]:
     """Beside all of the nodes, else beside as many as can be."""
     if len(groups) > MOST_NODES:
         return (DeviceChoice(0, tuple(groups)), DeviceChoice(len(groups)))
@@ -105,7 +102,7 @@ def _most_of(groups: Sequence[frozenset[NumaIndex]]) -> Sequence[DeviceChoice]:
 
 def _any_of(
     places: dict[NumaId, NumaIndex], groups: Sequence[frozenset[NumaIndex]], nodes: Sequence[NumaId]
-) -> Sequence[DeviceChoice]:
+) -> tuple[DeviceChoice, ...]:
     """Beside the known devices and one of the nodes, in their order."""
     beside_one = [(frozenset([places[node]]),) for node in nodes[:MOST_NODES]]
     ways: list[tuple[frozenset[NumaIndex], ...]] = [*beside_one, ()]
@@ -114,7 +111,7 @@ def _any_of(
         for far, beside in _most_of(groups)
         for order, there in enumerate(ways)
     ]
-    return sorted(choices, key=lambda choice: choice.far)
+    return tuple(sorted(choices, key=lambda choice: choice.far))
 
 
 def _most_free_first(devices: NodeDevices | None, request: Request, nodes: Iterable[NumaId]) -> list[NumaId]:

@@ -243,8 +243,8 @@ def refuse(available: AvailableUnits, *, never: bool, fits: Callable[[Request], 
 
 def refuse_devices(available: AvailableUnits) -> Refusal:
     """Explain why a VM that would fit elsewhere does not fit beside its devices."""
-    if available.unknown_devices is not None:
-        return Refusal(Reason.NO_LOCAL_DEVICES, available.unknown_devices.message, {}, never=False)
+    if available.unknown_devices:
+        return Refusal(Reason.NO_LOCAL_DEVICES, available.unknown_devices, {}, never=False)
     request = available.request
     beside = available.device_choices[0].beside
     nodes = sorted({available.topology.numa_nodes[index].id for near in beside for index in near})

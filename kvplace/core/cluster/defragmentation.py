@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.draft import ClosedNodes
@@ -103,39 +102,17 @@ def defragment(
     each with the nodes that are closed to it. Ids are unique in the cluster. A VM with devices of the host
     does not move.
     """
-    search = _Regrouping([_NodeState(node) for node in nodes], watch)
+    search = _Regrouping(nodes, watch)
     before = search.room()
     search.move_inside(inside, most_placements)
     search.move_between(between, most_placements)
     return Defragmentation(tuple(search.moves), before, search.room(), search.complete)
 
 
-@dataclass
-class _NodeState:
-    """A node as the moves so far leave it."""
-
-    node: ClusterNode
-
-    @property
-    def running(self) -> tuple[Occupant, ...]:
-        return self.node.running
-
-    @property
-    def topology(self) -> Topology:
-        return self.node.topology
-
-    @cached_property
-    def free(self) -> Free:
-        return self.node.free
-
-    def become(self, node: ClusterNode) -> None:
-        self.node = node
-        self.__dict__.pop("free", None)
-
-
 class _Regrouping:
-    def __init__(self, nodes: Sequence[_NodeState], watch: Watch) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: Sequence[ClusterNode], watch: Watch) -> None:
+        self._nodes = list(nodes)
+        """As the moves so far leave them."""
         self._watch = watch
         self._left = 0
         self._empty: dict[tuple[str, tuple[object, ...]], Placement | None] = {}
@@ -151,20 +128,20 @@ class _Regrouping:
         Each move that gains something is tried as the first one on its node.
         """
         self._left = most_placements
-        for state in self._nodes:
+        for index, start in enumerate(self._nodes):
             if not self._goes_on():
                 return
             found: list[tuple[tuple[int, int, int], list[DefragmentingMove]]] = []
-            for first in sorted(self._inside(state.node, movable), key=lambda move: move.rank):
+            for first in sorted(self._inside(start, movable), key=lambda move: move.rank):
                 moves = [first]
-                node = _after(state.node, first)
+                node = _after(start, first)
                 while others := list(self._inside(node, set(movable) - {move.id for move in moves})):
                     moves.append(min(others, key=lambda move: move.rank))
                     node = _after(node, moves[-1])
                 found.append((_gain(moves), moves))
             if found:
                 for move in max(found, key=lambda one: one[0])[1]:
-                    state.become(_after(state.node, move))
+                    self._nodes[index] = _after(self._nodes[index], move)
                     self._take(move)
 
     def _inside(self, node: ClusterNode, movable: Collection[str]) -> Iterator[DefragmentingMove]:
@@ -195,58 +172,58 @@ class _Regrouping:
             best = min(self._between(closed), key=lambda move: move.rank, default=None)
             if best is None:
                 return
-            by_name = {state.node.name: state for state in self._nodes}
-            source, target = by_name[best.node], by_name[best.target]
-            vm = next(one for one in source.running if one.id == best.id)
-            source.become(_without(source.node, vm))
-            arrived = replace(vm, placement=best.after)
-            target.become(replace(target.node, running=(*target.running, arrived)))
+            index_of = {node.name: index for index, node in enumerate(self._nodes)}
+            source, target = index_of[best.node], index_of[best.target]
+            vm = next(one for one in self._nodes[source].running if one.id == best.id)
+            self._nodes[source] = _without(self._nodes[source], vm)
+            arrived = (*self._nodes[target].running, replace(vm, placement=best.after))
+            self._nodes[target] = replace(self._nodes[target], running=arrived)
             self._take(best)
         self.complete = False
 
     def _between(self, closed: Mapping[str, ClosedNodes]) -> Iterator[DefragmentingMove]:
         """Try the VMs that gain most where they are now on the fullest nodes that can hold them."""
         leaving = []
-        for index, state in enumerate(self._nodes):
-            for vm in state.running:
+        for index, node in enumerate(self._nodes):
+            for vm in node.running:
                 if vm.id not in closed or not self._may_move(vm):
                     continue
-                free = _without(state.node, vm).free
-                gained = cpus_in_places(state.topology, free.cpus)
-                gained -= cpus_in_places(state.topology, left_by(free, vm.placement))
-                if gained >= vm.request.vcpus or self._is_split(state.topology, vm):
-                    split = self._is_split(state.topology, vm)
+                free = _without(node, vm).free
+                gained = cpus_in_places(node.topology, free.cpus)
+                gained -= cpus_in_places(node.topology, left_by(free, vm.placement))
+                if gained >= vm.request.vcpus or self._is_split(node.topology, vm):
+                    split = self._is_split(node.topology, vm)
                     leaving.append((-split, -gained, vm.request.vcpus, vm.id, index, vm))
         leaving.sort(key=lambda one: one[:4])
         for _, negative, _, _, index, vm in leaving[:_MOST_VMS]:
             yield from self._targets(self._nodes[index], vm, -negative, closed[vm.id])
 
     def _targets(
-        self, source: _NodeState, vm: Occupant, gained: int, closed: ClosedNodes
+        self, source: ClusterNode, vm: Occupant, gained: int, closed: ClosedNodes
     ) -> Iterator[DefragmentingMove]:
         request = vm.request
         able = sorted(
-            (state.free.cpus.bit_count(), state.node.name, index)
-            for index, state in enumerate(self._nodes)
-            if state is not source
-            and state.node.name not in closed
-            and (state.free.cpus if request.owns_cpus else state.free.pool).bit_count() >= request.vcpus
+            (node.free.cpus.bit_count(), node.name, index)
+            for index, node in enumerate(self._nodes)
+            if node is not source
+            and node.name not in closed
+            and (node.free.cpus if request.owns_cpus else node.free.pool).bit_count() >= request.vcpus
         )
         for _, name, index in able[:_MOST_TARGETS]:
             if not self._spend():
                 return
-            state = self._nodes[index]
-            after = try_place(state.topology, state.free, request)
+            node = self._nodes[index]
+            after = try_place(node.topology, node.free, request)
             if after is None:
                 continue
-            was, now = _domains(source.topology, vm.placement), _domains(state.topology, after)
+            was, now = _domains(source.topology, vm.placement), _domains(node.topology, after)
             if now > was:
                 continue
-            lost = cpus_in_places(state.topology, state.free.cpus)
-            lost -= cpus_in_places(state.topology, left_by(state.free, after))
+            lost = cpus_in_places(node.topology, node.free.cpus)
+            lost -= cpus_in_places(node.topology, left_by(node.free, after))
             copied = Bytes(request.memory)
             move = DefragmentingMove(
-                vm.id, source.node.name, name, vm.placement, after, now < was, gained - lost, copied
+                vm.id, source.name, name, vm.placement, after, now < was, gained - lost, copied
             )
             if _is_worth_it(move, request):
                 yield move
@@ -256,16 +233,15 @@ class _Regrouping:
     def room(self) -> FreeRoom:
         """Count the free resources."""
         blocks = [
-            free_blocks_of(state.topology, state.topology.allocatable, state.free.cpus)
-            for state in self._nodes
+            free_blocks_of(node.topology, node.topology.allocatable, node.free.cpus) for node in self._nodes
         ]
         return FreeRoom(
             {domain: max((one.largest[domain].cpus for one in blocks), default=0) for domain in Domain},
             {
-                size: sum(places(state.topology, state.free.cpus, size) for state in self._nodes)
+                size: sum(places(node.topology, node.free.cpus, size) for node in self._nodes)
                 for size in SIZES
             },
-            sum(self._is_split(state.topology, vm) for state in self._nodes for vm in state.running),
+            sum(self._is_split(node.topology, vm) for node in self._nodes for vm in node.running),
         )
 
     def _is_split(self, topology: Topology, vm: Occupant) -> bool:

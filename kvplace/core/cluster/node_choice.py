@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeVar
 
 from kvplace.core.allocator.device_choices import far_devices
@@ -241,7 +240,7 @@ class Fit:
         return sum(slots_lost(cpus.bit_count(), (cpus & ~self._taken).bit_count()) for cpus in before)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A node that can hold the VM, and the placement there."""
 
@@ -253,25 +252,9 @@ class Candidate:
         """The VM's placement there."""
         return self.fit.placement
 
-    @cached_property
-    def pack(self) -> Rank:
-        """The rank for `Strategy.PACK`."""
-        return (self.fit.pack, self.node)
-
-    @cached_property
-    def spread(self) -> Rank:
-        """The rank for `Strategy.SPREAD`."""
-        return (self.fit.spread, self.node)
-
-    @cached_property
-    def balance(self) -> Rank:
-        """The rank for `Strategy.BALANCE`."""
-        return (self.fit.balance, self.node)
-
     def rank(self, strategy: Strategy) -> Rank:
         """The key that compares nodes; the smallest is the best."""
-        rank: Rank = getattr(self, strategy.value)
-        return rank
+        return self.fit.standing(strategy), self.node
 
 
 def has_pages(free: Free) -> bool:
@@ -292,8 +275,7 @@ def quality(topology: Topology, placement: Placement) -> tuple[int, int, int, in
 
 def best_candidate(candidates: Iterable[Candidate], strategy: Strategy) -> Candidate | None:
     """Choose the best node; None without candidates."""
-    # attrgetter, since this is asked of every node for every pod.
-    return min(candidates, key=attrgetter(strategy.value), default=None)
+    return min(candidates, key=lambda one: one.rank(strategy), default=None)
 
 
 def why(best: Candidate, other: Candidate, strategy: Strategy) -> str:

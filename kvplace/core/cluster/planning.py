@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TypeAlias
@@ -28,7 +28,7 @@ from kvplace.core.cluster.assignment_heuristics import (
 )
 from kvplace.core.cluster.draft import OPEN, ClosedNodes, Draft, Shape, Stopped, shapes_of
 from kvplace.core.cluster.node_choice import Strategy, quality
-from kvplace.core.cluster.room_in_cluster import NodeMove, PlannedMoves, make_room_for_waiting
+from kvplace.core.cluster.room_in_cluster import NodeMove, make_room_for_waiting
 from kvplace.core.device_locality import located, too_few_devices
 from kvplace.core.node_devices import HeldDevices, PodDevice
 from kvplace.core.occupant import ClusterNode, Occupant
@@ -155,12 +155,14 @@ def plan(
             for draft in repaired:
                 exchange(draft, shapes)
         best = max([best, *repaired], key=lambda draft: _rank(draft, shapes))
-    moves = PlannedMoves()
+    moves: tuple[NodeMove, ...] = ()
+    is_complete = True
     if make_room and len(best.node_of) < len(shapes):
         watched.stage = Stage.MAKE_ROOM
         best = best.copy()
-        moves = make_room_for_waiting(best, shapes)
-    return _plan(best, vms, shapes, moves, one_by_one, stopped=watched.stopped)
+        moves, is_complete = make_room_for_waiting(best, shapes)
+    found_plan = _plan(best, vms, shapes, one_by_one, stopped=watched.stopped)
+    return replace(found_plan, moves=moves, moves_complete=is_complete or not found_plan.refused)
 
 
 class _Watched:
@@ -275,7 +277,6 @@ def _plan(
     draft: Draft,
     vms: Sequence[VmRequest],
     shapes: Sequence[Shape],
-    moves: PlannedMoves,
     one_by_one: Tally,
     *,
     stopped: bool,
@@ -308,10 +309,9 @@ def _plan(
     return Plan(
         tuple(planned),
         tuple(refused),
-        moves.moves,
+        (),
         tally(draft, shapes),
         one_by_one,
-        moves.complete or not refused,
-        stopped,
-        tuple(undecided),
+        stopped=stopped,
+        undecided=tuple(undecided),
     )

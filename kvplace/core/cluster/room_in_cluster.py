@@ -13,6 +13,7 @@ Equal input gets equal answers: the bounds count steps of the search, not second
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from kvplace.core.allocator.allocate import try_place
@@ -23,13 +24,11 @@ from kvplace.core.cluster.victims import OccupiedMachine
 from kvplace.core.device_locality import too_few_devices
 from kvplace.core.free_resources import Free
 from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room
-from kvplace.core.node_devices import NodeDevices
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import ClusterNode
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request
-from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.search_budget import MAX_STEPS
-from kvplace.core.topology import Topology
 
 MOST_VMS = 64
 """VMs that are tried, of those with enough CPUs, those with the least memory first."""
@@ -125,19 +124,6 @@ MOST_STEPS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
-class CrowdedNode:
-    """A node where the VM does not fit without moves."""
-
-    name: NodeName
-    topology: Topology
-    occupants: tuple[Occupant, ...]
-    allocatable: CpuMask
-    """The CPUs that it gives out."""
-    devices: NodeDevices | None = None
-    """Its free devices; None where nothing is known of them."""
-
-
-@dataclass(frozen=True, slots=True)
 class RoomOnNode:
     """The moves that make the VM fit on a node."""
 
@@ -150,7 +136,7 @@ class RoomOnNode:
         return len(self.plan.moves), self.plan.bytes_moved, self.node
 
 
-def find_room(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | None:
+def find_room(nodes: Sequence[ClusterNode], request: Request) -> RoomOnNode | None:
     """Find the node where the fewest and cheapest moves make room; None where no moves are found.
 
     A node where the VM fits well without moves is none that needs any, so it is passed over.
@@ -162,9 +148,9 @@ def find_room(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | No
             break
         answer = make_room(
             node.topology,
-            node.occupants,
+            node.running,
             request,
-            only=node.allocatable,
+            only=node.only,
             devices=node.devices,
             most_moves=MAX_MOVES if best is None else len(best.plan.moves),
             max_steps=min(left, STEPS_PER_NODE),
@@ -177,7 +163,7 @@ def find_room(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | No
 
 
 _MAX_PLANNED_NODES = 16
-"""Nodes where moves are searched for one VM, the emptiest first."""
+"""Nodes where moves are searched for one VM of a plan, the emptiest first."""
 _MAX_TOTAL_STEPS = 20 * MAX_STEPS
 """Search steps for all VMs of a plan: minutes at worst."""
 
@@ -190,80 +176,67 @@ class NodeMove:
     move: Move
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedMoves:
-    """The moves of running VMs that a plan needs."""
+def make_room_for_waiting(draft: Draft, shapes: Sequence[Shape]) -> tuple[tuple[NodeMove, ...], bool]:
+    """Assign the waiting VMs of a plan, each where the fewest and cheapest moves make room for it.
 
-    moves: tuple[NodeMove, ...] = ()
-    """In their order of execution."""
-    complete: bool = True
-    """Whether the search ended for no VM at a bound: with more search, more VMs might fit."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Moves on one node that make one VM fit there."""
-
-    node: int
-    plan: MovePlan
-    free: int
-    """Free CPUs of the node."""
-
-    @property
-    def cost(self) -> tuple[int, int, int, int]:
-        """Moves of running VMs, bytes that they move, free CPUs, node; the smallest is the best."""
-        moves = _of_running(self.plan)
-        return len(moves), sum(move.bytes_moved for move in moves), self.free, self.node
-
-
-def make_room_for_waiting(draft: Draft, shapes: Sequence[Shape]) -> PlannedMoves:
-    """Assign VMs that wait, each where the fewest and cheapest moves of running VMs make room for it."""
-    search = _Search(shapes)
-    moves: list[NodeMove] = []
+    Returns the moves of running VMs in their order, and whether no search ended at a bound: with more search
+    more VMs might fit.
+    """
+    search = _RoomSearch(draft, shapes)
     failed: set[Shape] = set()
-    for vm in sorted(draft.waiting(len(shapes)), key=lambda vm: (shapes[vm].vcpus, vm)):
-        shape = shapes[vm]
-        if shape in failed:
-            continue
-        try:
-            found = search.on_all_nodes(draft, shape)
-        except Stopped:
-            return PlannedMoves(tuple(moves), complete=False)
-        if not found:
-            failed.add(shape)
-            continue
-        best = min(found, key=lambda one: one.cost)
-        node = draft.nodes[best.node]
-        moves += [NodeMove(node.node.name, move) for move in _of_running(best.plan)]
-        draft.nodes[best.node] = _after(node, best.plan).with_vm(vm, shape, best.plan.placement)
-        draft.node_of[vm] = best.node
-        failed.clear()
-    return PlannedMoves(tuple(moves), search.complete)
+    with suppress(Stopped):
+        for vm in sorted(draft.waiting(len(shapes)), key=lambda vm: (shapes[vm].vcpus, vm)):
+            if shapes[vm] not in failed:
+                if search.assign(vm):
+                    failed.clear()
+                else:
+                    failed.add(shapes[vm])
+        return tuple(search.moves), search.is_complete
+    return tuple(search.moves), False
 
 
-class _Search:
-    def __init__(self, shapes: Sequence[Shape]) -> None:
+class _RoomSearch:
+    """Room for the VMs of one plan, and the moves so far."""
+
+    def __init__(self, draft: Draft, shapes: Sequence[Shape]) -> None:
+        self._draft = draft
         self._shapes = shapes
         self._steps = _MAX_TOTAL_STEPS
-        self.complete = True
+        self.moves: list[NodeMove] = []
+        self.is_complete = True
 
-    def on_all_nodes(self, draft: Draft, shape: Shape) -> list[_Found]:
-        """Search the emptiest nodes for moves that make room for a VM."""
+    def assign(self, vm: int) -> bool:
+        """Make the cheapest moves that make room for a VM, and assign it; False where none are found.
+
+        Fewest moves of running VMs count first, then their bytes, then the fullest node.
+        """
+        draft, shape = self._draft, self._shapes[vm]
+        found = self._on_emptiest_nodes(shape)
+        if not found:
+            return False
+        *_, index, plan = min(found, key=lambda one: one[:4])
+        node = draft.nodes[index]
+        self.moves += [NodeMove(node.node.name, move) for move in _of_running(plan)]
+        draft.nodes[index] = _after(node, plan).with_vm(vm, shape, plan.placement)
+        draft.node_of[vm] = index
+        return True
+
+    def _on_emptiest_nodes(self, shape: Shape) -> list[tuple[int, int, int, int, MovePlan]]:
         able = sorted(
             (-node.free.cpus.bit_count(), index)
-            for index, node in enumerate(draft.nodes)
+            for index, node in enumerate(self._draft.nodes)
             if node.node.name not in shape.closed
             and (node.free.cpus.bit_count() >= shape.vcpus or not shape.request.owns_cpus)
             and too_few_devices(node.free.devices, shape.request.devices) is None
         )
-        found: list[_Found] = []
+        found: list[tuple[int, int, int, int, MovePlan]] = []
         cut = len(able) > _MAX_PLANNED_NODES
         for negative, index in able[:_MAX_PLANNED_NODES]:
             if self._steps <= 0:
                 cut = True
                 break
-            draft.step()
-            node = draft.nodes[index]
+            self._draft.step()
+            node = self._draft.nodes[index]
             answer = make_room(
                 node.node.topology,
                 [*node.running, *node.planned.values()],
@@ -273,11 +246,11 @@ class _Search:
             )
             self._steps -= answer.steps
             if isinstance(answer, MovePlan):
-                found.append(_Found(index, answer, -negative))
+                moves = _of_running(answer)
+                found.append((len(moves), sum(move.bytes_moved for move in moves), -negative, index, answer))
             else:
                 cut = cut or not answer.exact
-        if cut and not found:
-            self.complete = False
+        self.is_complete = self.is_complete and (not cut or bool(found))
         return found
 
 

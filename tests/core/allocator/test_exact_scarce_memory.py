@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvplace.core.allocator.allocate import _weighed, place
+from kvplace.core.allocator.allocate import _ranked, place
 from kvplace.core.allocator.available_units import AvailableUnits
 from kvplace.core.allocator.group_knapsack import GroupKnapsack
 from kvplace.core.allocator.numa_sets import best_numa_sets, giving_cpus
@@ -66,7 +66,7 @@ def test_no_choice_in_a_numa_set_is_better_than_its_bound(
             knapsack = GroupKnapsack(available)
             choice = knapsack.serve(numa_set)
             if choice is not None:
-                assert knapsack.bound(numa_set) <= _weighed(available, numa_set, choice).key, number
+                assert knapsack.bound(numa_set) <= _ranked(available, numa_set, choice).rank, number
                 looked_into += 1
     assert looked_into > 200
 

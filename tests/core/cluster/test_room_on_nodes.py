@@ -6,17 +6,17 @@ from dataclasses import replace
 from random import Random
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cluster.room_in_cluster import MOST_NODES, CrowdedNode, find_room
+from kvplace.core.cluster.room_in_cluster import MOST_NODES, find_room
 from kvplace.core.ledger import claim_of
 from kvplace.core.moves.make_room import MovePlan, make_room
-from kvplace.core.occupant import Occupant, RunningVms, occupant_of_claim
+from kvplace.core.occupant import ClusterNode, Occupant, RunningVms, occupant_of_claim
 from kvplace.core.scalars import NodeName, PodUid
 from tests.core.moves.fragmented import MIXED, Case, fragmented
 from tests.effort import rounds
 
 
-def crowded(name: str, case: Case) -> CrowdedNode:
-    return CrowdedNode(NodeName(name), case.topology, tuple(case.occupants), case.topology.allocatable)
+def crowded(name: str, case: Case) -> ClusterNode:
+    return ClusterNode(NodeName(name), case.topology, tuple(case.occupants))
 
 
 def staying(case: Case, chance: Random) -> Case:
@@ -53,7 +53,7 @@ def test_the_node_with_the_fewest_moves_and_least_memory_is_chosen_in_whatever_o
         nodes = [crowded(name, one) for name, one in cases.items()]
         costs = []
         for node in nodes:
-            plan = make_room(node.topology, node.occupants, case.request)
+            plan = make_room(node.topology, node.running, case.request)
             if isinstance(plan, MovePlan) and plan.moves:
                 costs.append((len(plan.moves), plan.bytes_moved))
         room = find_room(nodes, case.request)
