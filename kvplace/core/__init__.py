@@ -1,5 +1,5 @@
 """Values and decisions: pure Python, no I/O, no clock, no third-party import.
 
-Equal inputs give equal outputs here, which is what lets the extender, the hook and the offline
-commands agree on a VM's cores without talking to each other.
+Equal inputs give equal outputs. So the extender, the hook and the offline commands agree on a VM's cores
+without talking to each other.
 """

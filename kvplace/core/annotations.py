@@ -127,7 +127,7 @@ def without_effect(annotations: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def written_without_effect(document: Mapping[str, Any]) -> Iterator[str]:
-    """Name keys of a VM, VMI or pod that have no effect as they are written, and how to write them."""
+    """Name keys of a VM, VMI or pod that are written without effect, and the right spelling."""
     template = (document.get("spec") or {}).get("template")
     asked = _keys(template or document, "annotations")
     for key, meant in meant_keys(asked).items():

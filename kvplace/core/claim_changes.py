@@ -70,7 +70,7 @@ def reserved_for_target(ledger: Ledger, vmi_uid: str, migration: str) -> Claim |
 
 
 def kept_for(whole: Claim, ledger: Ledger, free: Free) -> Claim:
-    """Return the claim to be reserved for a pod that is to get the `whole` one of what will be `free`.
+    """Return the claim that reserves the future claim `whole` of a pod; `free` are the resources by then.
 
     For one that shares CPUs they are reserved as its own, since an exclusive VM would take them: all but
     the CPUs that others' pools must keep. CPUs that others share it owns only when they end, and fits before.
@@ -82,7 +82,7 @@ def kept_for(whole: Claim, ledger: Ledger, free: Free) -> Claim:
 
 
 def grown(ledger: Ledger) -> Iterator[Claim]:
-    """Return the reservations that may own more by now, each with what has been released for it.
+    """Return the reservations that may own more by now, each with the CPUs that were released for it.
 
     A foreign writer may have reserved a CPU twice: the first one gets it, and the ledger can still be
     written. So it can where a foreign reservation claims CPUs that another pod owns: it gets nothing.
@@ -114,7 +114,7 @@ _Amount = TypeVar("_Amount", bound=int)
 def claim_while_relocating(claim: Claim, relocation: Relocation) -> Claim:
     """Add the next placement to a claim.
 
-    Memory is counted once per NUMA node, as the larger of both: what stays on its node is not copied. The
+    Memory is counted once per NUMA node, as the larger of both, since it is not copied inside a node. The
     pool of a `numa` claim may lose CPUs to exclusive VMs, so it is one only while both placements are.
     """
     new = relocation.next.placement
@@ -150,7 +150,7 @@ def claim_after_relocation(claim: Claim, in_force: PodPlacement) -> Claim | None
 def way_back(claim: Claim, failed: PodPlacement) -> Claim:
     """Make the previous placement the next one, after the agent could not carry `failed` out.
 
-    The claim still has everything: only the agent knows what its node uses meanwhile.
+    The claim keeps both placements: only the agent knows which CPUs its node uses meanwhile.
     """
     before = claim.relocation.previous if claim.relocation is not None else None
     return replace(claim, relocation=_back_to(before, failed))
@@ -168,9 +168,10 @@ def _back_to(before: PodPlacement | None, failed: PodPlacement) -> Relocation:
 
 
 def claim_with_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -> Claim:
-    """Return what a claim held before a user took it out of the ledger during a relocation.
+    """Restore a claim that a user took out of the ledger during a relocation.
 
-    What it holds for a relocation that was begun since stays its own. A pool is what others have left of it.
+    It keeps the resources of a relocation that was begun since. A pool has lost the CPUs that others own by
+    now.
     """
     held, named = claim, claim.cpus
     if claim.relocation is None:
@@ -191,7 +192,7 @@ def claim_with_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -
 def claim_without_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -> Claim:
     """Return the claim of a pod that goes back at once because others have its next cores by now.
 
-    What it holds stays its own until the agent has confirmed that.
+    It keeps its resources until the agent has confirmed that.
     """
     moving = claim_while_relocating(claim, _back_to(lost.previous, lost.next))
     is_pool = claim.policy is Policy.NUMA and claim.relocation is None

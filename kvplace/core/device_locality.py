@@ -1,7 +1,7 @@
 """Whether the devices of a VM are beside its cores, as reported or as predicted.
 
 Nothing outside the kubelet chooses a device of a device plugin, and the kubelet chooses when it admits the
-pod, after the bind. So the NUMA nodes of the devices are predicted from what is free and from the kubelet's
+pod, after the bind. So the NUMA nodes of the devices are predicted from the free devices and the kubelet's
 topology manager policy. Afterwards the agent reports the devices.
 """
 

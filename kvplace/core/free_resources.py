@@ -228,7 +228,7 @@ class CpuUsage:
     free: int
     """CPUs that an exclusive pod could get."""
     largest_numa: int
-    """Most of those inside one NUMA node."""
+    """The most free CPUs inside one NUMA node."""
     pods: int
 
     def document(self) -> dict[str, int]:
@@ -341,9 +341,8 @@ class Used:
 
 
 _PARTS, _PARTS_OF_PAGES = 32, 64
-"""What others use is published in parts of what a node has: so the API server gets only changes that
-matter, and nodes of one type mostly stay in equal states. At least one part of the memory is kept for the
-host."""
+"""The memory of others is published in parts of the node's memory. So the API server gets only changes that
+matter, and nodes of one type mostly stay in equal states. At least one part is kept for the host."""
 
 
 def in_use(measured: Mapping[NumaId, Used], before: MemoryInUse) -> MemoryInUse:

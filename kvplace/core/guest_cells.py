@@ -1,8 +1,8 @@
 """The NUMA cells of a guest with `guest-numa: mirror`.
 
 Guest NUMA cells lie on the host's NUMA nodes, guest cores on host cores where that can be reported truly, and
-cells are as far apart as their nodes. What QEMU cannot express (a cell without memory, an odd number of
-bytes) is settled here; the rewriting of the domain only writes the cells.
+cells are as far apart as their nodes. Cells that QEMU cannot express (without memory, with an odd number of
+bytes) are corrected here; the rewriting of the domain only writes the cells.
 """
 
 from __future__ import annotations

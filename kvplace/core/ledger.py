@@ -171,7 +171,7 @@ class Ledger:
 
     @cached_property
     def named(self) -> CpuMask:
-        """The CPUs that sharing claims name one by one; those of whole pools are not among them."""
+        """The CPUs that sharing claims name one by one, without the CPUs of whole pools."""
         return union(
             claim.cpus & ~claim.owned for claim in self.claims.values() if claim.policy is not Policy.NUMA
         )
@@ -242,7 +242,7 @@ class Ledger:
 def merge_patch(ledger: Ledger, change: LedgerChange) -> dict[str, Any]:
     """Write a change as the JSON merge patch of a NodeLedger's spec, with the changed fields only.
 
-    A merge patch keeps what it does not name, so fields that a claim no longer has are removed by name.
+    A merge patch keeps fields that it does not name, so it names the fields that a claim no longer has.
     """
     owners: dict[str, str | None] = {}
     claims: dict[str, Any] = {}
@@ -298,7 +298,7 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 def claim_document(claim: Claim) -> dict[str, Any]:
     """Write a claim as it is under `spec.claims` of a NodeLedger.
 
-    What is empty is left out: the API server's work for each write grows with the whole ledger.
+    Empty fields are left out: the API server's work for each write grows with the whole ledger.
     """
     document: dict[str, Any] = {
         "namespace": claim.namespace,

@@ -187,13 +187,13 @@ _HIGHEST_NODE = 99_999
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """Devices of a node, those of each pod with a claim, and where the PCI buses are."""
+    """Devices of a node and of each pod with a claim, and the NUMA nodes of the PCI buses."""
 
     devices: NodeDevices
     pods: Mapping[PodUid, tuple[PodDevice, ...]] = field(default_factory=dict)
-    """Devices of pods with a claim; those of a pod that is missing here are still counted as free."""
+    """Devices of pods with a claim; the devices of a missing pod still count as free."""
     pci: Mapping[str, NumaId] = field(default_factory=dict)
-    """NUMA nodes of PCI roots (`pci0000:c0`) and buses (`0000:c1`); those without one are absent."""
+    """NUMA nodes of PCI roots (`pci0000:c0`) and buses (`0000:c1`); buses without one are absent."""
 
     def node_of_address(self, address: str) -> NumaId:
         """Return the NUMA node of a PCI device, `0000:c1:00.1`; NO_NUMA where it is not known."""

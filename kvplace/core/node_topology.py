@@ -145,7 +145,7 @@ def numa_list(topology: Topology) -> str:
 
 
 def node_name(text: str) -> str:
-    """Turn any name, such as that of a file, into a valid name of a node."""
+    """Turn any name, such as a file name, into a valid name of a node."""
     name = re.sub(r"[^a-z0-9]*\.[^a-z0-9]*", ".", re.sub(r"[^a-z0-9.]", "-", text.lower()))
     return name[:_LONGEST_NAME].strip("-.") or "machine"
 
@@ -252,7 +252,7 @@ def resource_topology(
     policy: TopologyPolicy,
     devices: Iterable[DeviceCount] = (),
 ) -> dict[str, Any]:
-    """Write the object without its name; `fingerprint` is that of the running pods."""
+    """Write a NodeResourceTopology without its name, with the fingerprint of the running pods."""
     return {
         "apiVersion": RESOURCE_TOPOLOGY_VERSION,
         "kind": RESOURCE_TOPOLOGY_KIND,

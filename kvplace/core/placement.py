@@ -95,9 +95,8 @@ class Placement:
     def memory_mode(self) -> NumaMemory:
         """How memory is bound where it is not bound cell by cell.
 
-        Of several nodes Linux takes each huge page from that of the thread that touches it first. These are
-        threads of QEMU, not the vCPUs: one node may give all, also what other VMs were promised. Page by page
-        each node gives its share.
+        Linux takes each huge page from the node of the thread that touches it first, a thread of QEMU, not a
+        vCPU. So one node may give all pages, also pages of other VMs. Interleaved, each node gives its share.
         """
         of_several_nodes = sum(any(pages.values()) for pages in self.huge_pages.values()) > 1
         if of_several_nodes and self.numa_memory is NumaMemory.PREFERRED and not self.guest_cells:
@@ -129,7 +128,7 @@ class PodPlacement:
     revision: int = 1
     """1 at the bind, one more each time that the running pod gets other CPUs."""
     options: PinningOptions | None = None
-    """The options that this revision answers; None: those of the pod's request."""
+    """The options that this revision answers; None: the options of the pod's request."""
     device_numa: DeviceNuma = DeviceNuma.PREFERRED
     """The reaction of the hook to a device that is not local."""
 
@@ -194,7 +193,7 @@ class PodPlacement:
 
 @lru_cache(maxsize=1024)
 def _placement_of(text: str) -> PodPlacement:
-    """Read an annotation once: a component reads that of a pod several times in a row."""
+    """Read an annotation once: a component reads the same one several times in a row."""
     try:
         return _read(_fields(text))
     except ValueError as error:
@@ -286,7 +285,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No, and why: a sentence for people, the numbers for programs."""
+    """The answer "does not fit": a sentence for people, the numbers for programs."""
 
     reason: Reason
     message: str

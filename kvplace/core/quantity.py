@@ -44,7 +44,7 @@ _LEAST_WITHOUT_UNIT = 1 << 20
 def parse_quantity(text: str | float) -> Fraction:
     """Read a quantity such as `8Gi`, `500m`, `2` or `1e3`; raises ValueError naming the text.
 
-    A number with a point is what its decimal digits state, as for the API server: 0.1 is a tenth.
+    The decimal digits of a number with a point are exact, as for the API server: 0.1 is a tenth.
     """
     if isinstance(text, int):
         return Fraction(text)
@@ -69,7 +69,7 @@ def parse_quantity(text: str | float) -> Fraction:
 def parse_bytes(text: str | float) -> Bytes:
     """Read a quantity as whole bytes, rounded up as Kubernetes does.
 
-    Raises ValueError below zero and for what no 63 bits hold.
+    Raises ValueError below zero and above 63 bits.
     """
     value = parse_quantity(text)
     if value < 0:

@@ -119,8 +119,8 @@ class GuestNuma(Enum):
 class DeviceNuma(Enum):
     """Which cores are near enough to the VM's devices (`kvplace.io/device-numa`).
 
-    A device is local if its NUMA node is among those of the placement; with `SOCKET` if its package is. One
-    of an unknown NUMA node restricts nothing.
+    A device is local if the placement has its NUMA node; with `SOCKET` if the placement has its package. An
+    unknown NUMA node restricts nothing.
     """
 
     PREFERRED = "preferred"
@@ -141,7 +141,7 @@ class DeviceNuma(Enum):
     ) -> frozenset[NumaId]:
         """Find the NUMA nodes where a device is local to a VM on these NUMA nodes and CPUs.
 
-        Every program decides with this rule. `sockets` and `cpus_of_nodes` are those of the machine.
+        Every program decides with this rule. `sockets` and `cpus_of_nodes` describe the machine.
         """
         local = frozenset(nodes)
         if self is not DeviceNuma.SOCKET:
@@ -178,7 +178,7 @@ class PinningOptions:
     on_failure: OnFailure = OnFailure.WAIT
 
     def of_plain_pod(self) -> PinningOptions:
-        """Return these options without those of QEMU's own threads and of a guest.
+        """Return these options without options of QEMU's own threads and of a guest.
 
         All its threads run on its own CPUs; with `shared`, its containers would also have reserved CPUs.
         """

@@ -1,7 +1,7 @@
 """The JSON form of a request: the one reader and writer of all commands, documents and annotations.
 
-The keys are a stable interface. What is wrong is reported in one sentence that names the key, its value and
-what it must be.
+The keys are a stable interface. A mistake is reported in one sentence that names the key, its value and the
+possible values.
 
 The annotation `kvplace.io/request` carries a normalised request from admission to the extender. Only pod
 admission writes it; the extender reads nothing else of the pod.

@@ -91,7 +91,7 @@ class WatchedBudget:
         self._next_look = _STEPS_BETWEEN_LOOKS
         self.used = 0
         self.total = 0
-        """All steps, also those before the last `renew`."""
+        """All steps, also before the last `renew`."""
         self.was_exceeded = False
         """Whether the search left something out because no steps were left, or because it was stopped."""
         self.was_stopped = False

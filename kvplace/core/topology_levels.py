@@ -44,7 +44,7 @@ class Levels:
     def partition(
         self, level: str, set_of: Callable[[CpuId], CpuMask | None], coarser: Iterable[CpuMask], instead: str
     ) -> tuple[CpuMask, ...]:
-        """Partition the online CPUs by `set_of`; those without a set are partitioned as `coarser` is.
+        """Partition the online CPUs by `set_of`, and CPUs without a set by `coarser`.
 
         A set that none of its CPUs contradicts stands. Of the CPUs that are left, sets that overlap count as
         one. Sets are ordered by their lowest CPU.
@@ -166,7 +166,7 @@ def union(sets: Iterable[CpuMask]) -> CpuMask:
 
 
 def _dealt(nodes: Sequence[NumaNode], twice: CpuMask, cores: Sequence[CpuMask]) -> list[NumaNode]:
-    """Deal CPUs of several nodes out to these: to that of their siblings, or the one with the fewest."""
+    """Deal CPUs of several nodes out to these: to the node of their siblings, or the one with the fewest."""
     cpus = [node.cpus & ~twice for node in nodes]
     for core in cores:
         part = core & twice

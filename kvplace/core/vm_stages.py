@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class VmStage(Enum):
-    """Where a VM is; a later stage includes those before it."""
+    """The progress of a VM; a later stage includes the earlier ones."""
 
     CREATED = "created"
     """Its object is stored."""

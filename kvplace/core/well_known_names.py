@@ -95,7 +95,7 @@ class FrontEnd(StrEnum):
 def about_pod(
     uid: PodUid, namespace: str = "", name: str = "", *, vmi: str = "", node: str = "", attempt: int = 0
 ) -> dict[str, object]:
-    """Name a pod, its VMI and its node, as far as they are known, and kube-scheduler's attempt at it."""
+    """Name a pod, its VMI and its node if they are known, and kube-scheduler's attempt."""
     fields: dict[str, object] = {"uid": uid}
     if name:
         fields["pod"] = f"{namespace}/{name}"

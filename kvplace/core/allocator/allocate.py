@@ -2,10 +2,11 @@
 
 `place` is the one question that Filter, Bind, the simulator and the offline commands ask; its answer depends
 on its arguments alone. Among all placements that the request allows it takes the smallest by `NodeRank`; then
-by the same without the nodes that give memory alone, and by what these give; then by `CoreRank`, and by ids.
+by the same without the nodes that give memory alone, and by the memory of these; then by `CoreRank`, and by
+ids.
 It goes from coarse to fine:
 
- 1. `available_units` counts what is free, in the request's own unit: CPUs, or whole free cores.
+ 1. `available_units` counts the free resources, in the request's own unit: CPUs, or whole free cores.
  2. `layout.Layout` gives the scope's domains: each socket, NUMA node or L3 group that a `one-*` scope names,
     the whole machine for the others. All CPUs lie in one of them.
  3. `numa_sets.best_numa_sets` finds the sets of NUMA nodes in a domain that have the CPUs, the memory and the
@@ -296,7 +297,7 @@ def _emulator_cpus(available: AvailableUnits, chosen: ChosenCores, own: CpuMask)
 
 
 def _io_thread_cpus(count: int, emulator: CpuMask, *, one_each: bool) -> tuple[CpuMask, ...]:
-    """The CPUs of each I/O thread: those of the emulator, or one each of these in turn.
+    """The CPUs of each I/O thread: all CPUs of the emulator, or one of these in turn.
 
     QEMU's main loop runs on all of them, mostly on the first: with several the I/O threads begin at the next.
     """

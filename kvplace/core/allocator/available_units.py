@@ -132,7 +132,7 @@ class AvailableUnits:
         for segment in segments:
             by_node[segment.node] += self._count(segment).units
         by_l3: dict[int, list[Segment]] = {}
-        # As with L3 groups, the NUMA nodes with most are used up, and what is left over lies in the smallest.
+        # As with L3 groups, the largest NUMA nodes are used up, and the smallest keeps the rest.
         for segment in sorted(segments, key=lambda segment: -by_node[segment.node]):
             by_l3.setdefault(segment.l3, []).append(segment)
         return [self.l3_part(group) for group in by_l3.values()]

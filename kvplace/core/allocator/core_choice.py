@@ -32,7 +32,7 @@ class CoreShare:
     core: CpuMask
     """The core's available CPUs."""
     cpus: CpuMask
-    """Those of them that the VM uses, one for each unit."""
+    """The CPUs of these that the VM uses, one for each unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class CoreChoice:
     """The fragmentation cost in L3 groups; for a sharing VM how often other VMs use its CPUs."""
     taken: tuple[CoreShare, ...]
     kinds: int = 1
-    """Kinds of cores, where the scope spreads those of each share."""
+    """Kinds of cores; where the scope spreads, summed over the shares."""
 
     @property
     def rank(self) -> Rank:
@@ -121,8 +121,8 @@ class CoreSearch:
             yield [l3_parts[index] for index in sorted(chosen)]
 
     def _of(self, l3_parts: Sequence[L3Part], need: int) -> CoreChoice:
-        # The large groups are used up, what is left over lies in the smallest: small VMs that settle there
-        # then do not keep a large group broken when this one has gone.
+        # The large groups are used up, and the smallest keeps the rest: small VMs that settle there do not
+        # keep a large group broken after the end of this VM.
         ordered = sorted(l3_parts, key=lambda one: -one.units)
         cores = [core for one in ordered for core in one.cores]
         if self._uses:

@@ -63,9 +63,9 @@ def device_choices(
 
 
 def far_devices(topology: Topology, devices: NodeDevices | None, request: Request, cpus: CpuMask) -> int:
-    """Count what a placement lacks of the best way to lie beside the devices, as `DeviceChoice.far` does.
+    """Rate the distance of a placement to the devices, as `DeviceChoice.far` does; 0 for the best way.
 
-    Where nothing is known of the devices it lacks something.
+    Unknown devices count as far.
     """
     if not (request.devices or request.device_nodes) or request.options.device_numa is DeviceNuma.OFF:
         return 0

@@ -136,9 +136,9 @@ class ShortageCount:
         self._memory = plain_bytes(request.memory, request.huge_pages) if counts_memory else 0
 
     def missing(self, free: Free) -> MissingAmount | None:
-        """Return what `place` refuses for, in a few microseconds.
+        """Return the shortage that `place` would report, in a few microseconds.
 
-        None where counting is not enough: the VM may fit, or equal shares of something are missing.
+        None where counting is not enough: the VM may fit, or equal shares are missing.
         """
         units, need = self._units(free), self._need
         best = max([(units & mask).bit_count() for mask, _ in self._domains])
@@ -199,8 +199,8 @@ _REASONS = {
 def refuse(available: AvailableUnits, *, never: bool, fits: Callable[[Request], bool]) -> Refusal:
     """Explain why no part of the machine serves a request.
 
-    CPUs come before huge pages, huge pages before memory, and an even spread comes last. The numbers are
-    those of the place where least is missing. `fits` returns whether the machine could serve another request.
+    CPUs come before huge pages, huge pages before memory, and an even spread comes last. The numbers belong
+    to the place with the smallest shortage. `fits` returns whether the machine could serve another request.
     """
     request = available.request
     scope = request.options.scope

@@ -28,7 +28,7 @@ _NEVER = 1 << 20
 """More L3 groups than there are, for a share that cannot be served."""
 
 _Ways = dict[tuple[int, int], CoreChoice]
-"""The best choice for each number of groups and of those with a larger share."""
+"""The best choice for each number of groups and number of larger shares."""
 _NOTHING = CoreChoice(0, 0, 0, (), 0)
 
 
@@ -226,7 +226,7 @@ class GroupKnapsack:
         uses = [use for segment in numa_set.segments for use in available.uses_of(segment)]
         return crowd(uses, available.need)
 
-    # What a choice in a NUMA set cannot be better than, far cheaper than the choice itself.
+    # Lower bounds of choices, far cheaper than the choices.
 
     def bound(self, numa_set: NumaSet) -> CoreRank:
         """Return a lower bound for all choices inside the NUMA set."""

@@ -4,7 +4,7 @@ Sockets, NUMA nodes and L3 groups nest, on each machine in its own order: a sock
 a NUMA node several sockets, and an L3 group is inside a NUMA node or holds several. A part is the finer one
 of socket and NUMA node. A segment is the finer one of part and L3 group.
 
-Levels that cross (`numa=fake`) are cut: a part is what a socket and a NUMA node have in common, and an L3
+Levels that cross (`numa=fake`) are cut: a part is the intersection of a socket and a NUMA node, and an L3
 group ends at the border of a part. A piece of a socket then counts as a socket, and a piece of an L3 group as
 an L3 group, so that a placement may use more of them than it has to. Whether a VM fits does not change:
 scopes and equal shares use the real levels.
@@ -131,7 +131,7 @@ class Layout:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.l3_parts: dict[tuple[int, int, int], L3Part] = {}
-        """Cached counts by (CPUs of a segment, those of them available, unit)."""
+        """Cached counts by (CPUs of a segment, its available CPUs, unit)."""
         self.part_counts: dict[tuple[int, int, int], PartCount] = {}
         """The same for parts of NUMA nodes."""
         ids = [node.id for node in topology.numa_nodes]

@@ -17,7 +17,7 @@ from kvplace.core.scalars import NumaIndex
 from kvplace.core.search_budget import SearchBudget
 
 _MOST_EQUALS = 1_024
-"""Equally near sets that are kept: reached where more than 12 NUMA nodes differ in what is free alone."""
+"""Equally near sets that are kept: reached where more than 12 NUMA nodes have unequal free resources only."""
 
 Distances = tuple[int, int]
 """The largest and the summed distance between the NUMA nodes of a set."""
@@ -87,9 +87,9 @@ class NodeSets:
         larger: int = 0,
         socket_share: int = 0,
     ) -> tuple[Distances, list[Found]] | None:
-        """Find what is accepted of the nearest sets of so many parts in so many nodes; None when nothing is.
+        """Find the nearest sets of so many parts in so many nodes that are accepted; None without any.
 
-        `accepts` makes anything of a set that has the units and the memory. Sets farther apart than `within`
+        `accepts` turns a set that has the units and the memory into results. Sets farther apart than `within`
         do not count. Of each set of NUMA nodes in `beside` one has units. Every part of a set has `share`
         units at least, and `larger` of them one more; the parts in each of the sockets have `socket_share`
         together.

@@ -4,9 +4,9 @@ The best sets have the smallest `NodeRank`. No choice of cores on the machine ca
 objectives. A node that gives memory alone counts like any other; where it lies in several sockets, one of
 them counts.
 
-Of a set with more nodes than the CPUs need, those give CPUs that are the best set for the CPUs by the same
-order, and of equal ones those with the most memory. Where the scope spreads, as many groups give CPUs as can
-give equal shares.
+Where a set has more nodes than the CPUs need, only some give CPUs: the best subset for the CPUs by the same
+order, and of equal subsets the one with the most memory. Where the scope spreads, as many groups give CPUs as
+can give equal shares.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def best_numa_sets(available: AvailableUnits) -> list[NumaSet]:
 
 
 def giving_cpus(available: AvailableUnits, numa_sets: list[NumaSet]) -> list[NumaSet]:
-    """Let the nodes that lie best for the CPUs give these, in each set; keep the sets where they lie best.
+    """Choose in each set the nodes that give CPUs; keep the sets with the best CPUs.
 
-    Of CPUs that lie equally well, those count that have most of the memory beside them. First come sets
-    with the fewest CPUs left on other nodes, for later VMs that need the memory there.
+    Of equally good CPUs the ones with the most memory beside them count. Sets that leave the fewest CPUs on
+    other nodes come first: later VMs need the memory there.
     """
     if not available.needs_memory or available.request.options.policy is Policy.NUMA:
         return numa_sets
@@ -169,7 +169,7 @@ def serves(available: AvailableUnits, numa_set: NumaSet) -> bool:
 
 
 def spread_groups(available: AvailableUnits, numa_set: NumaSet) -> list[list[Segment]]:
-    """Group the segments of a NUMA set by what the scope spreads over; one group when it does not spread."""
+    """Group the segments of a NUMA set by the level that the scope spreads over; else one group."""
     scope = available.request.options.scope
     groups: dict[int, list[Segment]] = {}
     for segment in numa_set.segments:

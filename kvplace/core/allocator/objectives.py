@@ -1,6 +1,6 @@
 """The objectives of a placement in their order: each place decides only where all before it are equal.
 
-The last one is fragmentation: what taking CPUs from a group costs the VMs that come later. The cost of CPUs
+The last one is fragmentation, the cost for later VMs when CPUs are taken from a group. The cost of CPUs
 is higher in a group (a NUMA node, an L3 group) with more free CPUs, so that the fullest group that serves is
 taken, as best fit does. It is higher still where a place for a large VM is lost.
 """
@@ -43,7 +43,7 @@ LARGE = (32, 64)
 """Sizes of VMs that a machine keeps places for.
 
 With all sizes, fewer VMs are forced over several NUMA nodes where VMs of all sizes come alike, but more where
-nearly all are small; docs/decisions.md has what was tried.
+nearly all are small; docs/decisions.md has the rules that were tried.
 """
 
 _OF_A_SLOT = 1024

@@ -2,12 +2,12 @@
 
 This is the multi-dimensional multiple-choice form: several amounts are to be covered at once, and of every
 class one option is taken. It is solved by depth-first search. A branch is cut off when the largest groups
-left cannot cover what is missing, and a state that led to nothing is not searched again. So the steps are
+left cannot cover the missing amount, and a state without a solution is not searched again. So the steps are
 bounded by the number of different sums, and besides by the question's `SearchBudget`.
 
 The L3 groups of a VM are such a cover: fewest groups, then fewest cores. The widest m of some cores give a
-need exactly when, for every t, the threads that cores have beyond t make up for the rest: the sum of what
-each core has more than t must be at least the need less m times t. So it has one amount for each t.
+need exactly when, for every t, the threads that cores have beyond t make up for the rest: the sum of
+each core's threads beyond t must be at least the need less m times t. So it has one amount for each t.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Amounts = tuple[int, ...]
 
 _Limit = tuple[int, list[list[int]]]
 _Gains = tuple[int, Amounts, list[tuple[int, ...]]]
-"""The fewest groups of a class, the most that these have of each amount, what each further group adds."""
+"""The fewest groups of a class, their most of each amount, and the gain of each further group."""
 
 
 class Option(NamedTuple):
@@ -235,7 +235,7 @@ class L3Sets:
         return (*beyond, *(0,) * (self._steps - len(beyond)))[: self._steps]
 
     def _counted(self, amounts: Sequence[int]) -> Amounts:
-        """The amounts that are checked; their sum prunes what none of them does."""
+        """The amounts that are checked; their sum cuts off further branches."""
         return (*amounts, sum(amounts)) if len(amounts) > 1 else tuple(amounts)
 
     def _classes(self) -> list[list[Option]]:

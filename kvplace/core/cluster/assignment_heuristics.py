@@ -1,7 +1,7 @@
 """Heuristics that assign VMs to nodes: greedy orders, bin packing and local search.
 
-Greedy: the most difficult VMs go first, while they still fit, and small ones fill what is left. How difficult
-a VM is can be measured in more than one way, and no way is the best for every mix; a plan tries several.
+Greedy: the most difficult VMs go first, while they still fit, and small ones fill the rest. The difficulty of
+a VM can be measured in several ways, and none is the best for every mix; a plan tries several.
 
 Bin packing by minimum bin slack: one scope domain after the other gets the VMs that leave least over. Where
 VMs are assigned one by one (best fit), the last scope domains end with odd numbers of free CPUs. The set of
@@ -167,7 +167,7 @@ def pack(draft: Draft, order: Sequence[int], shapes: Sequence[Shape], first: Fil
 
 
 class _Waiting:
-    """The VMs of one scope that have no node yet, by size, those with the most memory last."""
+    """The VMs of one scope that have no node yet, by size, in ascending order of memory."""
 
     def __init__(self, vms: Sequence[int], shapes: Sequence[Shape]) -> None:
         self._shapes = shapes
@@ -181,7 +181,7 @@ class _Waiting:
         return {size: len(vms) for size, vms in self._by_size.items()}
 
     def assign_one(self, draft: Draft, size: int, index: int, cpus: CpuMask) -> None:
-        """Assign the VM with the most memory of those of a size that fit into a scope domain."""
+        """Assign the VM with the most memory that has this size and fits into a scope domain."""
         vms = self._by_size[size]
         tried: set[Shape] = set()
         for position in range(len(vms) - 1, -1, -1):
@@ -260,7 +260,7 @@ def exchange(draft: Draft, shapes: Sequence[Shape]) -> None:
 
 
 def _take_over(draft: Draft, vm: int, order: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
-    """Take a VM off its node, and assign those to it that fit there then, in an order."""
+    """Take a VM off its node, and assign the VMs that then fit there, in an order."""
     index = draft.node_of[vm]
     draft.unassign(vm)
     entered: list[int] = []

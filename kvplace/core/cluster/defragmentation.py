@@ -32,7 +32,7 @@ MOST_MIGRATIONS = 20
 _MOST_VMS = 16
 """VMs that are tried for one move between nodes: the ones that leave the largest gain."""
 _MOST_TARGETS = 16
-"""Nodes that one of them is tried on: those with the fewest free CPUs that suffice."""
+"""Nodes where one of them is tried: the ones with the fewest free CPUs that suffice."""
 
 Watch = Callable[[int], bool]
 """Called with the moves found so far; False ends the search with these."""
@@ -309,7 +309,7 @@ SIZES = (4, 8, 16, 32, 64)
 def better_placement(topology: Topology, free: Free, request: Request, before: Placement) -> Placement | None:
     """Place a running VM again; None where it gets nothing better.
 
-    `free` is what the machine has without the VM.
+    `free` are the free resources without the VM.
     """
     after = try_place(topology, free, request)
     return after if after is not None and is_better(topology, free, before, after) else None

@@ -252,7 +252,7 @@ def _headroom(domain: ScopeDomain, available: CpuMask, free: Free) -> Headroom:
 
 
 def _changed(free: Free, vm: Occupant, sign: int) -> Free | None:
-    """Compute what is free after a VM has come (-1) or gone (1), as in `free_of`; None for VMs that share."""
+    """Compute the free resources after a VM has come (-1) or gone (1); None for VMs that share CPUs."""
     placement = vm.placement
     if placement.cpus & ~placement.owned:
         return None

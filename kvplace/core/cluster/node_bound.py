@@ -186,7 +186,7 @@ class StandingBound:
         amounts += available.amounts_of([part.node for part in parts])
         if any(sum(have) < need for have, need in amounts):
             return None
-        # A package that gives memory alone does not count among those of a placement.
+        # A placement does not count a package that gives memory alone.
         units_of: dict[int, int] = {}
         for part, units in zip(parts, amounts[0][0], strict=True):
             units_of[part.socket] = units_of.get(part.socket, 0) + units
@@ -239,7 +239,7 @@ class StandingBound:
     ) -> Standing:
         """Combine parts that no placement with this locality can beat.
 
-        `free_beside` is by default what the fullest NUMA nodes that suffice have left.
+        `free_beside` are by default the CPUs left on the fullest NUMA nodes that suffice.
         """
         fewest_cpus, most_cpus = self._taken(counts, locality)
         if free_beside is None:

@@ -148,7 +148,7 @@ class Fit:
     free: Free
     """The free resources before the placement."""
     vcpus: int
-    """Those of the VM: a placement in a shared pool does not name them."""
+    """vCPUs of the VM: a placement in a shared pool does not name them."""
     far_devices: int = 0
     """NUMA nodes with devices of the VM where it would have no CPU."""
 

@@ -192,8 +192,8 @@ def _attempts(
 ) -> Iterator[Draft]:
     """Assign the VMs in several ways, the first one by one as they arrive.
 
-    Ends after the first group with one way that assigns them all: later groups assign more, not better. Ends
-    also when the search is stopped, with what is assigned so far.
+    Ends after the first group with one way that assigns them all: later groups assign more, not better. When
+    the search is stopped, it ends with the present assignment.
     """
     arrival = range(len(shapes))
     hardest = hardest_first(empty, shapes)

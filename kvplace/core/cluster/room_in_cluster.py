@@ -31,9 +31,9 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.search_budget import MAX_STEPS
 
 MOST_VMS = 64
-"""VMs that are tried, of those with enough CPUs, those with the least memory first."""
+"""VMs that are tried, if they have enough CPUs, in ascending order of memory."""
 MOST_TARGETS = 64
-"""Nodes that are tried for each of them, those with the most free CPUs first."""
+"""Nodes that are tried for each of them, the emptiest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,15 @@
 
 Least means, in kube-scheduler's own order: fewest disruption budgets violated, lowest highest priority,
 smallest sum of priorities (each made positive, so fewer victims come before more), fewest victims; then the
-best placement. The search goes through the first two from below. With a bound on both, what is left is to
-choose, in each domain that may hold the VM (each socket, NUMA node or L3 group for `one-*`, else all CPUs),
-tenants with enough CPUs for the missing ones: a branch and bound that counts CPUs, and asks for a
-placement only where the count suffices.
+best placement. The search goes through the first two from below. With a bound on both, it chooses in each
+domain that may hold the VM (each socket, NUMA node or L3 group for `one-*`, else all CPUs) tenants with
+enough CPUs for the missing ones: a branch and bound that counts CPUs, and places only where the count
+suffices.
 
 The search is a generator that pauses after each placement, so that its caller decides how long it may run
-without letting others run. Equal questions have equal answers. Within its bounds the answer is the best one;
-beyond them it is the best so far, or what is left when as many as possible are spared one by one. Either way
-no victim is in vain: if any one of them is spared, the VM does not fit.
+without letting others run. Equal questions have equal answers. Within its bounds the answer is the best one.
+Beyond them it is the best so far, or the rest after as many as possible were spared one by one. No victim is
+in vain: if any one is spared, the VM does not fit.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class _Domain:
 
     @property
     def weakest(self) -> tuple[Tenant, ...]:
-        """Tenants that cost no more than any that give back what is missing, in parts of their cost.
+        """Tenants for a lower bound: in no part of the cost are sufficient tenants cheaper.
 
-        The last one has the least priority such that tenants up to it give enough; the others are those of
-        the lowest priorities, as many as must go at least up to that one.
+        The last one has the least priority such that tenants up to it give enough. The others have the lowest
+        priorities, as many as must go at least.
         """
         given = list(accumulate(gain for _, gain in self.tenants))
         last = bisect_left(given, self.missing)
@@ -218,7 +218,7 @@ class VictimSearch:
                 least = (weight + more * tenant.weight, len(chosen) + more)
                 enough = best.equals >= MAX_EQUALS or best.quality == self._ideal
                 if least > best.total or (least == best.total and enough):
-                    break  # those after it have no lower priority
+                    break  # the next ones have no lower priority
             added = (*chosen, tenant)
             if self._violations(added) <= allowed:
                 best = yield from self._branch(domain, index + 1, added, freed + gain, allowed, best)
@@ -246,7 +246,7 @@ class VictimSearch:
         return found
 
     def _spare(self, found: _Best) -> Search[None]:
-        """Take back each victim without whom the VM fits, too."""
+        """Spare each victim that is not needed."""
         ordered = by_importance(found.chosen)
         for one in sorted(ordered, key=lambda each: -violated_by((*self._question.certain, each))):
             fewer = tuple(other for other in found.chosen if other is not one)
@@ -254,7 +254,7 @@ class VictimSearch:
             if placement is not None:
                 found.chosen, found.placement = fewer, placement
 
-    # What both ask.
+    # Steps of both.
 
     @property
     def _is_exhausted(self) -> bool:

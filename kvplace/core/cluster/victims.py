@@ -2,8 +2,8 @@
 
 kube-scheduler prefers nodes where fewer PodDisruptionBudgets are violated, and believes the number that an
 extender gives. So budgets are counted by the rules of its package `preemption`: pods are checked from the
-most important one down, each takes one from every budget that selects it, and a pod that takes what is not
-there counts once.
+most important one down, each takes one from every budget that selects it, and a pod that exceeds a budget
+counts once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The core map of a machine: nested boxes down to every hardware thread.
 
-The nesting is that of lstopo: socket, NUMA node, L3, core, thread. Terminal, SVG, JSON and web pages draw the
+The boxes nest as in lstopo: socket, NUMA node, L3, core, thread. Terminal, SVG, JSON and web pages draw the
 same values. VMs have letters, so that a map is readable without colours and on paper. The levels of a real
 machine need not nest: each box holds the part of its level that lies in the box around it. A NUMA node on two
 sockets is drawn in both, marked as a part.
@@ -93,7 +93,7 @@ class CoreBox:
 
     threads: tuple[Thread, ...]
     part: bool = False
-    """Other threads of the core are in another box; likewise for the larger boxes."""
+    """Whether other threads of the core are in another box; the larger boxes have the same mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ def draw(
     """Make the core map of a machine from its ledger.
 
     `foreign`, `found` and `placements` are as in `Occupancy`; `counts` are the devices of the node, and
-    `devices` those of each VM. Contradictions are drawn and marked as faults.
+    `devices` the devices of each VM. Contradictions are drawn and marked as faults.
     VMs get their letters in the order of the lowest CPU that they use: the letters follow the drawing.
     """
     occupancy = Occupancy(topology, ledger if ledger is not None else Ledger(), foreign, found, placements)

@@ -1,6 +1,6 @@
 """The users of each CPU of a machine, also where ledger, machine and measurement contradict each other.
 
-The rules of the ledger prevent two owners of one CPU, but a map must show what is there: placements of other
+The rules of the ledger prevent two owners of one CPU, but a map must show the real state: placements of other
 tools, answers of several programs put together, CPUs in use outside of kvplace, threads that run where they
 were not placed. None of that is an error here: each contradiction is a `Fault` with one sentence.
 """
@@ -205,7 +205,7 @@ def _fault(kind: FaultKind, cpus: CpuMask, sentence: str) -> Fault:
 def name_of(claim: Claim) -> str:
     """Name the VM of a claim: its VMI or pod, with the namespace where there is one.
 
-    One that waits is named as what it is: its CPUs are reserved, and nothing runs on them.
+    The name of a waiting VM states that its CPUs are reserved: nothing runs on them.
     """
     kept = f" (reserved until {claim.reserved.until})" if claim.reserved is not None else ""
     return printable(f"{claim.namespace}/{claim.vmi or claim.pod}".removeprefix("/") + kept)

@@ -304,7 +304,7 @@ def patterns(defs: Element) -> None:
 
 
 def colour_of(thread: Thread, colours: Mapping[str, str]) -> str:
-    """Choose the class of a thread's colour: that of its VM, or none where there is not exactly one."""
+    """Choose the class of a thread's colour: its VM's, or none where there is not exactly one VM."""
     return colours[thread.vms[0]] if len(thread.vms) == 1 else "plain"
 
 

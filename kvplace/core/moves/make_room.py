@@ -66,7 +66,7 @@ class MovePlan:
 
 @dataclass(frozen=True, slots=True)
 class NoMoves:
-    """No moves were found, and why."""
+    """The reason why no moves were found."""
 
     sentence: str
     exact: bool
@@ -95,8 +95,8 @@ def make_room(
     and never gets a worse locality than it has. `only` restricts the CPUs as in `free_of`, and
     `devices` are the free ones.
 
-    For each number of moves the search takes at most `max_steps` steps (see `search_budget`); the best
-    moves found until then are the answer. So they are when `watch`, asked again and again, ends the search.
+    For each number of moves the search takes at most `max_steps` steps (see `search_budget`). `watch` is
+    called repeatedly and may end the search earlier. The answer is then the best sequence so far.
     """
     empty = try_place(topology, free_of(topology, Ledger(), only=only, devices=devices), request)
     if empty is None:

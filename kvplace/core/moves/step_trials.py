@@ -1,7 +1,7 @@
 """Trying moves without carrying them out: does every VM get CPUs in its target, one step after the other?
 
-A step may take what is free when it is taken. A VM's own CPUs and memory count as free for it, and are used
-again only where nothing else is possible. So no CPU has two owners at any time.
+A step takes only resources that are free at that moment. A VM's own CPUs and memory count as free for it, and
+are used again only where nothing else is possible. So no CPU has two owners at any time.
 
 A VM may take one set of CPUs of each kind in its target. Cores are of one kind when they have equally many
 threads, lie in the same NUMA node, package and L3 group, and have equally many threads free and equally many
