@@ -37,7 +37,7 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.node_topology import GROUP
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
-from kvplace.kube.ledger_objects import write_call
+from kvplace.kube.custom_objects import write_ledger_call
 from kvplace.kube.object_records import LedgerRecord
 from kvplace.kube.session import JSON, MERGE_PATCH, METADATA_ONLY, METHODS, Call
 
@@ -188,7 +188,7 @@ def full_ledger(
     def store(change: LedgerChange) -> None:
         nonlocal record
         after = record.ledger.after(change)
-        version = server.write(write_call(record, change, after), group)
+        version = server.write(write_ledger_call(record, change, after), group)
         record = LedgerRecord(node, after, version, is_whole=not patched)
 
     claims = [claim_of(number) for number in range(cpus // CPUS_OF_A_CLAIM)]

@@ -19,7 +19,7 @@ from kvplace.core.quantity import MOST_PAGES, parse_bytes, parse_quantity
 from kvplace.core.scalars import Bytes
 from kvplace.core.strict_json import shown
 from kvplace.core.well_known_names import FrontEnd
-from kvplace.kube.pod_spec import OwnerReference
+from kvplace.kube.object_parts import OwnerReference
 
 Quantity: TypeAlias = str | int | float
 Quantities: TypeAlias = dict[str, Quantity]

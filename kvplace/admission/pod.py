@@ -68,7 +68,7 @@ from kvplace.core.well_known_names import (
     RESULTS,
     VM_SIZE,
 )
-from kvplace.kube.pod_spec import OwnerReference
+from kvplace.kube.object_parts import OwnerReference
 
 FORGEABLE = (PLACEMENT, REQUEST)
 """Results that are removed from pods without options, too. Their `cpu-map` stays: another scheduler may use

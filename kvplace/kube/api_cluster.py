@@ -30,7 +30,7 @@ from kvplace.core.ledger import LedgerChange
 from kvplace.core.node_topology import GROUP, VERSION, topology_document
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube import ledger_objects, pod_calls, topology_objects
+from kvplace.kube import custom_objects, pod_calls
 from kvplace.kube.api_errors import NotFound, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Resource
 from kvplace.kube.api_migrations import (
@@ -38,10 +38,8 @@ from kvplace.kube.api_migrations import (
     create_migration_call,
     delete_migration_call,
 )
-from kvplace.kube.disruption_budgets import PATH as BUDGETS_PATH
-from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
+from kvplace.kube.custom_objects import TopologyReader, ledger_record, resource_topology_record
 from kvplace.kube.events import EventRecord
-from kvplace.kube.ledger_objects import ledger_record
 from kvplace.kube.list_watch import ListWatch, follow
 from kvplace.kube.migrations import PlannedMigration
 from kvplace.kube.object_records import (
@@ -56,13 +54,12 @@ from kvplace.kube.object_records import (
 )
 from kvplace.kube.objects import (
     COMPUTE,
-    CustomObject,
-    NodeObject,
+    BudgetObject,
     NodeRow,
     PodObject,
-    VersionOnly,
-    VmiObject,
+    RawObject,
     agent_pod_record,
+    disruption_budget,
     node_of_row,
     node_record,
     pod_record,
@@ -76,7 +73,6 @@ from kvplace.kube.resource_claims import (
     write_claim_status_call,
 )
 from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
-from kvplace.kube.topology_objects import TopologyReader, resource_topology_record
 from kvplace.kube.watches import (
     AGENT_PODS,
     EVERYTHING,
@@ -125,17 +121,17 @@ class ApiCluster:
         self._resources: Mapping[Kind[Any, Any], Resource[Any]] = {
             PODS: Resource.of("pods", path_of("api", "v1", "pods"), _POD, pod_record),
             NODES: Resource.of(
-                "nodes", path_of("api", "v1", "nodes"), _NODE, node_record, form=ListForm.METADATA
+                "nodes", path_of("api", "v1", "nodes"), _RAW, node_record, form=ListForm.METADATA
             ),
             NODE_STATUSES: Resource.of(
                 "nodes", path_of("api", "v1", "nodes"), _NODE_ROW, node_of_row, form=ListForm.TABLE
             ),
-            TOPOLOGIES: _custom(topology_objects.RESOURCE, TopologyReader().record),
-            LEDGERS: _custom(ledger_objects.RESOURCE, self._ledger_record),
+            TOPOLOGIES: _custom(custom_objects.TOPOLOGY, TopologyReader().record),
+            LEDGERS: _custom(custom_objects.LEDGER, self._ledger_record),
             VMIS: Resource.of(
                 "virtualmachineinstances",
                 path_of("apis", "kubevirt.io", "v1", "virtualmachineinstances"),
-                _VMI,
+                _RAW,
                 vmi_record,
             ),
             AGENT_PODS: Resource.of(AGENT_PODS.name, path_of("api", "v1", "pods"), _POD, agent_pod_record),
@@ -190,7 +186,7 @@ class ApiCluster:
         Raises Conflict when it has changed since `claim` was read, and Refused when it is gone.
         """
         body = await self._session.request(write_claim_status_call(claim, status))
-        return decoded(_VERSION, body, RESOURCE_CLAIMS.name).metadata.resource_version
+        return decoded(_RAW, body, RESOURCE_CLAIMS.name).metadata.resource_version
 
     async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
         """Read all PodDisruptionBudgets of the cluster, page by page."""
@@ -257,8 +253,8 @@ class ApiCluster:
         spec = topology_document(topology)
         if before is not None:
             return await self._patch_topology(node.name, before.resource_version, {"spec": spec})
-        body = await self._session.request(topology_objects.create_call(node, spec, self._written_by))
-        return decoded(_VERSION, body, topology_objects.RESOURCE).metadata.resource_version
+        body = await self._session.request(custom_objects.create_topology_call(node, spec, self._written_by))
+        return decoded(_RAW, body, custom_objects.TOPOLOGY).metadata.resource_version
 
     async def write_topology_status(self, node: NodeName, status: TopologyStatus, version: str) -> str:
         """Replace the status of a NodeTopology that still has this resource version; returns the new one.
@@ -270,10 +266,10 @@ class ApiCluster:
     async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
         """Read the writer of a NodeResourceTopology; None where there is none, or no such kind."""
         try:
-            body = await self._session.request(topology_objects.read_resource_topology_call(node))
+            body = await self._session.request(custom_objects.read_resource_topology_call(node))
         except NotFound:
             return None
-        return resource_topology_record(decoded(_VERSION, body, topology_objects.RESOURCE_TOPOLOGY))
+        return resource_topology_record(decoded(_RAW, body, custom_objects.RESOURCE_TOPOLOGY))
 
     async def write_resource_topology(
         self, node: NodeRecord, document: Mapping[str, Any], before: ResourceTopologyRecord | None
@@ -283,9 +279,9 @@ class ApiCluster:
         Raises Conflict when there is another one by now, and Refused when the cluster has no such kind.
         """
         body = await self._session.request(
-            topology_objects.write_resource_topology_call(node, document, before, self._written_by)
+            custom_objects.write_resource_topology_call(node, document, before, self._written_by)
         )
-        return resource_topology_record(decoded(_VERSION, body, topology_objects.RESOURCE_TOPOLOGY))
+        return resource_topology_record(decoded(_RAW, body, custom_objects.RESOURCE_TOPOLOGY))
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a VirtualMachineInstance as JSON; None when there is none."""
@@ -298,30 +294,30 @@ class ApiCluster:
     async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
         """Read a ledger, as `LedgerClient` states."""
         try:
-            body = await self._session.request(ledger_objects.read_call(node))
+            body = await self._session.request(custom_objects.read_ledger_call(node))
         except NotFound:
             return None
-        return ledger_record(decoded(_CUSTOM, body, ledger_objects.RESOURCE))
+        return ledger_record(decoded(_RAW, body, custom_objects.LEDGER))
 
     async def create_ledger(self, node: NodeName) -> LedgerRecord:
         """Create an empty ledger, as `LedgerClient` states."""
         try:
-            body = await self._session.request(ledger_objects.create_call(node))
+            body = await self._session.request(custom_objects.create_ledger_call(node))
         except Conflict:
             there = await self.read_ledger(node)
             if there is None:
                 raise
             return there
-        return ledger_record(decoded(_CUSTOM, body, ledger_objects.RESOURCE))
+        return ledger_record(decoded(_RAW, body, custom_objects.LEDGER))
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
         """Change a ledger, as `LedgerClient` states."""
         after = before.ledger.after(change)
         try:
-            body = await self._session.request(ledger_objects.write_call(before, change, after))
+            body = await self._session.request(custom_objects.write_ledger_call(before, change, after))
         except NotFound as error:
             raise Conflict(f"the ledger of node {before.node} is gone") from error
-        stored = decoded(_VERSION, body, ledger_objects.RESOURCE).metadata
+        stored = decoded(_RAW, body, custom_objects.LEDGER).metadata
         written = LedgerRecord(
             before.node, after, stored.resource_version, stored.uid, is_whole=before.is_whole
         )
@@ -336,7 +332,7 @@ class ApiCluster:
         Raises Conflict when it has changed, is another one, or still has owners.
         """
         try:
-            await self._session.request(ledger_objects.delete_call(before))
+            await self._session.request(custom_objects.delete_ledger_call(before))
         except NotFound:
             return
         except Rejected as error:
@@ -393,7 +389,7 @@ class ApiCluster:
         selector.check(kind)
         return ApiListWatch(self._session, self._resources[kind], selector, page_size=self._page_size)
 
-    def _ledger_record(self, document: CustomObject) -> LedgerRecord:
+    def _ledger_record(self, document: RawObject) -> LedgerRecord:
         """Read a watched ledger, unless it is the echo of a write of ours, as most are.
 
         Reading one takes longer than deciding on it.
@@ -405,9 +401,9 @@ class ApiCluster:
     async def _patch_topology(
         self, node: NodeName, version: str, change: Mapping[str, Any], *subresource: str
     ) -> str:
-        call = topology_objects.change_call(node, version, change, self._written_by, *subresource)
+        call = custom_objects.change_topology_call(node, version, change, self._written_by, *subresource)
         body = await self._session.request(call)
-        return decoded(_VERSION, body, topology_objects.RESOURCE).metadata.resource_version
+        return decoded(_RAW, body, custom_objects.TOPOLOGY).metadata.resource_version
 
     async def _get(self, resource: str, path: str, name: str) -> bytes | None:
         try:
@@ -416,18 +412,33 @@ class ApiCluster:
             return None
 
 
+class MovingCluster(ApiCluster):
+    """A cluster with the call that only `kvplace defragment` makes, with the rights of its user.
+
+    `serve` and the agent have no such right, so `ApiCluster` has no such call.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session, component="defragment")
+
+    async def annotate_vm(self, pod: PodRecord, key: str, value: str | None) -> None:
+        """Write an annotation of the VMI of a pod, or of a plain pod; None removes it."""
+        call = pod_calls.annotate_vm_call(pod, key, value, self._written_by)
+        await self._session.request(call)
+
+
 _POD = msgspec.json.Decoder(PodObject)
 _BUDGETS = Resource.of(
-    "poddisruptionbudgets", path_of(*BUDGETS_PATH), msgspec.json.Decoder(BudgetObject), disruption_budget
+    "poddisruptionbudgets",
+    path_of("apis", "policy", "v1", "poddisruptionbudgets"),
+    msgspec.json.Decoder(BudgetObject),
+    disruption_budget,
 )
-_VMI = msgspec.json.Decoder(VmiObject)
-_NODE = msgspec.json.Decoder(NodeObject)
 _NODE_ROW = msgspec.json.Decoder(NodeRow)
-_CUSTOM = msgspec.json.Decoder(CustomObject)
-_VERSION = msgspec.json.Decoder(VersionOnly)
+_RAW = msgspec.json.Decoder(RawObject)
 _MAPPING = msgspec.json.Decoder(dict[str, Any])
 _encode = msgspec.json.encode
 
 
-def _custom(resource: str, record: Callable[[CustomObject], R]) -> Resource[R]:
-    return Resource.of(resource, path_of("apis", GROUP, VERSION, resource), _CUSTOM, record)
+def _custom(resource: str, record: Callable[[RawObject], R]) -> Resource[R]:
+    return Resource.of(resource, path_of("apis", GROUP, VERSION, resource), _RAW, record)

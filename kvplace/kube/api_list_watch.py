@@ -12,7 +12,7 @@ import msgspec
 from kvplace.kube.api_errors import Expired, decoded, error_of_status, read_status
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.list_watch import Change, Page
-from kvplace.kube.objects import ListMeta, ObjectList, RowsOfTable, VersionOnly, WatchLine
+from kvplace.kube.objects import ListMeta, ObjectList, RawObject, WatchLine
 from kvplace.kube.session import (
     JSON,
     METADATA_LIST,
@@ -37,9 +37,8 @@ _READ_STEPS = 20
 """Steps of reading an object."""
 
 _PAGE = msgspec.json.Decoder(ObjectList)
-_TABLE = msgspec.json.Decoder(RowsOfTable)
 _LINE = msgspec.json.Decoder(WatchLine)
-_VERSION = msgspec.json.Decoder(VersionOnly)
+_VERSION = msgspec.json.Decoder(RawObject)
 
 
 class ListForm(Enum):
@@ -123,11 +122,8 @@ class ApiListWatch(Generic[R]):
         )
 
     def _objects(self, body: bytes) -> tuple[ListMeta, Sequence[msgspec.Raw]]:
-        if self._resource.form is ListForm.TABLE:
-            table = decoded(_TABLE, body, self.name)
-            return table.metadata, table.rows or ()
         page = decoded(_PAGE, body, self.name)
-        return page.metadata, page.items or ()
+        return page.metadata, (page.rows if self._resource.form is ListForm.TABLE else page.items) or ()
 
     async def read_all(self) -> tuple[R, ...]:
         """Read the whole list once; one that expires between two pages is begun again, once."""
@@ -194,7 +190,7 @@ class ApiStream(Generic[R_co]):
     def _object(self, content: msgspec.Raw) -> msgspec.Raw:
         if self._resource.form is not ListForm.TABLE:
             return content
-        rows = decoded(_TABLE, content, self._resource.name).rows or ()
+        rows = decoded(_PAGE, content, self._resource.name).rows or ()
         return rows[0] if rows else content
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import NotFound, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Resource
 from kvplace.kube.list_watch import follow
-from kvplace.kube.object_parts import ApiObject, Metadata
+from kvplace.kube.object_parts import ApiObject, Metadata, StoredObject
 from kvplace.kube.reported_vms import (
     LAUNCHER_RESOURCE,
     LAUNCHERS,
@@ -60,30 +60,24 @@ class _QuotaSpec(ApiObject, frozen=True):
     scope_selector: msgspec.Raw | None = None
 
 
-class QuotaObject(ApiObject, frozen=True):
-    """A ResourceQuota."""
-
-    metadata: Metadata
-    spec: _QuotaSpec = _QuotaSpec()
-    status: _QuotaStatus = _QuotaStatus()
+_QuotaObject: TypeAlias = StoredObject[_QuotaSpec, _QuotaStatus]
 
 
-def quota(stored: QuotaObject) -> Quota:
-    """Read a quota; one that counts only some pods limits nothing that can be foretold."""
+def _quota(stored: _QuotaObject) -> Quota:
+    """Read a quota; a quota with scopes counts only some pods, so its effect cannot be predicted."""
+    status = stored.status or _QuotaStatus()
     if stored.spec.scopes or stored.spec.scope_selector is not None:
         return Quota(stored.metadata.name, {}, {})
-    return Quota(stored.metadata.name, _quantities(stored.status.hard), _quantities(stored.status.used))
+    return Quota(stored.metadata.name, _quantities(status.hard), _quantities(status.used))
 
 
 def _quantities(texts: Mapping[str, str] | None) -> dict[str, Fraction]:
     return {name: Fraction(parse_quantity(text)) for name, text in (texts or {}).items()}
 
 
-QUOTA_RESOURCE = Resource.of(
-    "resourcequotas", path_of("api", "v1", "resourcequotas"), msgspec.json.Decoder(QuotaObject), quota
+_QUOTA_RESOURCE = Resource.of(
+    "resourcequotas", path_of("api", "v1", "resourcequotas"), msgspec.json.Decoder(_QuotaObject), _quota
 )
-
-
 FIELD_MANAGER = "kvplace-rollout"
 DOCUMENT_KEY = "rollout.json"
 RESOURCE_OF: Mapping[str, Resource[Any]] = {
@@ -134,7 +128,7 @@ class ApiRollouts:
     async def apply_vm(self, vm: Mapping[str, Any], *, dry_run: bool = False) -> None:
         """Apply a VirtualMachine or VirtualMachineInstance; a dry run stores nothing.
 
-        Raises Conflict when another client has written one of its fields, and what admission states.
+        Raises Conflict when another client has written one of its fields, and the errors of admission.
         """
         name, namespace = vm["metadata"]["name"], vm["metadata"]["namespace"]
         resource = RESOURCE_OF[vm["kind"]]
@@ -197,7 +191,7 @@ class ApiRollouts:
 
     async def read_quotas(self, namespace: str) -> tuple[Quota, ...]:
         """Read the ResourceQuotas of a namespace."""
-        return await self._read_all(QUOTA_RESOURCE, Selector(namespace=namespace))
+        return await self._read_all(_QUOTA_RESOURCE, Selector(namespace=namespace))
 
     async def _read_all(self, resource: Resource[R], selector: Selector) -> tuple[R, ...]:
         return await ApiListWatch(self._session, resource, selector, page_size=self._page_size).read_all()

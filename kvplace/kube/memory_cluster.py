@@ -2,63 +2,39 @@
 
 The demo and the tests run on it, so it refuses what an API server refuses: a write on a stale resource
 version, a second binding, a CPU that changes hands. One contract suite runs against both. It answers at once,
-but every call first lets other tasks run, so that races show up here, too.
-
-Below the calls of a client are calls that play users, kubelet and agent.
+but every call first lets other tasks run, so that races show up here, too. No VM migrates by itself: a test
+that plays virt-controller takes the migrations and moves them on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from kvplace.core.cluster.victims import DisruptionBudget
 from kvplace.core.errors import Conflict, Forbidden, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
-from kvplace.core.node_devices import DeviceReport
-from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import PodPlacement
-from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.core.well_known_names import CPU_MAP, PLACEMENT, REQUEST
-from kvplace.kube.claimed_cpus import with_status
+from kvplace.core.well_known_names import CPU_MAP, PLACEMENT
 from kvplace.kube.events import EventRecord
-from kvplace.kube.memory_migrations import MemoryMigrations
-from kvplace.kube.migrations import MIGRATIONS
-from kvplace.kube.object_log import ObjectLog
+from kvplace.kube.memory_objects import MemoryObjects, ObjectLog, with_status
+from kvplace.kube.migrations import MigrationRecord, PlannedMigration
 from kvplace.kube.object_records import (
-    NO_SHAPE,
-    AgentPod,
     Condition,
     LedgerRecord,
     NodeRecord,
     PodRecord,
-    PodReport,
     ResourceClaimRecord,
     ResourceTopologyRecord,
     TopologyRecord,
     TopologyStatus,
-    VmiRecord,
 )
 from kvplace.kube.watches import (
-    AGENT_PODS,
-    AGENTS,
-    DEVICE_CLASSES,
-    EDITED_VMIS,
     EVERYTHING,
-    LEDGERS,
-    NODE_STATUSES,
-    NODES,
-    PLACED_PODS,
-    PODS,
-    RESOURCE_CLAIMS,
-    SLICES,
-    TOPOLOGIES,
-    VMIS,
     Kind,
     Selector,
     WatchEvent,
@@ -68,50 +44,8 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 
-class MemoryCluster(MemoryMigrations):
+class MemoryCluster(MemoryObjects):
     """An API server's worth of rules over dictionaries."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[EventRecord] = []
-        self.topology_statuses: dict[NodeName, TopologyStatus] = {}
-        """The status of each NodeTopology as its agent has written it last."""
-        self._versions = itertools.count(1)
-        self._serials = itertools.count(1)
-        self._pods = ObjectLog(PODS)
-        self._nodes = ObjectLog(NODES)
-        self._topologies = ObjectLog(TOPOLOGIES)
-        self._ledgers = ObjectLog(LEDGERS)
-        self._edited_vmis = ObjectLog(VMIS)
-        self._agents = ObjectLog(AGENT_PODS)
-        self._resource_claims = ObjectLog(RESOURCE_CLAIMS)
-        self._slices = ObjectLog(SLICES)
-        self._device_classes = ObjectLog(DEVICE_CLASSES)
-        self._logs: Mapping[Kind[Any, Any], ObjectLog[Any]] = {
-            PODS: self._pods,
-            NODES: self._nodes,
-            NODE_STATUSES: self._nodes,
-            TOPOLOGIES: self._topologies,
-            LEDGERS: self._ledgers,
-            VMIS: self._edited_vmis,
-            AGENT_PODS: self._agents,
-            RESOURCE_CLAIMS: self._resource_claims,
-            SLICES: self._slices,
-            DEVICE_CLASSES: self._device_classes,
-            MIGRATIONS: self.migrations,
-        }
-        self._pod_annotations: dict[str, dict[str, str]] = {}
-        self._node_annotations: dict[str, dict[str, str]] = {}
-        self.serves_resource_topologies = True
-        """Whether the kind NodeResourceTopology has been installed."""
-        self._resource_topologies: dict[NodeName, tuple[ResourceTopologyRecord, Mapping[str, Any]]] = {}
-        self._vmis: dict[tuple[str, str], Mapping[str, Any]] = {}
-        self.quota: int | None = None
-        """The most millicores that a pod may request; None: any number."""
-        self.disruption_budgets: list[DisruptionBudget] = []
-        """The PodDisruptionBudgets as their controller has counted them last."""
-
-    # The calls of a client.
 
     def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
         selector.check(kind)
@@ -315,140 +249,21 @@ class MemoryCluster(MemoryMigrations):
         for log in self._logs.values():
             log.close()
 
-    # What users, kubelet and agent do.
+    async def create_migration(self, migration: PlannedMigration, *, dry_run: bool = False) -> None:
+        await asyncio.sleep(0)
+        key = (migration.namespace, migration.name)
+        if self.migrations.get(key) is not None:
+            raise Conflict(f"migration {migration.namespace}/{migration.name} exists already")
+        if self.refuses_migrations:
+            raise Forbidden(self.refuses_migrations)
+        if not dry_run:
+            self.migrates_to[migration.name] = migration
+            record = MigrationRecord(*key, migration.vmi, created=self.time(), is_ours=True)
+            self.migrations.put(key, record)
 
-    def create_pod(
-        self,
-        name: str,
-        *,
-        namespace: str = "default",
-        uid: str = "",
-        request: str = "",
-        vmi: str = "",
-        vmi_uid: str = "",
-        node: str = "",
-        annotations: Mapping[str, str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        shape: bytes = NO_SHAPE,
-        priority: int = 0,
-        resource_claims: tuple[str, ...] = (),
-        resources: Mapping[str, int] | None = None,
-        created: str = "",
-        migration: str = "",
-    ) -> PodRecord:
-        """Create a pod as it is after admission; raises Conflict when the name is taken.
-
-        Without `labels` a pod with a request has the label that admission gives it.
-        """
-        if self._pods.get((namespace, name)) is not None:
-            raise Conflict(f"pod {namespace}/{name} exists already")
-        held = {**({REQUEST: request} if request else {}), **(annotations or {})}
-        if labels is None:
-            labels = PLACED_PODS.labels if held.get(REQUEST) else {}
-        record = PodRecord(
-            namespace=namespace,
-            name=name,
-            uid=PodUid(uid or self._next_uid("pod")),
-            node=NodeName(node),
-            request=held.get(REQUEST, ""),
-            placement=held.get(PLACEMENT, ""),
-            cpu_map=held.get(CPU_MAP, ""),
-            vmi=vmi,
-            vmi_uid=vmi_uid or (f"vmi-{vmi}" if vmi else ""),
-            shape=shape,
-            priority=priority,
-            resource_claims=resource_claims,
-            labels=json.dumps(dict(labels)),
-            resources=resources or {},
-            created=created,
-            migration=migration,
-        )
-        self._pod_annotations[record.uid] = held
-        return self._put_pod(record, labels)
-
-    def pod_annotations(self, namespace: str, name: str) -> Mapping[str, str]:
-        """Return all annotations of a pod."""
-        return dict(self._pod_annotations[self._pod(namespace, name).uid])
-
-    def put_resource_topology(self, name: str, document: Mapping[str, Any]) -> None:
-        """Create or replace a NodeResourceTopology, as another writer than the agent does."""
-        record = ResourceTopologyRecord(NodeName(name), self._next_version(), by_agent=False)
-        self._resource_topologies[record.node] = (record, document)
-
-    def resource_topology(self, name: str) -> Mapping[str, Any] | None:
-        """Return a NodeResourceTopology as it was written."""
-        found = self._resource_topologies.get(NodeName(name))
-        return None if found is None else found[1]
-
-    def node_annotations(self, name: str) -> Mapping[str, str]:
-        """Return all annotations of a node."""
-        record = self._nodes.get(name)
-        described = {CPU_MAP: record.cpu_map} if record is not None and record.cpu_map else {}
-        return self._node_annotations.get(name, described)
-
-    def create_node(self, name: str, *, cpu_map: str = "", topology: Topology | None = None) -> NodeRecord:
-        """Create or replace a node, with the topology that its agent reports if given."""
-        known = self._nodes.get(name)
-        record = NodeRecord(
-            NodeName(name),
-            uid=known.uid if known else self._next_uid("node"),
-            cpu_map=cpu_map,
-            resource_version=self._next_version(),
-        )
-        self._nodes.put(name, record)
-        if topology is not None:
-            self.put_topology(name, topology)
-        return record
-
-    def put_topology(
-        self,
-        node: str,
-        topology: Topology,
-        *,
-        kubelet_cpus: int = 0,
-        enforcement: Enforcement = Enforcement.NONE,
-        pods: Iterable[PodReport] = (),
-        conditions: Iterable[Condition] = (),
-        by_agent: bool = False,
-        devices: DeviceReport | None = None,
-    ) -> None:
-        """Publish a node's machine, and the CPUs of the kubelet's static policy, as its agent does."""
-        self._put_topology(
-            TopologyRecord(
-                NodeName(node),
-                topology,
-                kubelet_cpus=CpuMask(kubelet_cpus),
-                enforcement=enforcement,
-                pods={report.uid: report for report in pods},
-                by_agent=by_agent,
-                conditions=tuple(conditions),
-                devices=devices,
-            )
-        )
-
-    def put_agent_pod(self, node: str, *, is_ready: bool = True) -> None:
-        """Let the DaemonSet run the agent on a node."""
-        uid = PodUid(f"agent-{node}")
-        self._agents.put(uid, AgentPod(uid, NodeName(node), is_ready), AGENTS.labels)
-
-    def delete_agent_pod(self, node: str) -> None:
-        """Take the agent away from a node."""
-        self._agents.remove(PodUid(f"agent-{node}"))
-
-    def put_resource_claim(self, record: ResourceClaimRecord) -> str:
-        """Create or replace a ResourceClaim, as users and kube-scheduler do; returns its version."""
-        version = self._next_version()
-        self._resource_claims.put((record.namespace, record.name), replace(record, resource_version=version))
-        return version
-
-    def put_vmi(self, namespace: str, name: str, document: Mapping[str, Any]) -> None:
-        """Create or replace a VirtualMachineInstance."""
-        self._vmis[namespace, name] = document
-
-    def edit_vmi(self, namespace: str, name: str, uid: str, asking: Mapping[str, str]) -> None:
-        """Edit the asking annotations of a running VMI, as its owner does and admission then marks it."""
-        record = VmiRecord(namespace, name, uid, dict(asking), self._next_version())
-        self._edited_vmis.put((namespace, name), record, EDITED_VMIS.labels)
+    async def delete_migration(self, namespace: str, name: str) -> None:
+        await asyncio.sleep(0)
+        self.migrations.remove((namespace, name))
 
     async def annotate_vm(self, pod: PodRecord, key: str, value: str | None) -> None:
         await asyncio.sleep(0)
@@ -458,28 +273,6 @@ class MemoryCluster(MemoryMigrations):
             self.edit_vmi(pod.namespace, pod.vmi, pod.vmi_uid, asking)
         else:
             self.edit_pod(pod.namespace, pod.name, asking)
-
-    def edit_pod(self, namespace: str, name: str, asking: Mapping[str, str]) -> None:
-        """Edit the asking annotations of a plain pod."""
-        self._put_pod(replace(self._pod(namespace, name), asking=dict(asking)))
-
-    # Inside.
-
-    def _pod(self, namespace: str, name: str) -> PodRecord:
-        record = self._pods.get((namespace, name))
-        if record is None:
-            raise Refused(f"pod {namespace}/{name} is gone")
-        return record
-
-    def _put_pod(self, record: PodRecord, labels: Mapping[str, str] | None = None) -> PodRecord:
-        record = replace(record, resource_version=self._next_version())
-        self._pods.put((record.namespace, record.name), record, labels)
-        return record
-
-    def _put_topology(self, record: TopologyRecord) -> str:
-        version = self._next_version()
-        self._topologies.put(record.node, replace(record, resource_version=version))
-        return version
 
     def _store_ledger(self, stored: LedgerRecord, after: Ledger) -> LedgerRecord:
         for cpu, owner in after.owners.items():
@@ -492,9 +285,3 @@ class MemoryCluster(MemoryMigrations):
         record = replace(stored, ledger=after, resource_version=self._next_version())
         self._ledgers.put(stored.node, record)
         return record
-
-    def _next_version(self) -> str:
-        return str(next(self._versions))
-
-    def _next_uid(self, what: str) -> str:
-        return f"{what}-{next(self._serials):08d}"

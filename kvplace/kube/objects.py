@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeAlias
 
 import msgspec
 
+from kvplace.core.cluster.victims import DisruptionBudget
+from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.scalars import ContainerId, NodeName, PodUid
 from kvplace.core.well_known_names import (
     ASKING,
@@ -36,7 +39,17 @@ from kvplace.core.well_known_names import (
     REQUEST,
     SMT,
 )
-from kvplace.kube.object_parts import ABSENT, ApiObject, ConditionObject
+from kvplace.kube.node_filters import MatchExpression
+from kvplace.kube.object_parts import (
+    ABSENT,
+    ApiObject,
+    ConditionObject,
+    OwnerReference,
+    PodResourceClaim,
+    PodSpec,
+    StoredObject,
+    vmi_of,
+)
 from kvplace.kube.object_records import (
     NO_SHAPE,
     OUR_PREFIX,
@@ -45,7 +58,6 @@ from kvplace.kube.object_records import (
     PodRecord,
     VmiRecord,
 )
-from kvplace.kube.pod_spec import OwnerReference, PodResourceClaim, PodSpec, vmi_of
 
 COMPUTE = "compute"
 """The container of a virt-launcher pod that runs QEMU."""
@@ -92,12 +104,6 @@ _NAMES = {field.encode_name: field.name for field in msgspec.structs.fields(Anno
 _ASKING_FIELDS = {key: _NAMES[key] for key in (*ASKING, PLACE_AGAIN)}
 
 
-class Labels(ApiObject, frozen=True):
-    """The labels that kvplace reads."""
-
-    placed: str = msgspec.field(name=PLACED_LABEL, default="")
-
-
 class ObjectMeta(ApiObject, frozen=True):
     """The part of `metadata` that records are made of."""
 
@@ -114,29 +120,14 @@ class ObjectMeta(ApiObject, frozen=True):
     owner_references: tuple[OwnerReference, ...] | None = None
 
 
-class Terminated(ApiObject, frozen=True):
-    """The end of a container; none of its fields matters here."""
-
-
-class ContainerState(ApiObject, frozen=True):
-    """Whether a container has ended."""
-
-    terminated: Terminated | None = None
-
-
 class ContainerStatus(ApiObject, frozen=True):
     """One container of a pod."""
 
     name: str = ""
     container_id: str = msgspec.field(name="containerID", default="")
     """`runtime://id`; empty until it is created."""
-    state: ContainerState | None = None
-
-
-class ExtendedResourceClaim(ApiObject, frozen=True):
-    """The ResourceClaim that kube-scheduler has made for extended resources."""
-
-    resource_claim_name: str = ""
+    state: dict[str, msgspec.Raw] | None = None
+    """By its name: `terminated` once the container has ended."""
 
 
 class PodStatus(ApiObject, frozen=True):
@@ -147,7 +138,7 @@ class PodStatus(ApiObject, frozen=True):
     conditions: tuple[ConditionObject, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
     resource_claim_statuses: tuple[PodResourceClaim, ...] | None = None
-    extended_resource_claim_status: ExtendedResourceClaim | None = None
+    extended_resource_claim_status: PodResourceClaim | None = None
 
 
 class PodObject(ApiObject, frozen=True):
@@ -158,26 +149,14 @@ class PodObject(ApiObject, frozen=True):
     status: PodStatus = PodStatus()
 
 
-class VmiObject(ApiObject, frozen=True):
-    """A VirtualMachineInstance."""
-
-    metadata: ObjectMeta
-
-
-class OwnedAnnotations(ApiObject, frozen=True):
-    """The annotations with a writer that matters."""
-
-    cpu_map: msgspec.Raw = msgspec.field(name=f"f:{CPU_MAP}", default=ABSENT)
-
-
 class OwnedMetadata(ApiObject, frozen=True):
-    """Which fields of `metadata` a writer owns."""
+    """The fields of `metadata` that a writer owns."""
 
-    annotations: OwnedAnnotations = msgspec.field(name="f:annotations", default=OwnedAnnotations())
+    annotations: dict[str, msgspec.Raw] | None = msgspec.field(name="f:annotations", default=None)
 
 
 class OwnedFields(ApiObject, frozen=True):
-    """Which fields a writer owns; others are skipped."""
+    """The fields that a writer owns; others are skipped."""
 
     metadata: OwnedMetadata = msgspec.field(name="f:metadata", default=OwnedMetadata())
     spec: msgspec.Raw = msgspec.field(name="f:spec", default=ABSENT)
@@ -204,14 +183,8 @@ class MetaWithWriters(ObjectMeta, frozen=True):
         return next((entry.fields_v1 for entry in writers if entry.fields_v1 != _NOTHING), _NOTHING)
 
 
-class NodeObject(ApiObject, frozen=True):
-    """A node."""
-
-    metadata: MetaWithWriters
-
-
-class CustomObject(ApiObject, frozen=True):
-    """A NodeTopology or NodeLedger; its spec stays unread until its version turns out to be new."""
+class RawObject(ApiObject, frozen=True):
+    """An object of any kind: its spec and status stay unread, for a known version for ever."""
 
     metadata: MetaWithWriters
     spec: msgspec.Raw = msgspec.Raw(b"{}")
@@ -226,24 +199,18 @@ class ListMeta(ApiObject, frozen=True):
 
 
 class ObjectList(ApiObject, frozen=True):
-    """One page of a list."""
+    """One page of a list, as objects or as a table; or the table of one object in a watch."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
+    rows: list[msgspec.Raw] | None = None
 
 
 class NodeRow(ApiObject, frozen=True):
     """A node as a row of the table that kubectl prints."""
 
     cells: tuple[str | int | float | bool | None, ...]
-    object: NodeObject
-
-
-class RowsOfTable(ApiObject, frozen=True):
-    """One page of a list as a table, or the table of one object in a watch."""
-
-    metadata: ListMeta
-    rows: list[msgspec.Raw] | None = None
+    object: RawObject
 
 
 class WatchLine(ApiObject, frozen=True):
@@ -251,12 +218,6 @@ class WatchLine(ApiObject, frozen=True):
 
     type: str
     object: msgspec.Raw
-
-
-class VersionOnly(ApiObject, frozen=True):
-    """The object of a bookmark, or the answer to a write of known content."""
-
-    metadata: MetaWithWriters
 
 
 def pod_record(pod: PodObject) -> PodRecord:
@@ -267,7 +228,7 @@ def pod_record(pod: PodObject) -> PodRecord:
     metadata, status = pod.metadata, pod.status
     annotations = metadata.annotations or _NO_ANNOTATIONS
     labels = _LABELS.decode(metadata.labels) if metadata.labels != ABSENT else None
-    placed = labels is not None and labels.placed == "true"
+    placed = labels is not None and labels.get(PLACED_LABEL) == "true"
     request = annotations.request if placed else ""
     vmi = vmi_of(request, metadata.owner_references or ())
     compute = next((each for each in status.container_statuses or () if each.name == COMPUTE), None)
@@ -284,9 +245,7 @@ def pod_record(pod: PodObject) -> PodRecord:
         vmi=vmi.name,
         vmi_uid=vmi.uid,
         migration=annotations.migration if vmi.name else "",
-        compute_terminated=(
-            compute is not None and compute.state is not None and compute.state.terminated is not None
-        ),
+        compute_terminated=compute is not None and "terminated" in (compute.state or {}),
         compute_container=ContainerId("" if compute is None else compute.container_id.partition("://")[2]),
         conditions=tuple(
             found.record for found in status.conditions or () if found.type.startswith(OUR_PREFIX)
@@ -336,7 +295,7 @@ def agent_pod_record(pod: PodObject) -> AgentPod:
     return AgentPod(PodUid(metadata.uid), NodeName(pod.spec.node_name), is_ready)
 
 
-def vmi_record(vmi: VmiObject) -> VmiRecord:
+def vmi_record(vmi: RawObject) -> VmiRecord:
     """Cut a VMI down to its record."""
     metadata = vmi.metadata
     return VmiRecord(
@@ -348,7 +307,7 @@ def vmi_record(vmi: VmiObject) -> VmiRecord:
     )
 
 
-def node_record(node: NodeObject) -> NodeRecord:
+def node_record(node: RawObject) -> NodeRecord:
     """Cut a node down to its record."""
     metadata = node.metadata
     return NodeRecord(
@@ -356,7 +315,7 @@ def node_record(node: NodeObject) -> NodeRecord:
         uid=metadata.uid,
         cpu_map=(metadata.annotations or _NO_ANNOTATIONS).cpu_map,
         resource_version=metadata.resource_version,
-        cpu_map_by_agent=metadata.agents.metadata.annotations.cpu_map != ABSENT,
+        cpu_map_by_agent=f"f:{CPU_MAP}" in (metadata.agents.metadata.annotations or ()),
     )
 
 
@@ -367,4 +326,46 @@ def node_of_row(row: NodeRow) -> NodeRecord:
 
 _NOTHING = OwnedFields()
 _NO_ANNOTATIONS = Annotations()
-_LABELS = msgspec.json.Decoder(Labels | None)
+_LABELS = msgspec.json.Decoder(dict[str, str] | None)
+
+
+class BudgetSelector(ApiObject, frozen=True):
+    """A label selector."""
+
+    match_labels: dict[str, str] | None = None
+    match_expressions: tuple[MatchExpression, ...] | None = None
+
+
+class BudgetSpec(ApiObject, frozen=True):
+    """The pods of a budget."""
+
+    selector: BudgetSelector | None = None
+
+
+class BudgetStatus(ApiObject, frozen=True):
+    """The number of these pods that may still be evicted."""
+
+    disruptions_allowed: int = 0
+    disrupted_pods: dict[str, msgspec.Raw] | None = None
+
+
+BudgetObject: TypeAlias = StoredObject[BudgetSpec, BudgetStatus]
+"""A PodDisruptionBudget: read when a pod preempts, not watched.
+
+KubeVirt keeps one for each VM that can migrate, and each changes with its VM, while preemption is rare.
+"""
+
+
+def disruption_budget(document: BudgetObject) -> DisruptionBudget:
+    """Read a PodDisruptionBudget; a selector with an unknown operator selects nothing."""
+    selector, status = document.spec.selector or BudgetSelector(), document.status or BudgetStatus()
+    labels = [LabelTerm(key, Operator.IN, (value,)) for key, value in (selector.match_labels or {}).items()]
+    expressions = [one.term for one in selector.match_expressions or ()]
+    known = [term for term in expressions if term is not None]
+    return DisruptionBudget(
+        namespace=document.metadata.namespace,
+        name=document.metadata.name,
+        selector=(*labels, *known) if len(known) == len(expressions) else (),
+        allowed=status.disruptions_allowed,
+        disrupted=frozenset(status.disrupted_pods or ()),
+    )

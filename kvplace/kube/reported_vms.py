@@ -1,15 +1,15 @@
 """VMs as KubeVirt reports them: the progress of each, and the status of VMs that opted in.
 
-A rollout reads how far its VMs have come from three objects: VM, VMI and virt-launcher pod. A list of VMs
-shows KubeVirt's own status: of a VirtualMachine the status that `kubectl get vm` prints, of a
-VirtualMachineInstance its phase. Decisions need none of this, so the caches of `serve` do not have it for
-thousands of pods. What a moment cannot be read from is None, and so is what has not happened.
+A rollout reads the progress of its VMs from three objects: VM, VMI and virt-launcher pod. A list of VMs
+shows KubeVirt's own status: the status of a VirtualMachine as `kubectl get vm` prints it, and the phase of a
+VirtualMachineInstance. Decisions need none of this, so the caches of `serve` do not hold it. A moment is None
+where it is unknown and where it has not come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
@@ -24,11 +24,9 @@ from kvplace.core.well_known_names import NO_LONGER_RUNNING, PINNED, ROLLOUT_LAB
 from kvplace.kube.api_list_watch import Resource
 from kvplace.kube.object_parts import ApiObject, ConditionObject, Metadata
 from kvplace.kube.object_records import NO_NODE
-from kvplace.kube.pod_spec import OwnerReference
 from kvplace.kube.session import path_of
 from kvplace.kube.watches import NAME_FIELD, NAMESPACE_FIELD, Kind
 
-VMS_PATH = ("apis", "kubevirt.io", "v1")
 VmName: TypeAlias = tuple[str, str]
 """Namespace and name."""
 _NOT_MADE = "FailedCreate"
@@ -36,8 +34,8 @@ _REASONS_OF_WAITING = ("Unschedulable", "SchedulerError")
 
 
 @dataclass(frozen=True, slots=True)
-class VmObject:
-    """A VirtualMachine."""
+class ReportedVm:
+    """A VirtualMachine or a VirtualMachineInstance."""
 
     namespace: str
     name: str
@@ -47,26 +45,13 @@ class VmObject:
     rollout: str = ""
     """Value of its label kvplace.io/rollout."""
     deleting: bool = False
-    failure: str = ""
-    """Why virt-controller cannot make its VMI, in virt-controller's words."""
-
-
-@dataclass(frozen=True, slots=True)
-class VmiObjectPhase:
-    """A VirtualMachineInstance."""
-
-    namespace: str
-    name: str
-    uid: str
-    created: float
-    rollout: str = ""
-    deleting: bool = False
+    unmade: str = ""
+    """The error of virt-controller when it makes the VMI of a VM, or the pod of a VMI."""
     phase: str = ""
+    """The phase of a VMI; empty for a VM, like the next two."""
     running_since: float | None = None
     failure: str = ""
-    """Why it is not ready, in KubeVirt's words."""
-    unmade: str = ""
-    """Why virt-controller cannot make its pod, in virt-controller's words."""
+    """The reason of KubeVirt why a VMI is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +69,10 @@ class LauncherPod:
     node: NodeName = NO_NODE
     bound_since: float | None = None
     waiting: str = ""
-    """Why it has no node yet, in kube-scheduler's words."""
+    """The reason of kube-scheduler why it has no node yet."""
     pinned_since: float | None = None
     unpinned: str = ""
-    """Why it is not pinned, in the agent's words."""
+    """The reason of the agent why it is not pinned."""
     was_pinned: bool = False
     """Whether it was pinned until its threads ended."""
 
@@ -101,7 +86,7 @@ class VmStatus:
     created: str = ""
     """When it was created, RFC 3339."""
     status: str = ""
-    """The word of KubeVirt; empty before KubeVirt has reported anything."""
+    """As KubeVirt reports it; empty before the first report."""
     is_instance: bool = False
     """Whether it is a VirtualMachineInstance."""
     options: PinningOptions | None = None
@@ -115,92 +100,72 @@ class VmStatus:
         return self.namespace, self.name
 
 
-class _Meta(Metadata, frozen=True):
-    annotations: dict[str, str] | None = None
-    owner_references: tuple[OwnerReference, ...] | None = None
-
-    @property
-    def rollout(self) -> str:
-        return (self.labels or {}).get(ROLLOUT_LABEL, "")
-
-    @property
-    def created(self) -> float:
-        moment = self.creation_timestamp
-        return 0.0 if moment is None else datetime.fromisoformat(moment).timestamp()
-
-
-class _Condition(ConditionObject, frozen=True):
-    last_transition_time: datetime | None = None
-
-
 class _Transition(ApiObject, frozen=True):
     phase: str = ""
-    phase_transition_timestamp: datetime | None = None
+    phase_transition_timestamp: str | None = None
 
 
 class _Status(ApiObject, frozen=True):
     phase: str = ""
     printable_status: str = ""
-    conditions: tuple[_Condition, ...] | None = None
+    conditions: tuple[ConditionObject, ...] | None = None
     phase_transition_timestamps: tuple[_Transition, ...] | None = None
 
-    def condition(self, kind: str) -> _Condition:
+    def condition(self, kind: str) -> ConditionObject:
         return next((one for one in self.conditions or () if one.type == kind), _NO_CONDITION)
-
-
-class _Template(ApiObject, frozen=True):
-    metadata: _Meta | None = None
 
 
 class _Spec(ApiObject, frozen=True):
     node_name: str = ""
-    template: _Template | None = None
+    template: _Object | None = None
 
 
 class _Object(ApiObject, frozen=True):
-    metadata: _Meta
+    metadata: Metadata = Metadata()
     spec: _Spec = _Spec()
     status: _Status | None = None
 
 
-_NO_CONDITION = _Condition()
+_NO_CONDITION = ConditionObject()
 _NO_STATUS = _Status()
 
 
-def _seconds(moment: datetime | None) -> float | None:
-    return None if moment is None else moment.timestamp()
+def _seconds(moment: str | None) -> float | None:
+    return None if moment is None else datetime.fromisoformat(moment).timestamp()
 
 
-def _vm(vm: _Object) -> VmObject:
-    meta, status = vm.metadata, vm.status or _NO_STATUS
-    failure = status.condition("Failure")
-    return VmObject(
-        meta.namespace,
-        meta.name,
-        meta.uid,
-        meta.created,
-        meta.rollout,
-        meta.deletion_timestamp is not None,
-        (failure.message or failure.reason) if failure.status == "True" else "",
-    )
+def _vm(vm: _Object) -> ReportedVm:
+    failure = (vm.status or _NO_STATUS).condition("Failure")
+    unmade = (failure.message or failure.reason) if failure.status == "True" else ""
+    return replace(_reported_vm(vm.metadata), unmade=unmade)
 
 
-def _vmi(vmi: _Object) -> VmiObjectPhase:
-    meta, status = vmi.metadata, vmi.status or _NO_STATUS
+def _vmi(vmi: _Object) -> ReportedVm:
+    status = vmi.status or _NO_STATUS
     ready, made = status.condition("Ready"), status.condition("Synchronized")
     ran = (one for one in status.phase_transition_timestamps or () if one.phase == "Running")
-    return VmiObjectPhase(
+    return replace(
+        _reported_vm(vmi.metadata),
+        unmade=made.message if made.status == "False" and made.reason == _NOT_MADE else "",
+        phase=status.phase,
+        running_since=_seconds(next((one.phase_transition_timestamp for one in ran), None)),
+        failure=(ready.message or ready.reason) if ready.status == "False" else "",
+    )
+
+
+def _reported_vm(meta: Metadata) -> ReportedVm:
+    return ReportedVm(
         meta.namespace,
         meta.name,
         meta.uid,
-        meta.created,
-        meta.rollout,
+        _seconds(meta.creation_timestamp) or 0.0,
+        _rollout(meta),
         meta.deletion_timestamp is not None,
-        status.phase,
-        _seconds(next((one.phase_transition_timestamp for one in ran), None)),
-        (ready.message or ready.reason) if ready.status == "False" else "",
-        made.message if made.status == "False" and made.reason == _NOT_MADE else "",
     )
+
+
+def _rollout(meta: Metadata) -> str:
+    return (meta.labels or {}).get(ROLLOUT_LABEL, "")
 
 
 def _pod(pod: _Object) -> LauncherPod:
@@ -213,7 +178,7 @@ def _pod(pod: _Object) -> LauncherPod:
         meta.name,
         meta.uid,
         owner,
-        meta.rollout,
+        _rollout(meta),
         meta.deletion_timestamp is not None,
         status.phase,
         NodeName(pod.spec.node_name),
@@ -226,7 +191,7 @@ def _pod(pod: _Object) -> LauncherPod:
 
 
 def _status_of_vm(vm: _Object) -> VmStatus:
-    template = (vm.spec.template and vm.spec.template.metadata) or _Meta()
+    template = vm.spec.template.metadata if vm.spec.template is not None else Metadata()
     status = (vm.status or _NO_STATUS).printable_status
     return _vm_status(vm.metadata, template, status, is_instance=False)
 
@@ -236,7 +201,7 @@ def _status_of_vmi(vmi: _Object) -> VmStatus:
     return _vm_status(vmi.metadata, vmi.metadata, status, is_instance=True)
 
 
-def _vm_status(meta: _Meta, asking: _Meta, status: str, *, is_instance: bool) -> VmStatus:
+def _vm_status(meta: Metadata, asking: Metadata, status: str, *, is_instance: bool) -> VmStatus:
     try:
         options = read_options(asking.annotations or {})
     except BadAnnotation:
@@ -246,46 +211,25 @@ def _vm_status(meta: _Meta, asking: _Meta, status: str, *, is_instance: bool) ->
     return VmStatus(meta.namespace, meta.name, created, status, is_instance, options, labels)
 
 
-def _kind(resource: str) -> Kind[VmName, VmStatus]:
-    return Kind(
-        resource,
-        lambda record: record.key,
-        {NAME_FIELD: lambda record: record.name, NAMESPACE_FIELD: lambda record: record.namespace},
-    )
-
-
-VMS: Kind[str, VmObject] = Kind(
-    "virtualmachines",
-    lambda record: record.name,
-    {NAME_FIELD: lambda record: record.name, NAMESPACE_FIELD: lambda record: record.namespace},
-)
+_BY_NAME: Mapping[str, Callable[[Any], str]] = {
+    NAME_FIELD: lambda record: record.name,
+    NAMESPACE_FIELD: lambda record: record.namespace,
+}
+VMS: Kind[str, ReportedVm] = Kind("virtualmachines", lambda record: record.name, _BY_NAME)
 """VirtualMachines of one namespace, by name."""
-VMI_PHASES: Kind[str, VmiObjectPhase] = Kind(
-    "virtualmachineinstances",
-    lambda record: record.name,
-    {NAME_FIELD: lambda record: record.name, NAMESPACE_FIELD: lambda record: record.namespace},
-)
+VMI_PHASES: Kind[str, ReportedVm] = Kind("virtualmachineinstances", lambda record: record.name, _BY_NAME)
 """VirtualMachineInstances of one namespace, by name."""
-LAUNCHERS: Kind[str, LauncherPod] = Kind(
-    "pods",
-    lambda record: record.uid,
-    {NAME_FIELD: lambda record: record.name, NAMESPACE_FIELD: lambda record: record.namespace},
-)
+LAUNCHERS: Kind[str, LauncherPod] = Kind("pods", lambda record: record.uid, _BY_NAME)
 """Pods of VMs."""
+VM_STATUSES: Kind[VmName, VmStatus] = Kind(VMS.name, lambda record: record.key, _BY_NAME)
+VMI_STATUSES: Kind[VmName, VmStatus] = Kind(VMI_PHASES.name, lambda record: record.key, _BY_NAME)
 
 _decoder = partial(msgspec.json.Decoder, _Object)
-VM_RESOURCE = Resource.of("virtualmachines", path_of(*VMS_PATH, "virtualmachines"), _decoder(), _vm)
-VMI_RESOURCE = Resource.of(
-    "virtualmachineinstances", path_of(*VMS_PATH, "virtualmachineinstances"), _decoder(), _vmi
-)
+_VMS, _VMIS = (path_of("apis", "kubevirt.io", "v1", kind.name) for kind in (VMS, VMI_PHASES))
+VM_RESOURCE = Resource.of(VMS.name, _VMS, _decoder(), _vm)
+VMI_RESOURCE = Resource.of(VMI_PHASES.name, _VMIS, _decoder(), _vmi)
 LAUNCHER_RESOURCE = Resource.of("pods", path_of("api", "v1", "pods"), _decoder(), _pod)
-VM_STATUSES = _kind("virtualmachines")
-VMI_STATUSES = _kind("virtualmachineinstances")
 STATUS_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
-    VM_STATUSES: Resource.of(
-        VM_STATUSES.name, path_of(*VMS_PATH, VM_STATUSES.name), _decoder(), _status_of_vm
-    ),
-    VMI_STATUSES: Resource.of(
-        VMI_STATUSES.name, path_of(*VMS_PATH, VMI_STATUSES.name), _decoder(), _status_of_vmi
-    ),
+    VM_STATUSES: Resource.of(VMS.name, _VMS, _decoder(), _status_of_vm),
+    VMI_STATUSES: Resource.of(VMI_PHASES.name, _VMIS, _decoder(), _status_of_vmi),
 }

@@ -1,22 +1,28 @@
-"""How objects of Dynamic Resource Allocation (`resource.k8s.io/v1`) become records.
+"""Objects of Dynamic Resource Allocation (`resource.k8s.io/v1`), and the CPUs in an allocation.
 
 A driver publishes the devices of a node in ResourceSlices. kube-scheduler allocates devices of them to the
 ResourceClaims of a pod, before it asks the extender to bind the pod. A "resource claim" is Kubernetes'
 object; a "claim" alone is of a ledger.
+
+dra-driver-cpu (experimental) with `--group-by=machine` has one device for all CPUs of a node and leaves their
+choice to another program, which writes them into the allocation as an opaque configuration. An allocation
+cannot be changed in place. So it is cleared, and written again with the CPUs, as kube-scheduler made it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from kvplace.core.scalars import NodeName, NumaId, PciAddress, ResourceName
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import Conflict, Refused
+from kvplace.core.quantity import counted, parse_quantity
+from kvplace.core.scalars import CpuMask, NodeName, NumaId, PciAddress, PodUid, ResourceName
 from kvplace.kube.api_list_watch import Resource
-from kvplace.kube.claimed_cpus import stated_cpus
-from kvplace.kube.object_parts import ApiObject, Metadata
+from kvplace.kube.object_parts import ApiObject, Metadata, StoredObject
 from kvplace.kube.object_records import (
     CPU_DRIVER,
     DeviceClassRecord,
@@ -34,6 +40,12 @@ _NUMA_NAMES = (f"{_STANDARD}numaNode", "numaNode", "numa", "numaNodeID", "dra.ne
 """Attributes with a NUMA node, the surest first; one without a domain is the driver's own."""
 _DRIVER = re.compile(r"""device\.driver\s*==\s*(?:"([^"]+)"|'([^']+)')""")
 _ONE_OF_SEVERAL = re.compile(r"\|\||!|\?")
+CAPACITY = f"{CPU_DRIVER}/cpu"
+"""Name of the number of CPUs in requests and results."""
+CLEARED: Mapping[str, Any] = {"allocation": None, "reservedFor": None}
+"""The status of a ResourceClaim without an allocation."""
+_API_VERSION = "v1alpha1"
+"""Of the driver's configuration."""
 
 
 class _DeviceAttribute(ApiObject, frozen=True):
@@ -66,11 +78,6 @@ class _SliceSpec(ApiObject, frozen=True):
     devices: tuple[_PublishedDevice, ...] | None = None
 
 
-class _SliceObject(ApiObject, frozen=True):
-    metadata: Metadata
-    spec: _SliceSpec = _SliceSpec()
-
-
 class _RequestedCapacity(ApiObject, frozen=True):
     requests: dict[str, str] | None = None
 
@@ -82,21 +89,9 @@ class _ExactRequest(ApiObject, frozen=True):
     admin_access: bool | None = None
     capacity: _RequestedCapacity | None = None
 
-    @property
-    def cpus(self) -> int | None:
-        return stated_cpus(self.capacity.requests) if self.capacity is not None else None
-
 
 class _AnyRequest(ApiObject, frozen=True):
     exactly: _ExactRequest | None = None
-
-
-class _RequestedDevices(ApiObject, frozen=True):
-    requests: tuple[_AnyRequest, ...] | None = None
-
-
-class _ResourceClaimSpec(ApiObject, frozen=True):
-    devices: _RequestedDevices = _RequestedDevices()
 
 
 class _AllocationResult(ApiObject, frozen=True):
@@ -105,21 +100,26 @@ class _AllocationResult(ApiObject, frozen=True):
     device: str = ""
 
 
-class _AllocatedDevices(ApiObject, frozen=True):
+class _Devices(ApiObject, frozen=True):
+    requests: tuple[_AnyRequest, ...] | None = None
+    """In a spec."""
     results: tuple[_AllocationResult, ...] | None = None
+    """In an allocation."""
 
 
-class _DeviceAllocation(ApiObject, frozen=True):
-    devices: _AllocatedDevices = _AllocatedDevices()
+class _WithDevices(ApiObject, frozen=True):
+    """The spec of a ResourceClaim, or its allocation."""
+
+    devices: _Devices = _Devices()
 
 
 class _ResourceClaimStatus(ApiObject, frozen=True):
-    allocation: _DeviceAllocation | None = None
+    allocation: _WithDevices | None = None
 
 
 class _ResourceClaimObject(ApiObject, frozen=True):
     metadata: Metadata
-    spec: _ResourceClaimSpec = _ResourceClaimSpec()
+    spec: _WithDevices = _WithDevices()
     status: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -136,11 +136,8 @@ class _DeviceClassSpec(ApiObject, frozen=True):
     extended_resource_name: str | None = None
 
 
-class _DeviceClassObject(ApiObject, frozen=True):
-    metadata: Metadata
-    spec: _DeviceClassSpec = _DeviceClassSpec()
-
-
+_SliceObject: TypeAlias = StoredObject[_SliceSpec, None]
+_DeviceClassObject: TypeAlias = StoredObject[_DeviceClassSpec, None]
 _STATUS = msgspec.json.Decoder(_ResourceClaimStatus | None)
 
 
@@ -177,7 +174,11 @@ def _slice_device(device: _PublishedDevice, driver: str) -> SliceDevice:
 def _resource_claim(document: _ResourceClaimObject) -> ResourceClaimRecord:
     exactly = [one.exactly for one in document.spec.devices.requests or () if one.exactly is not None]
     requests = tuple(
-        DeviceRequest(one.device_class_name, one.count, one.cpus)
+        DeviceRequest(
+            one.device_class_name,
+            one.count,
+            stated_cpus(one.capacity.requests if one.capacity is not None else None),
+        )
         for one in exactly
         if one.allocation_mode == "ExactCount" and not one.admin_access
     )
@@ -206,6 +207,15 @@ def _device_class(document: _DeviceClassObject) -> DeviceClassRecord:
         drivers.pop() if len(drivers) == 1 else "",
         ResourceName(resource) if resource else None,
     )
+
+
+def stated_cpus(capacity: Mapping[str, str] | None) -> int | None:
+    """Return the number of CPUs in the capacity of a request or result; None where there is none."""
+    try:
+        count = parse_quantity((capacity or {})[CAPACITY])
+    except (KeyError, ValueError):
+        return None
+    return int(count) if count.denominator == 1 else None
 
 
 def driver_of(expression: str) -> str:
@@ -268,3 +278,90 @@ def write_claim_status_call(claim: ResourceClaimRecord, status: Mapping[str, Any
         ),
         accept=METADATA_ONLY,
     )
+
+
+# CPUs of dra-driver-cpu.
+
+
+def has_cpus(claim: ResourceClaimRecord) -> bool:
+    """Whether dra-driver-cpu has a device in the allocation of a ResourceClaim."""
+    return any(driver == CPU_DRIVER for driver, _, _ in claim.allocated or ())
+
+
+def requests_cpus(claim: ResourceClaimRecord) -> bool:
+    """Whether a ResourceClaim requests a number of CPUs of dra-driver-cpu."""
+    return any(one.cpus is not None for one in claim.requests)
+
+
+def requested_cpus(claim: ResourceClaimRecord) -> int:
+    """Return how many CPUs a ResourceClaim requests; raises Refused for a claim that cannot be written."""
+    requests = [one for one in claim.requests if one.cpus is not None]
+    _check_devices(claim, sum(one.count for one in requests))
+    (request,) = requests
+    return request.cpus or 0
+
+
+def allocated_cpus(claim: ResourceClaimRecord, pod: PodUid) -> int:
+    """Return how many CPUs are allocated to a pod; raises Refused for a claim that cannot be written."""
+    what = name_of(claim)
+    results = claim.allocated or ()
+    if foreign := sorted({driver for driver, _, _ in results} - {CPU_DRIVER}):
+        raise Refused(
+            f"{what} has devices of {', '.join(foreign)}, too: request CPUs in a ResourceClaim of their own"
+        )
+    _check_devices(claim, len(results))
+    users = {user.get("uid") for user in claim.status.get("reservedFor") or ()}
+    if users - {pod}:
+        raise Refused(
+            f"{what} is in use by another pod: give each pod its own by a resourceClaimTemplateName"
+        )
+    if not users:
+        raise Conflict(f"{what} is not reserved for this pod")
+    (result,) = claim.status["allocation"]["devices"]["results"]
+    count = stated_cpus(result.get("consumedCapacity"))
+    if count is None:
+        raise Refused(
+            f"{what} has a device of {CPU_DRIVER} without {CAPACITY}: run the driver with --group-by=machine"
+        )
+    return count
+
+
+def _check_devices(claim: ResourceClaimRecord, count: int) -> None:
+    if count != 1:
+        raise Refused(
+            f"{name_of(claim)} has {counted(count, 'device')} of {CPU_DRIVER}: request one, for all CPUs"
+        )
+
+
+def with_cpus(claim: ResourceClaimRecord, cpus: CpuMask, at: str) -> Mapping[str, Any] | None:
+    """Return the status of an allocated ResourceClaim with these CPUs; None if it has them already.
+
+    `at` is the time of the new allocation. Only the driver's configuration changes beside it.
+    """
+    allocation = claim.status["allocation"]
+    devices = allocation["devices"]
+    ours = {
+        "source": "FromClaim",
+        "requests": [devices["results"][0]["request"]],
+        "opaque": {
+            "driver": CPU_DRIVER,
+            "parameters": {"apiVersion": _API_VERSION, "cpuConfig": {"cpuset": format_cpu_list(cpus)}},
+        },
+    }
+    there = devices.get("config") or []
+    config = [one for one in there if (one.get("opaque") or {}).get("driver") != CPU_DRIVER] + [ours]
+    if there == config:
+        return None
+    return {
+        "allocation": {
+            **allocation,
+            "allocationTimestamp": at,
+            "devices": {**devices, "config": config},
+        },
+        "reservedFor": claim.status["reservedFor"],
+    }
+
+
+def name_of(claim: ResourceClaimRecord) -> str:
+    """Name a ResourceClaim in a sentence."""
+    return f"ResourceClaim {claim.namespace}/{claim.name}"

@@ -25,7 +25,7 @@ from kvplace.core.strict_json import shown
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import NotFound, Rejected
 from kvplace.kube.api_rollouts import Quota
-from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
+from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, ReportedVm
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 from kvplace.rollout.templates import Rollout, WantedVm
 
@@ -179,8 +179,8 @@ def _read(content: object, kind: type[_T]) -> _T:
 class Found:
     """The objects of a rollout that exist already."""
 
-    vms: tuple[VmObject, ...]
-    vmis: tuple[VmiObjectPhase, ...]
+    vms: tuple[ReportedVm, ...]
+    vmis: tuple[ReportedVm, ...]
     pods: tuple[LauncherPod, ...]
 
 

@@ -18,7 +18,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stages import VmStage
 from kvplace.kube.api_errors import passes
 from kvplace.kube.object_records import NO_NODE
-from kvplace.kube.reported_vms import LauncherPod, VmiObjectPhase, VmObject
+from kvplace.kube.reported_vms import LauncherPod, ReportedVm
 from kvplace.rollout.templates import Rollout, WantedVm
 
 _OVER = ("Succeeded", "Failed")
@@ -101,7 +101,7 @@ NOT_THERE = Observed()
 
 
 def observe(
-    kind: str, vm: VmObject | None, vmi: VmiObjectPhase | None, pods: Iterable[LauncherPod]
+    kind: str, vm: ReportedVm | None, vmi: ReportedVm | None, pods: Iterable[LauncherPod]
 ) -> Observed:
     """Combine the objects of a VM that was made from a manifest of this kind."""
     made = vm if kind == "VirtualMachine" else vmi
@@ -153,7 +153,7 @@ def _measured(pod: LauncherPod | None) -> tuple[float | None, str] | None:
     return pod.pinned_since, pod.unpinned
 
 
-def _failure(made: VmObject | VmiObjectPhase, vmi: VmiObjectPhase | None) -> str:
+def _failure(made: ReportedVm, vmi: ReportedVm | None) -> str:
     if made.deleting:
         return "it is being deleted"
     if vmi is not None and vmi.phase == "Failed":
@@ -161,14 +161,14 @@ def _failure(made: VmObject | VmiObjectPhase, vmi: VmiObjectPhase | None) -> str
     return ""
 
 
-def _unmade(vm: VmObject | None, vmi: VmiObjectPhase | None, pod: LauncherPod | None) -> str:
+def _unmade(vm: ReportedVm | None, vmi: ReportedVm | None, pod: LauncherPod | None) -> str:
     """State why KubeVirt cannot make the next object; empty where it can."""
     if vmi is None:
-        return "" if vm is None else vm.failure
+        return "" if vm is None else vm.unmade
     return vmi.unmade if pod is None else ""
 
 
-def _waiting(vmi: VmiObjectPhase | None, pod: LauncherPod | None) -> str:
+def _waiting(vmi: ReportedVm | None, pod: LauncherPod | None) -> str:
     if pod is not None and not pod.node and pod.waiting:
         return pod.waiting
     if vmi is not None and vmi.phase != "Running":
@@ -183,8 +183,8 @@ class TrackedVm:
     wanted: WantedVm
     unmeasured: AbstractSet[NodeName]
     """The nodes where no agent measures."""
-    vm: VmObject | None = None
-    vmi: VmiObjectPhase | None = None
+    vm: ReportedVm | None = None
+    vmi: ReportedVm | None = None
     pods: dict[str, LauncherPod] = field(default_factory=dict)
     observed: Observed = NOT_THERE
     sent_at: float | None = None
@@ -308,7 +308,7 @@ class Tracker:
         """Note that VMs of a node come no further than running, until an agent measures one there again."""
         self._unmeasured.add(node)
 
-    def vm_changed(self, before: VmObject | None, after: VmObject | None) -> None:
+    def vm_changed(self, before: ReportedVm | None, after: ReportedVm | None) -> None:
         """Take in a VirtualMachine."""
         either = after or before
         tracked = None if either is None else self.vms.get(either.name)
@@ -316,7 +316,7 @@ class Tracker:
             tracked.vm = after
             self._look(tracked)
 
-    def vmi_changed(self, before: VmiObjectPhase | None, after: VmiObjectPhase | None) -> None:
+    def vmi_changed(self, before: ReportedVm | None, after: ReportedVm | None) -> None:
         """Take in a VirtualMachineInstance."""
         either = after or before
         tracked = None if either is None else self.vms.get(either.name)
@@ -337,7 +337,7 @@ class Tracker:
         self._look(tracked)
 
     def take_in(
-        self, vms: Iterable[VmObject], vmis: Iterable[VmiObjectPhase], pods: Iterable[LauncherPod]
+        self, vms: Iterable[ReportedVm], vmis: Iterable[ReportedVm], pods: Iterable[LauncherPod]
     ) -> None:
         """Take in lists that were read once."""
         for vm in vms:

@@ -23,7 +23,8 @@ from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
-from kvplace.kube.claimed_cpus import (
+from kvplace.kube.object_records import PodRecord, ResourceClaimRecord
+from kvplace.kube.resource_claims import (
     CAPACITY,
     CLEARED,
     allocated_cpus,
@@ -33,7 +34,6 @@ from kvplace.kube.claimed_cpus import (
     requests_cpus,
     with_cpus,
 )
-from kvplace.kube.object_records import PodRecord, ResourceClaimRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.claim_placements import rfc3339

@@ -18,7 +18,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import about_pod
 from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.object_records import PodRecord
-from kvplace.kube.objects import NodeObject, PodObject, pod_record
+from kvplace.kube.objects import PodObject, RawObject, pod_record
 
 MAX_BODY = 8 * 1024 * 1024
 """Largest request body: 15,000 node names are 0.5 MB; complete Node objects of so many are not."""
@@ -201,7 +201,7 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
     if listed is None:
         raise BadBody("NodeNames and Nodes are both missing or null; one of them lists the nodes")
     _check_count(listed.items or ())
-    nodes = {_decode(raw, NodeObject, "Nodes.items").metadata.name: raw for raw in listed.items or ()}
+    nodes = {_decode(raw, RawObject, "Nodes.items").metadata.name: raw for raw in listed.items or ()}
     if "" in nodes:
         raise BadBody("Nodes.items contains a node without a name")
     return ExtenderArgs(pod, [NodeName(name) for name in nodes], nodes)

@@ -23,7 +23,7 @@ from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import PINNED, PLACEMENT
-from kvplace.kube.api_moves import MovingCluster
+from kvplace.kube.api_cluster import MovingCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_client import ObjectReader
 from kvplace.kube.session import Limits, open_session

@@ -10,9 +10,9 @@ import pytest
 
 from kvplace.core.ledger import read_ledger
 from kvplace.core.scalars import PodUid
-from kvplace.kube.ledger_objects import ledger_record
+from kvplace.kube.custom_objects import ledger_record
 from kvplace.kube.object_records import LedgerRecord
-from kvplace.kube.objects import CustomObject
+from kvplace.kube.objects import RawObject
 
 Json = dict[str, Any]
 
@@ -23,7 +23,7 @@ OWNERS: Json = {"0": "u1", "1": "u1", "2": "u2"}
 
 def record(spec: object) -> LedgerRecord:
     document = msgspec.json.encode({"metadata": {"name": "n", "resourceVersion": "7"}, "spec": spec})
-    return ledger_record(msgspec.json.decode(document, type=CustomObject))
+    return ledger_record(msgspec.json.decode(document, type=RawObject))
 
 
 def test_a_ledger_is_what_its_document_states() -> None:

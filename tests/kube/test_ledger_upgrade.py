@@ -20,8 +20,8 @@ from harness.install_page.checkout import EARLIER_CLAIM
 from kvplace.core.ledger import Ledger, LedgerChange, claim_document, merge_patch, read_ledger
 from kvplace.core.scalars import PodUid
 from kvplace.kube.api_errors import OWNERSHIP_RULE
-from kvplace.kube.ledger_objects import ledger_record
-from kvplace.kube.objects import CustomObject
+from kvplace.kube.custom_objects import ledger_record
+from kvplace.kube.objects import RawObject
 from tests.kube.claims import claim
 from tests.kube.conftest import ledger_json
 from tests.kube.worlds import LEDGERS_PATH
@@ -77,7 +77,7 @@ def install_this_crd(plane: ControlPlane) -> None:
 def problem(plane: ControlPlane) -> str:
     """What kvplace finds wrong with the ledger when it reads it."""
     document = msgspec.json.encode(plane.request("GET", PATH))
-    return ledger_record(msgspec.json.decode(document, type=CustomObject)).problem
+    return ledger_record(msgspec.json.decode(document, type=RawObject)).problem
 
 
 def merge(plane: ControlPlane, spec: Any, query: str = "") -> Json:

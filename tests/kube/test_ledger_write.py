@@ -18,9 +18,9 @@ from kvplace.core.ledger import (
     read_ledger,
 )
 from kvplace.core.scalars import NodeName
-from kvplace.kube.ledger_objects import ledger_record, write_call
+from kvplace.kube.custom_objects import ledger_record, write_ledger_call
 from kvplace.kube.object_records import LedgerRecord
-from kvplace.kube.objects import CustomObject
+from kvplace.kube.objects import RawObject
 from tests.kube.claims import claim, taking
 from tests.kube.ledger_strategies import changes, ledgers
 from tests.kube.worlds import LEDGERS_PATH, ApiWorld
@@ -39,7 +39,7 @@ def read(spec: Json, metadata: Json | None = None) -> LedgerRecord:
     """The record of a ledger with this content."""
     about = {"name": "n", "resourceVersion": "7", "uid": "u", "generation": 3, "managedFields": [{}]}
     document = msgspec.json.encode({"metadata": {**about, **(metadata or {})}, "spec": spec})
-    return ledger_record(msgspec.json.decode(document, type=CustomObject))
+    return ledger_record(msgspec.json.decode(document, type=RawObject))
 
 
 @given(ledgers(), changes)
@@ -50,7 +50,7 @@ def test_a_ledger_that_kvplace_wrote_is_replaced_by_what_the_change_makes_of_it(
         after = ledger.after(change)
     except OwnershipConflict:
         assume(False)
-    call = write_call(read(ledger_document(ledger)), change, after)
+    call = write_ledger_call(read(ledger_document(ledger)), change, after)
     body = msgspec.json.decode(call.body or b"")
     assert call.verb == "update"
     assert body["metadata"]["resourceVersion"] == "7"
@@ -84,7 +84,7 @@ def test_a_ledger_to_which_a_user_has_added_something_is_patched(metadata: Json)
 
 
 def assert_is_patched(record: LedgerRecord, change: LedgerChange) -> None:
-    call = write_call(record, change, record.ledger.after(change))
+    call = write_ledger_call(record, change, record.ledger.after(change))
     spec = msgspec.json.decode(call.body or b"")["spec"]
     assert call.verb == "patch"
     assert {key: spec[key] for key in ("owners", "claims")} == merge_patch(record.ledger, change)

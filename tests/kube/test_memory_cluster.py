@@ -25,7 +25,7 @@ from kvplace.core.ledger import (
     read_ledger,
 )
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.object_log import ObjectLog
+from kvplace.kube.memory_objects import ObjectLog
 from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS, PLACED_PODS, PODS, Apply, Init, InitApply, InitDone, Kind

@@ -20,18 +20,10 @@ from kvplace.core.node_topology import Enforcement, topology_document
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.scalars import ContainerId, CpuMask, NodeName, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
-from kvplace.kube.ledger_objects import ledger_record
+from kvplace.kube.custom_objects import TopologyReader, ledger_record
 from kvplace.kube.object_records import NO_SHAPE, NodeRecord, PodRecord
-from kvplace.kube.objects import (
-    CustomObject,
-    NodeObject,
-    ObjectList,
-    PodObject,
-    node_record,
-    pod_record,
-)
+from kvplace.kube.objects import ObjectList, PodObject, RawObject, node_record, pod_record
 from kvplace.kube.store import Store
-from kvplace.kube.topology_objects import TopologyReader
 from kvplace.kube.watches import TOPOLOGIES, Apply, Delete
 from tests.core.machines import topologies
 from tests.kubevirt_documents import PODS
@@ -176,15 +168,15 @@ def test_a_node_is_its_name_and_its_map() -> None:
         "spec": {"unschedulable": True},
         "status": {"images": [{"names": ["a"]}]},
     }
-    read_node = node_record(msgspec.json.decode(json.dumps(node), type=NodeObject))
+    read_node = node_record(msgspec.json.decode(json.dumps(node), type=RawObject))
     assert read_node == NodeRecord(NodeName("a"), "u", cpu_map="{}", resource_version="7")
 
 
 def custom(
     spec: Any, generation: int = 1, version: int = 1, uid: str = "u", name: str = "worker"
-) -> CustomObject:
+) -> RawObject:
     metadata = {"name": name, "uid": uid, "generation": generation, "resourceVersion": str(version)}
-    return msgspec.json.decode(json.dumps({"metadata": metadata, "spec": spec}), type=CustomObject)
+    return msgspec.json.decode(json.dumps({"metadata": metadata, "spec": spec}), type=RawObject)
 
 
 @given(topologies())

@@ -18,11 +18,11 @@ import msgspec
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.claimed_cpus import with_status
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
+from kvplace.kube.memory_objects import with_status
 from kvplace.kube.object_records import ResourceClaimRecord
+from kvplace.kube.objects import BudgetObject, disruption_budget
 from kvplace.kube.session import Limits, open_session
 from kvplace.kube.watches import (
     EVERYTHING,

@@ -20,7 +20,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
-from kvplace.kube.object_log import ObjectLog
+from kvplace.kube.memory_objects import ObjectLog
 from kvplace.kube.object_records import LedgerRecord, PodRecord, ResourceClaimRecord
 from kvplace.nodes.node_machine import Unusable, describe_node
 from tests.kube.faulty_cluster import FaultyCluster

@@ -14,7 +14,7 @@ from harness.control_plane.watching import condition, wait_for
 from harness.kvplace_cluster.installation import NAMESPACE
 from kvplace.core.cluster.defragmentation import DefragmentingMove
 from kvplace.core.scalars import Bytes, NodeName
-from kvplace.kube.api_moves import MovingCluster
+from kvplace.kube.api_cluster import MovingCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import Limits, open_session
 from kvplace.plan.defragmentation_run import MoveResult, carry_out

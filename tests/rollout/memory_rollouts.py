@@ -16,8 +16,8 @@ from kvplace.core.errors import Conflict
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_rollouts import Quota
-from kvplace.kube.object_log import ObjectLog
-from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
+from kvplace.kube.memory_objects import ObjectLog
+from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, ReportedVm
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 
 K = TypeVar("K")
@@ -38,8 +38,8 @@ class MemoryRollouts:
         """The name of every VM that was really made, in order; one that is made twice is here twice."""
         self.manifests: dict[str, Mapping[str, Any]] = {}
         self._uids = itertools.count(1)
-        self._vms: ObjectLog[VmObject] = ObjectLog(VMS)
-        self._vmis: ObjectLog[VmiObjectPhase] = ObjectLog(VMI_PHASES)
+        self._vms: ObjectLog[ReportedVm] = ObjectLog(VMS)
+        self._vmis: ObjectLog[ReportedVm] = ObjectLog(VMI_PHASES)
         self.pods_linger = False
         """Whether pods outlive their deleted VMs until `end_pods`."""
         self._pods: ObjectLog[LauncherPod] = ObjectLog(LAUNCHERS)
@@ -75,9 +75,9 @@ class MemoryRollouts:
         rollout = vm["metadata"].get("labels", {}).get(ROLLOUT_LABEL, "")
         labels = {ROLLOUT_LABEL: rollout}
         if vm["kind"] == "VirtualMachine":
-            self._vms.put(name, VmObject(NAMESPACE, name, self._uid(), self.now, rollout), labels)
+            self._vms.put(name, ReportedVm(NAMESPACE, name, self._uid(), self.now, rollout), labels)
         if vm["kind"] != "VirtualMachine" or vm["spec"].get("runStrategy") != "Halted":
-            self._vmis.put(name, VmiObjectPhase(NAMESPACE, name, self._uid(), self.now, rollout), labels)
+            self._vmis.put(name, ReportedVm(NAMESPACE, name, self._uid(), self.now, rollout), labels)
             pod = LauncherPod(NAMESPACE, f"virt-launcher-{name}", self._uid(), name, rollout)
             self._pods.put(name, pod, labels)
 
@@ -133,7 +133,7 @@ class MemoryRollouts:
     # What KubeVirt, the scheduler and the agent do.
 
     @property
-    def vms(self) -> list[VmObject]:
+    def vms(self) -> list[ReportedVm]:
         """The VirtualMachines that are there."""
         return list(self._vms.records.values())
 

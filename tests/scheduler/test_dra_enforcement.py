@@ -16,7 +16,7 @@ from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import EmulatorThreads, OnFailure, Policy, Smt
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
-from kvplace.kube.claimed_cpus import with_status
+from kvplace.kube.memory_objects import with_status
 from kvplace.kube.object_records import CPU_DRIVER, DeviceRequest, PodRecord, ResourceClaimRecord
 from kvplace.scheduler.movable_vms import MovableVms
 from tests.controller.replicas import Replica, asking_pod, replica

@@ -1,20 +1,40 @@
-"""NodeTopologies and NodeResourceTopologies as JSON: how they become records, and the calls that write them.
+"""NodeLedgers, NodeTopologies and NodeResourceTopologies as JSON: their records, and the calls about them.
 
-A new object is owned by its node, so it is deleted together with the node. Every change names the state that
-it was decided on, with a resource version. `ApiCluster` makes the calls.
+`ApiCluster` makes the calls. Every write names the state that it was decided on: with a resource version,
+which is never used twice, so it also identifies an object that was created again under the same name. A
+topology is owned by its node, so the API server deletes both together.
+
+A ledger is replaced as a whole: for a patch the API server has to encode the stored ledger, to merge the
+texts and to decode the result. Only a ledger that holds more than kvplace reads, such as a user's label or
+a field of a newer version, is patched, so that this stays.
+
+A write changes one claim or a few, but every replica then reads the whole ledger, with dozens of claims on a
+full node. So claims are remembered by their text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.errors import BadTopology
+from kvplace.core.errors import BadTopology, Corrupt
 from kvplace.core.free_resources import NOTHING_IN_USE, read_memory_in_use
+from kvplace.core.ledger import (
+    Claim,
+    Ledger,
+    LedgerChange,
+    claim_document,
+    ledger_document,
+    merge_patch,
+    read_claim,
+    read_ledger,
+    summary_document,
+)
 from kvplace.core.node_devices import DeviceReport, read_device_report
 from kvplace.core.node_topology import (
     API_VERSION,
@@ -29,13 +49,163 @@ from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.object_parts import ABSENT, ApiObject, ConditionObject
 from kvplace.kube.object_records import (
+    LedgerRecord,
     NodeRecord,
     PodReport,
     ResourceTopologyRecord,
     TopologyRecord,
 )
-from kvplace.kube.objects import CustomObject, VersionOnly
+from kvplace.kube.objects import MetaWithWriters, RawObject
 from kvplace.kube.session import METADATA_ONLY, Call, path_of
+
+_REMEMBERED = 4096
+"""Claims, of about 1 KB each with their texts: those of a hundred full nodes."""
+_PLAIN = frozenset(("namespace", "pod", "vmi", "policy", "cpus", "owned", "memory", "since", "revision"))
+"""Fields of a claim that have no parts which kvplace may not know, apart from the nodes of `memory`."""
+
+
+class _Summary(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The counts for people, as kvplace writes them."""
+
+    pods: int = 0
+    owned: int = 0
+    shared: int = 0
+
+
+class _LedgerSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The spec of a NodeLedger as kvplace writes it; its claims stay texts."""
+
+    owners: dict[str, Any]
+    claims: dict[str, msgspec.Raw]
+    summary: _Summary = _Summary()
+
+
+def ledger_record(document: RawObject) -> LedgerRecord:
+    """Read a NodeLedger; content that cannot be read becomes the record's problem."""
+    metadata = document.metadata
+    ledger, problem, is_whole = Ledger(), "", False
+    try:
+        ledger, is_whole = _ledger(document.spec)
+    except (Corrupt, *NOT_JSON) as error:
+        problem = str(error)
+    return LedgerRecord(
+        NodeName(metadata.name),
+        ledger,
+        metadata.resource_version,
+        metadata.uid,
+        problem,
+        is_whole and not _somebodys(metadata),
+    )
+
+
+def _somebodys(metadata: MetaWithWriters) -> bool:
+    """Whether a user has given the object what kvplace does not write."""
+    given = (metadata.annotations, metadata.owner_references, metadata.finalizers)
+    return bool(metadata.labels) or any(each is not None for each in given)
+
+
+def _ledger(spec: msgspec.Raw) -> tuple[Ledger, bool]:
+    """Read a ledger, and whether it reports all that the spec states."""
+    try:
+        found = _SPEC.decode(spec)
+    except msgspec.ValidationError:
+        return read_ledger(_JSON.decode(spec)), False  # which states what is wrong, if anything is
+    is_whole = True
+
+    def claim_of(uid: PodUid, raw: msgspec.Raw) -> Claim:
+        nonlocal is_whole
+        claim, says_all = _claim_of_text(uid, bytes(raw))  # a copy: the raw one keeps the whole event
+        is_whole = is_whole and says_all
+        return claim
+
+    return read_ledger({"owners": found.owners, "claims": found.claims}, claim_of), is_whole
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _claim_of_text(uid: PodUid, text: bytes) -> tuple[Claim, bool]:
+    """Read a claim, and whether it reports all that its text states."""
+    document = _JSON.decode(text)
+    claim = read_claim(uid, document)
+    is_plain = document.keys() <= _PLAIN and len(document.get("memory") or ()) == len(claim.memory)
+    return claim, is_plain or claim_document(claim) == document
+
+
+_SPEC = msgspec.json.Decoder(_LedgerSpec)
+_JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+LEDGER = "nodeledgers"
+_WRITTEN_BY = {"fieldManager": "kvplace"}
+_OURS = {**_WRITTEN_BY, "fieldValidation": "Ignore"}
+"""Of a ledger that kvplace writes as a whole nothing reads warnings about fields, and to find them costs."""
+_UNTRACKED: list[dict[str, str]] = [{}]
+"""The `managedFields` that make the API server forget the writer of each field, until a user applies
+the object. At later writes it then compares no fields either.
+"""
+_encode = msgspec.json.encode
+
+
+def read_ledger_call(node: NodeName) -> Call:
+    """Ask for the ledger of a node."""
+    return Call("get", LEDGER, _path(LEDGER, node), name=node)
+
+
+def create_ledger_call(node: NodeName) -> Call:
+    """Create an empty ledger."""
+    return Call(
+        "create",
+        LEDGER,
+        _path(LEDGER),
+        name=node,
+        query=_WRITTEN_BY,
+        body=_encode(
+            {
+                "apiVersion": API_VERSION,
+                "kind": "NodeLedger",
+                "metadata": {"name": node},
+                "spec": ledger_document(Ledger()),
+            }
+        ),
+    )
+
+
+def write_ledger_call(before: LedgerRecord, change: LedgerChange, after: Ledger) -> Call:
+    """Change a ledger that still equals `before`; `after` is the result of the change."""
+    metadata = {"resourceVersion": before.resource_version, "managedFields": _UNTRACKED}
+    body: dict[str, object]
+    if before.is_whole:
+        verb, query = "update", _OURS
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": "NodeLedger",
+            "metadata": {"name": before.node, **metadata},
+            "spec": ledger_document(after),
+        }
+    else:
+        verb, query = "patch", _WRITTEN_BY
+        spec = {**merge_patch(before.ledger, change), "summary": summary_document(after)}
+        body = {"metadata": metadata, "spec": spec}
+    return Call(
+        verb,
+        LEDGER,
+        _path(LEDGER, before.node),
+        name=before.node,
+        query=query,
+        body=_encode(body),
+        accept=METADATA_ONLY,
+    )
+
+
+def delete_ledger_call(before: LedgerRecord) -> Call:
+    """Delete a ledger that is still as `before` states."""
+    preconditions = {"resourceVersion": before.resource_version, "uid": before.uid}
+    return Call(
+        "delete",
+        LEDGER,
+        _path(LEDGER, before.node),
+        name=before.node,
+        body=_encode({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}),
+    )
 
 
 class PodReportObject(ApiObject, frozen=True):
@@ -69,14 +239,14 @@ class TopologyReader:
     """Makes records of NodeTopology objects; nodes with equal specs share one machine, which is read once.
 
     An agent writes the status far more often than the spec. A machine is remembered for as long as a record
-    of it is in use, so that of deleted nodes nothing stays.
+    of it is in use, so nothing stays of deleted nodes.
     """
 
     def __init__(self) -> None:
         self._machines: WeakValueDictionary[bytes, Topology] = WeakValueDictionary()
         """Machines by their specs."""
 
-    def record(self, document: CustomObject) -> TopologyRecord:
+    def record(self, document: RawObject) -> TopologyRecord:
         """Read a NodeTopology; content that cannot be read becomes the record's problem."""
         metadata = document.metadata
         spec = bytes(document.spec)
@@ -133,7 +303,7 @@ def _pod_report(pod: PodReportObject) -> PodReport:
     )
 
 
-def resource_topology_record(document: VersionOnly) -> ResourceTopologyRecord:
+def resource_topology_record(document: RawObject) -> ResourceTopologyRecord:
     """Cut a NodeResourceTopology down to its record."""
     metadata = document.metadata
     return ResourceTopologyRecord(
@@ -141,22 +311,20 @@ def resource_topology_record(document: VersionOnly) -> ResourceTopologyRecord:
     )
 
 
-_JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _STATUS: msgspec.json.Decoder[StatusObject | None] = msgspec.json.Decoder(StatusObject | None)
 
 
-RESOURCE = "nodetopologies"
+TOPOLOGY = "nodetopologies"
 RESOURCE_TOPOLOGY = "noderesourcetopologies"
 """The kind that other schedulers read about NUMA nodes."""
-_encode = msgspec.json.encode
 
 
-def create_call(node: NodeRecord, spec: Mapping[str, Any], written_by: Mapping[str, str]) -> Call:
+def create_topology_call(node: NodeRecord, spec: Mapping[str, Any], written_by: Mapping[str, str]) -> Call:
     """Create the NodeTopology of a node."""
     return Call(
         "create",
-        RESOURCE,
-        _path(),
+        TOPOLOGY,
+        _path(TOPOLOGY),
         name=node.name,
         query=written_by,
         body=_encode(
@@ -171,14 +339,14 @@ def create_call(node: NodeRecord, spec: Mapping[str, Any], written_by: Mapping[s
     )
 
 
-def change_call(
+def change_topology_call(
     node: NodeName, version: str, change: Mapping[str, Any], written_by: Mapping[str, str], *subresource: str
 ) -> Call:
     """Change a NodeTopology, or a subresource of it, that still has this resource version."""
     return Call(
         "patch",
-        "/".join((RESOURCE, *subresource)),
-        _path(node, *subresource),
+        "/".join((TOPOLOGY, *subresource)),
+        _path(TOPOLOGY, node, *subresource),
         name=node,
         query=written_by,
         body=_encode({"metadata": {"resourceVersion": version}, **change}),
@@ -220,7 +388,7 @@ def _metadata_of_new(node: NodeRecord) -> dict[str, Any]:
 
 
 def _path(*segments: str) -> str:
-    return path_of("apis", GROUP, VERSION, RESOURCE, *segments)
+    return path_of("apis", GROUP, VERSION, *segments)
 
 
 def _resource_topology_path(*segments: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvplace.kube.object_parts import PodSpec
 from kvplace.kube.object_records import NO_SHAPE, PodRecord
 from kvplace.kube.objects import PodObject, pod_record
-from kvplace.kube.pod_spec import PodSpec
 from tests.kubevirt_documents import PODS
 
 LAUNCHER = sorted(PODS.glob("virt-launcher-plain-hook-nonroot.pod.json"))
