@@ -53,7 +53,7 @@ class _RunningSpec(PodDemands, frozen=True):
     domain: _VmiDomain = _VmiDomain()
 
 
-class _Status(ApiObject, frozen=True):
+class _VmiStatus(ApiObject, frozen=True):
     """The status of a VMI; a migration has the phase alone."""
 
     phase: str = ""
@@ -67,7 +67,7 @@ class RunningVmi(ApiObject, frozen=True):
 
     metadata: ObjectMeta
     spec: _RunningSpec = _RunningSpec()
-    status: _Status = _Status()
+    status: _VmiStatus = _VmiStatus()
 
     @property
     def uid(self) -> str:
@@ -137,7 +137,7 @@ class _MigrationSpec(ApiObject, frozen=True):
     vmi_name: str = ""
 
 
-def _migration_record(migration: StoredObject[_MigrationSpec, _Status]) -> MigrationRecord:
+def _migration_record(migration: StoredObject[_MigrationSpec, _VmiStatus]) -> MigrationRecord:
     meta = migration.metadata
     return MigrationRecord(
         namespace=meta.namespace,
@@ -153,7 +153,7 @@ MIGRATION_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
     MIGRATIONS: Resource.of(
         _MIGRATIONS,
         path_of(*_KUBEVIRT, _MIGRATIONS),
-        msgspec.json.Decoder(StoredObject[_MigrationSpec, _Status]),
+        msgspec.json.Decoder(StoredObject[_MigrationSpec, _VmiStatus]),
         _migration_record,
     ),
     RUNNING_VMIS: Resource.of(

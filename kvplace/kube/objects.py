@@ -184,7 +184,7 @@ class MetaWithWriters(ObjectMeta, frozen=True):
 
 
 class RawObject(ApiObject, frozen=True):
-    """An object of any kind: its spec and status stay unread, for a known version for ever."""
+    """An object of any kind; its spec and status stay unread until a caller needs them."""
 
     metadata: MetaWithWriters
     spec: msgspec.Raw = msgspec.Raw(b"{}")

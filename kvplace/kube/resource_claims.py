@@ -100,7 +100,7 @@ class _AllocationResult(ApiObject, frozen=True):
     device: str = ""
 
 
-class _Devices(ApiObject, frozen=True):
+class _DeviceList(ApiObject, frozen=True):
     requests: tuple[_AnyRequest, ...] | None = None
     """In a spec."""
     results: tuple[_AllocationResult, ...] | None = None
@@ -110,7 +110,7 @@ class _Devices(ApiObject, frozen=True):
 class _WithDevices(ApiObject, frozen=True):
     """The spec of a ResourceClaim, or its allocation."""
 
-    devices: _Devices = _Devices()
+    devices: _DeviceList = _DeviceList()
 
 
 class _ResourceClaimStatus(ApiObject, frozen=True):

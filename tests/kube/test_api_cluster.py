@@ -23,9 +23,8 @@ from kvplace.core.node_topology import topology_document
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.api_cluster import ApiCluster, MovingCluster
 from kvplace.kube.api_errors import ApiUnavailable, Expired, Unreadable
-from kvplace.kube.api_moves import MovingCluster
 from kvplace.kube.events import (
     EventReason,
     ObjectReference,
