@@ -46,9 +46,9 @@ class CgroupSource:
         self._own.pods.subscribe(self._pod_changed)
         good = "The cgroup of every container is set as decided."
         condition = cpusets_enforced(TopologyReason.CGROUPS_SET, good, status=True)
-        self._keeper.connected(Enforcement.CGROUP, condition)
         try:
-            self._take_in(watch, begins=True)  # together with the line before: no plan lacks what is here
+            self._take_in(watch)
+            self._keeper.connected(Enforcement.CGROUP, condition)  # now no plan lacks a container
             while True:
                 await self._wake.wait()
                 self._wake.clear()
@@ -69,7 +69,7 @@ class CgroupSource:
             self._other_pods.add(pod.uid)
             self._wake.set()
 
-    def _take_in(self, watch: ContainerWatch, *, begins: bool = False) -> None:
+    def _take_in(self, watch: ContainerWatch) -> None:
         """Report the changes."""
         changes = watch.read()
         self._keeper.obstacle = watch.obstacle
@@ -90,7 +90,7 @@ class CgroupSource:
             self._keeper.check_all()
         elif changes.written:
             self._keeper.check(changes.written)
-        if begins or ended or new or other:
+        if ended or new or other:
             self._keeper.carry_out(first=changes.appeared)
 
     def _described(self, cgroup: ContainerCgroup) -> NodeContainer:

@@ -195,30 +195,59 @@ class CpusetKeeper:
     # Reports of a source
 
     def connected(self, how: Enforcement, condition: Condition) -> None:
-        """Begin or continue to carry out plans; the condition is reported while all is in order."""
+        """Plan for the containers that were taken in, and carry out plans from now on.
+
+        The condition is reported while all is in order.
+        """
         self._connected = (how, condition)
         self._why_away = ""
+        self.carry_out()
 
     def disconnected(self, why: str) -> None:
         """Carry out no more plans: what runs keeps its cpuset. What others write is still put back."""
         self._why_away = why
         self._say()
 
-    def take(self, container: NodeContainer) -> NodeContainer:
-        """Take in a container; returns it with the values of its cgroup."""
+    def take(self, container: NodeContainer) -> None:
+        """Take in a container, with the values of its cgroup."""
         kept = self._kept[container.id] = _Kept(container, time.monotonic())
         self._read(kept)
-        return kept.container
 
-    def describe(self, container: NodeContainer) -> None:
-        """Take over a newer description of a container, but not the values of its cgroup."""
+    def admit(self, container: NodeContainer) -> Cpuset:
+        """Take in a container that is being created, carry out the new plan, and return its cpuset.
+
+        Never raises. When it returns, no other container may use CPUs that have become exclusive.
+        """
+        self.take(container)
+        try:
+            self.carry_out()
+            state = self._state()
+            if state.is_known:
+                return self._plan.containers.get(container.id, NO_CPUSET)
+            return setting_of_new(state, self.containers(), container)
+        except Exception:
+            # The last pool is as good as its CPUs are still without an owner; all CPUs would be worse.
+            log.exception("no decision about container %s; it gets the last shared pool", container.name)
+            return Cpuset(self._plan.pool)
+
+    def describe(self, container: NodeContainer) -> NodeContainer:
+        """Take over a newer description of a container, but not the values of its cgroup; returns both."""
         kept = self._kept[container.id]
         kept.container = replace(container, cpus=kept.container.cpus if kept.exists else container.spec.cpus)
+        return kept.container
 
-    def forget(self, container: ContainerId) -> None:
-        """Forget a container that has ended."""
-        if self._kept.pop(container, None) is not None:
-            self._wake.set()
+    def note_spec(self, container: ContainerId, change: Cpuset) -> NodeContainer:
+        """Note a change of the spec that the runtime keeps of a container."""
+        known = self._kept[container].container
+        return self.describe(replace(known, spec=known.spec.updated(change)))
+
+    def forget(self, container: ContainerId) -> NodeContainer | None:
+        """Forget a container that has ended; returns its last description."""
+        kept = self._kept.pop(container, None)
+        if kept is None:
+            return None
+        self._wake.set()
+        return kept.container
 
     def check(self, containers: Iterable[ContainerId]) -> None:
         """Read the cgroups of containers, and correct differences from the plan."""
@@ -253,13 +282,6 @@ class CpusetKeeper:
         if is_new:
             for listener in self._listeners:
                 listener()
-
-    def setting_of_new(self, container: NodeContainer) -> Cpuset:
-        """Return the cpuset of a container that is being created."""
-        state = self._state()
-        if state.is_known:
-            return self._plan.containers.get(container.id, NO_CPUSET)
-        return setting_of_new(state, self.containers(), container)
 
     # The loops
 

@@ -244,3 +244,9 @@ class NodePlan:
     """Pods with a claim that does not get its CPUs, and why; also ones with no such container yet."""
     is_complete: bool = False
     """Whether the objects of the node were known: only then a pod that is missing in it has ended."""
+
+    def for_spec(self, container: NodeContainer, setting: Cpuset) -> Cpuset:
+        """Return the setting as its runtime's spec needs it: nothing for a container that has all CPUs."""
+        untouched = not container.spec.cpus and container.cpus in (NO_CPUS, self.online)
+        has_all = untouched and setting == Cpuset(self.online) and self.pool == self.online
+        return NO_CPUSET if has_all else setting

@@ -32,7 +32,7 @@ from kvplace.agent.devices import given_devices
 from kvplace.agent.node_plan import NodeContainer
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.node_topology import Enforcement
-from kvplace.core.scalars import NO_CPUS, ContainerId
+from kvplace.core.scalars import ContainerId
 from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.kube.objects import COMPUTE
 from kvplace.linux.cgroups import CpusetFile
@@ -121,44 +121,34 @@ class NriSource:
             self._forget(known.id)
         for container in containers:
             if container.sandbox in by_id and container.state is not nri.RunState.STOPPED:
-                self._take(by_id[container.sandbox], container)
+                self._keeper.take(self._reported(by_id[container.sandbox], container))
         self._specs_unsure = False
         name = f"{runtime.name} {runtime.version}"
         how = f"{name} asks for the CPUs of every container through NRI."
         self._keeper.connected(Enforcement.NRI, cpusets_enforced(TopologyReason.CONNECTED, how, status=True))
-        self._keeper.carry_out()
         log.info("connected to the NRI of %s: %d containers", name, len(self._sandboxes))
         return self._spec_updates()
 
     async def create(self, pod: nri.PodSandbox, container: nri.NriContainer) -> nri.Creation:
         with metrics.NRI_ANSWERS.labels("create").time():
-            return self._creation(self._take(pod, container))
-
-    def _creation(self, new: NodeContainer) -> nri.Creation:
-        try:
-            self._keeper.carry_out()
-        except Exception:
-            # The last pool is as good as its CPUs are still without an owner; all CPUs would be worse.
-            log.exception("no decision about container %s; it gets the last shared pool", new.name)
-            return nri.Creation(nri.Cpuset(self._keeper.plan.pool))
-        cpuset = self._needed(new, self._keeper.setting_of_new(new))
-        self._state_spec(new.id, cpuset)
-        return nri.Creation(cpuset, tuple(self._spec_updates()))
+            new = self._reported(pod, container)
+            setting = self._keeper.admit(new)
+            cpuset = self._keeper.plan.for_spec(new, setting)
+            self._keeper.note_spec(new.id, cpuset)
+            return nri.Creation(cpuset, tuple(self._spec_updates()))
 
     async def update(
         self, pod: nri.PodSandbox, container: nri.NriContainer, asked: nri.Cpuset
     ) -> Sequence[nri.ContainerUpdate]:
         if self._keeper.container(container.id) is None:
-            self._take(pod, container)
+            self._keeper.take(self._reported(pod, container))
         self._keeper.carry_out()
-        self._state_spec(container.id, asked)
-        known = self._keeper.container(container.id)
-        wanted = nri.NO_CPUSET if known is None else self._wanted(known)
+        wanted = self._wanted(self._keeper.note_spec(container.id, asked))
         others = self._spec_updates(without=container.id)
         if not wanted.cpus:
             return others
         # Even where nothing else was asked for: the runtime applies the whole spec again.
-        self._state_spec(container.id, wanted)
+        self._keeper.note_spec(container.id, wanted)
         return [nri.ContainerUpdate(container.id, wanted), *others]
 
     async def stop(self, pod: nri.PodSandbox, container: nri.NriContainer) -> Sequence[nri.ContainerUpdate]:
@@ -173,8 +163,8 @@ class NriSource:
                 if known is None:
                     if container.state is nri.RunState.STOPPED:
                         return  # it has stopped already, and no event will report it again
-                    known = self._take(pod, container)
-                    self._keeper.carry_out()
+                    known = self._reported(pod, container)
+                    self._keeper.admit(known)
                 self._watch(known)
                 self._keeper.check([container.id])
             case nri.NriEvent.REMOVE:
@@ -188,18 +178,18 @@ class NriSource:
         # A runtime that is down creates nothing.
         self._keeper.disconnected(f"{reason}.")
 
-    def _take(self, pod: nri.PodSandbox, container: nri.NriContainer) -> NodeContainer:
-        found = self._keeper.take(as_reported(pod, container, self._root))
+    def _reported(self, pod: nri.PodSandbox, container: nri.NriContainer) -> NodeContainer:
+        """Describe a container, and watch its cgroup from now on."""
+        found = as_reported(pod, container, self._root)
         self._sandboxes[found.id] = container.sandbox
         self._watch(found)
         return found
 
     def _forget(self, container: ContainerId) -> None:
-        known = self._keeper.container(container)
+        known = self._keeper.forget(container)
+        self._sandboxes.pop(container, None)
         if known is not None and known.folder is not None and self._writes is not None:
             self._writes.forget(known.folder)
-        self._sandboxes.pop(container, None)
-        self._keeper.forget(container)
 
     # Writes of others
 
@@ -242,24 +232,14 @@ class NriSource:
     # How the runtime's specs follow
 
     def _wanted(self, container: NodeContainer) -> nri.Cpuset:
-        return self._needed(container, self._keeper.plan.containers.get(container.id, nri.NO_CPUSET))
-
-    def _needed(self, container: NodeContainer, setting: nri.Cpuset) -> nri.Cpuset:
-        """Return the CPUs for its spec; nothing for a container that has all CPUs anyway."""
-        online, pool = self._keeper.plan.online, self._keeper.plan.pool
-        untouched = not container.spec.cpus and container.cpus in (NO_CPUS, online)
-        return nri.NO_CPUSET if untouched and setting == nri.Cpuset(online) and pool == online else setting
-
-    def _state_spec(self, container: ContainerId, change: nri.Cpuset) -> None:
-        known = self._keeper.container(container)
-        if known is not None:
-            self._keeper.describe(replace(known, spec=merged(known.spec, change)))
+        plan = self._keeper.plan
+        return plan.for_spec(container, plan.containers.get(container.id, nri.NO_CPUSET))
 
     def _with_old_specs(self) -> Iterator[tuple[NodeContainer, nri.Cpuset]]:
         """Yield the containers with a spec that differs from the plan, with their plan."""
         for known in self._keeper.containers():
             wanted = self._wanted(known)
-            if merged(known.spec, wanted) != known.spec:
+            if known.spec.updated(wanted) != known.spec:
                 yield known, wanted
 
     def _spec_updates(self, *, without: ContainerId | None = None) -> list[nri.ContainerUpdate]:
@@ -267,7 +247,7 @@ class NriSource:
         old = ((known, wanted) for known, wanted in self._with_old_specs() if known.id != without)
         updates = [nri.ContainerUpdate(known.id, wanted) for known, wanted in islice(old, MAX_UPDATES)]
         for update in updates:
-            self._state_spec(update.container, update.cpuset)
+            self._keeper.note_spec(update.container, update.cpuset)
         if len(updates) == MAX_UPDATES:
             self._changed.set()
         return updates
@@ -318,8 +298,3 @@ def as_reported(pod: nri.PodSandbox, container: nri.NriContainer, root: Path) ->
         and _MIGRATION in pod.labels
         and _QEMU_HOOKS not in container.mounts,
     )
-
-
-def merged(spec: nri.Cpuset, change: nri.Cpuset) -> nri.Cpuset:
-    """Return a spec after an update; fields without a value in the update stay."""
-    return nri.Cpuset(change.cpus or spec.cpus, change.memory_nodes or spec.memory_nodes)

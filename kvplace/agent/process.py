@@ -168,7 +168,6 @@ def keeper_of(
         hierarchy = CpusetHierarchy(mounted, CgroupVersion.V2)
         keeper = CpusetKeeper(own, report, hierarchy, observed=Enforcement.NONE)
         keeper.connected(Enforcement.NONE, cpusets_enforced(TopologyReason.NO_CPUSETS, f"{error}."))
-        keeper.carry_out()
         return keeper, NoContainers()
     socket = settings.on_host(settings.nri_socket)
     how = settings.enforcement or (Enforcement.NRI if socket.exists() else Enforcement.CGROUP)

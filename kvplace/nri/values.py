@@ -50,7 +50,11 @@ class Cpuset:
 
     cpus: CpuMask = NO_CPUS
     memory_nodes: CpuMask = NO_CPUS
-    """NUMA nodes; as a set it is like one of CPUs."""
+    """The NUMA nodes, a mask as of CPUs."""
+
+    def updated(self, change: Cpuset) -> Cpuset:
+        """Return this cpuset after an update."""
+        return Cpuset(change.cpus or self.cpus, change.memory_nodes or self.memory_nodes)
 
 
 NO_CPUSET = Cpuset()
