@@ -216,19 +216,24 @@ class CpusetKeeper:
     def admit(self, container: NodeContainer) -> Cpuset:
         """Take in a container that is being created, carry out the new plan, and return its cpuset.
 
-        Never raises. When it returns, no other container may use CPUs that have become exclusive.
+        Never raises. The cpuset is noted as its spec. When this returns, no other container may use CPUs that
+        have become exclusive.
         """
         self.take(container)
         try:
             self.carry_out()
             state = self._state()
             if state.is_known:
-                return self._plan.containers.get(container.id, NO_CPUSET)
-            return setting_of_new(state, self.containers(), container)
+                setting = self._plan.containers.get(container.id, NO_CPUSET)
+            else:
+                setting = setting_of_new(state, self.containers(), container.id)
         except Exception:
             # The last pool is as good as its CPUs are still without an owner; all CPUs would be worse.
             log.exception("no decision about container %s; it gets the last shared pool", container.name)
-            return Cpuset(self._plan.pool)
+            setting = Cpuset(self._plan.pool)
+        stated = self._plan.for_spec(self._kept[container.id].container, setting)
+        self.note_spec(container.id, stated)
+        return stated
 
     def describe(self, container: NodeContainer) -> NodeContainer:
         """Take over a newer description of a container, but not the values of its cgroup; returns both."""

@@ -24,7 +24,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NO_BYTES, Bytes, NumaId, PodUid
-from kvplace.linux.cgroups import UNIFIED, folders_of, processes_of
+from kvplace.linux.cgroups import MOUNT_POINT, folders_of, processes_of
 from kvplace.linux.kernel_files import Gone
 from kvplace.linux.numa_memory import (
     NodeUse,
@@ -97,9 +97,7 @@ class MemoryWatch:
         process = next(iter(processes_of(cgroup)), None)
         if process is None:
             return
-        folders = folders_of(self._proc / str(process), self._sys / "fs/cgroup")
-        if (cgroup / "cgroup.controllers").exists():
-            folders[UNIFIED] = cgroup  # /proc shows paths as seen from our own cgroup namespace
+        folders = folders_of(self._proc / str(process), self._sys / MOUNT_POINT, cgroup)
         memory = plain_memory_of_cgroup(folders)
         if memory is None:
             memory = {} if claim is None else claim.plain_memory

@@ -131,10 +131,7 @@ class NriSource:
 
     async def create(self, pod: nri.PodSandbox, container: nri.NriContainer) -> nri.Creation:
         with metrics.NRI_ANSWERS.labels("create").time():
-            new = self._reported(pod, container)
-            setting = self._keeper.admit(new)
-            cpuset = self._keeper.plan.for_spec(new, setting)
-            self._keeper.note_spec(new.id, cpuset)
+            cpuset = self._keeper.admit(self._reported(pod, container))
             return nri.Creation(cpuset, tuple(self._spec_updates()))
 
     async def update(
@@ -164,7 +161,8 @@ class NriSource:
                     if container.state is nri.RunState.STOPPED:
                         return  # it has stopped already, and no event will report it again
                     known = self._reported(pod, container)
-                    self._keeper.admit(known)
+                    self._keeper.take(known)
+                    self._keeper.carry_out()
                 self._watch(known)
                 self._keeper.check([container.id])
             case nri.NriEvent.REMOVE:

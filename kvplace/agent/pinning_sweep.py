@@ -31,7 +31,7 @@ from kvplace.core.cpuset import bits_of
 from kvplace.core.errors import KvplaceError
 from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
 from kvplace.libvirt.domain_pins import DomainPins
-from kvplace.linux.cgroups import UNIFIED, folders_of, processes_of
+from kvplace.linux.cgroups import EFFECTIVE_CPUS, folders_of, processes_of
 from kvplace.linux.kernel_files import Gone, KernelError, explained, to_cpu_list
 from kvplace.linux.numa_memory import memory_of_cgroup
 from kvplace.linux.threads import (
@@ -226,7 +226,6 @@ def _cpus_of(pod: PodPlan, name: ThreadName, measured: Measurement) -> CpuMask:
     return pod.cpus_of(name, measured.io_threads) & pod.online
 
 
-_EFFECTIVE = ("cpuset.cpus.effective", "cpuset.effective_cpus")
 MOST_PROCESSES = 1024
 """In the containers that run a claim; that of a VM has about ten."""
 _LONGEST_LIST = 65536
@@ -342,19 +341,15 @@ class WatchedPod:
     def _memory(self) -> dict[NumaId, Bytes]:
         if self.qemu is None:
             return {}
-        folders = folders_of(self._proc / str(self.qemu.pid), self._mounted)
-        container = self.containers[0].cgroup
-        if (container / "cgroup.controllers").exists():
-            # /proc shows paths as seen from our own cgroup namespace, which runtimes make with version 2.
-            folders[UNIFIED] = container
-        return memory_of_cgroup(folders)
+        process, container = self._proc / str(self.qemu.pid), self.containers[0].cgroup
+        return memory_of_cgroup(folders_of(process, self._mounted, container))
 
 
 class _CpusetFile:
     """The file with the effective cpuset of a cgroup."""
 
     def __init__(self, cgroup: Path) -> None:
-        for name in _EFFECTIVE:
+        for name in EFFECTIVE_CPUS:
             self._path = cgroup / name
             try:
                 self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

@@ -87,19 +87,19 @@ def plan_node(state: ThisNode, containers: Iterable[NodeContainer]) -> NodePlan:
     return NodePlan(pool, online, settings, pods, refused, is_complete=True)
 
 
-def setting_of_new(state: ThisNode, containers: Collection[NodeContainer], new: NodeContainer) -> Cpuset:
+def setting_of_new(state: ThisNode, containers: Collection[NodeContainer], new: ContainerId) -> Cpuset:
     """Plan a new container while only its own sandbox states its placement.
 
     It gets no CPU that a container with a claim may use.
     """
-    setting = plan_node(replace(state, is_known=True), containers).containers.get(new.id)
+    setting = plan_node(replace(state, is_known=True), containers).containers.get(new)
     if setting is None:
         return NO_CPUSET
     placements = placements_in(state, containers)
     used = union(
         other.spec.cpus
         for other in containers
-        if other.id != new.id
+        if other.id != new
         and other.runs_claim
         and other.pod_uid in placements
         and placements[other.pod_uid].newest.placement.owned

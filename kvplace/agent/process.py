@@ -43,7 +43,7 @@ from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
 from kvplace.kube.watches import WatchClient
-from kvplace.linux.cgroups import CgroupVersion, CpusetHierarchy, find_cpuset_hierarchy
+from kvplace.linux.cgroups import MOUNT_POINT, CgroupVersion, CpusetHierarchy, find_cpuset_hierarchy
 from kvplace.service.connections import Address
 from kvplace.service.health import Readiness, health_application, watch_loop
 from kvplace.service.listening import listening
@@ -58,7 +58,7 @@ _WORKER_THREADS = 2
 """For sweeps of /proc and calls to libvirt, so that one that hangs does not stop the others."""
 
 
-_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUPS = Path("/sys", MOUNT_POINT)
 
 
 class AgentClient(WatchClient, EventWriter, PublisherClient, PinningClient, Protocol):
@@ -117,7 +117,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
     proc = settings.on_host(Path("/proc"))
     guard = PinningGuard(
         *(own, keeper, MemoryMoves(own, proc), report, events, cluster),
-        mounted=settings.on_host(Path("/sys/fs/cgroup")),
+        mounted=settings.on_host(_CGROUPS),
         proc=proc,
     )
     async with contextlib.AsyncExitStack() as stack:

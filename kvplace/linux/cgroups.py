@@ -40,10 +40,11 @@ def effective_cpus(process: Path, mounted: Path) -> CpuMask:
     return NO_CPUS
 
 
-def folders_of(process: Path, mounted: Path) -> dict[str, Path]:
-    """Find the folders of a process's cgroup, by controller; that of version 2 is named `unified`.
+def folders_of(process: Path, mounted: Path, container: Path | None = None) -> dict[str, Path]:
+    """Find the folders of a process's cgroup, by controller; `unified` names the folder of version 2.
 
-    Raises Gone, NotPermitted or KernelError.
+    With version 2 /proc shows paths as seen from our own cgroup namespace, which runtimes make. So there the
+    folder of its `container` counts, where it is known. Raises Gone, NotPermitted or KernelError.
     """
     folders: dict[str, Path] = {}
     for controllers, path in _cgroups_of(process):
@@ -51,6 +52,8 @@ def folders_of(process: Path, mounted: Path) -> dict[str, Path]:
             folders |= dict.fromkeys(controllers.split(","), mounted / controllers / path)
         else:
             folders[UNIFIED] = mounted / path
+    if container is not None and (container / "cgroup.controllers").exists():
+        folders[UNIFIED] = container
     return folders
 
 
@@ -79,11 +82,11 @@ def _cpuset_files(process: Path, mounted: Path) -> Iterator[Path]:
     """
     for controllers, path in _cgroups_of(process):
         if not controllers:
-            yield mounted / path / "cpuset.cpus.effective"
+            yield mounted / path / _EFFECTIVE[CgroupVersion.V2, CpusetFile.CPUS]
         elif "cpuset" in controllers.split(","):
             for folder in (mounted / controllers / path, mounted / controllers):
-                yield folder / "cpuset.effective_cpus"
-                yield folder / "cpuset.cpus"
+                yield folder / _EFFECTIVE[CgroupVersion.V1, CpusetFile.CPUS]
+                yield folder / CpusetFile.CPUS.value
 
 
 def _cgroups_of(process: Path) -> Iterator[tuple[str, str]]:
@@ -114,6 +117,8 @@ _EFFECTIVE = {
     (CgroupVersion.V2, CpusetFile.CPUS): "cpuset.cpus.effective",
     (CgroupVersion.V2, CpusetFile.MEMORY_NODES): "cpuset.mems.effective",
 }
+EFFECTIVE_CPUS = tuple(name for (_, file), name in _EFFECTIVE.items() if file is CpusetFile.CPUS)
+"""Names of the file with the CPUs that a cgroup may use in effect; a cgroup has one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ class CpusetHierarchy:
     version: CgroupVersion
 
     def configured(self, folder: Path, file: CpusetFile = CpusetFile.CPUS) -> CpuMask:
-        """Read what a cgroup was set to; with version 2 it is empty where its parent's set applies.
+        """Read the set of a cgroup; with version 2 it is empty where its parent's set applies.
 
         Raises Gone, NotPermitted or KernelError; Misconfigured where the controller is not enabled.
         """
@@ -143,15 +148,15 @@ class CpusetHierarchy:
             raise
 
     def is_set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS) -> bool:
-        """Return whether nothing has to be written for a cgroup to have exactly this set."""
+        """Whether a cgroup has exactly this set, so that nothing has to be written."""
         found = self.configured(folder, file)
         return found == wanted or (not found and self.effective(folder, file) == wanted)
 
     def limit(self, folder: Path, cpus: CpuMask) -> str:
-        """State why a cgroup may not use these online CPUs that it is set to; nothing where it may.
+        """State why a cgroup may not use these online CPUs that it is set to; empty where it may.
 
-        With version 2 those above it can forbid it; one that may use none of its own uses those of its
-        parent. Raises as `configured` does.
+        With version 2 a cgroup above it can forbid it; a cgroup that may use none of its own CPUs uses the
+        CPUs of its parent. Raises as `configured` does.
         """
         found = cpus if self.version is CgroupVersion.V1 else self.effective(folder)
         if found == cpus:
