@@ -146,8 +146,8 @@ async def _get_vms(
     live: LiveCluster, wanted: _WantedRows, output: Output, *, headers: bool, watch: bool
 ) -> int:
     from kvplace.cli.view_tables import vm_columns, vm_reference
-    from kvplace.nodes.view_documents import VM_KIND, vm_document
-    from kvplace.nodes.vm_listing import read_listed_vms, watch_listed_vms
+    from kvplace.nodes.cluster_reading import read_listed_vms, watch_listed_vms
+    from kvplace.nodes.view_output import VM_KIND, vm_document
 
     columns = vm_columns(lambda: live.session.server_time, with_namespace=live.flags.all_namespaces)
     printed = Printed(VM_KIND, chosen_columns(columns, wide=output is Output.WIDE), vm_document, vm_reference)
@@ -177,7 +177,7 @@ async def _get_nodes(
     from kvplace.cli.view_tables import NODE_COLUMNS
     from kvplace.kube.watches import NODE_STATUSES, NODES, Selector
     from kvplace.nodes.cluster_reading import read_cluster, read_node, watched_nodes
-    from kvplace.nodes.view_documents import NODE_KIND, node_document
+    from kvplace.nodes.view_output import NODE_KIND, node_document
 
     columns = chosen_columns(NODE_COLUMNS, wide=output is Output.WIDE)
     printed = Printed(NODE_KIND, columns, node_document, _node_reference)
@@ -265,8 +265,8 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
 
 async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Output) -> None:
     from kvplace.cli.view_tables import NAMESPACE, TOP_VM_COLUMNS, vm_reference
-    from kvplace.nodes.view_documents import VM_KIND, list_document, vm_document
-    from kvplace.nodes.vm_listing import read_listed_vms
+    from kvplace.nodes.cluster_reading import read_listed_vms
+    from kvplace.nodes.view_output import VM_KIND, list_document, vm_document
 
     listed = await read_listed_vms(live.api, live.vms)
     for note in listed.notes:

@@ -307,7 +307,7 @@ def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
     from kvplace.kube.watches import NODES
     from kvplace.machines.server_types import machine_names
     from kvplace.nodes.cluster_reading import read_node
-    from kvplace.nodes.drawn_node import draw_node
+    from kvplace.nodes.view_output import draw_node
 
     node = NodeName(name)
 

@@ -219,7 +219,7 @@ class Listing(Generic[T]):
     def print_all(self, items: Sequence[T], *, one: bool = False) -> None:
         """Print objects; `one` prints the document of the only one by itself, not as a list."""
         if self._output.is_document:
-            from kvplace.nodes.view_documents import list_document
+            from kvplace.nodes.view_output import list_document
 
             documents = [self._printed.document(item) for item in items]
             print_document(

@@ -22,9 +22,8 @@ from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
 from kvplace.kube.object_records import Condition
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
-from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
-from kvplace.nodes.view_documents import free_blocks_document
+from kvplace.nodes.view_output import draw_node, free_blocks_document
 
 NOTHING = "-"
 

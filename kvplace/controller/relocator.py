@@ -63,9 +63,8 @@ from kvplace.kube.events import (
 )
 from kvplace.kube.object_records import Condition, PodRecord, VmiRecord
 from kvplace.kube.store import Store
-from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_cache import PAUSE_AFTER_EDIT_S, PEACE_S, NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
-from kvplace.nodes.relocation_times import PAUSE_AFTER_EDIT_S, PEACE_S
 
 log = logging.getLogger(__name__)
 

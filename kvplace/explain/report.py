@@ -11,7 +11,7 @@ from kvplace.core.request_json import request_document
 from kvplace.core.strict_json import Json
 from kvplace.explain.explanation import Explanation, Fitting, Seat
 from kvplace.nodes.node_machine import NodeMachine
-from kvplace.nodes.view_documents import devices_document
+from kvplace.nodes.view_output import devices_document
 
 _SHOWN_CANDIDATES = 10
 

@@ -33,7 +33,7 @@ from kvplace.kube.object_records import (
     TopologyRecord,
 )
 from kvplace.kube.reported_vms import VmStatus
-from kvplace.nodes.cluster_free_blocks import FreeBlockTotals
+from kvplace.nodes.node_cache import FreeBlockTotals
 from kvplace.nodes.node_machine import (
     NodeMachine,
     NodeSnapshot,
@@ -50,15 +50,15 @@ class NodeView:
 
     name: NodeName
     machine: NodeMachine | Unusable
-    """The machine, or why nothing can be placed on the node."""
+    """The machine, or the reason against any placement on the node."""
     described: TopologyRecord | None = None
     ledger_record: LedgerRecord | None = None
     exists: bool = True
     """Whether the API server has the node; of one that is gone, ledger or NodeTopology may be left."""
     status: str = ""
-    """What kubectl prints as its status; empty where that was not read."""
+    """The status as kubectl prints it; empty if it was not read."""
     pods: Mapping[PodUid, PodRecord] = field(default_factory=lambda: MappingProxyType({}), compare=False)
-    """Pods by UID, those of the node among them: devices that its agent has not reported yet count as taken;
+    """Pods by UID, with the pods of the node: devices that its agent has not reported yet count as taken;
     empty where the pods were not read."""
 
     @property
@@ -134,7 +134,7 @@ class NodeView:
 
 
 class VmState(Enum):
-    """How far a VM has come; the values are for people."""
+    """The progress of a VM; the values are for people."""
 
     NOT_CREATED = "NotCreated"
     """It has no pod: it is stopped, or KubeVirt cannot make its pod yet."""
@@ -160,18 +160,18 @@ class VmState(Enum):
 
 @dataclass(frozen=True)
 class VmView:
-    """One pod that opted in: what it asked for, where it sits and whether that is measured.
+    """One pod that opted in: its request, its placement and the measurement of the agent.
 
-    In a list for people (`vm_listing`) a VM without a pod is one, too: its pod then has no name.
+    In a list for people (`cluster_reading`) a VM without a pod is one, too: its pod then has no name.
     """
 
     pod: PodRecord
     claim: Claim | None = None
-    """What it holds in its node's ledger; None when that is nothing, or was not read."""
+    """Its claim in the node's ledger; None if it has none, or the ledger was not read."""
     kubevirt: VmStatus | None = None
-    """What KubeVirt reports of it; None for a plain pod, and where that was not read."""
+    """The report of KubeVirt; None for a plain pod, and if it was not read."""
     devices: tuple[LocatedDevice, ...] | None = None
-    """What the kubelet has given it; None where its agent has not reported that, or it was not read."""
+    """Its devices from the kubelet; None if the agent has not reported them, or they were not read."""
     reserved_on: NodeName = NO_NODE
     """Of a VM that waits: the node where other VMs make room for it; its claim there has the CPUs."""
 
@@ -228,12 +228,12 @@ class VmView:
 
     @property
     def phase(self) -> str:
-        """How far it is in KubeVirt's word; empty where that is not known."""
+        """Its phase in KubeVirt; empty if it is not known."""
         return "" if self.kubevirt is None else self.kubevirt.status
 
     @property
     def options(self) -> PinningOptions | None:
-        """How it asks for cores."""
+        """Its request for cores."""
         if self.request is not None:
             return self.request.request.options
         return None if self.kubevirt is None else self.kubevirt.options
@@ -245,7 +245,7 @@ class VmView:
 
     @property
     def state(self) -> VmState:
-        """How far it has come."""
+        """Its progress."""
         if not self.has_pod:
             return VmState.NOT_CREATED
         if self.pod.phase in _OVER:
@@ -380,7 +380,7 @@ def agrees(vm: VmView | None) -> bool:
 
 
 def agreement_needed(names: Iterable[str]) -> str:
-    """State in one clause which VMs need the annotation for a move; empty where all have it."""
+    """Name in one clause the VMs that need the annotation for a move; empty if all have it."""
     needed = sorted(set(names))
     if not needed:
         return ""

@@ -32,7 +32,7 @@ CONTAINER = "topology"
 MAX_LOG_BYTES = 1 << 20
 """Far more than the largest machine takes, and little enough to hold."""
 _NOTE = "kvplace: "
-"""How the lines begin that the program reports on stderr; a log mixes both."""
+"""The prefix of the program's lines on stderr; a log mixes stdout and stderr."""
 _POLL_S = 0.5
 _CANNOT_START = (
     "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable",

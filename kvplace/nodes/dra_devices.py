@@ -39,7 +39,7 @@ _LocatedDevice = tuple[DeviceKey, bool, NumaId | None]
 """A device, whether several pods may have it, and its NUMA node if that is known."""
 
 PROBE_S = 300.0
-"""How often an API server that does not serve these kinds is asked again."""
+"""The pause before an API server without these kinds is asked again."""
 
 
 class DraClient(WatchClient, ListClient, Protocol):
@@ -54,13 +54,13 @@ class DraDevices:
         self.claims = Store(RESOURCE_CLAIMS)
         self.classes = Store(DEVICE_CLASSES)
         self._slices_on: defaultdict[NodeName, dict[str, SliceRecord]] = defaultdict(dict)
-        """Slices by node and name; those with devices of several nodes are under each of them."""
+        """Slices by node and name; a slice with devices of several nodes is under each of them."""
         self._generations: dict[tuple[str, str], dict[str, int]] = {}
         """The generation of each slice by driver and pool."""
         self._in_use: dict[DeviceKey, int] = {}
-        """How many resource claims have each device."""
+        """The number of resource claims of each device."""
         self._places: dict[NodeName, tuple[Topology, DeviceReport | None, Sequence[_LocatedDevice]]] = {}
-        """The devices of nodes and what their places follow from, until a slice changes."""
+        """The devices of nodes with the inputs of their places, until a slice changes."""
         self.slices.subscribe(self._slice_seen)
         self.claims.subscribe(self._claim_seen)
 
@@ -98,7 +98,7 @@ class DraDevices:
         )
 
     def of_pod(self, pod: PodRecord, topology: Topology, report: DeviceReport | None) -> Iterable[PodDevice]:
-        """Return the devices of the resource claims of a pod on its node, without those for CPUs."""
+        """Return the devices of the resource claims of a pod on its node, without claims for CPUs."""
         known = dict(self._devices_on(pod.node))
         for name in pod.resource_claims:
             claim = self.claims.get((pod.namespace, name))
@@ -130,7 +130,7 @@ class DraDevices:
     ) -> frozenset[NumaId]:
         """Predict the NUMA nodes of the devices that kube-scheduler allocates; `wanted`: counts by driver.
 
-        It takes the first devices that fit, by pool and slice. Of several devices those on one NUMA node
+        It takes the first devices that fit, by pool and slice. Of several devices, devices on one NUMA node
         come first, as `matchAttribute` demands in the resource claims that the documentation recommends.
         """
         located = self._located(node, topology, report)
@@ -153,7 +153,7 @@ class DraDevices:
         return frozenset(next(iter(counts)) for counts in known.values())
 
     def gives_devices(self, pod: PodRecord) -> bool:
-        """Whether resource claims may give a pod devices of the host: all do but those for CPUs."""
+        """Whether resource claims may give a pod devices of the host: all claims but those for CPUs do."""
         for name in pod.resource_claims:
             claim = self.claims.get((pod.namespace, name))
             if claim is None or not claim.allocated:
@@ -194,7 +194,7 @@ class DraDevices:
                     yield (record.driver, record.pool, device.name), device
 
     def _slice_seen(self, before: SliceRecord | None, after: SliceRecord | None) -> None:
-        self._places.clear()  # one of a new generation changes what others mean
+        self._places.clear()  # a slice of a new generation changes the meaning of others
         if before is not None:
             for node in _nodes_of(before):
                 del self._slices_on[node][before.name]
@@ -221,7 +221,7 @@ class DraDevices:
 def numa_node_of(device: SliceDevice, topology: Topology, report: DeviceReport | None) -> NumaId | None:
     """Return the NUMA node of a device; None where it is unknown, or is none of the machine's with CPUs.
 
-    `report` is that of the node's agent, which knows the NUMA nodes of PCI buses and PCIe roots.
+    `report` comes from the node's agent, which knows the NUMA nodes of PCI buses and PCIe roots.
     """
     sources = (
         report.node_of_address(device.address or "") if report is not None else None,

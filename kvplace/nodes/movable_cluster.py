@@ -31,6 +31,7 @@ from kvplace.kube.object_client import ApiKind
 from kvplace.kube.watches import ListClient, Selector
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
+from kvplace.nodes.node_cache import PEACE_S
 from kvplace.nodes.node_machine import NodeMachine
 from kvplace.nodes.planning_cluster import (
     DemandingPod,
@@ -39,7 +40,6 @@ from kvplace.nodes.planning_cluster import (
     names_of_claims,
     planning_cluster,
 )
-from kvplace.nodes.relocation_times import PEACE_S
 
 _NODES = ApiKind("nodes")
 _PODS = ApiKind("pods")
@@ -77,7 +77,7 @@ class MovableCluster:
     between: Mapping[str, ClosedNodes]
     """The VMs that may migrate, each with the nodes that are closed to it."""
     stay: Mapping[str, int]
-    """How many VMs do not move at all, by the reason."""
+    """The number of VMs that do not move at all, by reason."""
 
 
 async def read_movable_cluster(

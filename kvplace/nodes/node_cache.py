@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from kvplace.core.cluster.victims import OccupiedMachine
+from kvplace.core.free_resources import Domain, FreeBlocks, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.concurrency import Turns
 from kvplace.kube.ledgers import LedgerClient, Ledgers
-from kvplace.kube.object_records import NodeRecord, TopologyRecord
+from kvplace.kube.object_records import NodeRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import (
     EDITED_VMIS,
@@ -42,7 +46,42 @@ from kvplace.nodes.node_machine import (
     snapshot_of,
     with_ledger,
 )
-from kvplace.nodes.relocation_times import RelocationTimes
+
+PAUSE_AFTER_EDIT_S = 10.0
+"""The least time between two relocations of a VM by edits of its options."""
+PEACE_S = 600.0
+"""The rest of a VM after it got other cores, before it may move for others."""
+
+
+class RelocationTimes:
+    """Follows the ledgers; forgets a pod with its claim, and after the longest of the times above."""
+
+    def __init__(self, ledgers: Ledgers) -> None:
+        self._ledgers = ledgers
+        self._seen: dict[NodeName, dict[PodUid, float]] = {}
+        """When each pod was last seen to be relocating."""
+        ledgers.subscribe(self._ledger_seen)
+
+    def rest_s(self, node: NodeName, pod: PodUid, peace_s: float) -> float:
+        """Return how many seconds remain until `peace_s` has passed since the last relocation of a pod."""
+        last = self._seen.get(node, {}).get(pod)
+        return 0.0 if last is None else max(0.0, last + peace_s - asyncio.get_running_loop().time())
+
+    def _ledger_seen(self, node: NodeName) -> None:
+        record, before = self._ledgers.current(node), self._seen.get(node, {})
+        claims = {} if record is None else record.ledger.claims
+        if not before and all(claim.relocation is None for claim in claims.values()):
+            return
+        now = asyncio.get_running_loop().time()
+        seen = {
+            uid: now if claim.relocation is not None else before[uid]
+            for uid, claim in claims.items()
+            if claim.relocation is not None or before.get(uid, -math.inf) > now - PEACE_S
+        }
+        if seen:
+            self._seen[node] = seen
+        else:
+            self._seen.pop(node, None)
 
 
 class NodeClient(WatchClient, ListClient, LedgerClient, Protocol):
@@ -66,8 +105,11 @@ class NodeCache:
         self.dra_nodes: set[NodeName] = set()
         """Nodes where dra-driver-cpu sets the cpusets."""
         self._machines: dict[NodeName, NodeMachine | Unusable] = {}
+        self._priorities: Counter[int] = Counter()
+        """The number of bound pods of each priority."""
         self._largest: int | None = None
         self._listeners: list[Callable[[NodeName], None]] = []
+        self.pods.subscribe(self._pod_seen)
         self.nodes.subscribe(self._node_seen)
         self.topologies.subscribe(self._topology_seen)
         self.ledgers.subscribe(self._notify)
@@ -98,7 +140,7 @@ class NodeCache:
         return self._largest or None
 
     def machine(self, node: NodeName) -> NodeMachine | Unusable:
-        """Return the machine of a node, or why it cannot be used."""
+        """Return the machine of a node, or the reason why it cannot be used."""
         machine = self._machines.get(node)
         if machine is None:
             machine = describe_node(self.nodes.get(node), self.topologies.get(node))
@@ -107,7 +149,7 @@ class NodeCache:
         return machine
 
     def usable_machine(self, node: NodeName) -> NodeMachine | Unusable:
-        """Return the machine of a node, or why nothing can be placed there: its ledger counts, too."""
+        """Return the machine of a node, or the reason against any placement there, also in its ledger."""
         return with_ledger(self.machine(node), self.ledgers.current(node))
 
     def enforces(self, node: NodeName) -> bool:
@@ -118,6 +160,10 @@ class NodeCache:
         """Return how other containers are kept off the CPUs that are owned on a node."""
         described = self.topologies.get(node)
         return Enforcement.NONE if described is None else described.enforcement
+
+    def has_bound_pod_below(self, priority: int) -> bool:
+        """Return whether a bound pod has a lower priority."""
+        return any(known < priority for known in self._priorities)
 
     def is_leaving(self, uid: PodUid) -> bool:
         """Return whether the claim of a pod is released without an eviction."""
@@ -158,6 +204,14 @@ class NodeCache:
     def subscribe(self, listener: Callable[[NodeName], None]) -> None:
         """Call the listener with a node's name after each change of its machine or its ledger."""
         self._listeners.append(listener)
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        if before is not None and before.node:
+            self._priorities[before.priority] -= 1
+            if not self._priorities[before.priority]:
+                del self._priorities[before.priority]
+        if after is not None and after.node:
+            self._priorities[after.priority] += 1
 
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         either = after or before
@@ -205,3 +259,102 @@ async def running_node_cache(cluster: NodeClient, *, decides: bool = True) -> As
             await cache.ledgers.stop()
             for task in watching:
                 task.cancel()
+
+
+class FreeBlockTotals:
+    """Sums that nodes can be added to and taken out of."""
+
+    def __init__(self, nodes: Iterable[FreeBlocks] = ()) -> None:
+        self._sizes: Mapping[Domain, tuple[Counter[int], Counter[int]]] = {
+            domain: (Counter(), Counter()) for domain in Domain
+        }
+        """The number of nodes by the size of their largest free block, in CPUs and in whole cores."""
+        self._possible = dict.fromkeys(Domain, 0)
+        self.nodes = 0
+        """Nodes where something can be placed, full ones included."""
+        self.allocatable = 0
+        self.free = 0
+        for free_blocks in nodes:
+            self.add(free_blocks)
+
+    def add(self, free_blocks: FreeBlocks) -> None:
+        """Count a node."""
+        self._count(free_blocks, 1)
+
+    def remove(self, free_blocks: FreeBlocks) -> None:
+        """Take out a node that was counted."""
+        self._count(free_blocks, -1)
+
+    def largest_cpus(self, domain: Domain) -> int:
+        """Return the CPUs of the largest free block of any node."""
+        return max(self._sizes[domain][0], default=0)
+
+    def largest_cores(self, domain: Domain) -> int:
+        """Return the whole free cores of the domain that has most of them."""
+        return max(self._sizes[domain][1], default=0)
+
+    def nodes_with(self, domain: Domain, cpus: int) -> int:
+        """Count the nodes with a free block of at least `cpus` CPUs."""
+        return sum(count for size, count in self._sizes[domain][0].items() if size >= cpus)
+
+    def fragmentation(self, domain: Domain) -> float:
+        """Return the share of the largest possible free blocks that is missing, from 0 to 1.
+
+        On each node the largest free block is compared with the one that as many free CPUs could form there:
+        0 on an empty machine, on a full one, and where everything that is free lies together.
+        """
+        possible = self._possible[domain]
+        found = sum(size * count for size, count in self._sizes[domain][0].items())
+        return 1 - found / possible if possible else 0.0
+
+    def _count(self, free_blocks: FreeBlocks, sign: int) -> None:
+        self.nodes += sign
+        self.allocatable += sign * free_blocks.allocatable
+        self.free += sign * free_blocks.free
+        for domain, block in free_blocks.largest.items():
+            self._possible[domain] += sign * block.possible
+            for sizes, size in zip(self._sizes[domain], (block.cpus, block.cores), strict=True):
+                sizes[size] += sign
+                if not sizes[size]:
+                    del sizes[size]
+
+
+CHECK_STEPS = 100
+"""Steps of checking a node."""
+
+
+class ClusterFreeBlocks:
+    """Totals over the nodes, as of the last `refresh`."""
+
+    def __init__(self, cache: NodeCache) -> None:
+        self.totals = FreeBlockTotals()
+        self._cache = cache
+        self._by_node: dict[NodeName, FreeBlocks] = {}
+        self._changed: dict[NodeName, None] = dict.fromkeys(cache.nodes.records)
+        cache.subscribe(self._node_changed)
+
+    async def refresh(self) -> None:
+        """Check again every node that has changed."""
+        await Turns().drain(self._changed, self._look, CHECK_STEPS)
+
+    def of(self, node: NodeName) -> FreeBlocks | None:
+        """Return the free blocks of one node; None where nothing can be placed, or before the first count."""
+        return self._by_node.get(node)
+
+    def _node_changed(self, node: NodeName) -> None:
+        if node in self._by_node or node in self._cache.nodes.records:
+            self._changed[node] = None
+        else:  # it came and went between two checks
+            self._changed.pop(node, None)
+
+    def _look(self, node: NodeName) -> None:
+        before = self._by_node.pop(node, None)
+        if before is not None:
+            self.totals.remove(before)
+        snapshot = self._cache.snapshot(node)
+        if isinstance(snapshot, Unusable):
+            return
+        machine = snapshot.machine
+        found = free_blocks_of(machine.topology, machine.allocatable, snapshot.free.cpus)
+        self._by_node[node] = found
+        self.totals.add(found)

@@ -76,6 +76,10 @@ class NodeMachine:
             devices=devices,
         )
 
+    def can_give(self, claim: Claim, ledger: Ledger, holds: Iterable[Claim] = ()) -> bool:
+        """Whether a claim fits beside a ledger's claims, the tentative `holds` and the use by others."""
+        return self.free(ledger, holds).can_give(claim)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
@@ -104,10 +108,10 @@ NOT_KNOWN = Unusable("the node is not known to the API server")
 
 
 def describe_node(node: NodeRecord | None, described: TopologyRecord | None) -> NodeMachine | Unusable:
-    """Combine what describes a node.
+    """Combine the descriptions of a node.
 
-    Its cpu-map and the CPUs that the kubelet's static policy holds limit what may be given out. A node
-    without a NodeTopology is described by its cpu-map alone.
+    Its cpu-map and the CPUs that the kubelet's static policy holds limit the CPUs that may be given out. A
+    node without a NodeTopology is described by its cpu-map alone.
     """
     if node is None:
         return NOT_KNOWN

@@ -1,7 +1,7 @@
-"""A live cluster as plans start from it: its nodes, what keeps VMs away from them, and VMs that wait already.
+"""A live cluster as the start of a plan: its nodes, the obstacles on them, and VMs that wait already.
 
-What kube-scheduler's own filters state counts as in `explain`, with the same words. An evacuation is a plan
-for the VMs of one node on all other nodes. Nodes are the same values as those of a cluster document.
+The answers of kube-scheduler's own filters count as in `explain`, with the same words. An evacuation is a
+plan for the VMs of one node on all other nodes. Nodes are the same values as those of a cluster document.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PlanningCluster:
     unusable: ClosedNodes = field(default_factory=dict)
     """Nodes without a known machine, or without a readable ledger."""
     waiting: int = 0
-    """How many VMs wait already and were given room here."""
+    """The number of VMs that wait already and were given room here."""
     agreed: frozenset[str] = frozenset()
     """The ids of the VMs that had opted in to moves when their pods were made."""
 
@@ -144,7 +144,7 @@ def _with_waiting(
 ) -> PlanningCluster:
     """Give VMs that wait already the room that they will probably take, before any that come later.
 
-    As with kube-scheduler, those of higher priority come first.
+    As with kube-scheduler, VMs of higher priority come first.
     """
     claimed = {uid for node in view.nodes.values() for uid in node.ledger.claims}
     closed: dict[bytes, ClosedNodes] = {}
@@ -179,7 +179,7 @@ class MigratingVmi(ApiObject, frozen=True):
 
     @property
     def obstacle(self) -> str:
-        """Why KubeVirt cannot migrate it live; empty when it can."""
+        """The reason why KubeVirt cannot migrate it live; empty if it can."""
         for one in self.status.conditions:
             if one.type == "LiveMigratable" and one.status == "False":
                 return ": ".join(filter(None, (one.reason, one.message)))
@@ -221,7 +221,7 @@ def evacuation(
     leaving: Iterable[DemandingPod],
     vmis: Iterable[MigratingVmi],
 ) -> Evacuation:
-    """Let every VM of a node request what it requests today, on all nodes but this one.
+    """Let every VM of a node make its present request, on all nodes but this one.
 
     VMs that wait already come first, as in any plan: kube-scheduler tries them first.
     """
@@ -259,7 +259,7 @@ def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
     """Return every node where something can be placed, with the VMs that its ledger names.
 
     A VM is called `namespace/name`. A VM with an unknown placement, or one that is getting other cores, holds
-    what its claim states and stays there.
+    the CPUs of its claim and stays there.
     """
     narrowed: dict[tuple[str, CpuMask], Topology] = {}
     names = names_of_claims(view)

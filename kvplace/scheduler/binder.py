@@ -1,15 +1,15 @@
 """Binding one pod: claim its cores in the node's ledger, then bind it with them in one write.
 
-Idempotent by pod UID: however often and in any order kube-scheduler retries, a pod ends with one claim
-or none. A claim is released only when it is known that the pod is not bound with it and will not be; where
-that is unknown the claim stays, and the controller reads the pod later.
+Idempotent by pod UID: kube-scheduler may retry in any order, and a pod ends with one claim or none. A claim
+is released only when it is certain that the pod is not bound with it and will not be. Otherwise the claim
+stays, and the controller reads the pod later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol
@@ -19,27 +19,26 @@ from kvplace.core.allocator.device_choices import far_devices
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
+from kvplace.core.node_topology import Enforcement
 from kvplace.core.placement import Placement, PodPlacement, floating_annotations, result_annotations
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.core.well_known_names import about_pod
 from kvplace.kube.api_errors import ApiUnavailable
 from kvplace.kube.events import EventRecorder, floating, pod_reference
-from kvplace.kube.object_records import ResourceClaimRecord
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
-from kvplace.scheduler.claim_placements import (
+from kvplace.scheduler.extender_protocol import BindingArgs
+from kvplace.scheduler.metrics import PLACEMENTS
+from kvplace.scheduler.pending_pods import AskingPod, Hold, PendingPod, PendingPods
+from kvplace.scheduler.resource_claims import ReadClaims, ResourceClaimClient, ResourceClaims, check_cpus
+from kvplace.scheduler.stored_claims import (
     is_bound_with,
     placement_of_claim,
     rfc3339,
     target_claim,
 )
-from kvplace.scheduler.claimed_devices import ClaimedDevices, DeviceReader
-from kvplace.scheduler.dra_enforcement import ClaimStatusWriter, DraEnforcement, check_cpus
-from kvplace.scheduler.extender_protocol import BindingArgs
-from kvplace.scheduler.pending_pods import AskingPod, PendingPods
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ _YOUNG_S = 30.0
 """With the longest bind, far below the controller's patience with claims without a binding."""
 
 
-class PodClient(DeviceReader, ClaimStatusWriter, Protocol):
+class PodClient(ResourceClaimClient, Protocol):
     """The cluster calls of the scheduler, apart from watches and ledgers."""
 
     async def bind(
@@ -65,7 +64,7 @@ class PodClient(DeviceReader, ClaimStatusWriter, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """A claim that is stored, and the placement that it stands for on the machine as it was then."""
+    """A stored claim, and its placement on the machine at that moment."""
 
     claim: Claim
     placement: Placement | None
@@ -83,8 +82,7 @@ class Binder:
         cluster: PodClient,
         cache: NodeCache,
         pending: PendingPods,
-        devices: ClaimedDevices,
-        dra: DraEnforcement,
+        resource_claims: ResourceClaims,
         events: EventRecorder,
         *,
         seconds: float,
@@ -94,8 +92,7 @@ class Binder:
         self._cluster = cluster
         self._cache = cache
         self._pending = pending
-        self._devices = devices
-        self._dra = dra
+        self._resource_claims = resource_claims
         self._events = events
         self._seconds = seconds
         self._now = now
@@ -124,61 +121,66 @@ class Binder:
             task.exception()  # marks it as retrieved: the caller may have given up
 
     async def _bind_and_log(self, args: BindingArgs) -> None:
-        about = about_pod(
-            args.uid, args.namespace, args.name, node=args.node, attempt=self._pending.get(args.uid).attempts
-        )
+        pending = self._pending.get(args.uid)
+        about = {**args.about, "attempt": pending.attempts} if pending.attempts else args.about
         try:
-            await self._bind(args)
+            claim = await self._bind(args, pending)
         except KvplaceError as error:
             log.warning("bind refused: %s", error, extra=about)
-            asking = self._pending.get(args.uid).asking
-            if asking is not None and isinstance(error, Refused):
+            if pending.asking is not None and isinstance(error, Refused):
                 pod = self._cache.pods.get(args.uid)
-                if self._devices.may_have(pod, asking):
-                    self._devices.bind_refused(args, str(error))
+                if self._resource_claims.may_have_devices(pod, pending.asking):
+                    self._resource_claims.bind_refused(args, str(error))
             raise
-        claim = self._cache.ledger(args.node).claims.get(args.uid)
+        if (seconds := self._pending.placed_in(pending)) is not None:
+            PLACEMENTS.observe(seconds)
         log.info("bound to CPUs %s", format_cpu_list(claim.cpus) if claim else "of no claim", extra=about)
 
-    async def _bind(self, args: BindingArgs) -> None:
-        """Bind a pod.
+    async def _bind(self, args: BindingArgs, pending: PendingPod) -> Claim | None:
+        """Bind a pod, and return its claim.
 
         1. Return if it is bound there already; refuse if it is bound elsewhere.
-        2. Read its request.
+        2. Read its request, and its resource claims where they matter.
         3. Store a claim in the node's ledger. If the pod may float and Filter has found nothing that fits,
            bind it unpinned.
         4. Where dra-driver-cpu sets the cpusets, write the claimed cores into the pod's ResourceClaim.
         5. Bind it with the claimed cores.
         """
         deadline = asyncio.get_running_loop().time() + self._seconds
+        if not self._cache.has_synced:
+            raise Unavailable("kvplace has not read the cluster yet; it will in a moment")
+        usable, enforcement = self._cache.usable_machine(args.node), self._cache.enforcement(args.node)
         if await self._is_bound(args):
-            return
-        explanation = self._pending.get(args.uid).explanation
-        asking = await self._pending.of_binding(args)
+            return self._cache.ledger(args.node).claims.get(args.uid)
+        explanation = pending.explanation
+        asking = pending.asking or await self._pending.of_binding(args)
         pod_request = asking.pod_request
-        resource_claims = await self._dra.claims(args)
+        claims = await self._resource_claims.read(args, asking, enforcement)
         try:
-            decision = await self._claim_cores(args, asking, resource_claims)
+            if isinstance(usable, Unusable):
+                raise Refused(f"node {args.node}: {usable.problem}")
+            request = self._resource_claims.beside(args.node, pod_request.request, usable.topology, claims)
+            decision = await self._claim_cores(args, pending, asking, request, claims)
         except Refused:
             # A pod with CPUs of dra-driver-cpu starts only with cores that are chosen for it.
-            may_float = pod_request.request.options.on_failure is OnFailure.FLOAT and not resource_claims
-            if not may_float or self._pending.hold_of(args.uid, args.node) is not None:
+            may_float = pod_request.request.options.on_failure is OnFailure.FLOAT and not claims.with_cpus
+            if not may_float or (pending.hold is not None and pending.hold.node == args.node):
                 raise  # one that holds cores here fitted a moment ago; another node may have some for it
             await self._bind_unpinned(args, asking, deadline)
-            return
+            return None
         placement = decision.placement
         if placement is None:
             await self._leave_to_controller(args, decision.claim)
-            return
-        for resource_claim in resource_claims or ():
-            await self._dra.give(resource_claim, decision.claim.owned)
+            return decision.claim
+        for resource_claim in claims.with_cpus or ():
+            await self._resource_claims.give(resource_claim, decision.claim.owned)
         bound = PodPlacement(
             args.uid,
             args.node,
             decision.topology.fingerprint,
             pod_request.request.options.on_failure,
             placement,
-            enforced=self._cache.enforces(args.node),
+            enforced=enforcement is not Enforcement.NONE,
             device_numa=pod_request.request.options.device_numa,
         )
         annotations = result_annotations(
@@ -188,6 +190,7 @@ class Binder:
             explanation=explanation if pod_request.explain else "",
         )
         await self._bind_pod(args, decision, annotations, deadline)
+        return decision.claim
 
     # Step 1.
 
@@ -197,8 +200,6 @@ class Binder:
         A claim of an earlier attempt on another node stays until the pod is bound, since that attempt's
         binding may still be under way; then the controller releases it.
         """
-        if not self._cache.has_synced:
-            raise Unavailable("kvplace has not read the cluster yet; it will in a moment")
         if args.node not in self._cache.nodes.records:
             raise Refused(f"node {args.node} is not known to the API server")
         pod = self._cache.pods.get(args.uid)
@@ -213,18 +214,19 @@ class Binder:
     # Step 3.
 
     async def _claim_cores(
-        self, args: BindingArgs, asking: AskingPod, resource_claims: Sequence[ResourceClaimRecord] | None
+        self,
+        args: BindingArgs,
+        pending: PendingPod,
+        asking: AskingPod,
+        request: Request,
+        claims: ReadClaims,
     ) -> _Decision:
-        """Store the claim of a pod, and with it those of the pods that are planned for the same node.
+        """Store the claim of a pod, and with it the claims of the pods that are planned for the same node.
 
-        What is reserved for it becomes its claim. A claim that is stored already is taken over. The
-        controller releases old claims without a binding; a new date shows it that this one is about
+        The pod's reservation becomes its claim. A claim that is stored already is taken over. The
+        controller releases old claims without a binding; a new date shows it that this binding is about
         to come.
         """
-        usable = self._cache.usable_machine(args.node)
-        if isinstance(usable, Unusable):
-            raise Refused(f"node {args.node}: {usable.problem}")
-        request = await self._devices.beside(args, asking, usable.topology)
         ours: list[Claim] = []
         is_new = False
 
@@ -233,14 +235,15 @@ class Binder:
             machine = self._cache.machine(args.node)
             if isinstance(machine, Unusable):
                 raise Refused(f"node {args.node}: {machine.problem}")
-            stored, target = ledger.claims.get(args.uid), target_claim(ledger, asking)
+            stored = ledger.claims.get(args.uid)
+            target = target_claim(ledger, asking) if asking.migration else None
             if stored is not None and stored.reserved is None:
                 placement = placement_of_claim(machine.topology, request, stored)
                 is_older = placement is not None and stored not in ours and not self._is_young(stored)
                 claim = replace(stored, since=rfc3339(self._now())) if is_older else stored
                 is_new = (is_new or self._is_young(stored)) and not is_older
             else:
-                placement = self._place(args, request, machine, ledger, target)
+                placement = self._place(args, pending.hold, request, machine, ledger, target)
                 is_new = stored is None
                 claim = claim_of(
                     args.uid,
@@ -250,8 +253,8 @@ class Binder:
                     vmi=asking.pod_request.vmi_name,
                     since=rfc3339(self._now()),
                 )
-            if resource_claims is not None and placement is not None:
-                check_cpus(args, resource_claims, placement)
+            if claims.with_cpus is not None and placement is not None:
+                check_cpus(args, claims.with_cpus, placement)
             ours.append(claim)
             decision = _Decision(claim, placement, machine.topology, is_new)
             if claim == stored:
@@ -262,19 +265,14 @@ class Binder:
             return LedgerChange(claims=(claim, *along), releases=taken), decision
 
         decision = await self._cache.ledgers.change(args.node, decide)
-        # The next attempt cannot know whether this one's binding arrives.
-        self._pending.get(args.uid).stored_along = None
-        stored = self._cache.ledger(args.node).claims
-        held_and_stored = [held.uid for held in self._pending.held_on(args.node) if held.uid in stored]
-        for uid in [args.uid, *held_and_stored]:
-            self._pending.end_hold(uid)
+        self._pending.claim_stored(args.uid, args.node)
         return decision
 
     def _is_young(self, claim: Claim) -> bool:
         """Whether this process has stored a claim along with another one a moment ago.
 
-        A bind that takes over any other claim dates it again: that shows the controllers of all replicas, and
-        other binds of the pod, that its binding is about to come.
+        A bind that takes over any other claim gives it a new date. The date shows the controllers of all
+        replicas, and other binds of the pod, that its binding is about to come.
         """
         along, at = self._pending.get(claim.uid).stored_along or (None, 0.0)
         return along == claim and asyncio.get_running_loop().time() - at < _YOUNG_S
@@ -283,7 +281,7 @@ class Binder:
         """Return the claims of the other pods that hold cores of the node; their own binds find them."""
         along: list[Claim] = []
         for held in list(self._pending.held_on(args.node)):
-            if self._awaits_bind(held.uid, args.node, ledger) and machine.free(ledger, along).can_give(held):
+            if self._awaits_bind(held.uid, args.node, ledger) and machine.can_give(held, ledger, along):
                 claim = replace(held, since=rfc3339(self._now()))
                 self._pending.get(claim.uid).stored_along = claim, asyncio.get_running_loop().time()
                 along.append(claim)
@@ -298,7 +296,7 @@ class Binder:
         claimed = uid in ledger.claims or self._cache.ledgers.nodes_claimed_by(uid)
         bound_to = self.under_way[uid][0] if uid in self.under_way else node
         asking = self._pending.get(uid).asking
-        waits_for_devices = asking is not None and self._devices.may_have(pod, asking)
+        waits_for_devices = asking is not None and self._resource_claims.may_have_devices(pod, asking)
         if pod is None or pod.node or pod.deleting or claimed or waits_for_devices:
             return False
         return bound_to == node
@@ -306,6 +304,7 @@ class Binder:
     def _place(
         self,
         args: BindingArgs,
+        hold: Hold | None,
         request: Request,
         machine: NodeMachine,
         ledger: Ledger,
@@ -313,7 +312,7 @@ class Binder:
     ) -> Placement:
         """Choose the cores of a pod: reserved or held for it, else any that no other pod holds.
 
-        `target`: what is reserved for it as the target of a migration; its claim takes the place of that.
+        `target` is its reservation as the target of a migration; its claim replaces this.
         """
         if target is not None:
             placement = placement_of_claim(machine.topology, request, target)
@@ -326,14 +325,13 @@ class Binder:
             if placement is not None:
                 return placement
             ledger = ledger.after(LedgerChange(releases=(args.uid,)))
-        held = self._pending.hold_of(args.uid, args.node)
         if (
-            held is not None
-            and held.fingerprint == machine.topology.fingerprint
-            and machine.free(ledger).can_give(held.claim)
-            and not self._has_far_devices(args, machine, ledger, request, held.placement)
+            hold is not None
+            and (hold.node, hold.fingerprint) == (args.node, machine.topology.fingerprint)
+            and machine.can_give(hold.claim, ledger)
+            and not self._has_far_devices(args, machine, ledger, request, hold.placement)
         ):
-            return held.placement
+            return hold.placement
         message = ""
         for holds in (self._pending.held_on(args.node, but=args.uid), ()):
             devices = self._cache.free_devices(machine, ledger, holds)
@@ -353,7 +351,7 @@ class Binder:
     ) -> bool:
         """Whether a placement is not the best beside the devices that the pod will get now.
 
-        They may have changed since Filter, and those of resource claims are known only now.
+        They may have changed since Filter, and devices of resource claims are known only now.
         """
         if not (request.devices or request.device_nodes):
             return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -33,16 +33,11 @@ from kvplace.core.ledger import Claim, LedgerChange
 from kvplace.core.placement import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.core.well_known_names import about_pod
 from kvplace.kube.concurrency import next_turn
 from kvplace.kube.events import EventRecorder, does_not_fit
-from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.binder import Binder, PodClient
-from kvplace.scheduler.claim_placements import migration_target, placement_of_claim
-from kvplace.scheduler.claimed_devices import ClaimedDevices
-from kvplace.scheduler.dra_enforcement import DraEnforcement
 from kvplace.scheduler.extender_protocol import (
     BindingArgs,
     BindingResult,
@@ -57,7 +52,6 @@ from kvplace.scheduler.joint_plan import JointPlan, explain_choice, is_about_nom
 from kvplace.scheduler.metrics import (
     BINDS,
     FILTERS,
-    PLACEMENTS,
     PREEMPTION_SECONDS,
     PREEMPTIONS,
     PRIORITIZES,
@@ -65,9 +59,11 @@ from kvplace.scheduler.metrics import (
 )
 from kvplace.scheduler.migration_search import Background, MigrationClient
 from kvplace.scheduler.nominations import NominationClient, Nominations
-from kvplace.scheduler.pending_pods import AskingPod, PendingPods
+from kvplace.scheduler.pending_pods import AskingPod, Hold, PendingPod, PendingPods
 from kvplace.scheduler.preemptor import BudgetReader, Preemptor
+from kvplace.scheduler.resource_claims import ResourceClaims
 from kvplace.scheduler.room_maker import MakeRoom, RoomMaker
+from kvplace.scheduler.stored_claims import migration_target, placement_of_claim
 
 log = logging.getLogger(__name__)
 
@@ -81,20 +77,20 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExtenderSettings:
-    """How the extender decides."""
+    """The choices of an operator for the extender."""
 
     strategy: Strategy = Strategy.PACK
-    """How to choose between nodes with equally good placements."""
+    """The choice between nodes with equally good placements."""
     mode: Mode = Mode.DECIDE
     """`decide`: filter answers with one node; `advise`: with all that fit, so other plugins' scores count."""
     hold_seconds: float = 30.0
-    """How long the cores that filter has chosen for a pod are held for its bind."""
+    """The time that a pod has from Filter to its bind while Filter holds its cores."""
     bind_seconds: float = 8.0
-    """How long a bind may take; below the extender's httpTimeout of 10 s in our scheduler configuration."""
+    """The longest time of a bind; below the extender's httpTimeout of 10 s in our scheduler configuration."""
     nominate_from_nodes: int = 1000
-    """Nodes that a cluster must have for the nodes of planned pods to be nominated; 0: never."""
+    """The least number of nodes of a cluster where nodes of planned pods are nominated; 0: never."""
     make_room: MakeRoom = MakeRoom.OFF
-    """Whether running VMs that may move make room for VMs that fit nowhere."""
+    """Whether movable VMs make room for VMs that fit nowhere."""
 
 
 class ExtenderClient(PodClient, NominationClient, BudgetReader, MigrationClient, Protocol):
@@ -119,16 +115,8 @@ class Extender:
         self._cache = cache
         self._events = events
         self._settings = settings or ExtenderSettings()
-        self._fits = FitTable(
-            lambda node: cache.snapshot(node, self.pending.held_on(node)), self._settings.strategy
-        )
-        self.pending = PendingPods(
-            cluster,
-            cache,
-            hold_seconds=self._settings.hold_seconds,
-            clock=clock,
-            changed=self._node_changed,
-        )
+        self.pending = PendingPods(cluster, cache, hold_seconds=self._settings.hold_seconds, clock=clock)
+        self._fits = FitTable(self.pending.snapshot, self._settings.strategy)
         self.nominations = Nominations(
             cluster, cache, self.pending, from_nodes=self._settings.nominate_from_nodes
         )
@@ -145,50 +133,42 @@ class Extender:
             clock=clock,
             background=background,
         )
-        cache.subscribe(self._node_changed)
-        self._devices = ClaimedDevices(cluster, cache, self.pending)
-        self._dra = DraEnforcement(cluster, cache, self._devices, now)
+        self._resource_claims = ResourceClaims(cluster, cache, self.pending, now)
+        for node_changed in (self._fits.node_changed, self._resource_claims.node_changed):
+            cache.subscribe(node_changed)
+            self.pending.subscribe_changes(node_changed)
         self.binder = Binder(
             cluster,
             cache,
             self.pending,
-            self._devices,
-            self._dra,
+            self._resource_claims,
             events,
             seconds=self._settings.bind_seconds,
             now=now,
         )
-
-    def _node_changed(self, node: NodeName) -> None:
-        self._fits.node_changed(node)
-        self._devices.node_changed(node)
 
     async def describe_nodes(self) -> None:
         """Describe every node, so that the first question after the start need not."""
         await self._fits.describe(self._cache.nodes.records)
 
     async def filter(self, args: ExtenderArgs) -> FilterResult:
-        """Answer which of the given nodes can hold the pod, or why none can."""
-        started = time.perf_counter()
+        """Answer with the given nodes that can hold the pod, or with the refusals of all nodes."""
+        if not self._cache.has_synced:
+            return FilterResult(error="kvplace has not read the cluster yet; it will in a moment")
+        started, refusal = time.perf_counter(), ""
         pending = self.pending.begin(args.pod.uid)
-        held_on = self.pending.node_of(args.pod.uid)
         try:
-            result = await self._filter(args)
+            result = await self._filter(args, pending)
+            refusal = result.refusal
         finally:
             FILTERS.observe(time.perf_counter() - started)
-            self._leave_unless_needed(args.pod.uid, held_on)
-        if pending.is_news(result.refusal) and result.refusal:
-            _log_refusal(args.pod, pending.attempts, result)
+            is_news = self.pending.answered(pending, refusal)
+        if refusal and is_news:
+            about = {**args.about, "attempt": pending.attempts}
+            log.info("does not fit: %s", refusal, extra=about)
         return result
 
-    def _leave_unless_needed(self, uid: PodUid, node: NodeName | None) -> None:
-        """Note that a pod leaves the cores that were held for it on a node, if it goes elsewhere."""
-        if node is None or node == self.pending.node_of(uid):
-            return
-        if node not in self._cache.ledgers.nodes_claimed_by(uid):
-            self.pending.left(node)
-
-    async def _filter(self, args: ExtenderArgs) -> FilterResult:
+    async def _filter(self, args: ExtenderArgs, pending: PendingPod) -> FilterResult:
         """Answer a filter call.
 
         1. Read the request of the pod.
@@ -196,12 +176,10 @@ class Extender:
         3. A planned pod goes to the node of its plan.
         4. Otherwise choose the best node, hold the cores there, and plan the pods that wait beside it. For a
            pod with devices of resource claims it is the best beside the first free devices of each node.
-        5. If no node can hold the pod, state why.
+        5. If no node can hold the pod, answer with the refusals.
 
-        All of that is about the nodes that have room beside the pod's devices.
+        Steps 2 to 5 consider only nodes with room beside the pod's devices.
         """
-        if not self._cache.has_synced:
-            return FilterResult(error="kvplace has not read the cluster yet; it will in a moment")
         try:
             asking = self.pending.request_of(args.pod)
         except BadAnnotation as error:
@@ -211,48 +189,53 @@ class Extender:
                 error="the pod requests cores (resource kvplace.io/vm) but has no kvplace.io/request: "
                 "it was created without kvplace's webhooks; delete it to have it created again"
             )
-        request = asking.pod_request.request
-        refused = self._dra.refusals(args.pod, request, args.names)
-        refused |= await self._devices.refusals(args.pod, asking, args.names)
+        nodes = await self._resource_claims.examine(args.pod, asking, pending, args.names)
+        refused = nodes.refused
         if not refused:
-            return await self._choose(args, asking)
+            return await self._choose(args, asking, pending, nodes.beside)
         left = args.only([node for node in args.names if node not in refused])
         if left.names:
-            return (await self._choose(left, asking)).refusing(refused)
-        self.pending.end_hold(args.pod.uid)
-        if request.options.on_failure is OnFailure.FLOAT:
+            return (await self._choose(left, asking, pending, nodes.beside)).refusing(refused)
+        self.pending.give_up(pending)
+        if asking.pod_request.request.options.on_failure is OnFailure.FLOAT:
             return FilterResult.passing(args, [*args.names])
         return FilterResult.rejecting(args, refused)
 
-    async def _choose(self, args: ExtenderArgs, asking: AskingPod) -> FilterResult:
-        """Answer a filter call about nodes that have the pod's devices."""
+    async def _choose(
+        self,
+        args: ExtenderArgs,
+        asking: AskingPod,
+        pending: PendingPod,
+        beside: Mapping[Request, Collection[NodeName]],
+    ) -> FilterResult:
+        """Answer a filter call about nodes with room `beside` the pod's devices."""
         uid, request = args.pod.uid, asking.pod_request.request
         deciding = self._settings.mode is Mode.DECIDE
-        self.nominations.drop(uid)
-        self.pending.drop_expired()
         claimed = self._claimed(uid, args.names, request)
-        target = migration_target(self._cache, asking)
-        if target is not None and not claimed:
+        target = migration_target(self._cache, asking) if asking.migration and not claimed else None
+        if pending.hold is not None:
+            planned = pending.hold
+            is_planned = deciding and pending.is_planned and not (claimed or target)
+            if is_planned and self._plan.offer(args.pod, planned, args.names):
+                await self._plan.plan_ahead(args.pod, args.names)
+                return FilterResult.passing(args, [planned.node])
+            self.pending.give_up(pending)
+        if target is not None:
             return self._offer_target(args, asking, *target)
         if deciding and claimed:
-            self.pending.end_hold(uid)
             await self._plan.plan_ahead(args.pod, args.names)
             return FilterResult.passing(args, [min(claimed)])
-        if deciding and (node := self._plan.node_of(args.pod, args.names)) is not None:
-            await self._plan.plan_ahead(args.pod, args.names)
-            return FilterResult.passing(args, [node])
-        self.pending.end_hold(uid)
         if deciding:
-            beside = await self._best_beside_devices(args, asking)
-            if beside is not None:
-                self._plan.hold(args.pod, asking, beside)
-                return FilterResult.passing(args, [beside.node])
+            best = await self._best_beside_devices(asking, pending, beside) if beside else None
+            if best is not None:
+                self.pending.hold(Hold.of(args.pod, asking, best))
+                return FilterResult.passing(args, [best.node])
             chosen = await self._plan.place(args.pod, asking, args.names)
             if chosen is not None:
                 return FilterResult.passing(args, [chosen])
             groups = await self._fits.refusals(args.names, request)
             if groups is not None:
-                return await self._none_fits(args, asking, groups)
+                return await self._none_fits(args, asking, pending, groups)
 
         answers = await self._fits.answers(args.names, request) | claimed
         candidates = [answer for answer in answers.values() if isinstance(answer, Candidate)]
@@ -260,22 +243,23 @@ class Extender:
         best = best_candidate(candidates, self._settings.strategy)
         if best is None:
             await next_turn()  # grouping thousands of refusals is a turn of its own
-            return await self._none_fits(args, asking, grouped(refusals))
+            return await self._none_fits(args, asking, pending, grouped(refusals))
 
         if not deciding:
             if asking.pod_request.explain:
                 others = (candidate for candidate in candidates if candidate is not best)
                 next_best = best_candidate(others, self._settings.strategy)
                 ranked = explain_choice(best, next_best, self._settings.strategy)
-                self.pending.get(uid).explanation = f"kube-scheduler chose; kvplace ranks first {ranked}"
+                pending.explanation = f"kube-scheduler chose; kvplace ranks first {ranked}"
             return FilterResult.passing(args, [candidate.node for candidate in candidates])
-        self._plan.hold(args.pod, asking, best)
+        self.pending.hold(Hold.of(args.pod, asking, best))
         return FilterResult.passing(args, [best.node])
 
-    async def _best_beside_devices(self, args: ExtenderArgs, asking: AskingPod) -> Candidate | None:
-        """Choose the best node beside the first free devices; None where it is not known or none fits."""
+    async def _best_beside_devices(
+        self, asking: AskingPod, pending: PendingPod, requests: Mapping[Request, Collection[NodeName]]
+    ) -> Candidate | None:
+        """Choose the best node for one of the requests, each with its nodes; None if none fits."""
         strategy = self._settings.strategy
-        requests = await self._devices.requests(args.pod, asking, args.names)
         found: list[tuple[Candidate, Request]] = []
         for request, names in requests.items():
             two = await self._fits.two_best(names, request)
@@ -286,14 +270,13 @@ class Extender:
         (best, request), *others = found
         if asking.pod_request.explain:
             next_best = others[0][0] if others else None
-            self.pending.get(args.pod.uid).explanation = explain_choice(best, next_best, strategy)
+            pending.explanation = explain_choice(best, next_best, strategy)
         return await self._fits.best([best.node], request)  # others have had their turn meanwhile
 
     def _offer_target(
         self, args: ExtenderArgs, asking: AskingPod, node: NodeName, kept: Claim
     ) -> FilterResult:
-        """Offer the target of a migration to its pod, and no other node: a move is made for this one."""
-        self.pending.end_hold(args.pod.uid)
+        """Offer the pod of a migration its target, and no other node: room is made with this target."""
         machine, ledger = self._cache.machine(node), self._cache.ledger(node)
         others = ledger.after(LedgerChange(releases=(kept.uid,)))
         if node not in args.names or isinstance(machine, Unusable):
@@ -308,7 +291,7 @@ class Extender:
         return FilterResult.passing(args, [node])
 
     async def _none_fits(
-        self, args: ExtenderArgs, asking: AskingPod, groups: GroupedRefusals
+        self, args: ExtenderArgs, asking: AskingPod, pending: PendingPod, groups: GroupedRefusals
     ) -> FilterResult:
         request = asking.pod_request.request
         if await self._preemptor.outranks(args.pod, args.names, request):
@@ -325,16 +308,16 @@ class Extender:
         if asking.vmi is not None:  # on the pod, kube-scheduler itself writes FailedScheduling
             self._events.record(does_not_fit(asking.vmi, groups.summary))
         self.room.fits_nowhere(args.pod, asking, groups.curable)
-        if self._preemptor.may_help(args.pod):
-            self._preemptor.refused(args.pod, groups.curable)
+        if self._cache.has_bound_pod_below(args.pod.priority):
+            self._preemptor.refused(pending, groups.curable)
         return FilterResult.rejecting(args, groups.texts)
 
     def _claimed(
         self, uid: PodUid, nodes: Collection[NodeName], request: Request
     ) -> dict[NodeName, Candidate]:
-        """Return where a pod has a claim already, from an attempt without a binding.
+        """Return the nodes where a pod has a claim from an attempt without a binding.
 
-        Also where something is reserved for it, once it fits there.
+        Also the nodes with a reservation for it, once it fits there.
         """
         found: dict[NodeName, Candidate] = {}
         for node in self._cache.ledgers.nodes_claimed_by(uid):
@@ -377,9 +360,9 @@ class Extender:
         return [HostPriority(node, 10 if node in taken else known.get(node, 0)) for node in args.names]
 
     async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
-        """Answer with the victims for a pod by node, or that it has to wait.
+        """Answer with the victims for a pod by node, or with none if it has to wait.
 
-        No pod has to go while room is being made, or when something is reserved already.
+        No pod is evicted while room is being made, or when a reservation exists already.
         """
         with PREEMPTION_SECONDS.time():
             if await self.room.is_under_way(args.pod.uid):
@@ -388,28 +371,18 @@ class Extender:
             return await self._preemptor.preempt(args)
 
     async def bind(self, args: BindingArgs) -> BindingResult:
-        """Claim cores on the node and bind the pod to it with them; an empty error means that it is done.
+        """Claim cores on the node and bind the pod with them; an empty error means that the pod is bound.
 
-        The work continues when the caller gives up, so that a late success is still complete.
+        The work continues when the caller gives up, so that a late success is complete.
         """
         started = time.perf_counter()
         outcome, result = "bound", BindingResult()
-        pending = self.pending.get(args.uid)
         try:
             await asyncio.shield(self.binder.begin(args))
         except KvplaceError as error:
             outcome, result = _outcome(error), BindingResult(str(error))
         BINDS.labels(outcome).observe(time.perf_counter() - started)
-        if not result.error:
-            seconds = self.pending.placed_in(pending)
-            if seconds is not None:
-                PLACEMENTS.observe(seconds)
         return result
-
-
-def _log_refusal(pod: PodRecord, attempt: int, result: FilterResult) -> None:
-    about = about_pod(pod.uid, pod.namespace, pod.name, vmi=pod.vmi, attempt=attempt)
-    log.info("does not fit: %s", result.refusal, extra=about)
 
 
 def _outcome(error: KvplaceError) -> str:

@@ -21,7 +21,7 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.kube.objects import PodObject, RawObject, pod_record
 
 MAX_BODY = 8 * 1024 * 1024
-"""Largest request body: 15,000 node names are 0.5 MB; complete Node objects of so many are not."""
+"""Largest request body: 15,000 node names take 0.5 MB, but as many Node objects take more than this."""
 
 
 MAX_NODES = 20_000
@@ -38,7 +38,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
     pod: PodRecord
     names: list[NodeName]
     nodes: dict[str, msgspec.Raw] | None = None
-    """The Node objects, which kube-scheduler sends where it is configured with nodeCacheCapable: false."""
+    """The Node objects that kube-scheduler sends with nodeCacheCapable: false."""
 
     @property
     def about(self) -> dict[str, object]:
@@ -66,7 +66,7 @@ class FilterResult(msgspec.Struct, frozen=True):
 
     @property
     def refusal(self) -> str:
-        """Why no node is left, in one line; empty if one is."""
+        """The reasons why no node is left, in one line; empty if a node is left."""
         if self.error or self.names or (self.nodes or {}).get("items"):
             return self.error
         return "; ".join(sorted(set(self.unresolvable.values())))[:_LONGEST_REFUSAL]
@@ -80,7 +80,7 @@ class FilterResult(msgspec.Struct, frozen=True):
 
     @classmethod
     def rejecting(cls, args: ExtenderArgs, refusals: Mapping[NodeName, str]) -> Self:
-        """Answer that no node can hold the pod, and why."""
+        """Answer that no node can hold the pod, with the reason for each."""
         return msgspec.structs.replace(cls.passing(args, []), unresolvable=refusals)
 
     def refusing(self, refusals: Mapping[NodeName, str]) -> Self:
@@ -130,7 +130,7 @@ class PreemptionArgs(msgspec.Struct, frozen=True):
     resources: Mapping[str, int]
     """The CPU requests that kube-scheduler counts for the pod, in thousandths."""
     depends_on_pods: bool
-    """Whether more than amounts decides which pods must go."""
+    """Whether other rules than amounts decide which pods must be evicted."""
     never: bool
     """Whether the pod must not evict others."""
     victims: dict[NodeName, SentVictims]
@@ -163,12 +163,12 @@ class PreemptionResult(msgspec.Struct, frozen=True):
 
     @classmethod
     def evicting(cls, node: NodeName, uids: Iterable[PodUid], violations: int) -> Self:
-        """Answer that these pods of one node have to go."""
+        """Answer that these pods of one node must be evicted."""
         return cls({node: MetaVictims(tuple(map(MetaPod, uids)), violations)})
 
     @classmethod
     def unchanged(cls, args: PreemptionArgs) -> Self:
-        """Answer what kube-scheduler would have done anyway."""
+        """Answer with the victims that kube-scheduler sent."""
         return cls(
             {
                 node: MetaVictims(tuple(map(MetaPod, sent.uids)), sent.violations)

@@ -1,8 +1,8 @@
-"""The offer of every node to a request, cached.
+"""The answer of every node to a request, kept between calls.
 
 The best node is found without placing the VM on every node (`ranking`), and nothing is computed again for a
-node that has not changed since the last equal request. Both answers come in turns, so that a new kind of VM
-over thousands of nodes does not hold up anything else.
+node that has not changed since the last equal request. The search runs in turns, so that a new kind of VM
+over thousands of nodes does not delay other work.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.core.search_budget import UNLIMITED, TurnBudget
 from kvplace.kube.concurrency import in_turns, next_turn
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable, answer_of
-from kvplace.scheduler.node_states import NodeStates
-from kvplace.scheduler.ranking import KnownRefusal, Ranking, RememberedAnswers, Shortfall
+from kvplace.scheduler.ranking import KnownRefusal, NodeStates, Ranking, RememberedAnswers, Shortfall
 
 _KEPT = 200_000
 """Bounds and answers that are kept for all requests together, of 100 to 1,000 bytes each."""
@@ -31,6 +30,8 @@ class FitTable:
         self, snapshot_of: Callable[[NodeName], NodeSnapshot | Unusable], strategy: Strategy
     ) -> None:
         self._states = NodeStates(snapshot_of)
+        self.node_changed = self._states.node_changed
+        """Called with a node: its answer is computed anew at its next use."""
         self._strategy = strategy
         self._rankings: OrderedDict[tuple[object, ...], Ranking] = OrderedDict()
         self._remembered = RememberedAnswers()
@@ -38,12 +39,8 @@ class FitTable:
 
     @property
     def kept(self) -> int:
-        """How many bounds and answers are kept."""
+        """The number of bounds and answers in memory."""
         return sum([len(ranking) for ranking in self._rankings.values()])
-
-    def node_changed(self, node: NodeName) -> None:
-        """Compute the answer of a node anew at its next use."""
-        self._states.node_changed(node)
 
     async def describe(self, names: Collection[NodeName]) -> None:
         """Describe nodes before the first request for them."""
@@ -72,7 +69,7 @@ class FitTable:
         return await in_turns(choose)
 
     async def refusals(self, names: Collection[NodeName], request: Request) -> GroupedRefusals | None:
-        """Return why none of the nodes can hold the VM, as of one moment; None if one can."""
+        """Return the refusals of all nodes, as of one moment; None if a node can hold the VM."""
         asked = self.set_of(names)
 
         def examine(
@@ -96,7 +93,7 @@ class FitTable:
     async def answers(
         self, names: Collection[NodeName], request: Request
     ) -> dict[NodeName, Candidate | Refusal]:
-        """Return for each node the VM's placement there, or why it does not fit, as of one moment."""
+        """Return for each node the VM's placement there, or the refusal, as of one moment."""
         asked = self.set_of(names)
         return await in_turns(
             lambda budget: self._answers(names, self._ranking(asked, request, budget), budget)

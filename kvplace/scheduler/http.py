@@ -58,15 +58,15 @@ class Verbs(Protocol):
     """The calls of kube-scheduler to an extender."""
 
     async def filter(self, args: ExtenderArgs) -> FilterResult:
-        """State which nodes can hold a pod."""
+        """Answer with the nodes that can hold a pod."""
         ...
 
     async def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
-        """State how good each node is for a pod."""
+        """Score each node for a pod."""
         ...
 
     async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
-        """State which victims make a pod fit."""
+        """Answer with victims that make a pod fit."""
         ...
 
     async def bind(self, args: BindingArgs) -> BindingResult:

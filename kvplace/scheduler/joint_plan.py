@@ -61,26 +61,26 @@ kube-scheduler is through with nominated pods in no time and binds all of them a
 server did not bind the last ones before their binds timed out.
 """
 OFFER_S = 5.0
-"""How long an offer is used: a node that is new, or free again, is not considered before."""
+"""Lifetime of an offer; a node that is new, or free again, is considered only after it."""
 _SHAPES = 64
-"""Shapes with remembered offers, the last ones."""
+"""The most shapes with remembered offers."""
 _PLACE_STEPS = 700
 """Steps of one placement, or of the choice of a node."""
 
 
 STREAM_S = 1.0
-"""A pod that comes so long after the one before comes alone, and does not wait for others."""
+"""A pod that comes this long after the last one does not wait for others."""
 GATHER_S = 0.25
-"""How long a pod waits for others at most: at thirty pods a second for seven of them."""
+"""The longest wait of a pod for others: at thirty pods a second, for seven of them."""
 QUIET_S = 0.1
-"""When no pod has come for so long, the stream has ended."""
+"""The stream has ended when no pod has come for this long."""
 
 
 class Gathering:
-    """Notices pods that come in a stream, and has the first of them wait for some more.
+    """Detects a stream of pods, and lets its first pod wait for more.
 
-    The first pod of a plan costs kube-scheduler a check of all nodes, and the nominated ones beside it one
-    node each. VMs of a rollout arrive some dozens a second.
+    The first pod of a plan costs kube-scheduler a check of all nodes, and each nominated pod a check of one
+    node. VMs of a rollout arrive some dozens a second.
     """
 
     def __init__(self, pending: PendingPods) -> None:
@@ -89,9 +89,9 @@ class Gathering:
         self._arrived = 0
 
     async def gather(self, shape: bytes, enough: int) -> None:
-        """Wait until `enough` pods of a shape wait, if and while pods come in a stream, not for long.
+        """Wait a moment, during a stream of pods, until `enough` pods of a shape wait.
 
-        Where none has come since the last time, all pods of a rollout are there already.
+        If no pod has come since the last call, all pods of a rollout are there already.
         """
         loop = asyncio.get_running_loop()
         if self._pending.arrived > self._arrived and loop.time() - self._last < STREAM_S:
@@ -113,7 +113,7 @@ class OfferedNodes:
         self._offers: OrderedDict[bytes, tuple[float, frozenset[NodeName]]] = OrderedDict()
 
     def remember(self, shape: bytes, names: frozenset[NodeName]) -> None:
-        """Keep what kube-scheduler offers now."""
+        """Keep the nodes that kube-scheduler offers now."""
         self._offers[shape] = (asyncio.get_running_loop().time(), names)
         self._offers.move_to_end(shape)
         while len(self._offers) > _SHAPES:
@@ -144,37 +144,37 @@ class JointPlan:
         self._gathering = Gathering(pending)
         self._offered = OfferedNodes()
 
-    def node_of(self, pod: PodRecord, names: Collection[NodeName]) -> NodeName | None:
-        """Return the planned node of a pod, if it still can go there.
+    def offer(self, pod: PodRecord, planned: Hold, names: Collection[NodeName]) -> bool:
+        """Offer a pod the node that is planned for it; returns whether the pod still can go there.
 
-        A node that kube-scheduler does not offer, although it was asked about all, is one that it has
-        rejected for a reason of its own; it will reject it for the others that are planned there, too.
+        If kube-scheduler offers many nodes without this one, it has rejected this node for a reason of its
+        own. It will reject it for the other pods that are planned there, too.
         """
-        node = self._pending.planned_node(pod.uid)
-        if node is None:
-            return None
-        hold = self._pending.hold_of(pod.uid)
+        node = planned.node
         if node not in names:
             if not is_about_nominated_node(pod, names):
-                for planned in self._pending.planned_on(node):
-                    self._pending.leave(planned)
-            return None
-        snapshot = self._cache.snapshot(node, self._pending.held_on(node, but=pod.uid))
-        if hold is None or isinstance(snapshot, Unusable) or not snapshot.free.can_give(hold.claim):
-            return None
+                for uid in self._pending.planned_on(node):
+                    self._pending.leave(uid)
+            return False
+        snapshot = self._pending.snapshot(node, but=pod.uid)
+        if isinstance(snapshot, Unusable) or not snapshot.free.can_give(planned.claim):
+            return False
         self._pending.asked(pod.uid)
-        return node
+        return True
 
     async def place(self, pod: PodRecord, asking: AskingPod, names: Collection[NodeName]) -> NodeName | None:
         """Hold cores for a pod and for the pods that wait beside it; return the node of the pod itself.
 
-        1. Those of higher priority come before it, as they do with kube-scheduler.
-        2. The pod itself; where it fits nowhere, it takes the cores of pods that are only planned.
-        3. The others, in kube-scheduler's order.
+        1. Pods of higher priority come before it, as with kube-scheduler.
+        2. The pod itself comes next. If it fits nowhere, it takes the cores of pods that are only planned.
+        3. The other pods follow, in kube-scheduler's order.
 
-        Where nodes are nominated, it waits for some more pods before, and for the nominations afterwards:
-        kube-scheduler, which tries one pod after the other, would otherwise check all nodes for the next.
+        If nodes are nominated, it waits for more pods first, and for the nominations at the end. Otherwise
+        kube-scheduler, which tries one pod after the other, would check all nodes for the next pod.
         """
+        if not self._nominations.pay:
+            best = await self._place(pod, asking, names)
+            return best.node if best is not None else None
         names = self._fits.set_of(names)
         self._remember_offer(pod, names)
         await self._gather(pod, names)
@@ -182,23 +182,17 @@ class JointPlan:
         turns = Turns()
         await self._plan(takewhile(lambda one: one.priority > pod.priority, beside), names, turns)
         await turns.spend(_PLACE_STEPS)
-        best = await self._best(pod, asking, names)
-        if best is None:
-            best = await self._take_over(pod, asking.pod_request.request, names)
-            if best is not None and asking.pod_request.explain:
-                self._pending.get(pod.uid).explanation = explain_placement(best.node, best.placement, TAKEN)
-        if best is not None:
-            self.hold(pod, asking, best)
+        await self._place(pod, asking, names)
         rest = dropwhile(lambda one: one.priority > pod.priority, beside)
         await self._plan(rest, names, turns)
         await self._nominations.written()
         return self._pending.node_of(pod.uid)
 
     async def plan_ahead(self, pod: PodRecord, names: Collection[NodeName]) -> None:
-        """Plan the pods behind one that knows its node already, so that kube-scheduler finds them nominated.
+        """Plan the pods behind a pod that has its node, so that kube-scheduler finds them nominated.
 
-        Called before kube-scheduler gets its answer. Where no other nominated pod is left to it, the next
-        pods are planned over the nodes that it has offered a moment ago for a pod of the same shape.
+        Called before kube-scheduler gets its answer. If it has no other nominated pod to try, the next pods
+        are planned over the nodes that it has offered a moment ago for a pod of the same shape.
         """
         known = self._cache.pods.get(pod.uid)
         if known is None or not known.shape or not self._nominations.pay:
@@ -210,19 +204,20 @@ class JointPlan:
             await self._plan(self._others_of(known), offered, Turns())
         await self._nominations.written()
 
-    def hold(self, pod: PodRecord, asking: AskingPod, chosen: Candidate, *, planned: bool = False) -> None:
-        """Hold the claim of a pod on the node that was chosen for it."""
-        claim = claim_of(
-            pod.uid,
-            chosen.placement,
-            namespace=pod.namespace,
-            pod=pod.name,
-            vmi=asking.pod_request.vmi_name,
-        )
-        fingerprint = chosen.fit.topology.fingerprint
-        self._pending.hold(Hold(chosen.node, claim, chosen.placement, fingerprint), planned=planned)
+    async def _place(
+        self, pod: PodRecord, asking: AskingPod, names: Collection[NodeName]
+    ) -> Candidate | None:
+        """Hold cores for one pod; it takes the cores of planned pods if no others are left."""
+        best = await self._best(pod, asking, names)
+        if best is None:
+            best = await self._take_over(pod, asking.pod_request.request, names)
+            if best is not None and asking.pod_request.explain:
+                self._pending.get(pod.uid).explanation = explain_placement(best.node, best.placement, TAKEN)
+        if best is not None:
+            self._pending.hold(Hold.of(pod, asking, best))
+        return best
 
-    async def _best(self, pod: PodRecord, asking: AskingPod, names: frozenset[NodeName]) -> Candidate | None:
+    async def _best(self, pod: PodRecord, asking: AskingPod, names: Collection[NodeName]) -> Candidate | None:
         request = asking.pod_request.request
         if not asking.pod_request.explain:
             return await self._fits.best(names, request)
@@ -272,7 +267,7 @@ class JointPlan:
                 continue
             known = self._cache.pods.get(pod.uid)
             if known is not None and waits(known) and self._is_undecided(known):
-                self.hold(pod, asking, best, planned=True)
+                self._pending.hold(Hold.of(pod, asking, best), planned=True)
                 self._nominations.add(pod.uid, best.node)
                 PLANNED.inc()
 
@@ -284,12 +279,12 @@ class JointPlan:
             return None
 
     async def _take_over(
-        self, pod: PodRecord, request: Request, names: frozenset[NodeName]
+        self, pod: PodRecord, request: Request, names: Collection[NodeName]
     ) -> Candidate | None:
-        """Find a place for a pod in the cores of pods that are planned after it; drops those of them."""
+        """Find a place for a pod in the cores of pods that are planned after it, and drop their plans."""
         found: list[Candidate] = []
         turns = Turns()
-        for node in sorted(self._pending.planned_nodes & names):
+        for node in sorted(self._pending.planned_nodes.intersection(names)):
             await turns.spend(_PLACE_STEPS)
             candidate = self._without_plans(pod, request, node)
             if candidate is not None:
@@ -326,7 +321,7 @@ class JointPlan:
                 self._pending.end_hold(claim.uid)
 
     def _before(self, pod: PodRecord, node: NodeName) -> list[Claim]:
-        """Return the holds on a node that come before a pod: those asked about, and of higher priority."""
+        """Return the holds on a node that come before a pod: ordinary ones, and those of higher priority."""
         after = {uid for uid in self._pending.planned_on(node) if self._priority(uid) <= pod.priority}
         return [claim for claim in self._pending.held_on(node, but=pod.uid) if claim.uid not in after]
 
@@ -338,6 +333,6 @@ class JointPlan:
 def is_about_nominated_node(pod: PodRecord, names: Collection[NodeName]) -> bool:
     """Whether kube-scheduler asks about the pod's nominated node alone.
 
-    So it does before it checks any other, and again where it accepts no other.
+    It does so before it checks other nodes, and again if it accepts no other node.
     """
     return len(names) == 1 and pod.nominated in names

@@ -1,8 +1,8 @@
-"""The search for a migration that makes room: whether one may begin, and which VM goes where.
+"""The search for a migration that makes room: permission to begin, the VM, and its target.
 
-A scheduler extender is asked only where kube-scheduler finds enough CPUs in number. If every node has too few
-for a VM, its pod alone shows that it waits. Then kvplace itself checks what kube-scheduler checks of nodes,
-CPUs and memory.
+kube-scheduler asks an extender only about nodes with enough CPUs in number. If every node has too few CPUs
+for a VM, only its pod shows that it waits. Then kvplace repeats kube-scheduler's checks of nodes, CPUs and
+memory.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, ListClient, Selector
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.scheduler.claim_placements import rfc3339
-from kvplace.scheduler.kept_room import KeptRoom
 from kvplace.scheduler.movable_vms import MovableVm, MovableVms
 from kvplace.scheduler.pending_pods import PendingPods, PodReader
+from kvplace.scheduler.stored_claims import OwnReservation, rfc3339
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +51,15 @@ T = TypeVar("T")
 
 MOST_PER_HOUR = 6
 EVACUATION_S = 600.0
-"""An evacuation may still be in progress so long after its last migration was created."""
+"""The longest time between the migrations of one evacuation."""
 SEARCH_S = 60.0
-"""All VMIs are read once in so long at most."""
+"""The least time between two reads of all VMIs."""
 SOON_S = 10.0
-"""The next search comes so soon where a VM is likely to be able to migrate in a moment."""
+"""The pause before the next search, if a VM will likely be able to migrate in a moment."""
 _STARTING_S = 300.0
 """Older pods have not just started."""
 MOST_REFUSED = 16
-"""Targets that kube-scheduler would refuse: each is left out of the next search, up to so many."""
+"""The most targets that kube-scheduler would refuse; each is left out of the next search."""
 _HOUR_S = 3600.0
 _NODE_STEPS = 100
 
@@ -69,7 +68,7 @@ class Background(Protocol):
     """Runs a computation beside the event loop, as `asyncio.to_thread` does."""
 
     async def __call__(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the computation returns."""
+        """Return the result of the computation."""
         ...
 
 
@@ -95,9 +94,9 @@ class MoveToNode:
     vm: MovableVm
     room: RoomByMigration
     migration: PlannedMigration
-    there: KeptRoom
+    there: OwnReservation
     """On the target."""
-    here: KeptRoom
+    here: OwnReservation
     """On the node that the VM leaves."""
 
 
@@ -106,7 +105,7 @@ class NoMigration:
     """No migration begins."""
 
     why: str = ""
-    """The reason in one clause, without names of VMs of other owners; empty if no migration helps."""
+    """The reason in one clause, without names of other owners' VMs; empty if no migration helps."""
     soon: bool = False
     """Whether a VM has only just started, and may be able to migrate in a moment."""
 
@@ -151,9 +150,9 @@ class MigrationSearch:
         return self._clock() >= self._next_search and not self._is_reserved()
 
     def _ledger_seen(self, node: NodeName) -> None:
-        """Count a migration, of any replica, once its reservation is renewed: it has been created then.
+        """Count a migration, of any replica, once its reservation is renewed, as it has been created then.
 
-        The object itself may be deleted before this replica reads it.
+        The migration may be deleted before this replica reads it.
         """
         for claim in self._cache.ledger(node).claims.values():
             if claim.reserved is None or not claim.reserved.migration:
@@ -163,7 +162,7 @@ class MigrationSearch:
                 self.begun(name, claim.uid)
 
     def _pod_seen(self, _before: PodRecord | None, after: PodRecord | None) -> None:
-        """Count a migration, of any replica, by its target pod, which takes the reservation at its bind."""
+        """Count a migration, of any replica, by its target pod; its bind takes the reservation."""
         if after is None or not after.migration.startswith(NAME_PREFIX) or after.migration in self._created:
             return
         age_s = self._age_s(after.created)
@@ -175,7 +174,7 @@ class MigrationSearch:
         return migration in self._created
 
     def begun(self, migration: str, vmi_uid: str, *, age_s: float = 0.0) -> None:
-        """Count a migration that is about to be created, or so old; its VM is left alone afterwards."""
+        """Count a migration that is about to be created, or is `age_s` old; its VM rests afterwards."""
         self._created[migration] = vmi_uid, self._clock() - age_s
 
     async def find(
@@ -183,8 +182,8 @@ class MigrationSearch:
     ) -> MoveToNode | NoMigration:
         """Find a migration that lets a VM fit.
 
-        `nodes` are those where kube-scheduler has found only cores missing. Without any, all are searched,
-        and the demands of the VM are read from its VMI.
+        `nodes` are the nodes where only cores are missing for kube-scheduler. If it is empty, all nodes are
+        searched, and the demands of the VM are read from its VMI.
         """
         if not self.is_due:
             return NoMigration()
@@ -232,9 +231,9 @@ class MigrationSearch:
         return any(is_for_migration(claim) for ledger in ledgers for claim in ledger.claims.values())
 
     async def _candidates(self, nodes: Iterable[NodeName]) -> tuple[dict[PodUid, MovableVm], bool]:
-        """Return the VMs on the nodes that may leave them, by what is known without a call.
+        """Return the VMs that may leave the nodes, as far as the watches show.
 
-        Also return whether one of the others has just started, and is not pinned yet.
+        Also return whether another VM has just started, and is not pinned yet.
         """
         found: dict[PodUid, MovableVm] = {}
         starting = False
@@ -261,7 +260,7 @@ class MigrationSearch:
                 await self._cluster.delete_migration(one.namespace, one.name)
 
     def why_not_now(self, migrations: Sequence[MigrationRecord]) -> str:
-        """State why no migration may begin, in one clause; empty if one may."""
+        """State in one clause the reason against a migration now; empty if one may begin."""
         if any(one.is_ours and not one.has_ended for one in migrations):
             return "another VM migrates to make room"
         evacuations = [one for one in migrations if one.is_evacuation]
@@ -276,7 +275,7 @@ class MigrationSearch:
         return ""
 
     def _obstacle(self, vm: MovableVm, vmis: Mapping[str, RunningVmi]) -> str:
-        """State why a VM must not migrate now, in one clause; empty if it may."""
+        """State in one clause the obstacle to a migration of a VM; empty if it may migrate."""
         vmi = vmis.get(vm.pod.vmi_uid)
         if vmi is None or (vmi.metadata.namespace, vmi.metadata.name) != (vm.pod.namespace, vm.pod.vmi):
             return "its VMI is gone"
@@ -358,8 +357,8 @@ class MigrationSearch:
             vm,
             room,
             PlannedMigration.of(vm.pod.namespace, vm.pod.vmi, room.target, mark),
-            there=KeptRoom(room.target, PodUid(vm.pod.vmi_uid), since),
-            here=KeptRoom(room.vm.node, pod.uid, since),
+            there=OwnReservation(room.target, PodUid(vm.pod.vmi_uid), since),
+            here=OwnReservation(room.vm.node, pod.uid, since),
         )
 
 

@@ -1,6 +1,6 @@
 """Makes room by one live migration: a running VM goes to another node, and a waiting VM gets its cores.
 
-The order of the writes decides what a crash leaves:
+The order of the writes decides the state after a crash:
 
 1. The cores on the target are reserved under the UID of the VMI, bound to the name of the migration.
 2. The VM's present cores are reserved for the waiting pod.
@@ -35,7 +35,6 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.scheduler.kept_room import RENEW_S, RoomStopped, until_when
 from kvplace.scheduler.metrics import ROOM_MIGRATIONS
 from kvplace.scheduler.migration_search import (
     Background,
@@ -44,15 +43,16 @@ from kvplace.scheduler.migration_search import (
     MoveToNode,
 )
 from kvplace.scheduler.pending_pods import PendingPods
+from kvplace.scheduler.stored_claims import RENEW_S, RoomStopped, until_when
 
 log = logging.getLogger(__name__)
 
 BOUND_S = 60.0
-"""How long the waiting VM may take to be bound after the migration."""
+"""The longest time from the migration to the bind of the waiting VM."""
 POLL_S = 5.0
-"""A migration is read so often."""
+"""The time between two reads of a migration."""
 _UNANSWERED_S = 30.0
-"""A migration that was created without an answer may appear so late."""
+"""The longest time until a migration appears that was created without an answer."""
 
 
 class Migrator:
@@ -101,7 +101,7 @@ class Migrator:
         await self._give_back(move)
 
     async def _reserve_there(self, move: MoveToNode) -> None:
-        """Reserve the VM's cores on the target; no pod owns them before the target pod is bound."""
+        """Reserve the VM's cores on the target; no pod owns them until the target pod is bound."""
         kept = move.there
         whole = claim_of(
             kept.uid,
@@ -118,7 +118,7 @@ class Migrator:
             machine = self._cache.machine(kept.node)
             if isinstance(machine, Unusable) or not self._cache.enforces(kept.node):
                 return LedgerChange(), False
-            if not machine.free(ledger, self._pending.held_on(kept.node)).can_give(whole):
+            if not machine.can_give(whole, ledger, self._pending.held_on(kept.node)):
                 return LedgerChange(), False
             until = until_when(self._now())
             return LedgerChange(
@@ -238,7 +238,7 @@ class Migrator:
 
 
 def vm_as_known(one: PodRecord, by: PodRecord) -> str:
-    """Call a VM as the owner of another one may know it."""
+    """Name a VM for the owner of another VM, without names of other namespaces."""
     return vm_name(one) if one.namespace == by.namespace else "a VM of another namespace"
 
 

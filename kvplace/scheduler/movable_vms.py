@@ -2,7 +2,7 @@
 
 A VM moves only if its owner opted in (`kvplace.io/movable`), and only while nothing else happens to
 it: its agent reports every thread in its place, its owner has not asked for other options, it does not
-migrate, and it has not moved in the last ten minutes (`nodes/relocation_times.py`).
+migrate, and it has not moved in the last ten minutes (`nodes/node_cache.py`).
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from kvplace.core.request import PinningOptions
 from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
-from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_cache import PEACE_S, NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable, with_claimed_devices
-from kvplace.nodes.relocation_times import PEACE_S
 
 _MOVABLE = '"movable":true'
-"""How the request of a VM that may move contains it, unless its owner has edited that since."""
+"""This text is in the request of a movable VM, unless its owner has edited the VM since."""
 
 _MAY_MIGRATE = '"mayMigrate":true'
-"""The same of a VM that may go to another node."""
+"""This text is in the request of a VM that may go to another node."""
 
 VmiKey: TypeAlias = tuple[str, str]
-"""Namespace and UID of a VMI. The UID of a pod's owner is what the pod's creator has written there; one in
-another namespace is never true."""
+"""Namespace and UID of a VMI. The creator of a pod writes the UID of its owner, which is true only within the
+namespace of the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class MovableVm:
     claim: Claim
     placed: PodPlacement
     options: PinningOptions
-    """The options of its placement."""
+    """The options of the placement."""
     may_migrate: bool = False
     """Whether its owner lets it go to another node, too."""
 
@@ -56,7 +55,7 @@ class MovableVms:
         self._cache = cache
 
     def may_be_on(self, node: NodeName) -> bool:
-        """Whether it is worth checking closer at a node: an agent sets cpusets there, and a VM may move."""
+        """Whether a VM may move on a node: an agent sets cpusets there, and an owner may have opted in."""
         if not self._cache.enforcement(node).by_agent:
             return False
         claims = self._cache.ledger(node).claims
@@ -73,9 +72,9 @@ class MovableVms:
     def crowded(
         self, node: NodeName, taken: Iterable[Claim], migrating: Container[VmiKey]
     ) -> ClusterNode | None:
-        """Describe a node with the VMs on it; what is `taken` does not move.
+        """Describe a node with the VMs on it; `taken` are holds, which do not move.
 
-        None where nothing can be moved, or something is reserved already. A VM that moves stays as it is.
+        None if no VM can move, or a reservation exists already. A VM that moves now does not move again.
         """
         machine = self._cache.machine(node)
         snapshot = self._cache.snapshot(node)

@@ -1,10 +1,10 @@
 """Nominating the nodes of planned pods, so that kube-scheduler checks one node instead of thousands.
 
-kube-scheduler tries `status.nominatedNodeName` first, and all other nodes only if that one fails. It is one
-more write to the API server for each pod, so it pays in large clusters only. It is a hint: one that comes
-too late, or fails, changes nothing but the cost. So that few come too late, kube-scheduler gets its
-answer about one pod when the nominations of the pods of its plan are written. A pod that
-another client has nominated or bound since it was planned is left alone.
+kube-scheduler tries `status.nominatedNodeName` first, and all other nodes only if that one fails. A
+nomination is one more write to the API server for each pod, so it pays in large clusters only. It is a hint:
+if it comes too late, or fails, only the cost changes. kube-scheduler gets its answer about a pod after the
+nominations of the pods of its plan are written, so that few come too late. A pod that another client has
+nominated or bound since it was planned stays as it is.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kvplace.scheduler.pending_pods import PendingPods, waits
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 4
-"""Nominations under way: enough to stay ahead of kube-scheduler, few enough to leave the rest to binds."""
+"""Concurrent nominations: enough to stay ahead of kube-scheduler, and few enough not to delay binds."""
 _PATIENCE_S = 1.0
-"""How long kube-scheduler's answer waits at most: checking all nodes for every pod costs it more."""
+"""The longest delay of kube-scheduler's answer: a check of all nodes for every pod costs it more."""
 _ATTEMPTS = 3
 _WATCH_S = 0.5
-"""How long a nomination waits for the version of the pod that it made, or that was made meanwhile."""
+"""The longest wait of a nomination until the watch brings a newer version of the pod."""
 
 
 class NominationClient(Protocol):
@@ -64,12 +64,8 @@ class Nominations:
     def add(self, uid: PodUid, node: NodeName) -> None:
         """Nominate a node for a planned pod soon, if the cluster is large enough."""
         if self.pay:
-            self._pending.get(uid).nomination = node
+            self._pending.nominate(uid, node)
             self._due.put_nowait((uid, node))
-
-    def drop(self, uid: PodUid) -> None:
-        """Leave a pod alone: kube-scheduler has asked about it already."""
-        self._pending.get(uid).nomination = None
 
     async def written(self) -> None:
         """Wait until nothing is left to nominate, but not for long."""
@@ -91,12 +87,11 @@ class Nominations:
             finally:
                 self._due.task_done()
             NOMINATIONS.labels(outcome).inc()
-            pending = self._pending.get(uid)
-            if outcome != "written" and pending.nomination == node:
-                pending.nomination = None
+            if outcome != "written" and self._pending.get(uid).nomination == node:
+                self._pending.nominate(uid, None)
 
     async def _write(self, uid: PodUid, node: NodeName) -> str:
-        """Nominate a node, and return how it went; the watch has then brought it, to kube-scheduler, too.
+        """Nominate a node, and return the outcome once the watch has brought the nomination.
 
         KubeVirt writes the status of a pod right after it has created it. So a pod that has changed is tried
         again as it is now.

@@ -1,8 +1,8 @@
 """The pods that are not bound yet, one record each, until they are bound or gone.
 
-A record has all that this process knows of a pod: its request, how often and since when kube-scheduler has
-tried it, why it was refused last, why its node was chosen, its hold, and its nomination. UID and attempt
-together name one decision in the log.
+A record has everything that this process knows of a pod: its request, the attempts of kube-scheduler, the
+last refusal, the reasons for its node, its hold, and its nomination. UID and attempt together name one
+decision in the log.
 
 A hold is the offer of a node to a pod: the cores that Filter has chosen there. Holds keep pods that are
 scheduled at the same time from choosing the same cores; only the claim in the ledger counts. A hold ends with
@@ -10,8 +10,9 @@ the bind of its pod, with the pod, or after a while. Where the end leaves the co
 subscribers are called: another pod may have been refused because of them. The hold of a pod that was planned
 together with another one is planned until kube-scheduler asks about this pod.
 
-One rule forgets records, and their holds: when the watch shows that a pod is bound or gone. If the end of a
-pod was seen before the question, nothing would remove the record. So each new record examines the two oldest.
+One rule forgets records, and their holds: when the watch shows that a pod is bound or gone. If the watch
+showed the end of a pod before the question, no event would remove the record. So each new record examines the
+two oldest.
 
 Everything else here is an index, made from records and pods: holds by node, as each decision about a node
 needs them; holds by age; pods that wait for their first try by scheduling shape, in kube-scheduler's order.
@@ -25,17 +26,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
-from typing import Protocol
+from typing import Protocol, Self
 
 from kvplace.core.annotations import check_agreement
+from kvplace.core.cluster.node_choice import Candidate
 from kvplace.core.errors import Refused
-from kvplace.core.ledger import Claim
+from kvplace.core.ledger import Claim, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NodeName, PodUid, ResourceName
 from kvplace.kube.events import ObjectReference, vmi_reference
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.extender_protocol import BindingArgs
 
 _SAME_ATTEMPT_S = 1.0
@@ -76,47 +79,52 @@ class Hold:
     claim: Claim
     """The claim that its bind would store."""
     placement: Placement
-    """What the claim stands for on the node's machine, which is the one with `fingerprint`."""
+    """The placement of the claim on the machine with this `fingerprint`."""
     fingerprint: str
+
+    @classmethod
+    def of(cls, pod: PodRecord, asking: AskingPod, chosen: Candidate) -> Self:
+        """Offer a pod the node that was chosen for it."""
+        placement, vmi = chosen.placement, asking.pod_request.vmi_name
+        claim = claim_of(pod.uid, placement, namespace=pod.namespace, pod=pod.name, vmi=vmi)
+        return cls(chosen.node, claim, placement, chosen.fit.topology.fingerprint)
 
 
 @dataclass(slots=True)
 class PendingPod:
     """The state of a pod that is not bound yet."""
 
+    uid: PodUid
     asking: AskingPod | None = None
     """None until the request is read."""
     attempts: int = 0
-    """How often Filter was asked about it."""
+    """The number of Filter calls for it."""
     since: float | None = None
     """When Filter was asked first; None also after the placement was counted."""
     refusal: str = ""
-    """Why it was refused last; empty if it was not."""
+    """The last refusal; empty if the pod was not refused."""
     explanation: str = ""
-    """Why its node was chosen, for `kvplace.io/explain`."""
+    """The reasons for its node, for `kvplace.io/explain`."""
     nominated_refused_at: float = float("-inf")
     curable: tuple[NodeName, ...] = ()
     """Nodes where only cores were missing at `curable_at`: preemption may help there."""
     curable_at: float = float("-inf")
     refused_binds: dict[NodeName, tuple[str, str]] = field(default_factory=dict)
-    """Nodes that Bind has refused to a pod with devices: version of the ledger, and why."""
+    """Nodes that Bind has refused to a pod with devices: version of the ledger, and refusal."""
     leaving: dict[PodUid, float] = field(default_factory=dict)
-    """The pods that end anyway and that it waits for, and since when."""
+    """The pods that end anyway and that it waits for, each with the start of the wait."""
     hold: Hold | None = None
     is_planned: bool = False
     """Whether kube-scheduler has not asked about the pod since its hold began."""
     held_until: float = 0.0
+    given_up: NodeName | None = None
+    """The node of a hold that the pod has given up to choose again, until Filter has answered."""
     nomination: NodeName | None = None
     """The node that is nominated for it, or soon will be; None once kube-scheduler has asked about it."""
     stored_along: tuple[Claim, float] | None = None
     """Its claim that was stored along with another one, and when."""
     no_room_before: float = float("-inf")
     """Until when no room is made for it again."""
-
-    def is_news(self, refusal: str) -> bool:
-        """Keep why the pod does not fit; returns whether its last refusal had another reason."""
-        is_news, self.refusal = refusal != self.refusal, refusal
-        return is_news
 
 
 class PendingPods:
@@ -129,24 +137,25 @@ class PendingPods:
         *,
         hold_seconds: float,
         clock: Callable[[], float],
-        changed: Callable[[NodeName], None],
     ) -> None:
-        """`clock` times attempts and holds; `changed` is called with a node whenever its holds change."""
+        """`clock` times attempts and holds."""
         self._cluster = cluster
+        self._cache = cache
         self._pods = cache.pods
-        self._dra = cache.dra
         self._hold_seconds = hold_seconds
         self._clock = clock
-        self._changed = changed
         self._records: OrderedDict[PodUid, PendingPod] = OrderedDict()
         self._holding: dict[PodUid, PendingPod] = {}
-        """Those with a hold; the oldest hold first."""
+        """The records with a hold; the oldest hold first."""
         self._on_node: dict[NodeName, dict[PodUid, Claim]] = {}
+        self._nominated: set[PodUid] = set()
+        """The pods with a nomination."""
         self._waiting: dict[bytes, dict[int, dict[PodUid, PodRecord]]] = {}
         """Pods that wait for their first try by shape and priority, in the order of their arrival."""
         self.arrived = 0
-        """How many pods have begun to wait, ever."""
+        """The number of pods that have begun to wait, ever."""
         self._left: list[Callable[[NodeName], None]] = []
+        self._changed: list[Callable[[NodeName], None]] = []
         self._news = asyncio.Event()
         cache.pods.subscribe(self._pod_seen)
 
@@ -154,15 +163,37 @@ class PendingPods:
 
     def get(self, uid: PodUid) -> PendingPod:
         """Return the record of a pod; one that is not kept if nothing is known of the pod."""
-        return self._records.get(uid) or PendingPod()
+        return self._records.get(uid) or PendingPod(uid)
 
     def begin(self, uid: PodUid) -> PendingPod:
-        """Count a question of Filter, and return the record of the pod."""
+        """Count a question of Filter, and return the record of the pod.
+
+        The pod needs no nomination any more. It gives up its hold, unless this is planned.
+        """
+        self.drop_expired()
         pending = self._record(uid)
         pending.attempts += 1
         if pending.attempts == 1:
             pending.since = self._clock()
+        self.nominate(uid, None)
+        if not pending.is_planned:
+            self.give_up(pending)
         return pending
+
+    def answered(self, pending: PendingPod, refusal: str) -> bool:
+        """Record the refusal, or "" for an offer; returns whether the refusal differs from the last one.
+
+        If the pod does not get the cores again that it gave up, other pods may have them.
+        """
+        node, pending.given_up = pending.given_up, None
+        if node is not None and not self._has_taken(pending.uid, node):
+            self.left(node)
+        is_news, pending.refusal = refusal != pending.refusal, refusal
+        return is_news
+
+    def _has_taken(self, uid: PodUid, node: NodeName) -> bool:
+        """Whether a pod has a hold or a claim on a node."""
+        return node == self.node_of(uid) or node in self._cache.ledgers.nodes_claimed_by(uid)
 
     def request_of(self, pod: PodRecord) -> AskingPod | None:
         """Return the request of a pod; None if it has none.
@@ -189,10 +220,10 @@ class PendingPods:
         return self._asking_pod(pod)
 
     def nominated_refused_twice(self, uid: PodUid) -> bool:
-        """Keep that a pod's nominated node alone is refused; returns whether it was a moment ago, too.
+        """Record a refusal of the nominated node alone; returns whether one was recorded a moment ago, too.
 
-        kube-scheduler asks about this node first, and then at once about all that it accepts. The second
-        question is the same as the first where it accepts no other.
+        kube-scheduler asks about this node first, and then at once about all nodes that it accepts. The
+        second question equals the first if it accepts no other node.
         """
         pending, now = self.get(uid), self._clock()
         is_second = now - pending.nominated_refused_at < _SAME_ATTEMPT_S
@@ -200,7 +231,7 @@ class PendingPods:
         return is_second
 
     def bind_refused(self, uid: PodUid, node: NodeName, version: str, why: str) -> None:
-        """Keep that Bind has refused a node to a pod while its ledger had this version."""
+        """Record that Bind has refused a node to a pod while its ledger had this version."""
         self._record(uid).refused_binds[node] = version, why
 
     def placed_in(self, pending: PendingPod) -> float | None:
@@ -211,7 +242,7 @@ class PendingPods:
     def _record(self, uid: PodUid) -> PendingPod:
         found = self._records.get(uid)
         if found is None:
-            found = self._records[uid] = PendingPod()
+            found = self._records[uid] = PendingPod(uid)
             self._examine_oldest()
             if len(self._records) > _MOST:
                 self._forget(next(iter(self._records)))
@@ -232,6 +263,7 @@ class PendingPods:
             self.end_hold(uid)
         else:
             self.leave(uid)
+        self._nominated.discard(uid)
         self._records.pop(uid, None)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
@@ -247,7 +279,7 @@ class PendingPods:
         # The admission of another release may have accepted options that exclude each other.
         check_agreement(request.options, {})
         vmi = vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid) if pod.vmi else None
-        extended = self._dra.extended_resources.intersection(request.devices)
+        extended = self._cache.dra.extended_resources.intersection(request.devices)
         if extended:
             counted = {name: count for name, count in request.devices.items() if name not in extended}
             pod_request = replace(pod_request, request=replace(request, devices=counted))
@@ -262,12 +294,16 @@ class PendingPods:
 
     @property
     def number_held(self) -> int:
-        """How many pods hold something, expired holds included."""
+        """The number of pods with a hold, expired holds included."""
         return len(self._holding)
 
     def subscribe(self, left: Callable[[NodeName], None]) -> None:
         """Call `left` with the node whenever cores are no longer held and no claim has taken them."""
         self._left.append(left)
+
+    def subscribe_changes(self, changed: Callable[[NodeName], None]) -> None:
+        """Call `changed` with the node whenever its holds change."""
+        self._changed.append(changed)
 
     async def run(self) -> None:
         """End holds as soon as their time is over, until cancelled."""
@@ -285,10 +321,10 @@ class PendingPods:
         pending.hold, pending.is_planned = hold, planned
         pending.held_until = self._clock() + self._hold_seconds
         self._on_node.setdefault(hold.node, {})[uid] = hold.claim
-        self._changed(hold.node)
+        self._node_changed(hold.node)
 
     def end_hold(self, uid: PodUid) -> None:
-        """End the hold of a pod, if it has one, since its cores are taken: by its claim, or other holds."""
+        """End the hold of a pod, if it has one; its claim or other holds take the cores."""
         pending = self._holding.pop(uid, None)
         if pending is None or pending.hold is None:
             return
@@ -297,7 +333,21 @@ class PendingPods:
         del held[uid]
         if not held:
             del self._on_node[node]
-        self._changed(node)
+        self._node_changed(node)
+
+    def claim_stored(self, uid: PodUid, node: NodeName) -> None:
+        """End the hold of a pod after its claim is stored, and the other holds with claims there."""
+        self.get(uid).stored_along = None  # the next attempt cannot know whether the binding arrives
+        stored = self._cache.ledger(node).claims
+        for held in [uid, *self._on_node.get(node, ())]:
+            if held == uid or held in stored:
+                self.end_hold(held)
+
+    def give_up(self, pending: PendingPod) -> None:
+        """End the hold of a pod that chooses again; `answered` leaves its cores to other pods."""
+        if pending.hold is not None:
+            pending.given_up = pending.hold.node
+            self.end_hold(pending.uid)
 
     def leave(self, uid: PodUid) -> None:
         """End the hold of a pod, if it has one, and leave its cores to other pods."""
@@ -310,6 +360,10 @@ class PendingPods:
         """Call the subscribers: cores of a node are no longer held."""
         for left in self._left:
             left(node)
+
+    def _node_changed(self, node: NodeName) -> None:
+        for changed in self._changed:
+            changed(node)
 
     def drop_expired(self) -> None:
         """End the expired holds; the oldest come first."""
@@ -332,6 +386,10 @@ class PendingPods:
         """Return the holds of a node, without the one of the pod `but`."""
         return tuple(claim for uid, claim in self._on_node.get(node, {}).items() if uid != but)
 
+    def snapshot(self, node: NodeName, *, but: PodUid | None = None) -> NodeSnapshot | Unusable:
+        """Return the node's machine and its free resources beside all holds but the one of the pod `but`."""
+        return self._cache.snapshot(node, self.held_on(node, but=but))
+
     def planned_node(self, uid: PodUid) -> NodeName | None:
         """Return the node that a pod is planned for; None once kube-scheduler has asked about it."""
         pending = self._holding.get(uid)
@@ -348,14 +406,19 @@ class PendingPods:
         return {one.hold.node for one in holding if one.is_planned and one.hold is not None}
 
     def asked(self, uid: PodUid) -> None:
-        """Make the planned hold of a pod an ordinary one, which begins now."""
+        """Make the planned hold of a pod an ordinary one that begins now."""
         pending = self._holding[uid] = self._holding.pop(uid)
         pending.is_planned, pending.held_until = False, self._clock() + self._hold_seconds
+
+    def nominate(self, uid: PodUid, node: NodeName | None) -> None:
+        """Record the node that is nominated for a pod, or soon will be; None: it needs no nomination."""
+        (self._nominated.discard if node is None else self._nominated.add)(uid)
+        self.get(uid).nomination = node
 
     @property
     def is_nominated_pod_ahead(self) -> bool:
         """Whether kube-scheduler is still to try a pod with a nomination."""
-        nominated = (self._pods.get(uid) for uid, one in self._records.items() if one.nomination is not None)
+        nominated = map(self._pods.get, self._nominated)
         return any(pod is not None and not pod.was_tried for pod in nominated)
 
     # Pods that wait for their first try.
@@ -367,7 +430,7 @@ class PendingPods:
             yield from by_priority[priority].values()
 
     async def until_waiting(self, shape: bytes, count: int, *, quiet_s: float) -> None:
-        """Wait until so many pods of a shape wait, or no pod has come for `quiet_s`."""
+        """Wait until `count` pods of a shape wait, or no pod has come for `quiet_s`."""
         arrived, loop = self.arrived, asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(quiet_s) as patience:

@@ -1,23 +1,25 @@
-"""The verb preempt: whom kube-scheduler evicts so that a VM of higher priority gets cores that fit its scope.
+"""The verb preempt: the victims that kube-scheduler evicts so that a VM of higher priority gets cores.
 
 kube-scheduler asks after it has found, on up to some hundred nodes, pods of lower priority; their eviction
-gives the VM enough CPUs in number. Which cores they have it does not know. The answer names one node, and on
-it the victims of least cost in kube-scheduler's own order that make the VM fit. Both may differ
-from the pods and nodes that were sent: where Filter has just found only cores missing.
+gives the VM enough CPUs in number. It does not know their cores. The answer names one node, and on it the
+victims of least cost in kube-scheduler's own order that make the VM fit. This node may be another one, if
+Filter has just found only cores missing there.
 
-No pod is evicted in vain: where a VM fits once pods have ended that end anyway, it waits for them,
-for a limited time. What the victims leave is reserved for it in the node's
-ledger (`core/claim_changes.py`) before they are named, so no replica gives it to any other pod. Only a pod
-of higher priority may take it.
+No pod is evicted in vain: where a VM fits once pods have ended that end anyway, it waits for them, for a
+limited time. The cores of the victims are reserved for it in the node's ledger (`core/claim_changes.py`)
+before the victims are named, so no replica gives these cores to another pod. Only a pod of higher priority
+may take them.
 
-`victim_questions` asks about the victims on one node, and `core/cluster` answers.
+kube-scheduler also counts other resources. So other victims than its own must request as much of each
+resource. Where other rules than amounts decide (affinity, host ports), the answer keeps kube-scheduler's
+victims.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -29,41 +31,45 @@ from kvplace.core.claim_changes import LONGEST_S, kept_for, reserve
 from kvplace.core.cluster.victim_search import VictimSearch
 from kvplace.core.cluster.victims import (
     DisruptionBudget,
+    OccupiedMachine,
     Question,
+    Tenant,
     Victims,
+    budgets_taken,
+    violated_by,
 )
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.core.well_known_names import MARKER_RESOURCE
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.ledgers import no_change
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.scheduler.claim_placements import rfc3339
 from kvplace.scheduler.extender_protocol import PreemptionArgs, PreemptionResult, SentVictims
 from kvplace.scheduler.metrics import PREEMPTIONS
-from kvplace.scheduler.pending_pods import PendingPods
-from kvplace.scheduler.victim_questions import NodeWithVictims, questions_about
+from kvplace.scheduler.pending_pods import PendingPod, PendingPods
+from kvplace.scheduler.stored_claims import rfc3339
 
 log = logging.getLogger(__name__)
 
 MOST_NODES = 500
 """Nodes that one call checks: first the nodes in kube-scheduler's call."""
 MOST_SECONDS = 4.0
-"""How long one call searches; kube-scheduler schedules nothing meanwhile, and gives up after httpTimeout."""
+"""The longest search of one call; kube-scheduler waits meanwhile, and gives up after httpTimeout."""
 MOST_EQUALS = 16
-"""Nodes with equally cheap victims among which the one with the best placement is chosen."""
+"""The most nodes with equally cheap victims that are compared by placement."""
 PATIENCE_SECONDS = 120.0
-"""How long a pod waits for another one that ends anyway, before others are evicted for it."""
+"""The longest wait of a pod for another one that ends anyway, before others are evicted for it."""
 _REFUSED_SECONDS = 2.0
-"""How old a refusal may be: kube-scheduler asks Filter and preempt in one attempt."""
+"""The greatest age of a refusal: kube-scheduler asks Filter and preempt in one attempt."""
 _QUESTION_STEPS, _LEAVING_STEPS = 2_000, 50
 """Steps of asking about the victims on one node, and of listing the pods that leave it."""
 _SEARCHES = 3
-"""How often victims are searched for in one call: a node may change before its cores are reserved."""
+"""The most searches of one call: a node may change before its cores are reserved."""
 
 
 class BudgetReader(Protocol):
@@ -87,7 +93,7 @@ class _Offer:
 
 
 class Preemptor:
-    """Answers preempt, and reserves the cores for the pod that they are released for."""
+    """Answers preempt, and reserves the cores that victims release for the waiting pod."""
 
     def __init__(
         self,
@@ -98,30 +104,22 @@ class Preemptor:
         now: Callable[[], datetime],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`now` dates reservations, `clock` times how long others are waited for."""
+        """`now` dates reservations, `clock` times the waits for other pods."""
         self._cluster = cluster
         self._cache = cache
         self._pending = pending
         self._now = now
         self._clock = clock
-        self._priorities: Counter[int] = Counter()
-        """How many bound pods have each priority."""
-        cache.pods.subscribe(self._pod_seen)
 
     # Calls of Filter.
 
-    def may_help(self, pod: PodRecord) -> bool:
-        """Return whether any pod could be evicted for a pod at all."""
-        return any(priority < pod.priority for priority in self._priorities)
-
-    def refused(self, pod: PodRecord, nodes: Collection[NodeName]) -> None:
-        """Remember where only cores are missing: kube-scheduler has found everything else there."""
-        pending = self._pending.get(pod.uid)
+    def refused(self, pending: PendingPod, nodes: Collection[NodeName]) -> None:
+        """Remember the nodes where only cores are missing: kube-scheduler has found everything else there."""
         pending.curable = tuple(islice(nodes, MOST_NODES))
         pending.curable_at = self._clock()
 
     async def outranks(self, pod: PodRecord, nodes: Collection[NodeName], request: Request) -> bool:
-        """Reserve for a pod what is reserved for pods of lower priority, where it fits on that."""
+        """Reserve for a pod the cores that are reserved for pods of lower priority, if it fits there."""
         if self._cache.ledgers.nodes_claimed_by(pod.uid):
             return False
         for node in sorted(self._cache.ledgers.nodes_with_reservations.intersection(nodes)):
@@ -149,7 +147,7 @@ class Preemptor:
     ) -> bool:
         """Reserve a placement for a pod that gets it when others are gone; False if the node has changed.
 
-        What was reserved for pods of lower priority is not any more, if it is in the way.
+        Reservations of pods with lower priority end, if they are in the way.
         """
         now = self._now()
         whole = claim_of(
@@ -226,7 +224,7 @@ class Preemptor:
         request: Request,
         ends: float,
     ) -> _Offer | None:
-        """Search the nodes, those first that may be cheapest, until no other can be better or time ends."""
+        """Search the nodes, likely the cheapest first, until no other can be better or time ends."""
         budgets = await self._cluster.read_disruption_budgets()
         ranked = []
         turns = Turns()
@@ -255,7 +253,7 @@ class Preemptor:
         return best
 
     def _candidates(self, args: PreemptionArgs) -> dict[NodeName, SentVictims]:
-        """The nodes that kube-scheduler has sent, and those where it has found only cores missing."""
+        """Return the nodes of kube-scheduler, and the nodes where Filter found only cores missing."""
         pending = self._pending.get(args.pod.uid)
         curable, pending.curable = pending.curable, ()
         nodes = dict(args.victims)
@@ -292,7 +290,7 @@ class Preemptor:
     def _leaving(self, node: NodeName) -> frozenset[PodUid]:
         """Return the pods with claims on a node that are released anyway.
 
-        What is reserved for a pod does not: the cache may have it before its pod.
+        A reservation is not: the cache may have it before its pod.
         """
         claims = self._cache.ledger(node).claims
         return frozenset(
@@ -311,18 +309,95 @@ class Preemptor:
         pending.leaving = dict.fromkeys(leaving, self._clock()) | still
 
     def _awaited_in_vain(self, uid: PodUid, leaving: frozenset[PodUid]) -> frozenset[PodUid]:
-        """Return the pods that another one has waited for so long that they count as staying."""
+        """Return the pods that count as staying, because the waiting pod has waited for them too long."""
         waiting, oldest = self._pending.get(uid).leaving, self._clock() - PATIENCE_SECONDS
         return frozenset(other for other in leaving if waiting.get(other, oldest) < oldest)
-
-    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        if before is not None and before.node:
-            self._priorities[before.priority] -= 1
-            if not self._priorities[before.priority]:
-                del self._priorities[before.priority]
-        if after is not None and after.node:
-            self._priorities[after.priority] += 1
 
 
 def _without(ledger: Ledger, gone: Collection[PodUid]) -> Ledger:
     return ledger.after(LedgerChange(releases=tuple(gone))) if gone else ledger
+
+
+# Questions about the victims on one node, from one state of it.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWithVictims:
+    """A node that a waiting pod may get room on by evictions, at one moment."""
+
+    name: NodeName
+    occupied: OccupiedMachine
+    pods: Mapping[PodUid, PodRecord]
+    """The known pods with claims in its ledger, and the known victims of kube-scheduler."""
+    leaving: frozenset[PodUid]
+    """The pods with claims that end without an eviction."""
+    staying: frozenset[PodUid]
+    """The pods that also end, but that the waiting pod has waited for too long."""
+
+
+def questions_about(
+    node: NodeWithVictims,
+    args: PreemptionArgs,
+    sent: SentVictims,
+    request: Request,
+    budgets: Sequence[DisruptionBudget],
+) -> Iterator[Question]:
+    """Ask with our own victims, where possible, and with the victims that kube-scheduler needs."""
+    if not node.staying.isdisjoint(sent.uids):
+        return
+    pod, claims = args.pod, node.occupied.ledger.claims
+    uids = [uid for uid in sent.uids if uid not in node.leaving]
+    here = {
+        uid: record
+        for uid in (*claims, *uids)
+        if (record := node.pods.get(uid)) is not None and record.node == node.name
+    }
+    tenants = {
+        uid: _tenant(record, claims[uid].since if uid in claims else "", budgets)
+        for uid, record in here.items()
+        if record.priority < pod.priority and uid not in node.leaving | node.staying
+    }
+    ours = tuple(one for uid, one in tenants.items() if uid in claims)
+    amounts_decide = not args.depends_on_pods and not any(here[uid].repels for uid in uids if uid in here)
+    if amounts_decide:
+        ending = [node.pods[uid] for uid in node.leaving.difference(sent.uids) if uid in node.pods]
+        needed = _needed(args, uids, here, ending)
+        yield Question(node.occupied, request, ours, node.leaving, needed=needed)
+    if not amounts_decide or any(uid not in claims for uid in uids):
+        certain = tuple(tenants.get(uid) or Tenant(uid, pod.priority - 1) for uid in uids)
+        unknown = 0
+        if any(uid not in tenants for uid in uids):  # else the rest is of pods that end anyway
+            unknown = sent.violations - violated_by(one for one in certain if one.uid in tenants)
+        yield Question(node.occupied, request, ours, node.leaving, certain, violations=max(0, unknown))
+
+
+def _tenant(pod: PodRecord, since: str, budgets: Sequence[DisruptionBudget]) -> Tenant:
+    taken: tuple[DisruptionBudget, ...] = ()
+    if any(budget.namespace == pod.namespace for budget in budgets):
+        labels = json.loads(pod.labels) if pod.labels else {}
+        taken = budgets_taken(budgets, pod.namespace, pod.name, labels)
+    return Tenant(pod.uid, pod.priority, since, taken, pod.resources)
+
+
+def _needed(
+    args: PreemptionArgs,
+    sent: Sequence[PodUid],
+    here: Mapping[PodUid, PodRecord],
+    ending: Sequence[PodRecord],
+) -> dict[str, int]:
+    """The least that victims must request together: as much as the sent ones, or the pod if that is less.
+
+    The requests of pods that end anyway count, too, as long as kube-scheduler counts them. A node that was
+    not sent has enough of everything but cores.
+    """
+    if not sent:
+        return {}
+    counted = [pod for pod in ending if not pod.is_terminal]
+    needed: dict[str, int] = {}
+    for name, amount in args.resources.items():
+        if name == MARKER_RESOURCE:
+            continue
+        theirs = sum(here[uid].resources.get(name, 0) for uid in sent if uid in here)
+        least = min(amount, theirs) if all(uid in here for uid in sent) else amount
+        needed[name] = max(0, least - sum(pod.resources.get(name, 0) for pod in counted))
+    return needed

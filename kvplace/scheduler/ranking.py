@@ -1,28 +1,162 @@
-"""The states of all nodes for one request, the best first.
+"""The states of the nodes, and their ranking for one request, the best first.
 
-States stand in the order of what is known about them: at first a bound by counting, a finer one or the
-placement itself when they come to the front. The first that is placed is the best, since no bound after it
-can win.
+A state is a machine and its free resources. Nodes in equal states share one `NodeState`, so every result
+about it is computed once. A node is described once after each change, for all kinds of VMs. A node is
+forgotten at the next question that does not name it, a state with its last node.
+
+A ranking orders the states by the best known bound: at first a bound by counting, then a finer one or the
+placement itself when the state comes to the front. The first state with a placement is the best, since no
+bound after it can win.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
 from kvplace.core.allocator.feasibility import ShortageCount
-from kvplace.core.cluster.node_bound import StandingBound
+from kvplace.core.cluster.node_bound import NodeCounts, StandingBound
 from kvplace.core.cluster.node_choice import Candidate, Fit, GroupedRefusals, Standing, Strategy
 from kvplace.core.placement import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.search_budget import TurnBudget
-from kvplace.nodes.node_machine import NodeSnapshot, answer_of
-from kvplace.scheduler.node_states import NodeState, NodeStates, Unseen
+from kvplace.nodes.node_machine import NOT_KNOWN, NodeSnapshot, Unusable, answer_of
+
+_DESCRIBE = 40
+"""Steps that it takes to describe a node."""
+
+
+class NodeState:
+    """A machine and its free resources, compared by identity; `nodes` are the nodes in this state, sorted."""
+
+    __slots__ = ("counts", "nodes", "number", "snapshot")
+
+    def __init__(self, number: int, snapshot: NodeSnapshot) -> None:
+        self.number = number
+        """Later states have higher numbers."""
+        self.snapshot = snapshot
+        self.counts = NodeCounts(snapshot.machine.topology, snapshot.free)
+        self.nodes: list[NodeName] = []
+
+    def first_of(self, asked: Collection[NodeName]) -> NodeName | None:
+        """Return the first by name of the asked nodes that is in this state."""
+        return next((node for node in self.nodes if node in asked), None)
+
+
+class Unseen:
+    """The states that have not been checked yet; the next turn continues with the rest of this one."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        """The number of the last state that has been checked."""
+        self._left: list[NodeState] = []
+        """States that are newer, the oldest last."""
+
+    def of(self, states: NodeStates) -> Iterator[NodeState]:
+        """Yield the states, the oldest first; if the caller leaves during one, it is yielded again."""
+        while left := self._left or states.since(self._last)[::-1]:
+            self._left = left
+            state = left[-1]
+            if state.nodes:
+                yield state
+            self._last = state.number
+            left.pop()
+
+
+class NodeStates:
+    """The state of every node that was asked about."""
+
+    def __init__(self, snapshot_of: Callable[[NodeName], NodeSnapshot | Unusable]) -> None:
+        self._snapshot_of = snapshot_of
+        self._of_node: dict[NodeName, NodeState | Unusable] = {}
+        self._changed: dict[NodeName, None] = {}
+        """Nodes to be described again, in the order of their changes."""
+        self._gone: set[NodeName] = set()
+        """Nodes that were asked about although there is no such node."""
+        self._states: dict[tuple[object, ...], NodeState] = {}
+        """The states with nodes, by machine and free resources; the newest last."""
+        self.version = 0
+        """Increases with each change of the nodes."""
+        self._newest = 0
+        self._complete: frozenset[NodeName] | None = None
+        """Asked nodes that all have a state: planning asks about the same ones again and again."""
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @property
+    def of_node(self) -> Mapping[NodeName, NodeState | Unusable]:
+        """The state of every node that was asked about, or the reason against any placement on it."""
+        return self._of_node
+
+    def node_changed(self, node: NodeName) -> None:
+        """Describe a node again when it is next asked about."""
+        if node in self._of_node:
+            self._changed[node] = None
+
+    def describe(self, asked: frozenset[NodeName], budget: TurnBudget) -> None:
+        """Bring the states of the asked nodes up to date."""
+        if asked is not self._complete:
+            self._complete = None
+        for node in self._gone - asked:
+            self._leave(node)
+        while self._changed:
+            budget.spend(_DESCRIBE)
+            node = next(iter(self._changed))
+            del self._changed[node]
+            if node in asked:
+                self._describe(node)
+            else:
+                self._leave(node)
+        if self._complete is None:
+            for node in asked.difference(self._of_node):
+                budget.spend(_DESCRIBE)
+                self._describe(node)
+            self._complete = asked
+
+    def since(self, number: int) -> list[NodeState]:
+        """Return the states newer than the state of that number, the oldest first."""
+        found = []
+        for state in reversed(self._states.values()):
+            if state.number <= number:
+                break
+            found.append(state)
+        return found[::-1]
+
+    def _describe(self, node: NodeName) -> None:
+        self.version += 1
+        snapshot = self._snapshot_of(node)
+        if isinstance(snapshot, Unusable):
+            self._leave(node)
+            self._of_node[node] = snapshot
+            if snapshot is NOT_KNOWN:
+                self._gone.add(node)
+            return
+        key = snapshot.key
+        before = self._of_node.get(node)
+        state = self._states.get(key)
+        if state is None:
+            self._newest += 1
+            state = self._states[key] = NodeState(self._newest, snapshot)
+        if state is not before:
+            self._leave(node)
+            insort(state.nodes, node)
+            self._of_node[node] = state
+
+    def _leave(self, node: NodeName) -> None:
+        self.version += 1
+        self._gone.discard(node)
+        state = self._of_node.pop(node, None)
+        if isinstance(state, NodeState):
+            del state.nodes[bisect_left(state.nodes, node)]
+            if not state.nodes:
+                del self._states[state.snapshot.key]
+
 
 _REMEMBERED = 4096
 """Answers, of about 2 KB each; the least recently used is forgotten first."""
@@ -55,7 +189,7 @@ def _answer(question: _Question) -> Fit | Refusal:
 
 _COARSE_STEPS, _FINE_STEPS, _PLACE_STEPS, _REFUSE_STEPS, _EXAMINE_STEPS = 4, 30, 200, 50, 8
 _MANY = 16
-"""From so many new entries on it is faster to sort than to insert."""
+"""From this number of new entries on, sorting is faster than inserting."""
 _SPARE = 64
 """States without nodes that are kept at least until the next sweep."""
 
@@ -66,12 +200,12 @@ class _Bound(Enum):
 
 
 _Entry = tuple[Standing, NodeName, int, _Bound | Fit, NodeState]
-"""Standing, first node when it was entered, number of the state (no two are equal), what is known."""
+"""Standing, first node at the time of entry, number of the state (no two are equal), knowledge, state."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRefusal:
-    """Why no node can hold the VM, as of one version of the states."""
+    """The refusals of all nodes, as of one version of the states."""
 
     version: int
     asked: frozenset[NodeName]
@@ -178,9 +312,9 @@ class Ranking:
     def examine_all(
         self, states: NodeStates, budget: TurnBudget
     ) -> Mapping[NodeState, Fit | Refusal | Shortfall]:
-        """Return the same, but where something is missing by count only how much.
+        """Return the same, but only the shortfall if a resource is missing by count.
 
-        That takes a tenth of the time.
+        This takes a tenth of the time.
         """
         for state in self._unexamined.of(states):
             if state in self._examined:
@@ -190,7 +324,7 @@ class Ranking:
         return self._examined
 
     def _lacks_something(self, state: NodeState, budget: TurnBudget) -> bool:
-        """Whether something is missing by count; what, is then in `_examined`."""
+        """Whether a resource is missing by count; `_examined` then has the shortfall."""
         known = self._examined.get(state)
         if known is not None:
             return not isinstance(known, Fit)
@@ -226,7 +360,7 @@ class Ranking:
     def _look_closer(
         self, state: NodeState, known: _Bound, budget: TurnBudget
     ) -> tuple[Standing, _Bound | Fit] | None:
-        """Return a better bound of a state or what it stands at; None if the VM does not fit."""
+        """Return a better bound of a state, or its standing; None if the VM does not fit."""
         if known is _Bound.COARSE and state not in self._answers:
             if self._lacks_something(state, budget):
                 return None

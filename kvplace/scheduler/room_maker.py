@@ -29,28 +29,28 @@ from kvplace.kube.events import EventRecorder, owner_reference, room_not_made
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot
-from kvplace.scheduler.kept_room import RoomStopped
 from kvplace.scheduler.metrics import ROOMS
 from kvplace.scheduler.migration_search import SOON_S, Background, MigrationClient, NoMigration
 from kvplace.scheduler.migrator import Migrator
 from kvplace.scheduler.movable_vms import MovableVms
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods
 from kvplace.scheduler.room_moves import RoomMoves
+from kvplace.scheduler.stored_claims import RoomStopped
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""One replica makes room for so many VMs at a time: as many VMs move at most, and one on each node."""
+"""The most VMs that one replica makes room for at a time, with one move each, on different nodes."""
 PAUSE_S = 60.0
-"""How long no room is made for a VM again after that ended, or none was found."""
+"""The pause of making room for a VM after its end, or after a search without success."""
 _DECIDED_S = 4.0
-"""How long a preempt call waits for the search; kube-scheduler gives up after 10 s."""
+"""The longest wait of a preempt call for the search; kube-scheduler gives up after 10 s."""
 _REST = 4
-"""Searches rest so many times as long as the last one took."""
+"""The pause after a search, in multiples of its duration."""
 _TRY_S = 10.0
-"""How often pods are searched that wait because every node has too few CPUs."""
+"""The time between searches for pods that wait because every node has too few CPUs."""
 _TOO_FEW_CPUS = "Insufficient cpu"
-"""How kube-scheduler states that; a pod that waits for its volume, for example, needs no room."""
+"""The text of kube-scheduler for it; a pod that waits for its volume, for example, needs no room."""
 _SNAPSHOT_STEPS, _DESCRIBE_STEPS = 100, 1_000
 """Steps of counting the free resources of a node, and of describing its VMs."""
 
@@ -77,7 +77,7 @@ class _Making:
     """Set when moves have been found; without any, the making is over."""
     node: NodeName | None = None
     pause_s: float = PAUSE_S
-    """How long no room is made for the VM again afterwards."""
+    """The pause of making room for the VM afterwards."""
 
 
 class RoomMaker:
@@ -118,7 +118,7 @@ class RoomMaker:
     # Calls of the extender.
 
     def fits_nowhere(self, pod: PodRecord, asking: AskingPod, nodes: Collection[NodeName]) -> None:
-        """Make room for a pod on one of the nodes, soon, if that is wanted and not tried too often."""
+        """Make room for a pod on one of the nodes soon, if the mode allows it and its pause is over."""
         if self._mode is MakeRoom.OFF:
             return
         if self._mode is MakeRoom.ON_REQUEST and not asking.pod_request.make_room:
@@ -133,7 +133,7 @@ class RoomMaker:
         self._asked.put_nowait(making)
 
     async def is_under_way(self, uid: PodUid) -> bool:
-        """Return whether room is being made for a pod; waits until it is known whether moves help."""
+        """Return whether room is being made for a pod, after waiting for the search."""
         making = self._making.get(uid)
         if making is None:
             return self._is_reserved(uid)
@@ -157,9 +157,9 @@ class RoomMaker:
                 group.create_task(self._make(await self._asked.get()))
 
     async def _try_waiting_pods(self) -> None:
-        """Search for migrations for VMs that Filter is not asked about, as every node has too few CPUs.
+        """Search for migrations for VMs without Filter calls, as every node has too few CPUs for them.
 
-        One after the other, the one first that was tried the longest time ago.
+        It tries one VM after the other, beginning with the one that has waited longest for a try.
         """
         tried: dict[PodUid, float] = {}
         while True:
@@ -225,22 +225,22 @@ class RoomMaker:
         return True
 
     def _say_why(self, making: _Making, why: str) -> None:
-        """Write an event on the VM that waits; the owner of one that waits no longer knows its end."""
+        """Write an event on the waiting VM; none if it waits no longer, since its owner knows its end."""
         log.info("no room is made any more: %s", why, extra=_about(making.pod, making.node))
         if self._pending.needs_room(making.pod.uid):
             self._events.record(room_not_made(owner_reference(making.pod), why))
 
     async def _find(self, making: _Making) -> RoomOnNode | None:
-        """Search for moves on the nodes with movable VMs, those with most free CPUs first.
+        """Search for moves on the nodes with movable VMs, the nodes with most free CPUs first.
 
-        None where there are none, or room is being made for another VM on that node.
+        None if no moves help, or room is being made for another VM on that node.
         """
         ranked = []
         turns = Turns()
         for node in making.nodes:
             await turns.spend(_SNAPSHOT_STEPS)
             if self._vms.may_be_on(node):
-                snapshot = self._cache.snapshot(node, self._pending.held_on(node, but=making.pod.uid))
+                snapshot = self._pending.snapshot(node, but=making.pod.uid)
                 if isinstance(snapshot, NodeSnapshot) and _may_hold(snapshot, making.request):
                     ranked.append((-snapshot.free.cpus.bit_count(), node))
         crowded = []

@@ -1,9 +1,9 @@
 """The moves of running VMs that make room for one waiting VM on one node, one after the other.
 
-Each move begins with one write of the node's ledger, which the controller and the node's agent then carry out
-as every relocation. The first of these writes also reserves the VM's future claim (`core/claim_changes.py`).
-So every replica can bind the VM there, also when this one is gone by then. The next move begins when the last
-one is in effect.
+Each move begins with one write of the node's ledger. The controller and the node's agent then carry it out
+like every relocation. The first write also reserves the CPUs of the waiting VM (`core/claim_changes.py`), so
+every replica can bind it there, also after the end of this one. The next move begins when the last one is in
+effect.
 
 `first_write` and `state_of_move` decide, from their arguments alone; `RoomMoves` reads, writes and waits.
 """
@@ -31,19 +31,18 @@ from kvplace.kube.events import EventRecorder, making_room, owner_reference
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
-from kvplace.scheduler.claim_placements import rfc3339
-from kvplace.scheduler.kept_room import RENEW_S, KeptRoom, RoomStopped, until_when
 from kvplace.scheduler.metrics import ROOM_MOVES
 from kvplace.scheduler.migrator import vm_as_known, vm_name
 from kvplace.scheduler.movable_vms import MovableVm, MovableVms
 from kvplace.scheduler.pending_pods import PendingPods, PodReader
+from kvplace.scheduler.stored_claims import RENEW_S, OwnReservation, RoomStopped, rfc3339, until_when
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 300.0
-"""How long all moves for one VM may take; then it is given up."""
+"""The longest time of all moves for one VM; then they are given up."""
 _BOUND_S = 30.0
-"""How long a VM may take to be bound after room was made for it."""
+"""The longest time from the last move to the bind of the waiting VM."""
 
 
 class MoveState(Enum):
@@ -71,10 +70,10 @@ def first_write(
     *,
     until: str,
 ) -> LedgerChange | None:
-    """Begin the first of the moves that are left, and reserve what is free by now of the `whole` claim.
+    """Begin the first of the moves that are left, and reserve the free part of the `whole` claim.
 
-    `taken` is what other pods hold. None where the node has changed since the moves were found: the VM has
-    another claim or cannot get its new cores, something else is reserved, or the waiting VM would not fit.
+    `taken` are the holds of other pods. None if the node has changed since the moves were found: the VM has
+    another claim or cannot get its new cores, another reservation exists, or the waiting VM would not fit.
     """
     move = moves[0]
     if ledger.claims.get(vm.pod.uid) != vm.claim or machine.topology.fingerprint != vm.placed.topology:
@@ -82,11 +81,11 @@ def first_write(
     others = ledger.after(LedgerChange(releases=(vm.pod.uid, whole.uid)))
     if any(claim.reserved for claim in others.claims.values()):
         return None
-    if not machine.free(others, taken).can_give(claim_of(vm.pod.uid, move.after)):
+    if not machine.can_give(claim_of(vm.pod.uid, move.after), others, taken):
         return None
     moved = {PodUid(one.id): claim_of(PodUid(one.id), one.after) for one in moves}
     others = ledger.after(LedgerChange(releases=(whole.uid, *moved)))
-    if not machine.free(others, [*taken, *moved.values()]).can_give(whole):
+    if not machine.can_give(whole, others, [*taken, *moved.values()]):
         return None
     passed = union(one.after.owned for one in moves)
     return LedgerChange(claims=(moving_claim(vm, move), reserve(ledger, whole, but=passed, until=until)))
@@ -127,7 +126,7 @@ class RoomMoves:
         self._now = now
         self._clock = clock
         self._vms = MovableVms(cache)
-        self._kept = KeptRoom(room.node, pod.uid, rfc3339(now()))
+        self._kept = OwnReservation(room.node, pod.uid, rfc3339(now()))
         self._whole = claim_of(
             pod.uid,
             room.plan.placement,

@@ -19,8 +19,7 @@ from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NodeName
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventRecorder
-from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
-from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_cache import ClusterFreeBlocks, NodeCache
 from kvplace.scheduler.extender import Extender
 from kvplace.service.health import Series
 
@@ -97,7 +96,7 @@ EVENT_QUEUE = Gauge("kvplace_events_queue_length", "Events that are still to be 
 
 
 class ClusterGauges:
-    """Fills the gauges from what one replica knows."""
+    """Fills the gauges from the knowledge of one replica."""
 
     def __init__(
         self,

@@ -6,10 +6,10 @@ unready, answers the requests under way, and ends. A claim that was stored witho
 released by another replica or after the restart.
 
 `serve` is ready from its first complete lists until its end, unless the API server is out of reach. That is
-so when every watch has failed for a while: this replica then decides on what was true, and another one may
-know better. A single watch that fails does not make it unready. The cause of that (a missing right, a broken
-kind) is mostly the same for all replicas, and without a ready one admission refuses every VM that requests
-cores; with a stale cache Filter is wrong more often, and Bind still asks the API server.
+so when every watch has failed for a while: this replica then decides on old state, and another one may have
+newer state. A single watch that fails does not make it unready. Its cause (a missing right, a broken kind) is
+mostly the same for all replicas, and without a ready one admission refuses every VM that requests cores. With
+a stale cache Filter is wrong more often, and Bind still asks the API server.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
 from kvplace.kube.store import Store
-from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
-from kvplace.nodes.node_cache import NodeCache, NodeClient, running_node_cache
+from kvplace.nodes.node_cache import ClusterFreeBlocks, NodeCache, NodeClient, running_node_cache
 from kvplace.scheduler.extender import Extender, ExtenderClient, ExtenderSettings
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
@@ -50,7 +49,7 @@ class ServeSettings:
     tls: TlsFiles
     """Certificate of the extender and of admission; CA and names of clients are for the extender alone.
 
-    A client with a certificate of that CA and one of those names can bind pods.
+    A client with a certificate of that CA and one of these names can bind pods.
     """
     admission: AdmissionSettings
     extender_address: Address
@@ -59,7 +58,7 @@ class ServeSettings:
     admission_client_ca: Path | None = None
     """Callers of admission must have a certificate of this CA; None: nothing needs one."""
     admission_client_names: tuple[str, ...] = ()
-    """Names that those certificates must carry one of; empty: any."""
+    """Names of callers of admission, one in each certificate; empty: any."""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     kubeconfig: Path | None = None
     """None: the service account of the pod we run in, else the user's default kubeconfig."""
@@ -73,12 +72,12 @@ class ServeReadiness(Readiness):
     """Ready without an obstacle and while at least one watch works."""
 
     patience_s: float = 30.0
-    """How long all watches may fail; shorter than kube-scheduler's pauses between attempts get."""
+    """The longest failure of all watches; shorter than kube-scheduler's longest pause between attempts."""
     stores: Sequence[Store[Any, Any]] = field(default=())
     """The stores that decisions rest on."""
 
     def health(self) -> Health:
-        """Return whether the replica can serve, and what is wrong."""
+        """Return whether the replica can serve, and the fault."""
         if self.obstacle:
             return Health(False, self.obstacle)
         failing = [store for store in self.stores if store.failing_s >= self.patience_s]
@@ -111,7 +110,7 @@ class ServeClient(NodeClient, ExtenderClient, ControllerClient, VmiReader, Event
 
 
 def run(settings: ServeSettings) -> None:
-    """Serve until SIGTERM or SIGINT; raises Misconfigured for what an operator must change."""
+    """Serve until SIGTERM or SIGINT; raises Misconfigured for errors that an operator must fix."""
     log_as_json(settings.log_level)
     run_until_signal(_connected(settings))
 

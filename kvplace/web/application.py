@@ -36,8 +36,7 @@ from kvplace.core.errors import BadBody, Forbidden, KvplaceError, Refused, http_
 from kvplace.core.scalars import NodeName
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS
-from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
-from kvplace.nodes.node_cache import NodeCache, NodeClient, running_node_cache
+from kvplace.nodes.node_cache import ClusterFreeBlocks, NodeCache, NodeClient, running_node_cache
 from kvplace.service.connections import Address, ConnectionLimits
 from kvplace.service.listening import listening, while_connected
 from kvplace.service.process import in_background

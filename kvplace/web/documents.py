@@ -24,10 +24,9 @@ from kvplace.kube.object_records import NO_NODE, AgentPod, PodRecord, TopologyRe
 from kvplace.kube.reported_vms import VmStatus
 from kvplace.kube.store import Store
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView, with_devices
-from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.nodes.view_documents import devices_document, reserved_document
+from kvplace.nodes.view_output import devices_document, draw_node, reserved_document
 
 MAX_FOUND = 50
 MAX_QUERY = 256

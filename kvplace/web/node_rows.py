@@ -18,9 +18,8 @@ from kvplace.core.free_resources import Domain
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import NodeRecord, PodRecord, TopologyRecord
-from kvplace.nodes.cluster_free_blocks import CHECK_STEPS, ClusterFreeBlocks
 from kvplace.nodes.cluster_view import VmState
-from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_cache import CHECK_STEPS, ClusterFreeBlocks, NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.web.documents import Agents, view_of, vms_on
 

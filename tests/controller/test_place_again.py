@@ -8,7 +8,7 @@ from kvplace.core.annotations import place_again_of
 from kvplace.core.request import Scope
 from kvplace.core.well_known_names import MOVABLE, PLACE_AGAIN
 from kvplace.kube.object_records import PodRecord
-from kvplace.nodes.relocation_times import PEACE_S
+from kvplace.nodes.node_cache import PEACE_S
 from tests.controller.relocations import NodeAgent, bound, condition, edit, until_written, wide
 from tests.controller.replicas import replica
 from tests.kube.faulty_cluster import FaultyCluster

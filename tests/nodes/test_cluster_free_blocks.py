@@ -14,9 +14,8 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.kube.watches import Apply, Delete
-from kvplace.nodes import cluster_free_blocks
-from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
-from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes import node_cache
+from kvplace.nodes.node_cache import ClusterFreeBlocks, NodeCache
 from tests.event_loop_turns import with_turns
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
@@ -90,7 +89,7 @@ async def test_only_nodes_that_changed_are_checked_again(monkeypatch: pytest.Mon
         looked.append(1)
         return free_blocks_of(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cluster_free_blocks, "free_blocks_of", counted)
+    monkeypatch.setattr(node_cache, "free_blocks_of", counted)
     give_out(cache, NodeName("n3"), CpuMask(0b1111), 1)
     await free_blocks.refresh()
     assert len(looked) == 1

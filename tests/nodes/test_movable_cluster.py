@@ -32,8 +32,8 @@ from kvplace.kube.object_records import (
 )
 from kvplace.nodes.cluster_view import cluster_view
 from kvplace.nodes.movable_cluster import MovableCluster, TimedPod, movable_cluster
+from kvplace.nodes.node_cache import PEACE_S
 from kvplace.nodes.planning_cluster import planning_cluster
-from kvplace.nodes.relocation_times import PEACE_S
 from tests.nodes.machines import TWO, scheduled
 
 HERE, THERE, BARE = (NodeName(name) for name in ("here", "there", "bare"))

@@ -22,9 +22,9 @@ from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.object_records import NO_NODE, Condition, LedgerRecord, PodRecord
 from kvplace.kube.reported_vms import STATUS_RESOURCES, VM_STATUSES, VMI_STATUSES, VmStatus
 from kvplace.kube.watches import EVERYTHING, LEDGERS, PLACED_PODS, TOPOLOGIES, Interrupted, Kind, Selector
+from kvplace.nodes.cluster_reading import listed_vms, read_listed_vms, watch_listed_vms
 from kvplace.nodes.cluster_view import VmState, VmView
-from kvplace.nodes.view_documents import vm_document
-from kvplace.nodes.vm_listing import listed_vms, read_listed_vms, watch_listed_vms
+from kvplace.nodes.view_output import vm_document
 from tests.core.claims import claim
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO

@@ -30,13 +30,13 @@ from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_records import PodRecord, ResourceClaimRecord, TopologyStatus
 from kvplace.nodes import node_machine
-from kvplace.scheduler import binder, dra_enforcement, migrator, preemptor, room_moves
+from kvplace.scheduler import binder, migrator, preemptor, resource_claims, room_moves
 from kvplace.scheduler.binder import Binder
-from kvplace.scheduler.dra_enforcement import DraEnforcement
 from kvplace.scheduler.migration_search import MigrationSearch
 from kvplace.scheduler.movable_vms import MovableVms
 from kvplace.scheduler.pending_pods import PendingPods
 from kvplace.scheduler.preemptor import Preemptor
+from kvplace.scheduler.resource_claims import ResourceClaims
 
 Mutation = Callable[[], None]
 MUTATIONS: dict[str, Mutation] = {}
@@ -84,12 +84,12 @@ def _twin(of: Any, **changed: object) -> Any:
 def bind_without_storing_the_claim() -> None:
     real = _real(Binder, "_claim_cores")
 
-    async def claim_cores(self: Binder, args: Any, pod_request: Any) -> Any:
+    async def claim_cores(self: Binder, args: Any, *others: Any) -> Any:
         async def change(node: Any, decide: Any) -> Any:
             return decide(self._cache.ledger(node))[1]
 
         ledgers = _Altered(self._cache.ledgers, change=change)
-        return await real(_twin(self, _cache=_Altered(self._cache, ledgers=ledgers)), args, pod_request)
+        return await real(_twin(self, _cache=_Altered(self._cache, ledgers=ledgers)), args, *others)
 
     _put(Binder, "_claim_cores", claim_cores)
 
@@ -428,22 +428,22 @@ def end_reservations_before_their_cores_have_come_free() -> None:
 
 @_mutation
 def keep_the_cores_that_an_earlier_bind_has_written() -> None:
-    real = _real(dra_enforcement, "with_cpus")
+    real = _real(resource_claims, "with_cpus")
 
     def with_cpus(claim: ResourceClaimRecord, *others: Any) -> Any:
         return None if claim.status["allocation"]["devices"].get("config") else real(claim, *others)
 
-    _put(dra_enforcement, "with_cpus", with_cpus)
+    _put(resource_claims, "with_cpus", with_cpus)
 
 
 @_mutation
 def bind_before_the_cores_are_written() -> None:
-    real = _real(DraEnforcement, "give")
+    real = _real(ResourceClaims, "give")
 
     async def give(*args: Any) -> None:
         asyncio.get_running_loop().create_task(real(*args))
 
-    _put(DraEnforcement, "give", give)
+    _put(ResourceClaims, "give", give)
 
 
 DRA_MUTATIONS = frozenset(

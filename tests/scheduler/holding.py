@@ -23,7 +23,9 @@ def pending_pods(
     """Make a table with holds of three seconds; without a cache it knows no pod."""
     cluster = FaultyCluster()
     known = cache if cache is not None else NodeCache(cluster)
-    return PendingPods(cluster, known, hold_seconds=3.0, clock=clock, changed=changed)
+    pending = PendingPods(cluster, known, hold_seconds=3.0, clock=clock)
+    pending.subscribe_changes(changed)
+    return pending
 
 
 def hold(node: str, uid: str, cpu: int) -> Hold:

@@ -11,7 +11,7 @@ from h2.errors import ErrorCodes
 from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
 
 from kvplace.scheduler.http import ExtenderReply, Routes
-from kvplace.scheduler.http2 import Http2Connection
+from kvplace.scheduler.listener import Http2Connection
 from kvplace.service.connections import ConnectionLimits
 
 PSEUDO_HEADERS = ((":method", "POST"), (":scheme", "https"), (":authority", "kvplace"))

@@ -30,7 +30,7 @@ from kvplace.nodes import node_machine
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
 from kvplace.scheduler import fit_table, ranking
 from kvplace.scheduler.fit_table import FitTable
-from kvplace.scheduler.node_states import NodeState, NodeStates
+from kvplace.scheduler.ranking import NodeState, NodeStates
 from tests.core.allocator.random_cases import random_case, random_free, random_request
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.effort import rounds

@@ -21,8 +21,7 @@ from h2.errors import ErrorCodes
 
 from kvplace.scheduler.extender_protocol import MAX_BODY
 from kvplace.scheduler.http import ExtenderReply
-from kvplace.scheduler.http2 import Http2Connection
-from kvplace.scheduler.listener import ALPN_PROTOCOLS, ExtenderListener, extender_listening
+from kvplace.scheduler.listener import ALPN_PROTOCOLS, ExtenderListener, Http2Connection, extender_listening
 from kvplace.service.connections import Address, ConnectionLimits
 from tests.scheduler.http2_client import PSEUDO_HEADERS, Calls, Client, Wire, over_http1, over_http2
 

@@ -22,7 +22,7 @@ from hyperframe.frame import (
 )
 
 from kvplace.scheduler.extender_protocol import MAX_BODY
-from kvplace.scheduler.http2 import MAX_IDLE_FRAMES, MAX_STREAMS, MAX_UNREAD
+from kvplace.scheduler.listener import MAX_IDLE_FRAMES, MAX_STREAMS, MAX_UNREAD
 from kvplace.service.connections import ConnectionLimits
 from tests.scheduler.http2_client import PSEUDO_HEADERS, Calls, Client
 

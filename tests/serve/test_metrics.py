@@ -23,7 +23,7 @@ from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import PLACED_LABEL, REQUEST
 from kvplace.kube.store import Store
-from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
+from kvplace.nodes.node_cache import ClusterFreeBlocks
 from kvplace.serve.metrics import ClusterGauges
 from kvplace.serve.process import serving
 from kvplace.service.connections import Address

@@ -17,8 +17,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.kube.object_records import Condition
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS, NODES, Alive, Interrupted
-from kvplace.nodes.cluster_free_blocks import ClusterFreeBlocks
-from kvplace.nodes.node_cache import NodeCache, running_node_cache
+from kvplace.nodes.node_cache import ClusterFreeBlocks, NodeCache, running_node_cache
 from kvplace.service.process import in_background
 from kvplace.web.documents import GONE, Agents
 from kvplace.web.feed import RELOAD, Feed

@@ -1,23 +1,27 @@
-"""Nodes and VMs of a view as JSON, for commands and the web map; a stable interface."""
+"""Nodes and VMs of a view for commands and the web map: as JSON, a stable interface, and as core maps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.device_locality import LocatedDevice
+from kvplace.core.drawing.core_map import CoreMap, draw
 from kvplace.core.free_resources import Free, FreeBlocks
 from kvplace.core.ledger import Claim, Reserved
 from kvplace.core.node_devices import DeviceReport
 from kvplace.core.node_topology import API_VERSION
+from kvplace.core.placement import Placement
 from kvplace.core.quantity import format_bytes, write_page_counts
 from kvplace.core.request_json import request_document
+from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
-from kvplace.kube.object_records import Condition
-from kvplace.nodes.cluster_view import NodeView, VmView
-from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
+from kvplace.kube.object_records import Condition, PodReport
+from kvplace.nodes.cluster_view import NodeView, VmView, with_devices
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
 
 NODE_KIND, VM_KIND = "NodeView", "VmView"
 
@@ -161,3 +165,47 @@ def _memory(topology: Topology, free: Free) -> Iterable[dict[str, Any]]:
 
 def _condition_document(condition: Condition) -> Json:
     return {"status": condition.status, "reason": condition.reason, "message": condition.message}
+
+
+def draw_node(node: NodeView, vms: Iterable[VmView]) -> CoreMap | None:
+    """Draw a node with these of its VMs; None where no machine is known."""
+    if isinstance(node.machine, Unusable):
+        return None
+    found: dict[PodUid, CpuMask] = {}
+    placements: dict[PodUid, Placement] = {}
+    vms = tuple(vms)
+    for vm in vms:
+        if vm.placement is not None:
+            placements[vm.pod.uid] = vm.placement.placement
+        strays = _found(vm, node.reports.get(vm.pod.uid))
+        if strays is not None:
+            found[vm.pod.uid] = strays
+    foreign = NO_CPUS if node.described is None else node.described.kubelet_cpus
+    return draw(
+        node.name,
+        node.machine.topology,
+        node.ledger,
+        foreign=foreign,
+        found=found,
+        placements=placements,
+        counts=() if node.devices is None else node.devices.counts,
+        devices={vm.pod.uid: vm.devices for vm in map(partial(with_devices, node=node), vms) if vm.devices},
+    )
+
+
+def _found(vm: VmView, report: PodReport | None) -> CpuMask | None:
+    """Where the threads of a VM may really run, as far as that is not where they were placed.
+
+    Its agent reports the CPUs of all threads together. QEMU's own may run outside of the claim, in the shared
+    pool; and while a VM gets other cores it has old and new ones.
+    """
+    if report is None or report.pinned or not report.running or not report.cpus:
+        return None
+    if vm.claim is None or vm.claim.relocation is not None:
+        return None
+    elsewhere = NO_CPUS
+    if vm.placement is not None:
+        elsewhere = vm.placement.placement.emulator_cpus
+        for cpus in vm.placement.placement.io_thread_cpus:
+            elsewhere |= cpus
+    return CpuMask(report.cpus & ~(elsewhere & ~vm.claim.cpus))

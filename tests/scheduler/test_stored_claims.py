@@ -18,7 +18,7 @@ from kvplace.core.request import GuestNuma, OnFailure, PinningOptions, Policy, R
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.object_records import PodRecord
-from kvplace.scheduler.claim_placements import is_bound_with, placement_of_claim
+from kvplace.scheduler.stored_claims import is_bound_with, placement_of_claim
 from tests.core.machines import frees, requests, topologies
 from tests.nodes.machines import TWO
 
