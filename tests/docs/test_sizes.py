@@ -25,7 +25,7 @@ MOST_WORDS = {
     "docs/architecture.md": 1900,
     "docs/benchmarks.md": 1600,
     "docs/decisions.md": 3250,
-    "docs/devices.md": 1150,
+    "docs/devices.md": 1100,
     "docs/how-it-decides.md": 1550,
     "docs/inspect.md": 1500,
     "docs/install.md": 1300,
