@@ -162,7 +162,7 @@ def admit_new_pod(
     size = _size(pod, vm, what)
     patch: list[Operation] = []
     after = edited(raw, patch)
-    asked = _request(pod, options, size, vm, what)
+    asked = request_of_pod(pod, options, size, what, vm)
     _write(after, asked)
     spec = after.object("spec")
     _complete_sidecars(pod, after, what, settings)
@@ -194,7 +194,7 @@ def _admit_unpinned(
         return _without(new, what, settings, FORGEABLE)
     try:
         found = vm()
-        asked = _request(pod, options, _size(pod, found, what), found, what)
+        asked = request_of_pod(pod, options, _size(pod, found, what), what, found)
     except KvplaceError:
         return _without(new, what, settings, FORGEABLE)
     patch: list[Operation] = []
@@ -322,9 +322,10 @@ def _obstacle(pod: Pod, options: PinningOptions, vm: _OwningVm | None, what: str
     )
 
 
-def _request(
-    pod: Pod, options: PinningOptions, size: VmSize | PodSize, vm: _OwningVm | None, what: str
+def request_of_pod(
+    pod: Pod, options: PinningOptions, size: VmSize | PodSize, what: str, vm: _OwningVm | None = None
 ) -> PodRequest:
+    """Combine the options, size and devices of a pod; raises Misconfigured that begins with `what`."""
     containers = pod.spec.containers
     if isinstance(size, VmSize):
         vcpus, io_threads = size.vcpus, size.io_threads

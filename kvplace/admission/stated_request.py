@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kvplace.admission.objects import AdmittedMetadata, Pod, Vm, Vmi, VmiSpec, title, typed
+from kvplace.admission.pod import request_of_pod
 from kvplace.admission.size import (
     claimed_devices,
-    devices_of_containers,
     devices_of_domain,
     size_of_pod,
-    size_of_vm,
     sriov_interfaces,
 )
 from kvplace.admission.vmi import check_vm
@@ -90,12 +89,12 @@ def _name(metadata: AdmittedMetadata, namespace: str) -> str:
 
 
 def _of_vm(annotations: Mapping[str, str], spec: VmiSpec, what: str, name: str) -> PodRequest | None:
-    options = read_options(annotations)
-    if options is None or check_vm(annotations, spec, what, None) is None:
+    checked = check_vm(annotations, spec, what)
+    if checked is None or checked.options.policy is Policy.NONE:
         return None
-    size = size_of_vm(spec.domain, what)
-    devices = devices_of_domain(spec.domain, what)
-    request = Request(size.vcpus, options, size.memory, size.huge_pages, size.io_threads, devices)
+    size, devices = checked.size, devices_of_domain(spec.domain, what)
+    assert size is not None
+    request = Request(size.vcpus, checked.options, size.memory, size.huge_pages, size.io_threads, devices)
     return PodRequest.of(request, annotations, vmi=name)
 
 
@@ -106,10 +105,7 @@ def _of_pod(pod: Pod, namespace: str) -> PodRequest | None:
         return None
     check_agreement(options, annotations)
     what = title(Pod, pod.metadata, namespace)
-    size = size_of_pod(pod.spec.containers, what)
-    devices = devices_of_containers(pod.spec.containers, what)
-    request = Request(size.cpus, options.of_plain_pod(), size.memory, size.huge_pages, devices=devices)
-    return PodRequest.of(request, annotations)
+    return request_of_pod(pod, options, size_of_pod(pod.spec.containers, what), what)
 
 
 def expanded(vm: Mapping[str, Any], beside: Iterable[Mapping[str, Any]]) -> Json:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -30,7 +31,7 @@ from kvplace.admission.objects import (
     typed,
 )
 from kvplace.admission.sidecar import HOOK_SIDECARS, with_hook_sidecar
-from kvplace.admission.size import has_devices, size_of_vm, write_size
+from kvplace.admission.size import VmSize, has_devices, size_of_vm, write_size
 from kvplace.core.annotations import check_agreement, read_options, without_effect
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.quantity import parse_quantity
@@ -72,8 +73,8 @@ def admit_vmi(
     vmi = typed(raw, Vmi)
     annotations = vmi.metadata.annotations or {}
     what = f"{title(Vmi, vmi.metadata, namespace)}: spec"
-    warnings = check_vm(annotations, vmi.spec, what, largest_node)
-    if warnings is None and read_options(annotations) is None:
+    checked = check_vm(annotations, vmi.spec, what, largest_node)
+    if checked is None:
         return Admitted(raw, without_effect(annotations))
     patch: list[Operation] = []
     after = edited(raw, patch)
@@ -82,16 +83,16 @@ def admit_vmi(
     for key in RESULTS:
         stored.drop(key)
     front_end: FrontEnd | None = None
-    if warnings is not None:
+    if checked.options.policy is not Policy.NONE:
         front_end = _mark_front_end(stored, annotations, settings)
     labels = after.object("metadata").object("labels")
     if front_end is FrontEnd.PLUGIN:
         labels.put(FRONT_END_LABEL, FrontEnd.PLUGIN.value)
     else:
         labels.drop(FRONT_END_LABEL)
-    state_size(after, vmi.spec, what)
+    _state_size(after, checked.size)
     drop_managed_fields(after.object("metadata"))
-    return Admitted(after.values, warnings or (), patch)
+    return Admitted(after.values, checked.warnings, patch)
 
 
 def _mark_front_end(
@@ -106,26 +107,38 @@ def _mark_front_end(
     return settings.front_end
 
 
-def state_size(vmi: EditedObject, spec: VmiSpec, what: str) -> None:
+def _state_size(vmi: EditedObject, size: VmSize | None) -> None:
     """Write label and size on a VMI; without the size, admission of its pods reads the VMI itself."""
     metadata = vmi.object("metadata")
     metadata.object("labels").put(OPTED_IN_LABEL, "true")
-    try:
-        metadata.object("annotations").put(VM_SIZE, write_size(size_of_vm(spec.domain, what)))
-    except KvplaceError:
+    if size is not None:
+        metadata.object("annotations").put(VM_SIZE, write_size(size))
+    else:
         metadata.object("annotations").drop(VM_SIZE)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedVm:
+    """The options of a VM, read once, with its size and warnings for its author."""
+
+    options: PinningOptions
+    size: VmSize | None
+    """None where the policy is `none` and the size cannot be read."""
+    warnings: tuple[str, ...] = ()
+
+
 def check_vm(
-    annotations: Mapping[str, str], spec: VmiSpec, what: str, largest_node: int | None
-) -> tuple[str, ...] | None:
-    """Check the options of a VM against its spec and return warnings; None when it has no options.
+    annotations: Mapping[str, str], spec: VmiSpec, what: str, largest_node: int | None = None
+) -> CheckedVm | None:
+    """Check the options of a VM against its spec; None when it has no options.
 
     Raises Misconfigured; its sentence begins with `what`, which ends with the path of the VMI's spec.
     """
     options = read_options(annotations)
-    if options is None or options.policy is Policy.NONE:
+    if options is None:
         return None
+    if options.policy is Policy.NONE:
+        return CheckedVm(options, _readable_size(spec, what))
     check_agreement(options, annotations)
     conflict = conflict_with_kubevirt(annotations, options, spec, what)
     if conflict is not None:
@@ -155,7 +168,14 @@ def check_vm(
     if limit is not None and _exceeds(least, limit):
         raised = f"is raised to {float(least):g} in the pod, which must request as much for its CPUs"
         warnings.append(f"the CPU limit {limit} {raised}")
-    return tuple(warnings)
+    return CheckedVm(options, size, tuple(warnings))
+
+
+def _readable_size(spec: VmiSpec, what: str) -> VmSize | None:
+    try:
+        return size_of_vm(spec.domain, what)
+    except KvplaceError:
+        return None
 
 
 def conflict_with_kubevirt(
@@ -210,39 +230,37 @@ def review_vm(
     vm = typed(raw, Vm)
     if vm.metadata.deletion_timestamp is not None:
         return Admitted(raw)
+    annotations, spec, what = _template_of(vm, namespace)
     warnings = _misplaced(vm.metadata)
     try:
-        checked = _check(vm, namespace, largest_node)
-        grown = () if old is None else _throttled_when_grown(vm, typed(old, Vm), namespace)
-        return Admitted(raw, (*warnings, *grown, *checked))
+        checked = check_vm(annotations, spec, what, largest_node)
+        if checked is not None:
+            grown = () if old is None else _throttled_when_grown(checked, spec, typed(old, Vm), what)
+            warnings += (*grown, *checked.warnings)
+        return Admitted(raw, (*warnings, *without_effect(annotations)))
     except Misconfigured as error:
         if old is None or _refusal(old, namespace) != str(error):
             raise
         return Admitted(raw, (*warnings, str(error)))
 
 
-def _throttled_when_grown(vm: Vm, before: Vm, namespace: str) -> tuple[str, ...]:
+def _throttled_when_grown(checked: CheckedVm, spec: VmiSpec, before: Vm, what: str) -> tuple[str, ...]:
     """Warn when more vCPUs would run under a CPU limit that KubeVirt raises by a tenth of a CPU for each.
 
     KubeVirt grows the limit of the running VMI by a vCPU's request (VMICPUsPatch in virt-controller). A VM
     that owns its cores is not affected: admission of its pod raises the limit.
     """
-    template = vm.spec.template
-    options = read_options((template.metadata.annotations if template.metadata else None) or {})
-    if options is None or options.policy in (Policy.NONE, Policy.EXCLUSIVE):
+    limit = spec.domain.resources.limited.get("cpu") if spec.domain.resources else None
+    former = _readable_size(before.spec.template.spec, what)
+    if checked.options.policy in (Policy.NONE, Policy.EXCLUSIVE) or checked.size is None or former is None:
         return ()
-    what = f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
-    domain = template.spec.domain
-    limit = domain.resources.limited.get("cpu") if domain.resources else None
+    vcpus = checked.size.vcpus
+    grown = vcpus - former.vcpus
     try:
-        vcpus = size_of_vm(domain, what).vcpus
-        grown = vcpus - size_of_vm(before.spec.template.spec.domain, what).vcpus
-        if limit is None or grown <= 0:
-            return ()
-        raised = parse_quantity(limit) + grown * _LIMIT_OF_A_NEW_VCPU
-    except (KvplaceError, ValueError):
+        raised = parse_quantity(limit or 0) + grown * _LIMIT_OF_A_NEW_VCPU
+    except ValueError:
         return ()
-    if raised >= vcpus:
+    if limit is None or grown <= 0 or raised >= vcpus:
         return ()
     return (
         (
@@ -253,16 +271,16 @@ def _throttled_when_grown(vm: Vm, before: Vm, namespace: str) -> tuple[str, ...]
     )
 
 
-def _check(vm: Vm, namespace: str, largest_node: int | None) -> tuple[str, ...]:
+def _template_of(vm: Vm, namespace: str) -> tuple[Mapping[str, str], VmiSpec, str]:
+    """Return the annotations and the spec of a VM's VMIs, and the path of the spec for errors."""
     template = vm.spec.template
     annotations = (template.metadata.annotations if template.metadata else None) or {}
-    what = f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
-    return (*(check_vm(annotations, template.spec, what, largest_node) or ()), *without_effect(annotations))
+    return annotations, template.spec, f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
 
 
 def _refusal(raw: Mapping[str, Any], namespace: str) -> str | None:
     try:
-        _check(typed(raw, Vm), namespace, None)
+        check_vm(*_template_of(typed(raw, Vm), namespace))
     except Misconfigured as error:
         return str(error)
     return None
@@ -290,19 +308,15 @@ def admit_vmi_edit(
     patch: list[Operation] = []
     after = edited(raw, patch)
     warnings: tuple[str, ...] = ()
-    if _asked(annotations) != _asked(before.metadata.annotations or {}):
-        warnings = _mark_edit(after, vmi, what, largest_node)
-    state_size(after, vmi.spec, what)
+    if _asked(annotations) == _asked(before.metadata.annotations or {}):
+        size = _readable_size(vmi.spec, what)
+    elif (checked := check_vm(annotations, vmi.spec, what, largest_node)) is None:
+        warnings, size = (_REMOVED,), _readable_size(vmi.spec, what)
+    else:
+        after.object("metadata").object("labels").put(EDITED_LABEL, "true")
+        warnings, size = checked.warnings, checked.size
+    _state_size(after, size)
     return Admitted(after.values, warnings, patch)
-
-
-def _mark_edit(after: EditedObject, vmi: Vmi, what: str, largest_node: int | None) -> tuple[str, ...]:
-    annotations = vmi.metadata.annotations or {}
-    warnings = check_vm(annotations, vmi.spec, what, largest_node) or ()
-    if read_options(annotations) is None:
-        return (_REMOVED,)
-    after.object("metadata").object("labels").put(EDITED_LABEL, "true")
-    return warnings
 
 
 def _asked(annotations: Mapping[str, str]) -> dict[str, str]:

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kvplace.cli.parameters import Words, process_options
+from kvplace.cli.parameters import Words, process_options, read_cpus
 
-_PATH = click.Path(path_type=Path)
+if TYPE_CHECKING:
+    from kvplace.core.node_topology import Enforcement
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _path_option(
+    name: str,
+    default: str,
+    help: str | None = None,  # noqa: A002
+) -> Callable[[_Function], _Function]:
+    def absolute(_context: click.Context, option: click.Parameter, path: Path) -> Path:
+        from kvplace.core.errors import Misconfigured
+
+        if not path.is_absolute():
+            raise Misconfigured(f"{option.opts[0]} is {path}; write an absolute path")
+        return path
+
+    return click.option(
+        name,
+        type=click.Path(path_type=Path),
+        default=default,
+        show_default=True,
+        metavar="PATH",
+        callback=absolute,
+        help=help,
+    )
+
+
+def _read_enforcement(_context: click.Context, _option: click.Parameter, word: str) -> Enforcement | None:
+    from kvplace.core.node_topology import Enforcement
+
+    return None if word == "auto" else Enforcement(word)
 
 
 @click.command("agent", short_help="Run the agent of a node.")
 @click.option(
     "--node-name",
+    "node",
     required=True,
     envvar="NODE_NAME",
     metavar="NAME",
@@ -21,7 +56,9 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option(
     "--reserved-cpus",
+    "reserved",
     metavar="LIST",
+    callback=lambda _context, _option, text: read_cpus(text or "", "--reserved-cpus") or None,
     help="CPUs that are never given out, such as 0,32; default: the kubelet's reservedSystemCPUs, else the"
     " core of the lowest online CPU.",
 )
@@ -30,64 +67,22 @@ _PATH = click.Path(path_type=Path)
     type=Words(["auto", "nri", "cgroup", "none", "dra"]),
     default="auto",
     show_default=True,
+    callback=_read_enforcement,
     help="How containers are kept off the CPUs of others; auto: nri where the container runtime offers"
     " it. none and dra only observe; dra is experimental.",
 )
-@click.option("--nri-socket", type=_PATH, default="/var/run/nri/nri.sock", show_default=True, metavar="PATH")
-@click.option("--kubelet-folder", type=_PATH, default="/var/lib/kubelet", show_default=True, metavar="PATH")
-@click.option(
-    "--kubelet-config",
-    type=_PATH,
-    default="/var/lib/kubelet/config.yaml",
-    show_default=True,
-    metavar="PATH",
-    help="Configuration file of the kubelet; may be missing.",
+@_path_option("--nri-socket", "/var/run/nri/nri.sock")
+@_path_option("--kubelet-folder", "/var/lib/kubelet")
+@_path_option(
+    "--kubelet-config", "/var/lib/kubelet/config.yaml", "Configuration file of the kubelet; may be missing."
 )
 @process_options(health_address=":8082")
-def command(
-    node_name: str,
-    reserved_cpus: str | None,
-    enforcement: str,
-    nri_socket: Path,
-    kubelet_folder: Path,
-    kubelet_config: Path,
-    kubeconfig: Path | None,
-    health_address: str,
-    log_level: str,
-) -> None:
-    """Publish the machine of a node, keep the CPUs of its VMs for them, and report what the kernel measures.
+def command(**settings: Any) -> None:
+    """Publish the machine of a node, keep the CPUs of its VMs for them, and report the kernel's measurements.
 
     Runs until SIGTERM, once on every node.
     """
     from kvplace.agent.process import run
     from kvplace.agent.this_machine import AgentSettings
-    from kvplace.core.cpuset import parse_cpu_list
-    from kvplace.core.errors import Misconfigured
-    from kvplace.core.node_topology import Enforcement
-    from kvplace.core.scalars import NodeName
-    from kvplace.service.connections import Address
 
-    for flag, path in (
-        ("--nri-socket", nri_socket),
-        ("--kubelet-folder", kubelet_folder),
-        ("--kubelet-config", kubelet_config),
-    ):
-        if not path.is_absolute():
-            raise Misconfigured(f"{flag} is {path}; write an absolute path")
-    try:
-        reserved = parse_cpu_list(reserved_cpus or "", what="--reserved-cpus")
-    except ValueError as error:
-        raise Misconfigured(str(error)) from None
-    run(
-        AgentSettings(
-            node=NodeName(node_name),
-            health_address=Address.parse(health_address),
-            reserved=reserved or None,
-            enforcement=None if enforcement == "auto" else Enforcement(enforcement),
-            nri_socket=nri_socket,
-            kubelet_folder=kubelet_folder,
-            kubelet_config=kubelet_config,
-            kubeconfig=kubeconfig,
-            log_level=log_level,
-        )
-    )
+    run(AgentSettings(**settings))

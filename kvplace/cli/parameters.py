@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvplace.core.label_terms import LabelTerms
     from kvplace.core.scalars import CpuMask
     from kvplace.machines.machine import Machine
+    from kvplace.service.connections import Address
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -279,13 +280,24 @@ def check_confirmation(confirmed: bool) -> None:
         raise click.UsageError("there is no terminal to ask on; give --yes")
 
 
+def address_option(name: str, default: str) -> Callable[[_Function], _Function]:
+    """Add the address of a listener to a command."""
+
+    def read(_context: click.Context, _option: click.Parameter, text: str) -> Address:
+        from kvplace.service.connections import Address
+
+        return Address.parse(text)
+
+    return click.option(name, default=default, show_default=True, metavar="HOST:PORT", callback=read)
+
+
 def process_options(*, health_address: str) -> Callable[[_Function], _Function]:
     """Add the options of every long-running process to a command; `health_address` is a default."""
 
     def add(command: _Function) -> _Function:
         for option in (
             click.option("--log-level", type=Words(_LOG_LEVELS), default="info", show_default=True),
-            click.option("--health-address", default=health_address, show_default=True, metavar="HOST:PORT"),
+            address_option("--health-address", health_address),
             click.option(
                 "--kubeconfig",
                 type=click.Path(path_type=Path, dir_okay=False),

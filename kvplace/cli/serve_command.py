@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvplace.cli.parameters import InputFile, Words, example_option, process_options
+from kvplace.cli.parameters import (
+    InputFile,
+    Words,
+    address_option,
+    example_option,
+    process_options,
+    strategy_option,
+)
+
+if TYPE_CHECKING:
+    from kvplace.core.cluster.node_choice import Strategy
 
 _FILE = click.Path(path_type=Path, dir_okay=False)  # read again when they change, so never stdin
 
@@ -94,13 +105,7 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     metavar="USER",
     help="The user that creates the pods of VMs.",
 )
-@click.option(
-    "--strategy",
-    type=Words(["pack", "spread", "balance"]),
-    default="pack",
-    show_default=True,
-    help="Order of nodes with equally good placements.",
-)
+@strategy_option("Order of nodes with equally good placements.")
 @click.option(
     "--mode",
     type=Words(["decide", "advise"]),
@@ -124,49 +129,40 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     help="Whether running VMs with kvplace.io/movable get other cores of their node so that a waiting "
     "VM fits; on-request: for VMs with kvplace.io/make-room; nodes: one VM may also go to another node.",
 )
-@click.option("--extender-address", default=":8443", show_default=True, metavar="HOST:PORT")
-@click.option("--admission-address", default=":9443", show_default=True, metavar="HOST:PORT")
+@address_option("--extender-address", ":8443")
+@address_option("--admission-address", ":9443")
 @process_options(health_address=":8081")
 def command(
-    kubeconfig: Path | None,
+    *,
     tls_cert: Path,
     tls_key: Path,
     client_ca: Path,
     client_names: tuple[str, ...],
-    admission_client_ca: Path | None,
-    admission_client_names: tuple[str, ...],
     sidecar_image: str,
     sidecar: str,
     scheduler_name: str,
     other_schedulers: tuple[str, ...],
     kubevirt_controller: str,
-    strategy: str,
+    strategy: Strategy,
     mode: str,
     nominate_from_nodes: int,
     make_room: str,
-    extender_address: str,
-    admission_address: str,
-    health_address: str,
-    log_level: str,
+    **settings: Any,
 ) -> None:
     """Serve kube-scheduler's extender calls and admission webhooks, and release the cores of ended pods.
 
     Runs until SIGTERM. Any number of replicas may run side by side.
     """
     from kvplace.admission.objects import AdmissionSettings
-    from kvplace.core.cluster.node_choice import Strategy
     from kvplace.core.well_known_names import FrontEnd
     from kvplace.scheduler.extender import ExtenderSettings, Mode
     from kvplace.scheduler.room_maker import MakeRoom
     from kvplace.serve.process import ServeSettings, run
-    from kvplace.service.connections import Address
     from kvplace.service.tls import TlsFiles
 
     run(
         ServeSettings(
             tls=TlsFiles(tls_cert, tls_key, client_ca, client_names),
-            admission_client_ca=admission_client_ca,
-            admission_client_names=admission_client_names,
             admission=AdmissionSettings(
                 sidecar_image=sidecar_image,
                 front_end=FrontEnd(sidecar),
@@ -174,17 +170,13 @@ def command(
                 other_schedulers=other_schedulers,
                 kubevirt_controller=kubevirt_controller,
             ),
-            kubeconfig=kubeconfig,
             extender=ExtenderSettings(
-                strategy=Strategy(strategy),
+                strategy=strategy,
                 mode=Mode(mode),
                 nominate_from_nodes=nominate_from_nodes,
                 make_room=MakeRoom(make_room),
             ),
-            extender_address=Address.parse(extender_address),
-            admission_address=Address.parse(admission_address),
-            health_address=Address.parse(health_address),
-            log_level=log_level,
+            **settings,
         )
     )
 
@@ -210,29 +202,12 @@ def command(
     help="Name in the scheduler's certificate; `kvplace serve --client-name` must allow it.",
 )
 @process_options(health_address=":8081")
-def certificates(
-    namespace: str,
-    client_name: str,
-    own_namespace: str,
-    kubeconfig: Path | None,
-    health_address: str,
-    log_level: str,
-) -> None:
+def certificates(**settings: Any) -> None:
     """Make a CA, a server certificate for `kvplace serve` and a client certificate for its scheduler.
 
     They are kept in Secrets and renewed when a third of their time is left; the API server is configured to
     trust the webhooks by this CA. Runs until SIGTERM.
     """
     from kvplace.certificates.keeper import CertificatesSettings, run
-    from kvplace.service.connections import Address
 
-    run(
-        CertificatesSettings(
-            namespace=namespace,
-            own_namespace=own_namespace,
-            client_name=client_name,
-            health_address=Address.parse(health_address),
-            kubeconfig=kubeconfig,
-            log_level=log_level,
-        )
-    )
+    run(CertificatesSettings(**settings))

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-
 from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Refused
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.strict_json import shown
@@ -29,7 +27,6 @@ from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, R
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 from kvplace.rollout.templates import Rollout, WantedVm
 
-_T = TypeVar("_T", bound=msgspec.Struct)
 _K = TypeVar("_K")
 _R = TypeVar("_R")
 
@@ -60,119 +57,43 @@ class RolloutCluster(Protocol):
     async def read_quotas(self, namespace: str) -> tuple[Quota, ...]: ...
 
 
-class _Part(msgspec.Struct, frozen=True, rename="camel"):
-    """Fields as KubeVirt spells them; `null` means the same as a missing field."""
+def _at(content: object, *path: str) -> Any:
+    """Follow keys into an object; None where a field is missing: the API server refuses wrong shapes."""
+    for key in path:
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content
 
 
-class _TemplateMetadata(_Part, frozen=True):
-    name: str | None = None
-
-
-class _DataVolumeTemplate(_Part, frozen=True):
-    metadata: _TemplateMetadata | None = None
-
-
-class _DataVolume(_Part, frozen=True):
-    name: str | None = None
-
-
-class _Claim(_Part, frozen=True):
-    claim_name: str | None = None
-    read_only: bool | None = None
-
-
-class _Volume(_Part, frozen=True):
-    name: str | None = None
-    persistent_volume_claim: _Claim | None = None
-    data_volume: _DataVolume | None = None
-
-
-class _Disk(_Part, frozen=True):
-    name: str | None = None
-    cdrom: dict[str, Any] | None = None
-
-
-class _Interface(_Part, frozen=True):
-    name: str | None = None
-    mac_address: str | None = None
-
-
-class _Devices(_Part, frozen=True):
-    disks: list[_Disk] | None = None
-    interfaces: list[_Interface] | None = None
-
-
-class _Firmware(_Part, frozen=True):
-    uuid: str | None = None
-    serial: str | None = None
-
-
-class _TemplateDomain(_Part, frozen=True):
-    devices: _Devices | None = None
-    firmware: _Firmware | None = None
-
-
-class _VmiSpec(_Part, frozen=True):
-    domain: _TemplateDomain | None = None
-    volumes: list[_Volume] | None = None
-
-
-class _VmiTemplate(_Part, frozen=True):
-    spec: _VmiSpec | None = None
-
-
-class _TemplateVmSpec(_Part, frozen=True):
-    template: _VmiTemplate | None = None
-    data_volume_templates: list[_DataVolumeTemplate] | None = None
+def _items(content: object, *path: str) -> Iterator[Mapping[str, Any]]:
+    found = _at(content, *path)
+    return (one for one in found if isinstance(one, Mapping)) if isinstance(found, list) else iter(())
 
 
 def data_volumes(content: Mapping[str, Any]) -> tuple[str, ...]:
     """Name the DataVolumes that KubeVirt makes for the first VM, and that the others would take from it."""
-    spec = (
-        _read(content["spec"], _TemplateVmSpec) if content["kind"] == "VirtualMachine" else _TemplateVmSpec()
-    )
-    found = (one.metadata.name if one.metadata else None for one in spec.data_volume_templates or ())
-    return tuple(name for name in found if name)
+    names = (_at(one, "metadata", "name") for one in _items(content, "spec", "dataVolumeTemplates"))
+    return tuple(str(name) for name in names if name)
 
 
-def common_parts(content: Mapping[str, Any]) -> tuple[str, ...]:
+def common_parts(content: Mapping[str, Any]) -> Iterator[str]:
     """Name the other fields that the VMs would share, in words for people."""
-    spec: _VmiSpec | None
-    if content["kind"] == "VirtualMachine":
-        template = _read(content["spec"], _TemplateVmSpec).template
-        spec = template.spec if template else None
-    else:
-        spec = _read(content["spec"], _VmiSpec)
-    return () if spec is None else tuple(_parts(spec))
-
-
-def _parts(spec: _VmiSpec) -> Iterator[str]:
-    domain = spec.domain or _TemplateDomain()
-    devices, firmware = domain.devices or _Devices(), domain.firmware or _Firmware()
-    read_only = {disk.name for disk in devices.disks or () if disk.cdrom is not None}
-    for volume in spec.volumes or ():
-        claim, data_volume = volume.persistent_volume_claim, volume.data_volume
-        if volume.name in read_only:
+    spec = _at(content, *(("spec", "template") if content["kind"] == "VirtualMachine" else ()), "spec")
+    disks = _items(spec, "domain", "devices", "disks")
+    read_only = {disk.get("name") for disk in disks if disk.get("cdrom") is not None}
+    for volume in _items(spec, "volumes"):
+        if volume.get("name") in read_only:
             continue
-        if claim is not None and claim.claim_name and not claim.read_only:
-            yield f"PersistentVolumeClaim {claim.claim_name}"
-        if data_volume is not None and data_volume.name:
-            yield f"DataVolume {data_volume.name}"
-    for interface in devices.interfaces or ():
-        if interface.mac_address:
-            yield f"MAC address {interface.mac_address}"
-    if firmware.uuid:
-        yield f"firmware UUID {firmware.uuid}"
-    if firmware.serial:
-        yield f"firmware serial number {firmware.serial}"
-
-
-def _read(content: object, kind: type[_T]) -> _T:
-    """Read the fields that this module needs; the API server refuses wrong shapes."""
-    try:
-        return msgspec.convert(content, kind)
-    except msgspec.ValidationError:
-        return kind()
+        claim, data_volume = volume.get("persistentVolumeClaim"), _at(volume, "dataVolume", "name")
+        if (name := _at(claim, "claimName")) and not _at(claim, "readOnly"):
+            yield f"PersistentVolumeClaim {name}"
+        if data_volume:
+            yield f"DataVolume {data_volume}"
+    for interface in _items(spec, "domain", "devices", "interfaces"):
+        if address := interface.get("macAddress"):
+            yield f"MAC address {address}"
+    for key, noun in (("uuid", "UUID"), ("serial", "serial number")):
+        if value := _at(spec, "domain", "firmware", key):
+            yield f"firmware {noun} {value}"
 
 
 @dataclass(frozen=True, slots=True)
