@@ -1,10 +1,10 @@
 """Edits of a JSON document, written down as the JSON Patch (RFC 6902) that makes them.
 
 Admission answers with a patch. The code that changes a document knows the change; finding that out again by
-comparing two whole documents cost a quarter of an admission. The document that is given stays as it is:
-what lies on the way to an edit is copied, the rest is shared.
+comparing two whole documents cost a quarter of an admission. The given document stays as it is: the objects
+on the way to an edit are copied, the others are shared.
 
-What is put into a value that the patch adds anyway is in that value, and needs no operation of its own.
+An edit inside a value that the patch adds changes that value, and needs no operation of its own.
 """
 
 from __future__ import annotations

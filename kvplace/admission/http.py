@@ -6,7 +6,7 @@ with one sentence. A decision is an `Admitted`, a refusal a raised KvplaceError.
 raw JSON until it is needed.
 
 A client that reaches the port may send reviews (docs/security.md). So each one is bounded, and they take
-turns: other work of the process runs after each, and large ones together take at most half of the time.
+turns: other work of the process runs after each, and large reviews together take at most half of the time.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def allow(uid: str, patch: Sequence[Operation], warnings: Sequence[str]) -> byte
     """Encode the response that allows a request; without operations the object stays unchanged."""
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     if patch:
-        # msgspec writes bytes as base64, which is what `patch` wants.
+        # msgspec writes bytes as base64, as `patch` needs them.
         response |= {"patchType": "JSONPatch", "patch": msgspec.json.encode(patch)}
     if warnings:
         response["warnings"] = list(warnings)
@@ -136,7 +136,7 @@ _log = logging.getLogger(__name__)
 _LONGEST = 2000
 """Most characters of a sentence in an answer and in the log; with valid names none is nearly as long."""
 _SHORT_S = 0.005
-"""What takes no longer is followed by no pause: ten times what the review of a usual VM takes."""
+"""No pause follows a shorter review; the review of a usual VM takes a tenth of this."""
 
 _Decide = Callable[[AdmissionRequest], Awaitable[Admitted]]
 

@@ -134,7 +134,7 @@ class AdmittedPodSpec(_AdmittedObject, frozen=True):
     ephemeral_containers: list[Editable] | None = None
     overhead: Quantities | None = None
     resources: AdmittedResources | None = None
-    """Of the pod as a whole; what its containers request must fit into it."""
+    """Of the pod as a whole; the requests of its containers must fit into it."""
     volumes: list[Volume] | None = None
     scheduler_name: str | None = None
     node_name: str | None = None

@@ -10,17 +10,17 @@ client can write them. A pod with options gets:
     kvplace.io/vm: 0        marker resource: kube-scheduler then calls the extender
     schedulerName           kvplace's scheduler, unless the pod names one
     CPU request             of all containers together the CPUs that the pod will own, so that kube-scheduler
-                            counts these and no more (`pod_resources`). What `kvplace.io/smt` require and
-                            isolate cost on top depends on the node and is not counted
+                            counts these and no more (see `size`). The cost of `kvplace.io/smt` require and
+                            isolate depends on the node and is not counted
     hook sidecar            a restartable init container, with the pod's results, a probe, small resources
 
 A pod with policy `none` gets the first two only: no scheduler asks for it, and it can get cores later.
 
 Some pods cannot be placed with any options: their node is already chosen, KubeVirt pins them itself, or
-they have no hook sidecar because their VMI is older than kvplace. For those `kvplace.io/on-failure`
+they have no hook sidecar because their VMI is older than kvplace. There `kvplace.io/on-failure`
 decides: `wait` refuses the pod with the reason (KubeVirt shows it and tries again), `float` lets it run
-unpinned with a warning. A live-migration target needs no sidecar (KubeVirt discards what hooks answer
-there) and is placed like any other pod.
+unpinned with a warning. A live-migration target needs no sidecar (KubeVirt discards the answers of
+hooks there) and is placed like any other pod.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ FORGEABLE = (PLACEMENT, REQUEST)
 """Results that are removed from pods without options, too. Their `cpu-map` stays: another scheduler may use
 it."""
 _NOT_KEPT = (*RESULTS, PLACE_AGAIN, VM_SIZE)
-"""What does not stay on a pod with a request, which has the size in it."""
+"""Annotations that are removed from a pod with a request; the request contains the size."""
 
 _DEFAULT_SCHEDULER = "default-scheduler"
 MAX_CONTAINERS = 1024
-"""Most containers of a pod, init and ephemeral ones included.
+"""Most containers of a pod, init and ephemeral containers included.
 
 No kubelet can run many more: spec and status of one take some 650 bytes of the pod at least, and etcd stores
 at most 1.5 MiB of an object (`--max-request-bytes`), which is reached with about 2,400.

@@ -1,15 +1,15 @@
 """The hook sidecar: its mark on the VMI, and its container in the pod.
 
 There are two front ends. With `annotation` KubeVirt creates the container from the entry in the annotation
-`hooks.kubevirt.io/hookSidecars`, which cannot ask for volumes, probes or resources. Pod admission adds those:
-the results on the pod as files, a folder that is libvirt's folder for hooks in the container of QEMU (see
-`hook/arrivals.py`), the node's name, and a probe that holds the VM until its placement is there and in
+`hooks.kubevirt.io/hookSidecars`, which has no fields for volumes, probes and resources. Pod admission adds
+them: the results on the pod as files, a folder that is libvirt's folder for hooks in the container of QEMU
+(see `hook/arrivals.py`), the node's name, and a probe that holds the VM until its placement is there and in
 effect.
 
-KubeVirt puts the container beside that of QEMU, where it keeps the pod running until KubeVirt asks it to
-end; a killed virt-launcher sends it nothing. So pod admission makes a restartable init container of
-it. The kubelet ends such a container when the others have ended, for any reason, and starts those only
-after its startup probe has passed.
+KubeVirt puts the container beside the container of QEMU, where it keeps the pod running until KubeVirt asks
+it to end; a killed virt-launcher sends it nothing. So pod admission makes a restartable init container of it.
+The kubelet ends such a container when the others have ended, for any reason, and starts the others only after
+its startup probe has passed.
 
 With `plugin` the VMI gets a label. Where the pod has it and KubeVirt's volume for sockets of Plugins, pod
 admission adds the same container itself, and a Plugin calls it. A VMI never has both: KubeVirt would wait for
@@ -132,9 +132,9 @@ def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str, image: str) -> N
 
     A pod that needs the container for a Plugin gets one of `image`.
 
-    One that is an init container stays at its place among them, so that webhooks that run after each other
-    do not move it in turn. Another goes to the end: what earlier init containers request does not add to what
-    it does.
+    A sidecar that is an init container already stays at its place, so that webhooks that run after each other
+    do not move it in turn. Any other goes to the end: the requests of earlier init containers do not add to
+    its own.
 
     Raises Misconfigured when the name of a volume of ours is taken, or when there is no other container.
     """
@@ -229,8 +229,8 @@ def _complete_container(container: EditedObject) -> None:
     present = container.get("startupProbe")
     if not isinstance(present, dict) or present.get("exec") != _STARTUP_PROBE["exec"]:
         container.put("startupProbe", _STARTUP_PROBE)
-    # KubeVirt sets equal requests and limits on Guaranteed pods, or what its operator configured for
-    # sidecars; both take precedence over ours.
+    # KubeVirt sets equal requests and limits on Guaranteed pods, or the resources that its operator has
+    # configured for sidecars; both take precedence over ours.
     resources = container.get("resources") or {}
     if not resources.get("requests") and not resources.get("limits"):
         container.put("resources", {**resources, **_RESOURCES})

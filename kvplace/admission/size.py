@@ -8,8 +8,8 @@ The size of a plain pod is the sum of its containers' CPU limits, which must be 
 any or no limit. Containers without a CPU limit are not counted.
 
 Devices are counted by the resource of their device plugin. A pod states all of them: virt-controller adds the
-devices of the VM to its compute container, also those from the NetworkAttachmentDefinition of an SR-IOV
-network. A VMI states GPUs and host devices only.
+devices of the VM to its compute container, also the devices of an SR-IOV network's
+NetworkAttachmentDefinition. A VMI states GPUs and host devices only.
 
 The containers of a VM's pod together request the CPUs that the VM will own: a node without an unowned CPU
 must be exactly full for kube-scheduler, too. So the compute container requests these CPUs less the requests
@@ -153,7 +153,7 @@ def _page_size(domain: VmiDomain, at: str) -> Bytes | None:
 
 
 def _io_threads(domain: VmiDomain, at: str) -> int:
-    """Count QEMU's I/O threads: dedicated ones, and the ones that other disks share by the policy."""
+    """Count QEMU's I/O threads: dedicated threads, and threads that other disks share by the policy."""
     policy = domain.io_threads_policy
     disks = (domain.devices.disks if domain.devices else None) or []
     dedicated = sum(1 for disk in disks if disk.dedicated_io_thread)
@@ -261,7 +261,7 @@ def devices_of_containers(containers: Iterable[AdmittedContainer], what: str) ->
 
 
 def devices_of_domain(domain: VmiDomain, what: str) -> dict[ResourceName, int]:
-    """Count the devices that a VMI names; those of SR-IOV networks and ResourceClaims are not among them."""
+    """Count the devices that a VMI names, without the devices of SR-IOV networks and ResourceClaims."""
     if domain.devices is None:
         return {}
     named = [*(domain.devices.gpus or ()), *(domain.devices.host_devices or ())]
@@ -296,14 +296,14 @@ def _checked(counts: Mapping[str, int], what: str) -> dict[ResourceName, int]:
 
 
 _LEAST = Fraction(1, 10)
-"""What a container requests at least of each CPU that the pod requests: KubeVirt's own default for a vCPU."""
+"""The least request of a container for each CPU of the pod: KubeVirt's own default for a vCPU."""
 
 
 def request_marker(spec: EditedObject) -> None:
     """Add the marker resource to the first container, so that kube-scheduler calls the extender.
 
-    None of it: its name is all that matters to the extender's configuration, and kube-scheduler checks what
-    a pod requests of an extended resource on every node, slowly, even where it is configured to ignore it.
+    The amount is 0: the extender's configuration needs only the name, and kube-scheduler checks each request
+    of an extended resource on every node, slowly, even where it is configured to ignore the resource.
     """
     resources = spec.list("containers").object(0).object("resources")
     for kind in ("requests", "limits"):
@@ -337,7 +337,7 @@ def request_cpus(after: EditedObject, request: Request, size: VmSize | PodSize, 
 def _raise_request_of_all(after: EditedObject, what: str) -> None:
     """Let the pod as a whole request no less than its containers, as the API server wants it.
 
-    The API server has set this request itself, from what the containers requested before.
+    The API server has set this request itself, from the former requests of the containers.
     """
     spec = typed(after.values, Pod).spec
     whole = spec.resources or AdmittedResources()
@@ -357,7 +357,7 @@ def _raise_request_of_all(after: EditedObject, what: str) -> None:
 def _request_rest(
     edited: EditedObject, compute: AdmittedContainer, spec: AdmittedPodSpec, request: Request, what: str
 ) -> list[str]:
-    """Let compute request what the whole pod must, less what all other containers request."""
+    """Let compute request the CPUs of the whole pod, less the requests of all other containers."""
     least = Fraction(request.least_millicores, 1000)
     resources = edited.object("resources")
     limit = compute.limited.get("cpu")

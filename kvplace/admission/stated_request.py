@@ -1,8 +1,8 @@
 """The request that a VM, VMI or pod states, as admission would store it: for commands before admission.
 
 KubeVirt writes size and annotations of an instancetype on the VMI before kvplace's admission sees it. A file
-that contains the VM and its instancetype has all that decides the cores: `expanded` writes the instancetype
-out, as `virtctl expand` does it. Source in KubeVirt: pkg/instancetype/apply.
+with the VM and its instancetype contains everything that decides the cores: `expanded` writes the
+instancetype out, as `virtctl expand` does. Source in KubeVirt: pkg/instancetype/apply.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DOMAIN_FIELDS = ("ioThreadsPolicy", "ioThreads")
 
 
 def stated_request(document: Mapping[str, Any], *, namespace: str = "") -> PodRequest | None:
-    """Read what an object asks for; None where it asks for no cores (no annotations, or policy `none`).
+    """Read the request of an object; None where it requests no cores (no annotations, or policy `none`).
 
     Raises BadAnnotation, BadBody or Misconfigured where admission would refuse the object, and BadBody for
     another kind of object.
@@ -196,6 +196,6 @@ def _conflict(field: str, name: str) -> Misconfigured:
 
 
 def _mapping(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a field that should be a mapping; what is not one is refused where the VM itself is read."""
+    """Return a field that should be a mapping; reading the VM itself refuses any other value."""
     value = content.get(key)
     return value if isinstance(value, Mapping) else {}

@@ -6,7 +6,7 @@
   annotation stays correct. A VMI without options is not changed, and one with policy `none` gets no sidecar.
 * A VM meets the checks that its VMI would meet later, so `kubectl apply` reports a mistake, not an event. The
   VM is never changed.
-* Edited options of a VMI are checked like new ones, and the VMI is marked for the controller: the label
+* Edited options of a VMI are checked like new options, and the VMI is marked for the controller: the label
   `kvplace.io/edited` makes `serve` watch it, so that VMIs that no user edits cost nothing. A changed size
   (CPUs or disks were plugged in) is written down again.
 """

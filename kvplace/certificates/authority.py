@@ -1,6 +1,6 @@
 """kvplace's own CA and the two certificates that it signs: pure, apart from making keys.
 
-A certificate is renewed when a third of its time is left, or when it is not what an installation needs:
+A certificate is renewed when a third of its time is left, or when it does not suit the installation:
 another name, another CA, a key that does not belong to it. The CA gets a successor with a new key when a
 third of its time is left. For the first half of that time the successor is only published, so that all
 programs trust it before it signs: kube-scheduler reads the CA once, at its start. From then on it signs, and
@@ -40,10 +40,10 @@ _UNREADABLE = (
     *(KeyError, ValueError, TypeError, UnsupportedAlgorithm),
     *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
 )
-"""What the library raises for a Secret that holds no certificate, no key, or damaged ones."""
+"""The errors of the library for a Secret without a certificate or key, or with a damaged one."""
 
 Stored = Mapping[str, bytes]
-"""What a Secret holds."""
+"""The content of a Secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Pair:
         return self.certificate.public_bytes(Encoding.PEM)
 
     def document(self, authority: bytes) -> dict[str, bytes]:
-        """Return what a Secret holds of it, with the certificate of the CA that clients trust."""
+        """Return the content of its Secret, with the certificate of the CA that clients trust."""
         key = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         return {CERTIFICATE: self.pem, KEY: key, AUTHORITY: authority}
 
@@ -105,9 +105,9 @@ class Authority:
 
     signer: Pair
     successor: Pair | None = None
-    """What will sign; published already."""
+    """The next signer; it is published already."""
     previous: x509.Certificate | None = None
-    """What has signed before, until it ends."""
+    """The former signer, until it ends."""
 
     @classmethod
     def read(cls, stored: Stored) -> Self | None:
@@ -237,7 +237,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _key_identifier(authority: Pair) -> x509.SubjectKeyIdentifier:
-    """Return by what a CA names its key: OpenSSL wants the same in all certificates that it has signed."""
+    """Return the key identifier of a CA: OpenSSL wants the same in all certificates that it has signed."""
     try:
         return authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     except x509.ExtensionNotFound:

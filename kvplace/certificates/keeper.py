@@ -1,7 +1,7 @@
 """`kvplace certificates`: keeps the Secrets of an installation filled, and the webhooks trusting them.
 
-Every check is complete and repeatable: what is missing is made, what is due is renewed, what is right is left
-alone. Two keepers at once do no harm: each write names the version that it was decided on.
+Every check is complete and repeatable: it makes missing certificates, renews due ones, and changes nothing
+else. Two keepers at once do no harm: each write names the version that it was decided on.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CertificateStore(Protocol):
     async def write_secret(
         self, namespace: str, name: str, content: Mapping[str, bytes], before: Secret | None
     ) -> None:
-        """Create a Secret, or replace the content of the one that is as `before`; raises Conflict."""
+        """Create a Secret, or replace its content where it is still `before`; raises Conflict."""
 
     async def trust_webhooks(self, authority: bytes) -> str:
         """Let the API server trust our webhooks by this CA; returns the remaining work, or nothing."""
@@ -85,7 +85,7 @@ class Keeper:
         check_every_s: float = 60.0,
         again_after_s: float = 2.0,
     ) -> None:
-        """`now` decides what is due; `readiness` turns good with the first check that finds all in place."""
+        """`now` decides which renewals are due; `readiness` turns good once a check finds all in place."""
         self._store = store
         self._names = names
         self._readiness = readiness
@@ -107,7 +107,7 @@ class Keeper:
             await asyncio.sleep(pause)
 
     async def look(self) -> str:
-        """Make, renew and publish what is due, and state what is still to come, if anything.
+        """Make, renew and publish the due certificates, and name the remaining obstacle, if any.
 
         Webhooks may be applied later than this process. Raises Conflict when another writer was first.
         """

@@ -112,7 +112,7 @@ class ClaimsByNode:
         return tuple(sorted(filter(None, self._nodes)))
 
     def on_node(self, machine: str, wanted: str | None) -> NodeClaims:
-        """Return the claims on the wanted node, else on the one with the machine's name; raises BadBody."""
+        """Return the claims on the wanted node, else on the node with the machine's name; raises BadBody."""
         name = self._chosen(machine) if wanted is None else self._checked(wanted)
         owners: dict[CpuId, PodUid] = {}
         claims: dict[PodUid, Claim] = {}
@@ -186,7 +186,7 @@ Json = Mapping[str, Any]
 def read_placements(source: str, machine: str, fingerprint: str, *, node: str | None = None) -> NodeClaims:
     """Read a file, or stdin for `-`, for the machine of that name and fingerprint; raises BadBody.
 
-    `node` chooses one of several nodes; without it that is the one with the machine's name.
+    `node` chooses one of several nodes; by default it is the node with the machine's name.
     """
     return read_claims(source, fingerprint).on_node(machine, node)
 

@@ -202,7 +202,9 @@ _CLUSTER = (
         help="Longest wait for one answer of the API server, for example 30s.",
     ),
     click.option("--as", "as_user", metavar="USER", help="Act as this user, if you may."),
-    click.option("--as-group", "as_groups", metavar="GROUP", multiple=True, help="And as of this group."),
+    click.option(
+        "--as-group", "as_groups", metavar="GROUP", multiple=True, help="Act as a member of this group, too."
+    ),
 )
 _NAMESPACED = (
     click.option(
@@ -211,7 +213,7 @@ _NAMESPACED = (
         metavar="NAME",
         callback=_read_namespace,
         shell_complete=complete_namespace,
-        help="Default: that of the context, else default.",
+        help="Default: the namespace of the context, else default.",
     ),
 )
 _EVERYWHERE = (click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces."),)

@@ -161,7 +161,7 @@ def answer_kubectl() -> None:
         directive = _WORD_GOES_ON
     sys.stdout.write("\n".join([*lines, directive]) + "\n")
     sys.stdout.flush()
-    # Nothing is left to be done, and a shell waits: leave without tearing down what was imported.
+    # Nothing is left to be done, and a shell waits: leave without tearing down the imported modules.
     os._exit(0)
 
 

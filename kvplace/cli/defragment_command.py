@@ -48,7 +48,7 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
 
     Only VMs with kvplace.io/movable move: "true" inside their node, "nodes" also to other nodes by live
     migration. Each move brings a VM together on fewer sockets or NUMA nodes, or it frees places for later VMs
-    with at least as many CPUs as the VM has. No VM gets worse cores than it has.
+    with at least as many CPUs as the VM has. No VM gets worse cores.
 
     Ctrl-C ends the search, or the command after the present move. Call it again to continue from there.
 

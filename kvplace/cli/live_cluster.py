@@ -67,7 +67,7 @@ class OneSentence(logging.Handler):
 
 @contextlib.contextmanager
 def outages_in_one_sentence(server: str) -> Iterator[None]:
-    """Report it of the watches that run in the block, instead of what they log."""
+    """Report outages of the watches that run in the block, instead of their log lines."""
     logger = logging.getLogger(list_watch.__name__)
     handler, propagates = OneSentence(server), logger.propagate
     logger.addHandler(handler)
@@ -216,7 +216,7 @@ _GROUP = msgspec.json.Decoder(_Group)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ACTION: ContextVar[Callable[[], None] | None] = ContextVar("action", default=None)
-"""What a signal does at the moment; None where the loop does not take signals."""
+"""The action of a signal at the moment; None where the loop does not take signals."""
 
 
 def run_until_interrupt(main: Coroutine[Any, Any, T]) -> T:

@@ -1,7 +1,7 @@
 """The command `kvplace`, also installed as `kubectl kvplace`.
 
 Answers go to stdout, messages to stderr. A user's mistake is reported in one sentence; `core.errors` gives
-its exit code. Each command is a module that is imported when it is called and imports what it needs when it
+its exit code. A command's module is imported when the command is called, and imports other packages when it
 runs: help and completion stay quick, and a command that needs no cluster never loads a Kubernetes client.
 """
 
@@ -100,7 +100,7 @@ class _Commands(Commands):
 )
 @click.version_option(__version__, "--version", message="kvplace %(version)s")
 def cli() -> None:
-    """Give KubeVirt VMs the right physical CPU cores, and show which VM has which."""
+    """Give KubeVirt VMs the right physical CPU cores, and show the cores of each VM."""
 
 
 def _complete_words(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if not isinstance(error, BrokenPipeError):
             where = error.filename or "stdin or stdout"
             _failed(f"{where} cannot be read or written: {error.strerror or error}", ExitCode.FAILED)
-        # What is left in the buffer must not make the interpreter complain when it exits.
+        # The rest of the buffer must not make the interpreter complain when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.FAILED
     sys.exit(code)

@@ -60,8 +60,8 @@ class StatedVm:
 def stated_vms(manifests: Sequence[tuple[str, Json]]) -> tuple[StatedVm, ...]:
     """Read the VMs, VMIs and pods among objects with their places, in their order.
 
-    One that requests no cores is left out and reported on stderr. Raises BadBody for what admission would
-    refuse, and where no VM is left.
+    An object that requests no cores is left out and reported on stderr. Raises BadBody for an object that
+    admission would refuse, and where no VM is left.
     """
     beside = [content for _, content in manifests]
     found: list[StatedVm] = []
@@ -100,7 +100,7 @@ def stated_vms(manifests: Sequence[tuple[str, Json]]) -> tuple[StatedVm, ...]:
 def stated_vm(document: Mapping[str, Any], where: str = "") -> StatedVm | None:
     """Read one VM, VMI or pod, expanded by its instancetype; None where it requests no cores.
 
-    Raises KvplaceError for what admission would refuse.
+    Raises KvplaceError where admission would refuse it.
     """
     stated = stated_request(document)
     if stated is None:

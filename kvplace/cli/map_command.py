@@ -115,7 +115,7 @@ def _claims_on_line(context: click.Context) -> ClaimsByNode | None:
     "--node",
     metavar="NAME",
     shell_complete=_complete_node,
-    help="The node of --placements to draw (default: the only one, or the one with the machine's name).",
+    help="The node of --placements to draw (default: the only node, or the node with the machine's name).",
 )
 @click.option("--all", "everything", is_flag=True, help="All nodes of the live cluster, a line for each.")
 @click.option("--live", is_flag=True, help="FILE is a node of the live cluster; --context etc. imply it.")
@@ -274,7 +274,7 @@ def _draw(drawing: CoreMap, form: Form, file: TextIO) -> None:
 
 
 def names_a_node(machine: str) -> bool:
-    """Whether the name is that of a node: it is neither a file nor a server type, and there is a kubeconfig.
+    """Whether a node has this name: it is neither a file nor a server type, and there is a kubeconfig.
 
     Without a kubeconfig a likely typo of a server type names no node; raises Absent for any other name.
     """
@@ -300,7 +300,7 @@ def names_a_node(machine: str) -> bool:
 
 
 def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
-    """Read one node and draw it; raises KvplaceError with the reason why there is nothing to draw."""
+    """Read one node and draw it; raises KvplaceError with the reason where nothing can be drawn."""
     from kvplace.cli.live_cluster import LiveCluster
     from kvplace.core.scalars import NodeName
     from kvplace.core.strict_json import did_you_mean

@@ -72,9 +72,9 @@ def document_text(document: object, output: Output) -> str:
 
 
 def plain(text: str) -> str:
-    """Write a text in one line that a terminal only shows: others may have written it.
+    """Write a foreign text in one line that a terminal only shows.
 
-    What else it would act on becomes an escape sequence of Python.
+    Characters that a terminal would act on become escape sequences of Python.
     """
     return _ACTED_ON.sub(
         lambda found: found[0].encode("unicode_escape").decode("ascii"), _BREAKS.sub(" ", text)
@@ -100,7 +100,7 @@ def print_message(text: str) -> None:
     try:
         click.echo(text, err=True)
     except OSError:
-        # What is left in the buffer must not make the interpreter complain when it exits.
+        # The rest of the buffer must not make the interpreter complain when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
@@ -185,7 +185,7 @@ class Column(Generic[T]):
 
 
 def chosen_columns(columns: Iterable[Column[T]], *, wide: bool) -> tuple[Column[T], ...]:
-    """Choose the columns of an answer, those of `wide` behind the others."""
+    """Choose the columns of an answer; the columns of `wide` come last."""
     chosen = [column for column in columns if wide or not column.wide]
     return tuple(sorted(chosen, key=lambda column: column.wide))
 

@@ -36,10 +36,10 @@ def names_and_files(names: list[str], begun: str) -> list[CompletionItem]:
 
 
 class Words(click.Choice[str]):
-    """One of several words."""
+    """A choice of words."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """Name the words, and the one that is probably meant."""
+        """Name the words, and the likely correction of a typo."""
         known = super().get_invalid_choice_message(value, ctx).removesuffix(".")
         return f"{known}{did_you_mean(value, self.choices)}"
 
@@ -49,7 +49,7 @@ class Words(click.Choice[str]):
 
 
 class Commands(click.Group):
-    """A group of commands that suggests the one that was probably meant."""
+    """A group of commands that suggests a command for a misspelt one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -82,7 +82,7 @@ _STDIN = "kvplace.stdin"
 
 
 class InputFile(click.ParamType[str]):
-    """A file or folder that is read, by its name; `-` is stdin. Whether it can be read, its reader states."""
+    """A file or folder that is read, by its name; `-` is stdin. Its reader checks whether it can be read."""
 
     name = "file"
 
@@ -100,9 +100,9 @@ class InputFile(click.ParamType[str]):
 
 
 def take_stdin(context: click.Context, what: str, form: str = "") -> None:
-    """Read stdin for an option, by its name; raises UsageError when another one does, too.
+    """Read stdin for an option, by its name; raises UsageError where another option reads it, too.
 
-    Prints on a terminal what is waited for and its `form`, since the program seems to hang.
+    On a terminal it names the expected input and its `form`, since the program seems to hang.
     """
     other = context.meta.setdefault(_STDIN, what)
     if other != what:
@@ -118,7 +118,7 @@ _NONE_NAMED = ""
 
 
 def example_option(*names: str) -> Callable[[_Function], _Function]:
-    """Add `--example` to a command that reads these documents; of several, its value names the one."""
+    """Add `--example` to a command that reads these documents; its value chooses one of several."""
 
     def show(context: click.Context, _option: click.Parameter, value: str | bool | None) -> None:
         if not value or context.resilient_parsing:
@@ -200,7 +200,7 @@ def machine_argument(complete: _Completer = complete_machine) -> Callable[[_Func
 
 
 def chosen_machine(name: str | None, *, reserved: str | None = None, state: str | None = None) -> Machine:
-    """Find a machine, set its reserved CPUs and those of the kubelet's `state` file, and report its notes."""
+    """Find a machine, set its reserved CPUs and the CPUs of the kubelet's `state`, and report its notes."""
     from kvplace.documents.reading import read_text, source_name
     from kvplace.machines.machine import find_machine
 
@@ -221,7 +221,7 @@ class Answer(Enum):
     LIST = (Output.TABLE, Output.WIDE, Output.JSON, Output.YAML, Output.NAME)
     """Objects that have names."""
     REPORT = (Output.TABLE, Output.WIDE, Output.JSON, Output.YAML)
-    """What was found out. Where there is nothing more to show, `wide` is the same as `table`."""
+    """Findings. Where there is nothing more to show, `wide` is the same as `table`."""
     DOCUMENT = (Output.JSON, Output.YAML, Output.NAME)
     """One document for other programs."""
 
@@ -301,7 +301,7 @@ def process_options(*, health_address: str) -> Callable[[_Function], _Function]:
             click.option(
                 "--kubeconfig",
                 type=click.Path(path_type=Path, dir_okay=False),
-                help="Default: the pod's service account, else the user's own.",
+                help="Default: the pod's service account, else the user's kubeconfig.",
             ),
         ):
             command = option(command)

@@ -41,7 +41,7 @@ _MILLION = 1_000_000
     "manifests", "A manifest with VMs, VMIs or pods, and with the instancetypes that they name; - for stdin."
 )
 @topology_option(
-    "The machine: a file, a server type, or / for this one; `kvplace topology --help` lists all forms.",
+    "The machine: a file, a server type, or / for this machine; `kvplace topology --help` lists all forms.",
     required=True,
 )
 @click.option("--free", metavar="CPUS", help="Only these CPUs are free, for example 2-15,34-47.")
@@ -76,7 +76,7 @@ def command(
     cpu_manager_state: str | None,
     output: Output,
 ) -> int:
-    """Show which CPUs of a machine VMs would get: those of manifests, or requests on stdin.
+    """Show which CPUs of a machine the VMs of manifests, or of requests on stdin, would get.
 
     \b
     kvplace place -f vm.yaml --topology 2x-epyc-9354
@@ -89,12 +89,12 @@ def command(
     \b
     {"id": "db", "vcpus": 8, "cpuSet": "one-numa", "policy": "exclusive", "smt": "prefer",
      "memory": "8Gi", "hugepages": {"1Gi": 8}, "free": "0-15"}      only vcpus is required
-    {"release": "db"}                                               frees what --keep has kept
+    {"release": "db"}                                               frees the CPUs that --keep has kept
 
     Each line is answered before the next one is read. `kvplace schema request` lists the keys and their
     values. A request without an id is called request-N, where N is the number of its line.
 
-    Ctrl-C ends a long search for moves with the best ones so far, and exit code 130; no more lines are read.
+    Ctrl-C ends a long search for moves with the best moves so far, and exit code 130; no more lines are read.
 
     Exit code 0 when every request was placed, 3 when none was, 4 when some were; 2 when a line was invalid.
     """  # noqa: D301 - click needs the literal backslash

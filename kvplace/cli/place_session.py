@@ -40,7 +40,7 @@ from kvplace.core.topology import Topology
 
 MAX_LINE_BYTES = 1024 * 1024
 """A line of this length or more is not read as a request."""
-INTERRUPTED = "the search for moves was interrupted; a longer one may find better ones"
+INTERRUPTED = "the search for moves was interrupted; a longer search may find better moves"
 """Marks an answer from a search that was ended early."""
 _LINE = "the line"
 """How errors about a whole line begin."""
@@ -95,7 +95,7 @@ class PlaceSession:
         thorough: bool = False,
         explain: bool = True,
     ) -> None:
-        """Start with no VM on the machine; `devices` are the free ones then.
+        """Start with no VM on the machine; `devices` are the free devices then.
 
         `free` are the CPUs for requests that do not name their own, all of them by default; `foreign` CPUs
         are never given out. `make_room` lets kept VMs move, and `thorough` searches 100 times as long for
@@ -163,8 +163,7 @@ class PlaceSession:
     ) -> PlaceAnswer:
         """Place one VM; raises BadBody where a kept VM has this `uid`.
 
-        `only` are the free CPUs where they are not those of the session; `name` is the id in the answer,
-        `uid` unless given.
+        `only` replaces the free CPUs of the session; `name` is the id in the answer, by default `uid`.
         """
         name = uid if name is None else name
         if uid in self._kept:
@@ -243,7 +242,7 @@ class PlaceSession:
         return find_suggestions(self._topology, free, request, movable, only=only)
 
     def _take(self, uid: str, request: Request, placement: Placement, moves: tuple[Move, ...]) -> None:
-        """Claim the CPUs of each move in turn, then those of the new VM: the ledger refuses a taken CPU."""
+        """Claim the CPUs of each move in turn, then of the new VM: the ledger refuses a taken CPU."""
         self._suggest.cache_clear()
         for move in moves:
             self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(PodUid(move.id), move.after),)))

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     "--cluster",
     type=InputFile(),
     metavar="FILE",
-    help="The cluster document, - for stdin (see `kvplace schema cluster`); default: six nodes to try it on.",
+    help="The cluster document, - for stdin (see `kvplace schema cluster`); default: six example nodes.",
 )
 @click.option(
     "--live", is_flag=True, help="Plan on the cluster of the kubeconfig; --context and others imply it."

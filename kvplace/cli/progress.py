@@ -1,8 +1,8 @@
 """Progress of a long command on stderr, and Ctrl-C that ends it with the result so far.
 
-A bar on a terminal, else a line every few seconds; nothing for a command that is done at once. What works
-calls `show` whenever it comes to its next piece, and ends early when the answer is False. The second Ctrl-C
-ends the command at once, without an answer.
+A bar on a terminal, else a line every few seconds; nothing for a command that is done at once. The working
+code calls `show` at each next piece, and ends early when the answer is False. The second Ctrl-C ends the
+command at once, without an answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 QUIET_S = 1.0
-"""What ends sooner shows nothing."""
+"""A shorter command shows nothing."""
 _BAR_INTERVAL_S = 0.1
 _LINE_INTERVAL_S = 3.0
 
@@ -30,7 +30,7 @@ class Progress:
     """Shows progress and watches for Ctrl-C while its block runs."""
 
     def __init__(self, what: str, total: int, unit: str) -> None:
-        """`what` is being done with `total` pieces, each a `unit`."""
+        """`what` names the work on `total` pieces; each piece is a `unit`."""
         self._what = what
         self._total = total
         self._unit = unit
@@ -58,7 +58,7 @@ class Progress:
             self._bar[0].stop()
 
     def show(self, done: int, now: str = "") -> bool:
-        """State how many pieces are done, and what is done `now`; False once the command is to end."""
+        """Show the number of done pieces, and the present stage; False once the command is to end."""
         if not self.interrupted and time.monotonic() >= self._next:
             if sys.stderr.isatty():
                 self._draw(done, now)

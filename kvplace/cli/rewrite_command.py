@@ -85,7 +85,7 @@ def _placement(path: str) -> PodPlacement:
     if not lines:
         raise BadBody(f"{what} is empty; give one answer of `kvplace place -o json`")
     if len(lines) > 1 and all(line.startswith("{") and line.endswith("}") for line in lines):
-        raise BadBody(f"{what} contains {len(lines)} answers; give the one of this VM only")
+        raise BadBody(f"{what} contains {len(lines)} answers; give the answer for this VM only")
     document = json_object(text, what=what)
     if "refusal" in document:
         raise BadBody(f"{what} contains a refusal: there are no CPUs to pin the VM to")

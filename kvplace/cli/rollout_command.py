@@ -73,7 +73,7 @@ def command() -> None:
 @click.option("--count", type=click.IntRange(1), help="VMs to make from each template (default: one).")
 @click.option("--names", type=InputFile(), metavar="FILE", help="Make one VM for each name in a list.")
 @click.option("--name", help="Name of the rollout; its VMs' names begin with it (default: the template's).")
-@click.option("--waves", help="Sizes of the first waves, for example 1,10%; each waits for the one before.")
+@click.option("--waves", help="Sizes of the first waves, for example 1,10%; each waits for the wave before.")
 @click.option(
     "--max-in-flight",
     type=click.IntRange(1),
@@ -109,8 +109,8 @@ def create(
 ) -> int:
     """Plan VMs on the cluster, create them after a confirmation, and wait until they are pinned.
 
-    The plan is a forecast from what is free now: other pods may take the CPUs first. VMs that will not fit
-    are not created and count as failed; `kvplace rollout resume` creates them later.
+    The plan is a forecast from the CPUs that are free now: other pods may take them first. VMs that will not
+    fit are not created and count as failed; `kvplace rollout resume` creates them later.
 
     Ctrl-C stops the rollout; created VMs stay, and `kvplace rollout resume` continues.
 

@@ -40,7 +40,7 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     is_eager=True,
     expose_value=False,
     callback=_read_config,
-    help="Settings in YAML or JSON (see `kvplace schema serve`); a flag that is given wins.",
+    help="Settings in YAML or JSON (see `kvplace schema serve`); a flag on the command line wins.",
 )
 @example_option("serve")
 @click.option(
@@ -111,7 +111,7 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     type=Words(["decide", "advise"]),
     default="decide",
     show_default=True,
-    help="Whether filter answers with the one best node or with all that fit.",
+    help="Whether filter answers with the best node only, or with all nodes that fit.",
 )
 @click.option(
     "--nominate-from-nodes",

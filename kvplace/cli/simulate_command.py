@@ -43,7 +43,7 @@ def command(scenario: str | None, output: Output) -> int:
     at the end, and how much was stranded: free CPUs without memory for them, free memory without CPUs.
 
     Equal scenarios give equal reports, except for times. Refused VMs are part of the answer: the exit code
-    is 0. Ctrl-C ends early, with the report of what was run, and exit code 130.
+    is 0. Ctrl-C ends early, with the report of the simulations so far, and exit code 130.
     """
     from kvplace.simulate.scenario import load_scenario
     from kvplace.simulate.simulation import report_document, simulate
@@ -139,7 +139,7 @@ def _print_demo(report: DemoReport, out: Console) -> None:
         "hook, as in a cluster.",
         highlight=False,
     )
-    _print_rule(out, f"{drawing.name}, one of the servers: which VM has which core")
+    _print_rule(out, f"{drawing.name}, one of the servers, with the VMs on its cores")
     print_map(out, drawing, compact=True)
     example = report.example(drawing.name)
     if example is not None:

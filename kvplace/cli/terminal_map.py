@@ -13,8 +13,8 @@ mark for each thread:
 `!` behind a mark is a conflict or drift, explained below the map. `*` behind the name of a box means that
 the rest of it is in another box: the levels of a machine need not nest.
 
-The VMs are named below, in a table, or in a few lines for each VM where a table is too wide. A name is what
-one searches for. It is broken only where no line of the terminal can hold it.
+The VMs are named below, in a table, or in a few lines for each VM where a table is too wide. Users search for
+names, so a name is broken only where no line of the terminal can hold it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def names_of_vms(drawing: CoreMap) -> Columns:
 
 
 def legend(drawing: CoreMap, width: int, *, wide: bool) -> Table:
-    """Name the VMs with their CPUs and, where they are known, those of QEMU's own threads.
+    """Name the VMs with their CPUs and, where they are known, the CPUs of QEMU's own threads.
 
     `wide` adds their memory and huge pages.
     """

@@ -1,4 +1,4 @@
-"""`kvplace topology`: the machine of a file; `kvplace describe-node`: that of a node without an agent."""
+"""`kvplace topology`: the machine of a file; `kvplace describe-node`: a node without an agent."""
 
 from __future__ import annotations
 
@@ -195,13 +195,13 @@ _MANAGER = "kvplace-describe-node"
     "you may get nodes/proxy, else the core of the lowest CPU).",
 )
 @click.option(
-    "--image", metavar="IMAGE", help="An image with the command kvplace (default: that of `serve`)."
+    "--image", metavar="IMAGE", help="An image with the command kvplace (default: the image of `serve`)."
 )
 @click.option(
     "--pod-namespace",
     metavar="NAME",
     shell_complete=complete_namespace,
-    help="Namespace of the pod (default: that of `serve`).",
+    help="Namespace of the pod (default: the namespace of `serve`).",
 )
 @click.option(
     "--timeout",
@@ -225,7 +225,7 @@ def describe_node(
 ) -> None:
     """Read the sockets, NUMA nodes, caches, cores and memory of a node that has no agent.
 
-    A pod without token, volumes and privileges runs on the node for a moment, prints what it sees in sysfs
+    A pod without token, volumes and privileges runs on the node for a moment, prints its view of sysfs
     and is deleted. Without --apply the NodeTopology is printed; with it you write it to the cluster, by
     server-side apply. It then stays as it is until you describe the node again: after new memory, huge pages
     or CPUs.

@@ -105,7 +105,7 @@ def vm_columns(now: Callable[[], datetime], *, with_namespace: bool) -> tuple[Co
 
 
 def _devices(vm: VmView) -> str:
-    """Write the devices of a VM and whether they are local; before their report, the requested ones."""
+    """Write the devices of a VM and whether they are local; the requested devices before the report."""
     if vm.devices is not None:
         return ", ".join(device_phrases(vm.devices)) or NOTHING
     wanted = {} if vm.request is None else vm.request.request.devices

@@ -45,8 +45,8 @@ def command(
     """Show the cluster in a browser: its nodes, core maps and VMs.
 
     Serves the pages on 127.0.0.1 until Ctrl-C, prints their URL on stderr and opens it. Only clients with
-    this URL can read the pages: keep it to yourself. The pages show what your own rights allow and change
-    nothing; they need the rights of the ClusterRole kvplace-viewer.
+    this URL can read the pages: keep it to yourself. The pages show the objects that you may read, and
+    change nothing; they need the rights of the ClusterRole kvplace-viewer.
     """
     import asyncio
 

@@ -88,7 +88,7 @@ def check_webhooks(found: Installation) -> Iterator[Finding]:
                 yield wrong(
                     f"webhook {name}",
                     f"it is registered {len(registered)} times ({where}): by two installations",
-                    "delete the configurations of the one that is not used",
+                    "delete the configurations of the unused installation",
                 )
             for about, webhook in registered:
                 yield from _of_webhook(found, f"{about}: {name}", webhook)

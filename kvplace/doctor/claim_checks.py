@@ -78,10 +78,10 @@ def _contradictions(about: str, node: NodeView) -> Iterator[Finding]:
     for uid, claim in ledger.claims.items():
         if missing := claim.owned & ~held.get(uid, NO_CPUS):
             others = {ledger.owners[cpu] for cpu in cpus_of(CpuMask(missing)) if cpu in ledger.owners}
-            whose = f"belong to {some(others)}" if others else "have no owner"
+            holders = f"belong to {some(others)}" if others else "have no owner"
             yield wrong(
                 about,
-                f"{_name(claim)} claims CPUs {format_cpu_list(missing)} for itself, which {whose}",
+                f"{_name(claim)} claims CPUs {format_cpu_list(missing)} for itself, which {holders}",
                 fix,
             )
         if not isinstance(node.machine, Unusable):

@@ -1,7 +1,7 @@
-"""Checks of what an installation stands on: the API server and our kinds in it, KubeVirt, parts and rights.
+"""Checks of the base of an installation: the API server and our kinds in it, KubeVirt, parts and rights.
 
-A program without a right fails only when it needs it. A missing or partial installation is found, and so are
-the rights to complete it.
+A program without a right fails only when it needs the right, so the rights are checked here. A missing or
+partial installation is found, and so are the rights to complete it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvplace.kube.object_client import Document
 
 KINDS = ("nodeledgers.kvplace.io", "nodetopologies.kvplace.io")
 OLDEST_KUBERNETES = (1, 31)
-"""The first release with what our policies and CRDs need."""
+"""The first release with all fields that our policies and CRDs need."""
 _APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
 
 _FRONT_ENDS = {FrontEnd.ANNOTATION: "Sidecar", FrontEnd.PLUGIN: "Plugins"}
@@ -64,7 +64,7 @@ def is_too_old(found: Installation) -> bool | None:
 
 
 def check_version(found: Installation) -> Iterator[Finding]:
-    """Check that the API server has what kvplace needs."""
+    """Check that the release of the API server is new enough for kvplace."""
     too_old = is_too_old(found)
     if too_old is None:
         yield warning(
@@ -297,7 +297,7 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
         *(Right(verb, "nodeledgers", _OURS) for verb in ("list", "watch")),
     ),
 }
-"""Those without which something stops; manifests/ has them all."""
+"""The rights that the programs cannot work without; manifests/ has all of them."""
 
 
 def check_rights(found: Installation) -> Iterator[Finding]:

@@ -85,9 +85,7 @@ def check_agents(found: Installation) -> Iterator[Finding]:
     instances = {at(one, "metadata", "labels", _INSTANCE) for one in daemonsets}
     if len(daemonsets) > len(instances):  # the nodes of dra-driver-cpu have their own
         names = some(title(one, "DaemonSet") for one in daemonsets)
-        yield wrong(
-            "DaemonSets of the agent", f"there are several ({names})", "delete the one that is not used"
-        )
+        yield wrong("DaemonSets of the agent", f"there are several ({names})", "delete the unused DaemonSet")
     for one in daemonsets:
         wanted, ready = (at(one, "status", key) or 0 for key in ("desiredNumberScheduled", "numberReady"))
         if ready < wanted:
@@ -108,7 +106,7 @@ def check_agents(found: Installation) -> Iterator[Finding]:
 
 
 def check_conditions(found: Installation) -> Iterator[Finding]:
-    """Check what the agents themselves state about their nodes, and what the kubelets hold."""
+    """Check the conditions that agents report on their nodes, and the CPUs that kubelets hold."""
     for view in found.view.nodes.values():
         if view.described is not None:
             yield from _said(view.described)
@@ -230,7 +228,7 @@ def _tainted(node: SchedulableNode) -> bool:
 
 
 def _is_chosen(node: SchedulableNode, daemonset: Document) -> bool:
-    """Whether a DaemonSet is meant for a node: people narrow that of the agent by its node selector."""
+    """Whether a DaemonSet is meant for a node: people narrow the agent's DaemonSet by a node selector."""
     labels = node.metadata.labels or {}
     wanted = at(daemonset, "spec", "template", "spec", "nodeSelector") or {}
     return all(labels.get(key) == value for key, value in wanted.items())

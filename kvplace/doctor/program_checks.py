@@ -56,7 +56,7 @@ def check_scheduler(found: Installation) -> Iterator[Finding]:
             )
         return  # the configuration of the cluster's own scheduler is not in the API
     yield from _deployment(found, SCHEDULER, "pods of VMs stay Pending")
-    mounted = _mounted_by_scheduler(found)  # kustomize leaves those of earlier settings behind
+    mounted = _mounted_by_scheduler(found)  # kustomize leaves older ConfigMaps behind
     configurations = [
         (title(one, "ConfigMap"), configuration)
         for one in found.component("configmaps", SCHEDULER)
@@ -137,7 +137,7 @@ def _deployment(found: Installation, component: str, effect: str) -> Iterator[Fi
         yield wrong(
             f"Deployments of {component}",
             f"there are {len(there)} installations ({names}), which process the same VMs",
-            "delete the one that is not used",
+            "delete the unused installation",
         )
     for one in there:
         about = title(one, "Deployment")

@@ -1,4 +1,4 @@
-"""Reads an installation: many small lists at the same time; what may not be read is noted, not an error.
+"""Reads an installation: many small lists at the same time; a missing right is noted, not an error.
 
 The releases of a cluster are read from Deployments and DaemonSets, which state them best. A user who may not
 list these in the whole cluster sees the pods of kvplace, with the rights of `kvplace-viewer`.
@@ -97,13 +97,13 @@ class DoctorClient(ReleasesClient, FormReader, Protocol):
     """The cluster calls of doctor, apart from lists of watched kinds."""
 
     async def read_metadata(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
-        """Read the metadata of one object, without what it holds; None where there is none."""
+        """Read the metadata of one object, without its content; None where there is none."""
         ...
 
     async def create(
         self, kind: ApiKind, document: Document, *, namespace: str = "", dry_run: bool = False
     ) -> Document:
-        """Create an object, or with `dry_run` only state what would come of it; doctor stores nothing."""
+        """Create an object, or with `dry_run` only return its result; doctor stores nothing."""
         ...
 
 
@@ -166,7 +166,7 @@ class _Reading:
         return rights
 
     async def guarded(self, what: str, reading: Awaitable[T], otherwise: T) -> T:
-        """Await an answer; note what may not be read."""
+        """Await an answer; note a missing right."""
         try:
             return await reading
         except Unauthenticated:
@@ -203,7 +203,7 @@ class _Reading:
         self.objects[_SECRETS.resource] = await self.guarded(_SECRETS.resource, secrets, ())
 
     async def trial(self, namespace: str) -> str:
-        """Give the API server a pod that our webhook refuses, without storing it; return what it reports."""
+        """Offer the API server a pod that our webhook refuses, without storing it; return the answer."""
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -370,7 +370,7 @@ def _image(document: Document) -> str:
 
 
 def _pod_spec(document: Document) -> Document:
-    """The spec of a pod, or that of the pods that an object makes."""
+    """Return the spec of a pod, or the spec of the pods that an object makes."""
     return at(document, "spec", "template", "spec") or at(document, "spec") or {}
 
 

@@ -58,7 +58,7 @@ nodes:
 #   topologyPolicy: best-effort   # of its kubelet; none by default
 # One node of your own, with the VMs that run there already:
 # - name: lab
-#   topology: lab.json          # what `kvplace topology -o json` prints on the node
+#   topology: lab.json          # the output of `kvplace topology -o json` on the node
 #   running:
 #   - id: dns
 #     request: {vcpus: 4, cpuSet: one-l3, memory: 8Gi}
@@ -73,14 +73,14 @@ SCENARIO_EXAMPLE = """\
 #   kvplace simulate --example > mine.yaml; kvplace simulate --scenario mine.yaml
 
 # The cluster: machines that come with kvplace (`kvplace topology --help`), or of your own:
-#   - {name: edge, topology: edge.json}      what `kvplace topology -o json` prints on a node
+#   - {name: edge, topology: edge.json}      the output of `kvplace topology -o json` on a node
 nodes:
 - {name: rome, count: 10, machine: 2x-epyc-7763-nps4}
 - {name: genoa, count: 20, machine: 2x-epyc-9354-nps2}
 - {name: ice, count: 10, machine: 2x-xeon-6338}
 - {name: single, count: 10, machine: epyc-9654p}
 
-# VMs, drawn at random by their share. The keys of a request are those of `kvplace place`.
+# VMs, drawn at random by their share. A request has the keys of `kvplace place`.
 mix:
 - {share: 28, request: {vcpus: 4, memory: 16Gi}}
 - {share: 12, request: {vcpus: 8, memory: 16Gi}}
@@ -142,7 +142,7 @@ class NodeDeviceEntry(DocumentModel):
 
 
 class NodeEntry(DocumentModel):
-    """One node, or `count` equal ones."""
+    """One node, or `count` equal nodes."""
 
     name: Text
     count: Annotated[int, Field(strict=True, ge=1, le=MOST_NODES)] | None = None
@@ -154,7 +154,7 @@ class NodeEntry(DocumentModel):
     running: Annotated[tuple[RunningVm, ...], Field(max_length=_MOST_RUNNING)] = ()
     """VMs that run on the node already."""
     devices: Annotated[tuple[NodeDeviceEntry, ...], Field(max_length=_MOST_DEVICES)] | None = None
-    """Devices of the node; default: those in the description of the machine, else they are unknown."""
+    """Devices of the node; default: the devices in the description of the machine, else they are unknown."""
     topology_policy: Annotated[
         Literal["none", "best-effort", "restricted", "single-numa-node"], Field(alias="topologyPolicy")
     ] = "none"
@@ -193,7 +193,7 @@ class MixEntry(DocumentModel):
 
 
 class VmEntry(DocumentModel):
-    """One VM of a trace, or `count` equal ones."""
+    """One VM of a trace, or `count` equal VMs."""
 
     id: Text | None = None
     request: RequestKeys

@@ -1,7 +1,7 @@
 """The base of all document models: strict keys, and errors of one sentence that name the path of the key.
 
-A model describes what people write; pydantic checks it and gives its JSON Schema. What a document means is
-decided by the package that reads it. Unknown keys are errors: a misspelt key would be ignored silently.
+A model describes a document; pydantic checks the document and gives its JSON Schema. The package that reads a
+document gives it its meaning. Unknown keys are errors, so that no misspelt key is ignored.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ _RULES = {
     "too_short": "not be empty",
     "too_long": "have at most {max_length} entries",
 }
-"""What a value must do, by pydantic's name of the error."""
+"""The rule for a value, by pydantic's name of the error."""
 
 
 def _sentence(error: ErrorDetails) -> str:
@@ -140,7 +140,7 @@ def _sentence(error: ErrorDetails) -> str:
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Leaves out what states nothing in these documents: null, defaults of null, and titles made of keys."""
+    """Leaves out parts without information here: null, defaults of null, and titles made of keys."""
 
     def nullable_schema(self, schema: Any) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])

@@ -1,8 +1,8 @@
 """Texts in YAML or JSON, read within limits.
 
 A text must mean one thing: duplicate keys, tags and numbers that cannot be read are errors. Keys are strings
-and so are dates, as in JSON. Anchors, aliases and merge keys are taken as kubectl takes them; the limits are
-those of the text with all of them written out. Every error is one sentence that names the document.
+and so are dates, as in JSON. Anchors, aliases and merge keys are taken as kubectl takes them; the limits
+apply to the text with all of them written out. Every error is one sentence that names the document.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def read_document(text: str, what: str) -> Json:
 
 
 def read_values(text: str, what: str) -> tuple[object, ...]:
-    """Read the documents of a text, which lines of `---` divide in YAML; empty ones are left out."""
+    """Read the documents of a text, which lines of `---` divide in YAML; empty documents are left out."""
     if text.lstrip()[:1] in ("{", "["):
         return (read_value(text, what),)
     parts = [part for part in re.split(r"^---(?=\s|$)", text, flags=re.MULTILINE) if part.strip()]
@@ -147,9 +147,9 @@ class _Anchored:
 
 
 def _check_events(events: Iterable[Any], what: str) -> None:
-    """Raise BadBody for what exhausts the stack, or is huge once its aliases are written out.
+    """Raise BadBody for a text that exhausts the stack, or is huge once its aliases are written out.
 
-    Nothing is written out for that: each alias adds the size of what its anchor stands for.
+    Nothing is written out for that: each alias adds the size of its anchor's value.
     """
     import yaml
 
@@ -226,7 +226,7 @@ def _one_line(error: Exception) -> str:
 def read_manifests(source: str) -> tuple[tuple[str, Json], ...]:
     """Read the objects of a file, or of stdin for `-`, in their order; each with its place for errors.
 
-    A List counts as the objects in it. Raises BadBody for what is not a mapping.
+    A List counts as the objects in it. Raises BadBody for a document that is not a mapping.
     """
     what = source_name(source)
     return manifests_in(read_text(source, what), what)

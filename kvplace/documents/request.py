@@ -96,7 +96,7 @@ class NodeAffinityKeys(_Camel):
 
 
 class AffinityKeys(_Camel):
-    """The part of a pod's affinity that is about nodes; affinity to pods is not foretold."""
+    """The part of a pod's affinity that is about nodes; a plan does not consider affinity to pods."""
 
     node_affinity: NodeAffinityKeys
 
@@ -160,9 +160,9 @@ def _flat(schema: dict[str, Any]) -> None:
 
 
 class RequestedVms(DocumentModel):
-    """One VM, or `count` equal ones: the keys of a request, with `id` and `count` beside them.
+    """One VM, or `count` equal VMs: the keys of a request, with `id` and `count` beside them.
 
-    On a live cluster also what it demands of its node, as in the spec of a pod.
+    On a live cluster also its demands on its node, as in the spec of a pod.
     """
 
     model_config = ConfigDict(json_schema_extra=_flat, alias_generator=to_camel)

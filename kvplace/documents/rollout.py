@@ -139,7 +139,7 @@ Template: TypeAlias = Annotated[
 
 
 class TemplatedVms(DocumentModel):
-    """VMs made from one template: one, `count` equal ones, or one for each of `names`."""
+    """VMs made from one template: one VM, `count` equal VMs, or a VM for each of `names`."""
 
     name: Name | None = None
     """How their names begin; default: the name of the rollout."""
@@ -166,12 +166,12 @@ class RolloutDocument(DocumentModel):
     name: Name
     """The rollout; its VMs carry it as their label kvplace.io/rollout."""
     namespace: Name | None = None
-    """Default: that of the kubeconfig's context."""
+    """Default: the namespace of the kubeconfig's context."""
     vms: Annotated[tuple[TemplatedVms, ...], Field(min_length=1, max_length=1000)]
     """Templates, each with the number or the names of the VMs that are made from it."""
     waves: Annotated[tuple[Wave, ...], Field(max_length=100)] = ()
-    """Sizes of the first waves, in VMs or as shares such as 10%. Each wave begins when all VMs of the one
-    before are there; the VMs that are left form the last one. Default: one wave."""
+    """Sizes of the first waves, in VMs or as shares such as 10%. Each wave begins when all VMs of
+    the wave before are ready; the remaining VMs form the last wave. Default: one wave."""
     max_in_flight: Annotated[int, Field(strict=True, ge=1, le=MOST_VMS)] = 100
     """VMs that are created but not ready, at most."""
     max_failures: Annotated[int, Field(strict=True, ge=1, le=MOST_VMS)] | None = None

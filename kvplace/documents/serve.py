@@ -11,7 +11,7 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.documents.model import DocumentModel, Text
 
 SERVE_EXAMPLE = """\
-# Settings for `kvplace serve --config FILE`; each is a flag of the same name, and a flag that is given wins.
+# Settings for `kvplace serve --config FILE`; each is a flag of the same name; the command line wins.
 tlsCert: /certs/tls.crt
 tlsKey: /certs/tls.key
 clientCa: /certs/ca.crt
@@ -32,7 +32,7 @@ def _off(value: object) -> object:
 
 
 class ServeDocument(DocumentModel):
-    """Settings of `kvplace serve`. Each key is a flag of the same name; a flag that is given wins."""
+    """Settings of `kvplace serve`. Each key is a flag of the same name; the command line wins."""
 
     model_config = ConfigDict(alias_generator=to_camel, use_enum_values=True)
 
@@ -62,7 +62,7 @@ class ServeDocument(DocumentModel):
     strategy: Strategy | None = None
     """The order of nodes that hold a VM equally well."""
     mode: Literal["decide", "advise"] | None = None
-    """Whether Filter answers with the one best node or with all that fit."""
+    """Whether Filter answers with the best node only, or with all nodes that fit."""
     nominate_from_nodes: Annotated[int, Field(ge=0, strict=True)] | None = None
     """Nodes that a cluster must have for nodes to be nominated; 0: never."""
     make_room: Annotated[Literal["off", "on-request", "automatic", "nodes"], BeforeValidator(_off)] | None = (

@@ -36,7 +36,7 @@ class AskedNode:
     name: NodeName
     state: NodeSnapshot | Unusable
     obstacle: str = ""
-    """What keeps the pod away before kvplace is asked; empty when nothing is known to."""
+    """The reason outside kvplace that keeps the pod away; empty where none is known."""
     occupants: tuple[Occupant, ...] = ()
     """All VMs with claims there; empty where one of them is not known well enough to be moved."""
     movable: frozenset[str] = frozenset()
@@ -50,7 +50,7 @@ class Obstacle:
     sentence: str
     nodes: tuple[NodeName, ...]
     would_fit: tuple[NodeName, ...]
-    """Those of them that have the cores."""
+    """The nodes among them that have the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class Explanation:
     request: PodRequest | None
     """None for an object without a request."""
     notes: tuple[str, ...] = ()
-    """Sentences that state what else matters, the most important first."""
+    """Further sentences, the most important first."""
     fitting: Fitting | None = None
     """The answers of all nodes, for a VM that has none yet."""
     seats: tuple[Seat, ...] = ()
@@ -250,10 +250,10 @@ def asked_nodes(
     leaving: Container[NodeName] = (),
     pod: PodUid | None = None,
 ) -> Iterable[AskedNode]:
-    """Combine what kvplace and kube-scheduler know of every node of the cluster.
+    """Combine the states of every node of the cluster in kvplace and in kube-scheduler.
 
-    `leaving` are the present nodes of a VM that is to migrate. What is claimed or reserved for
-    its `pod` already does not keep it away.
+    `leaving` are the present nodes of a VM that is to migrate. Claims and reservations of its `pod` do not
+    keep it away.
     """
     for name, stored in view.nodes.items():
         node = stored if pod is None else stored.without(pod)

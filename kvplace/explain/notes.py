@@ -58,7 +58,7 @@ def notes_on_vmi(vmi: Document) -> Iterator[str]:
     elif migration and not migration.get("completed"):
         target = migration.get("targetNode") or "a node that is not chosen yet"
         yield f"it migrates live from {migration.get('sourceNode') or status.get('nodeName')} to {target}"
-    # What these state of a VM that has not begun to start, kube-scheduler and kubelet report in more words.
+    # Of a VM that has not begun to start, kube-scheduler and kubelet report more than these conditions.
     begins = status.get("phase") not in ("Scheduled", "Running")
     yield from _unmet(status, ("PodScheduled", *(("Ready",) if begins else ())))
 
@@ -140,7 +140,7 @@ def notes_on_containers(pod: Document) -> Iterator[str]:
                 f"{metadata.get('name')} -c {name} -- kvplace-hook ready --once` prints why"
             )
     if starting:
-        yield "the kubelet prepares its volumes, network and images; the events name what is missing"
+        yield "the kubelet prepares its volumes, network and images; the events name the cause of the wait"
 
 
 def notes_on_held(pod: Document) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Reads what an explanation needs: the VM in question, its pods and events, and all nodes of the cluster."""
+"""Reads the input of an explanation: the VM, its pods and events, and all nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ExplainClient(FormReader, Protocol):
 
 
 class TargetKind(Enum):
-    """The kinds that can be explained; the values are those of the API."""
+    """The kinds that can be explained, by their names in the API."""
 
     VM = "VirtualMachine"
     VMI = "VirtualMachineInstance"
@@ -85,7 +85,7 @@ _WORDS = {
 
 
 _NAME = r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?"
-"""What the API server may have; in capitals it has not, and something near is suggested."""
+"""Names of the API server, and names in capitals, which get a suggestion."""
 _SHORT = {"VirtualMachine": "vm", "VirtualMachineInstance": "vmi", "Pod": "pod"}
 
 
@@ -114,7 +114,7 @@ def read_target(text: str, namespace: str) -> ExplainedObject:
 
 
 def choose_document(documents: Iterable[Document], text: str, what: str) -> Document:
-    """Choose the VM, VMI or pod of a file: its only one, or the one that `text` names; raises BadBody."""
+    """Choose the VM, VMI or pod of a file: the only one, or the object that `text` names; raises BadBody."""
     found: dict[str, list[Document]] = {}
     for document in documents:
         kind = document.get("kind")

@@ -1,9 +1,9 @@
 """The machine that a file or folder describes, in one of several forms, recognised by the content.
 
     folder, tar archive           the sys/ (and proc/, var/lib/kubelet/) of a machine
-    {"packages": ...}, {"spec"}   what `kvplace topology` prints, or a NodeTopology of a cluster; JSON or YAML
-    <capabilities>                what `virsh capabilities` prints
-    # CPU,Core,Socket,...         what `lscpu -p`, `lscpu -e` or `lscpu -e -J` prints
+    {"packages": ...}, {"spec"}   the output of `kvplace topology`, or a NodeTopology; JSON or YAML
+    <capabilities>                the output of `virsh capabilities`
+    # CPU,Core,Socket,...         the output of `lscpu -p`, `lscpu -e` or `lscpu -e -J`
     {"socket0": ["2", "3"]}       a node's hand-written cpu-map
 
 The file is read once and within limits, so that it may also be a pipe.
@@ -63,7 +63,7 @@ class Machine:
     name: str
     topology: Topology
     notes: tuple[str, ...] = ()
-    """What its description lacks or contradicts."""
+    """Gaps and contradictions of its description."""
     kubelet_cpus: CpuMask = NO_CPUS
     """CPUs that the kubelet's static policy has given to containers; they are not free."""
     devices: NodeDevices | None = None
@@ -201,7 +201,7 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
 
 
 def _one_object(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Take the only object of a list, as `kubectl get` writes lists; raises BadTopology for longer ones."""
+    """Take the only object of a list, as `kubectl get` writes lists; raises BadTopology for a longer list."""
     items = document.get("items")
     if str(document.get("kind")).endswith("List") and isinstance(items, list):
         if len(items) != 1:

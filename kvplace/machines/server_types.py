@@ -1,8 +1,8 @@
 """Well-known server types as Linux reports them, each in the few numbers that decide its topology.
 
-Tests compare them with the output of `lscpu` and `numactl` on real servers. What is easily got wrong:
+Tests compare them with the output of `lscpu` and `numactl` on real servers. Points to watch:
 
-* CPU numbers: firmware lists the first threads of all cores before the second ones, so the sibling of
+* CPU numbers: firmware lists the first threads of all cores before the second threads, so the sibling of
   CPU c is c + (number of cores of the machine). Sockets follow each other, except that Dell's default
   ("round robin") numbers the cores of the sockets alternately: all even CPUs are on socket 0.
 * L3: on EPYC one per core complex: four cores on Zen 2, up to eight on Zen 3 and 4, where smaller
@@ -11,7 +11,7 @@ Tests compare them with the output of `lscpu` and `numactl` on real servers. Wha
   finds out about it by an L3 with more CPUs than a NUMA node).
 * Ampere's system level cache is in no firmware table: Linux knows no L3 there, so the NUMA node stands
   in for it.
-* Memory is what is left of the DIMMs after Linux's page map, 64 bytes for every 4 KiB page.
+* Memory is the size of the DIMMs less Linux's page map, 64 bytes for every 4 KiB page.
 """
 
 from __future__ import annotations

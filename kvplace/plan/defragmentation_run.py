@@ -3,7 +3,7 @@
 Inside a node an annotation asks `serve` to place the VM again (`kvplace.io/place-again`), and relocation does
 the rest. Between nodes KubeVirt migrates the VM to the node that the move names. Each move is complete before
 the next one begins, so the run may end after any of them. A move that is not possible any more ends the run:
-the next ones were found for a cluster with it.
+the moves after it were found for a cluster with it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def carry_out(
     *,
     may_continue: Callable[[], bool],
 ) -> AsyncIterator[MoveResult]:
-    """Make the moves and yield the end of each; `pods` are those of the VMs, by the ids of the moves.
+    """Make the moves and yield the end of each; `pods` are the pods of the VMs, by the ids of the moves.
 
     Ends before the next move when `may_continue` answers False, and after a move that was not made.
     """

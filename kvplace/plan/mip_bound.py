@@ -8,7 +8,7 @@ Its constraints are a relaxation: each one holds for every possible placement.
 * All VMs inside a domain use at most the free memory and huge pages of its NUMA nodes.
 * A VM goes only to a domain where `place` would put it if it were alone.
 
-What the program leaves out can only make the bound too high: how VMs share the parts of a wide domain, the
+The bound can only be too high, because the program leaves out how VMs share the parts of a wide domain, the
 equal shares of the `spread` scopes, CPUs of sharing VMs that exclusive VMs do not get, threads left over on
 cores of unequal width, and domains that overlap. A plan that reaches the bound is optimal.
 """
@@ -64,7 +64,7 @@ def mip_bound(
     seconds: float = 30.0,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> MipBound:
-    """Bound what any plan without moves can place; raises Misconfigured without HiGHS.
+    """Bound the VMs that any plan without moves can place; raises Misconfigured without HiGHS.
 
     The solver asks now and then whether it `goes_on`; ended early it gives the best bound that it knows.
     """

@@ -117,7 +117,7 @@ class RefusedVms:
     ids: tuple[str, ...]
     request: Request
     reasons: GroupedRefusals
-    """The nodes by what they refuse for."""
+    """The nodes by the reason of their refusal."""
 
 
 def refused_vms(plan: Plan) -> list[RefusedVms]:

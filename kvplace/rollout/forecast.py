@@ -1,9 +1,8 @@
 """The probable nodes of the VMs of a rollout, and the VMs that will not fit.
 
-The planning code of `kvplace plan` on what is free now, on the nodes where cordons, taints, selectors and
-required node affinity let the VMs of each template go. It is a forecast: the scheduler decides one VM after
-the other, others may be faster, and what else kube-scheduler filters by (volumes, affinity to pods) is not
-in it.
+The planning code of `kvplace plan` runs on the CPUs that are free now, on the nodes where cordons, taints,
+selectors and required node affinity let the VMs of each template go. It is a forecast: the scheduler decides
+one VM after the other, other pods may be faster, and volumes and affinity to pods are not considered.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Forecast:
     nodes: Mapping[str, NodeName]
     """The node of each VM that fits."""
     refused: tuple[RefusedVms, ...]
-    """VMs that fit nowhere, those with equal requests together."""
+    """VMs that fit nowhere, grouped by equal requests."""
     unplanned: tuple[str, ...]
     """VMs that did not opt in, or with a size that is not known yet."""
     notes: tuple[str, ...] = ()
@@ -87,7 +86,7 @@ def forecast(
 
 
 def unplanned(vms: Iterable[WantedVm], *, by_choice: bool) -> Forecast:
-    """Foretell nothing: no user wanted it, or no VM can be planned."""
+    """Make a forecast without a plan: the user did not want one, or no VM can be planned."""
     why = "planning was left out" if by_choice else _SIZELESS
     wanted = list(vms)
     return Forecast({}, (), tuple(vm.name for vm in wanted), _doubts(wanted), why)

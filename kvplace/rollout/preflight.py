@@ -135,7 +135,7 @@ async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
 async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[WantedVm]) -> tuple[str, ...]:
     """Check that the `missing` VMs of a rollout can be made; raises Misconfigured or Refused.
 
-    Returns sentences about what seems wrong and what could not be checked.
+    Returns sentences about likely mistakes and about checks that were not possible.
     """
     doubts = _in_common(rollout, missing)
     unmade = {vm.name for vm in missing}
@@ -176,7 +176,7 @@ def _in_common(rollout: Rollout, missing: Sequence[WantedVm]) -> tuple[str, ...]
 
 
 def quota_problem(quotas: Iterable[Quota], vms: Sequence[WantedVm]) -> str | None:
-    """State which quota the VMs would exceed; None when none that can be foretold."""
+    """Name the quota that the VMs would exceed; None where no quota seems too small."""
     wanted = _wanted(vms)
     for quota in quotas:
         for resource, amount in wanted.items():

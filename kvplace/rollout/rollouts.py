@@ -90,9 +90,9 @@ class Rollouts:
         self._now = now
 
     async def prepare(self, rollout: Rollout, *, plan: bool = True) -> Prepared:
-        """Check everything that can be known before a VM is made, and plan the missing ones.
+        """Check everything that can be known before a VM is made, and plan the missing VMs.
 
-        Planning needs the right to read all nodes; without `plan` nothing is foretold. Raises Refused or
+        Planning needs the right to read all nodes; without `plan` there is no forecast. Raises Refused or
         Misconfigured; nothing has been written then.
         """
         known = (await self._cluster.read_documents(rollout.namespace, rollout.name)).get(rollout.name)
@@ -269,7 +269,7 @@ class Rollouts:
 async def open_rollouts(
     *, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
 ) -> AsyncIterator[Rollouts]:
-    """Open the cluster of a kubeconfig, or the one that this pod runs in, while the block runs.
+    """Open the cluster of a kubeconfig, or the cluster of this pod, while the block runs.
 
     Without `namespace` it is the context's.
     """

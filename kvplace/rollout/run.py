@@ -121,7 +121,7 @@ def waiting_nodes(tracker: Tracker) -> set[NodeName]:
 
 
 def waiting_pods(tracker: Tracker, node: NodeName, running_before: float = math.inf) -> set[str]:
-    """Return the UIDs of the pods of those VMs on a node, of those only that ran before a moment."""
+    """Return the UIDs of the pods of such VMs on a node, if they ran before a moment."""
     return {
         uid
         for vm in tracker.vms.values()
@@ -156,7 +156,7 @@ _AT_ONCE = 16
 _PATIENCE_S = 120.0
 """How long a VM is tried that the API server or KubeVirt cannot make: an upgrade of kvplace or of the API
 server takes less, and a webhook that never answers costs no more. So long, too, a watch that worked may be
-denied: an API server that starts denies what it has not read the roles for."""
+denied: an API server that starts denies requests until it has read the roles."""
 _BACKOFF = Backoff(longest_s=5.0)
 _OUTDATED = "the object has been modified"
 """In conflicts of the API server with itself, for example when several of it count VMs in one quota."""

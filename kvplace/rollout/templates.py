@@ -1,8 +1,8 @@
 """The VMs of a rollout: its document and templates, expanded to names and manifests.
 
-A template is a VirtualMachine or VirtualMachineInstance as people write it, to make many of it. It gives its
-labels, annotations and spec. Its name, its status and what an API server has written into it are left out, so
-that an object that was read from a cluster serves as one, too.
+A template is a VirtualMachine or VirtualMachineInstance as people write it. Its labels, annotations and spec
+are used. Its name, its status and the fields that an API server has written are left out, so an object that
+was read from a cluster can serve as a template, too.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Template:
     content: Mapping[str, Any]
     kind: str
     request: Request | None
-    """None where the VMs ask for no cores, or their size is not known before they are made."""
+    """None where the VMs did not opt in, or their size is not known before they are made."""
     goal: VmStage
     """The last stage that its VMs reach."""
     demands: PodDemands
-    """What its VMs demand of a node, cores apart."""
+    """The demands of its VMs on a node, beside cores."""
     stays_off: bool = False
     """Whether its VMs are only stored, and another client starts them."""
     pod_memory: Bytes = NO_BYTES
-    """What the pod of each VM requests at least, as far as it is known; QEMU's overhead comes on top."""
+    """The least memory that the pod of each VM requests, as far as it is known, without QEMU's overhead."""
     meant: Mapping[str, str] = field(default_factory=dict)
     """Annotations that are likely typos of kvplace's, each with the right key."""
 
@@ -90,7 +90,7 @@ def read_template(content: Mapping[str, Any], what: str, until: VmStage = VmStag
 
 
 def template_file(path: str, folder: Path) -> tuple[str, Json]:
-    """Read the one template of a file that a document in `folder` names."""
+    """Read the only template of a file that a document in `folder` names."""
     source = path if path == "-" else str(folder / path)
     found = read_manifests(source)
     if len(found) != 1:

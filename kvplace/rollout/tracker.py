@@ -1,8 +1,8 @@
 """The state of every VM of a rollout, and the VMs that are made next.
 
 Watches and the run itself keep the state up to date. The stage of a VM follows from the objects behind it.
-Times of a VM that this run makes count from the moment it was sent, by this process's clock. Those of others
-are the cluster's, in whole seconds. VMs are made in waves, with a limit on VMs in progress.
+Times of a VM that this run makes count from the moment it was sent, by this process's clock. Times of other
+VMs are the cluster's, in whole seconds. VMs are made in waves, with a limit on VMs in progress.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class MakingState(Enum):
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more is awaited."""
+        """Whether the state is final."""
         return self in (MakingState.THERE, MakingState.FAILED)
 
 
 def wave_ends(sizes: Sequence[int | str], total: int) -> tuple[int, ...]:
-    """Return where each wave ends: the first number of VMs after it. What is left forms the last wave."""
+    """Return where each wave ends: the first number of VMs after it. The remaining VMs form the last wave."""
     ends: list[int] = []
     for size in sizes:
         before = ends[-1] if ends else 0
@@ -90,11 +90,11 @@ class Observed:
     hindrance: str = ""
     """Why it comes no further now; it may pass by itself, and KubeVirt tries again."""
     waiting: str = ""
-    """What its next stage waits for, where that is known."""
+    """The cause that its next stage waits for, where it is known."""
     has_ended: bool = False
     """Whether its guest has shut down by itself."""
     measured: tuple[float | None, str] | None = None
-    """What an agent has reported last: since when it is pinned, or why it is not; None when nothing."""
+    """The last report of an agent: since when it is pinned, or why it is not; None without a report."""
 
 
 NOT_THERE = Observed()

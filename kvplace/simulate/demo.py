@@ -1,7 +1,7 @@
 """The demo: many VMs from creation to rewritten domain, by the code that runs in a cluster, and its report.
 
 The user, KubeVirt, kube-scheduler and the kubelet are simulated here, each in a few lines. Admission,
-extender, ledgers and hook are the real ones, on a cluster in memory that follows the API server's rules.
+extender, ledgers and hook are the real code, on a cluster in memory that follows the API server's rules.
 As kube-scheduler does, the demo decides about one pod after the other and binds them in the background.
 """
 

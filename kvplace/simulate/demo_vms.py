@@ -118,7 +118,7 @@ _MISTAKES: tuple[tuple[str, Callable[[Json], None]], ...] = (
 
 _LAUNCHER_IMAGE = "quay.io/kubevirt/virt-launcher:v1.9.0"
 _OVERHEAD = 312 << 20
-"""Roughly what KubeVirt requests for QEMU and itself in addition to the guest's memory."""
+"""About the memory that KubeVirt requests for QEMU and itself beside the guest's memory."""
 
 
 def vmi_of(vm: Mapping[str, Any], *, namespace: str) -> Json:

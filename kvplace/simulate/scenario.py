@@ -26,7 +26,7 @@ from kvplace.machines.cluster import nodes_of
 
 @dataclass(frozen=True, slots=True)
 class SimulatedVm:
-    """One VM: what it requests, and how long it runs; None is without end."""
+    """One VM: its request, and how long it runs; None is without end."""
 
     id: str
     request: Request
@@ -52,7 +52,7 @@ Event = Arrival | Departure
 
 
 class ActiveVms:
-    """The VMs of a load that run, what they use together, and which one ends next."""
+    """The running VMs of a load, the resources that they use together, and the VM that ends next."""
 
     def __init__(self) -> None:
         self.now = 0.0

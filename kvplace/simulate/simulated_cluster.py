@@ -31,7 +31,7 @@ _MOST_NODES_SEARCHED_FOR_MOVES = 8
 
 
 class SimulatedCluster:
-    """The nodes, and what the extender would decide about them."""
+    """The nodes, and the decisions that the extender would make about them."""
 
     def __init__(self, nodes: Sequence[ClusterNode], strategy: Strategy) -> None:
         self._strategy = strategy
@@ -42,7 +42,7 @@ class SimulatedCluster:
 
     @property
     def states(self) -> Iterable[tuple[Topology, Free]]:
-        """Every node's machine and what is free there."""
+        """The machine of every node, and its free resources."""
         return ((node.topology, self._free[name]) for name, node in self._nodes.items())
 
     @property
@@ -80,7 +80,7 @@ class SimulatedCluster:
         self._set_running(node, (*self._nodes[node].running, one))
 
     def end(self, vm: SimulatedVm) -> None:
-        """Release what a VM holds; nothing when it was refused."""
+        """Release the resources of a VM; a refused VM has none."""
         uid = _uid(vm)
         node = self._node_of.pop(uid, None)
         if node is not None:
@@ -145,7 +145,7 @@ def _uid(vm: SimulatedVm) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A cluster at one moment, in shares of what the empty cluster can give out.
+    """A cluster at one moment, in shares of the resources of the empty cluster.
 
     A free CPU is stranded where its node has too little memory left to go with it, in the proportion that
     all VMs together request; free memory is stranded where too few CPUs are left to go with it.
@@ -159,7 +159,7 @@ class ClusterState:
 
 
 def cluster_state(nodes: Iterable[tuple[Topology, Free]], memory_per_cpu: float) -> ClusterState:
-    """Measure nodes by what is free on them, for VMs that request so many bytes per CPU."""
+    """Measure the free resources of nodes, for VMs that request so many bytes per CPU."""
     cpus = free_cpus = memory = free_memory = 0
     stranded_cpus = stranded_memory = 0.0
     for topology, free in nodes:

@@ -1,7 +1,7 @@
 """The content of the pages, as JSON: a node with its core map, a VM with its neighbours, a search.
 
-A node has the fault of its agent in one sentence. An agent writes what it measures, and whether it is well.
-Its last report stays when the agent is gone, and then seems as true as before. So its pod is checked, too.
+A node has the fault of its agent in one sentence. An agent writes its measurements and its own state. Its
+last report stays when the agent is gone, and then seems as true as before. So its pod is checked, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Agents:
     """The agents of all nodes, as far as their pods may be seen."""
 
     def __init__(self, pods: Store[PodUid, AgentPod]) -> None:
-        """`pods` are those of agents; none is called gone before their list is complete."""
+        """`pods` are the pods of agents; no agent is called gone before their list is complete."""
         self._pods = pods
         self._ready: dict[NodeName, set[PodUid]] = {}
         self._listeners: list[Callable[[NodeName], None]] = []
@@ -57,7 +57,7 @@ class Agents:
             self._tell(node)
 
     def trouble(self, node: NodeName, described: TopologyRecord | None) -> str:
-        """State what is wrong with the agent of a node; empty where all is well, or none belongs there."""
+        """State the fault of the agent of a node; empty where all is well, or no agent belongs there."""
         if described is None:
             return ""
         belongs = described.by_agent or described.observed_generation is not None
@@ -238,7 +238,7 @@ def _vm(cache: NodeCache, claim: Claim) -> VmView | None:
 
 
 def _state_document(node: NodeView | None, uid: PodUid, vm: VmView | None) -> Json:
-    """State how a VM is doing, in a word, and what is wrong or waited for, in a sentence."""
+    """State the condition of a VM in a word, and its fault or the cause of its wait in a sentence."""
     if vm is None:
         return {"state": VmState.ENDED.value, "sentence": "its pod is gone; its cores are being released"}
     report = node.reports.get(uid) if node is not None else None

@@ -1,10 +1,10 @@
-"""Reports to open pages what has changed: server-sent events, gathered, bounded and able to resume.
+"""Reports changes to open pages: server-sent events, gathered, bounded and able to resume.
 
-Changes gather for a second and go to all readers together. Nothing is queued for a page: a page that is
-slow is sent what has changed since the revision it has, once it can take more. A page that comes back names
-the last revision that it has seen (Last-Event-ID); where this process cannot state what it missed, it loads
-everything anew. Without a page open nothing is computed. Pages also learn that a watch of the cluster fails:
-what they show may then be old.
+Changes gather for a second and go to all readers together. Nothing is queued for a page: a slow page gets the
+changes since its revision once it can take more. A page that comes back names the last revision that it has
+seen (Last-Event-ID); where this process does not know the changes since then, the page loads everything anew.
+Without a page open nothing is computed. Pages also learn that a watch of the cluster fails: their content may
+then be old.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Feed:
         heartbeat_s: float = 15.0,
         gather_s: float = GATHER_S,
     ) -> None:
-        """`stores` are what the rows are made from."""
+        """The rows are made from `stores`."""
         self._stores = stores
         self._rows = rows
         self._most = streams
@@ -54,7 +54,7 @@ class Feed:
         self._ended = False
         self._announced = rows.revision
         self._messages: dict[int, tuple[int, bytes]] = {}
-        """The newest revision and what to send, by the revision that a page has."""
+        """The newest revision and the message to send, by the revision of a page."""
 
     @property
     def position(self) -> str:
@@ -73,7 +73,7 @@ class Feed:
             await asyncio.sleep(self._gather_s)
 
     async def refresh(self) -> None:
-        """Bring the rows up to date, and send what is new to every page."""
+        """Bring the rows up to date, and send the changes to every page."""
         await self._rows.refresh()
         if self._rows.revision != self._announced:
             self._announced = self._rows.revision
@@ -86,7 +86,7 @@ class Feed:
         self._announce()
 
     def outage(self) -> str:
-        """State why what is shown may be old; empty while the watches of the cluster work."""
+        """State why the pages may be old; empty while the watches of the cluster work."""
         failing = [store for store in self._stores if store.failing_s >= _PATIENCE_S]
         if not failing:
             return ""

@@ -80,7 +80,7 @@ class NodeRows:
         await Turns().drain(self._changed, self._look, CHECK_STEPS)
 
     def since(self, revision: int) -> Changes | None:
-        """Return what has changed since a revision; None where that is not known any more."""
+        """Return the changes since a revision; None where they are not known any more."""
         if not self._forgotten <= revision <= self.revision:
             return None
         rows = []
@@ -96,7 +96,7 @@ class NodeRows:
         return tuple(row.document for row in self._rows.values())
 
     def totals(self) -> dict[str, Any]:
-        """Sum up the cluster: what is free, in what pieces, and how its VMs are doing."""
+        """Sum up the cluster: its free CPUs and their blocks, and the states of its VMs."""
         free_blocks = self._free_blocks.totals
         rows = self._rows.values()
         return {
@@ -149,7 +149,7 @@ class NodeRows:
             self._waiting[either.uid] = after
         else:
             self._waiting.pop(either.uid, None)
-        if was_waiting or either.uid in self._waiting:  # also for what kube-scheduler reports about it now
+        if was_waiting or either.uid in self._waiting:  # also for a new report of kube-scheduler
             self._totals_changed = True
             self.stale.set()
 

@@ -116,7 +116,9 @@ def test_ctrl_c_ends_a_thorough_search_for_moves_with_the_best_ones_so_far(folde
     *answers, last = (json.loads(line) for line in called.out.splitlines())
     assert len(answers) == 26
     assert not any("interrupted" in answer for answer in answers)
-    assert last["interrupted"] == "the search for moves was interrupted; a longer one may find better ones"
+    assert (
+        last["interrupted"] == "the search for moves was interrupted; a longer search may find better moves"
+    )
     assert last["id"] == "wide"
     assert len(last["placement"]["vcpus"]) == 28
 

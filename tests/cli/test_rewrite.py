@@ -78,7 +78,7 @@ def test_a_bare_cpu_map_or_an_annotation_is_enough(kvplace: Caller, domain: Path
     [
         ("{", "placement.json is not valid JSON"),
         ("", "placement.json is empty"),
-        ('{"placement": {}}\n{"placement": {}}\n', "contains 2 answers; give the one of this VM only"),
+        ('{"placement": {}}\n{"placement": {}}\n', "contains 2 answers; give the answer for this VM only"),
         ('{"error": "what?"}', "placement.json contains no placement"),
         ('{"version": 1, "version": 1}', "duplicate key 'version'"),
         ("[]", "must be a JSON object"),

@@ -257,7 +257,7 @@ async def test_a_bound_pod_reports_what_its_containers_wait_for(
             "container hook-sidecar-1 runs and is not ready; `kubectl -n default exec launcher "
             "-c hook-sidecar-1 -- kvplace-hook ready --once` prints why"
         ),
-        "the kubelet prepares its volumes, network and images; the events name what is missing",
+        "the kubelet prepares its volumes, network and images; the events name the cause of the wait",
     )
 
 
