@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.allocator.device_choices import far_devices
@@ -29,16 +28,12 @@ from kvplace.kube.events import EventRecorder, floating, pod_reference
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
+from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.metrics import PLACEMENTS
 from kvplace.scheduler.pending_pods import AskingPod, Hold, PendingPod, PendingPods
-from kvplace.scheduler.resource_claims import ReadClaims, ResourceClaimClient, ResourceClaims, check_cpus
-from kvplace.scheduler.stored_claims import (
-    is_bound_with,
-    placement_of_claim,
-    rfc3339,
-    target_claim,
-)
+from kvplace.scheduler.resource_claims import ReadClaims, ResourceClaims, check_cpus
+from kvplace.scheduler.stored_claims import is_bound_with, placement_of_claim, rfc3339, target_claim
 
 log = logging.getLogger(__name__)
 
@@ -46,20 +41,6 @@ _BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
 """Pauses before a binding without an answer is repeated."""
 _YOUNG_S = 30.0
 """With the longest bind, far below the controller's patience with claims without a binding."""
-
-
-class PodClient(ResourceClaimClient, Protocol):
-    """The cluster calls of the scheduler, apart from watches and ledgers."""
-
-    async def bind(
-        self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
-    ) -> None:
-        """Bind a pod and put annotations on it, in one write.
-
-        Raises Conflict if the pod is bound, being deleted, gated or has another UID, Refused if it is gone,
-        and Unavailable if the outcome is unknown.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +60,7 @@ class Binder:
 
     def __init__(
         self,
-        cluster: PodClient,
+        cluster: SchedulerClient,
         cache: NodeCache,
         pending: PendingPods,
         resource_claims: ResourceClaims,

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Protocol
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.claim_changes import grown_claim
@@ -37,7 +36,8 @@ from kvplace.kube.concurrency import next_turn
 from kvplace.kube.events import EventRecorder, does_not_fit
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.scheduler.binder import Binder, PodClient
+from kvplace.scheduler.binder import Binder
+from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.extender_protocol import (
     BindingArgs,
     BindingResult,
@@ -49,18 +49,11 @@ from kvplace.scheduler.extender_protocol import (
 )
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.joint_plan import JointPlan, explain_choice, is_about_nominated_node
-from kvplace.scheduler.metrics import (
-    BINDS,
-    FILTERS,
-    PREEMPTION_SECONDS,
-    PREEMPTIONS,
-    PRIORITIZES,
-    REFUSALS,
-)
-from kvplace.scheduler.migration_search import Background, MigrationClient
-from kvplace.scheduler.nominations import NominationClient, Nominations
+from kvplace.scheduler.metrics import BINDS, FILTERS, PREEMPTION_SECONDS, PREEMPTIONS, PRIORITIZES, REFUSALS
+from kvplace.scheduler.migration_search import Background
+from kvplace.scheduler.nominations import Nominations
 from kvplace.scheduler.pending_pods import AskingPod, Hold, PendingPod, PendingPods
-from kvplace.scheduler.preemptor import BudgetReader, Preemptor
+from kvplace.scheduler.preemptor import Preemptor
 from kvplace.scheduler.resource_claims import ResourceClaims
 from kvplace.scheduler.room_maker import MakeRoom, RoomMaker
 from kvplace.scheduler.stored_claims import migration_target, placement_of_claim
@@ -93,16 +86,12 @@ class ExtenderSettings:
     """Whether movable VMs make room for VMs that fit nowhere."""
 
 
-class ExtenderClient(PodClient, NominationClient, BudgetReader, MigrationClient, Protocol):
-    """The cluster calls of the extender, apart from watches and ledgers."""
-
-
 class Extender:
     """Answers kube-scheduler from the node cache; only binds and nominations write."""
 
     def __init__(
         self,
-        cluster: ExtenderClient,
+        cluster: SchedulerClient,
         cache: NodeCache,
         events: EventRecorder,
         settings: ExtenderSettings | None = None,

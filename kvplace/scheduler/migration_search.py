@@ -37,11 +37,12 @@ from kvplace.kube.migrations import (
 )
 from kvplace.kube.node_filters import SchedulableNode, beside_virt_handler, lacking, obstacle
 from kvplace.kube.object_records import PodRecord
-from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, ListClient, Selector
+from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, Selector
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
+from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.movable_vms import MovableVm, MovableVms
-from kvplace.scheduler.pending_pods import PendingPods, PodReader
+from kvplace.scheduler.pending_pods import PendingPods
 from kvplace.scheduler.stored_claims import OwnReservation, rfc3339
 
 log = logging.getLogger(__name__)
@@ -69,21 +70,6 @@ class Background(Protocol):
 
     async def __call__(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of the computation."""
-        ...
-
-
-class MigrationClient(PodReader, ListClient, Protocol):
-    """The cluster calls of migrating."""
-
-    async def create_migration(self, migration: PlannedMigration, *, dry_run: bool = False) -> None:
-        """Create a live migration, or only ask whether KubeVirt would accept it.
-
-        Raises Conflict when there is one of this name, and Rejected or Forbidden when KubeVirt refuses it.
-        """
-        ...
-
-    async def delete_migration(self, namespace: str, name: str) -> None:
-        """Delete a live migration; one that is gone already is not an error."""
         ...
 
 
@@ -115,7 +101,7 @@ class MigrationSearch:
 
     def __init__(
         self,
-        cluster: MigrationClient,
+        cluster: SchedulerClient,
         cache: NodeCache,
         pending: PendingPods,
         strategy: Strategy,

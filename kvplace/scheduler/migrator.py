@@ -35,13 +35,9 @@ from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
+from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.metrics import ROOM_MIGRATIONS
-from kvplace.scheduler.migration_search import (
-    Background,
-    MigrationClient,
-    MigrationSearch,
-    MoveToNode,
-)
+from kvplace.scheduler.migration_search import Background, MigrationSearch, MoveToNode
 from kvplace.scheduler.pending_pods import PendingPods
 from kvplace.scheduler.stored_claims import RENEW_S, RoomStopped, until_when
 
@@ -60,7 +56,7 @@ class Migrator:
 
     def __init__(
         self,
-        cluster: MigrationClient,
+        cluster: SchedulerClient,
         cache: NodeCache,
         pending: PendingPods,
         events: EventRecorder,

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Protocol
 
 from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
+from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.metrics import NOMINATIONS
 from kvplace.scheduler.pending_pods import PendingPods, waits
 
@@ -32,22 +32,11 @@ _WATCH_S = 0.5
 """The longest wait of a nomination until the watch brings a newer version of the pod."""
 
 
-class NominationClient(Protocol):
-    """The cluster calls of nominating."""
-
-    async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
-        """Nominate a node for a pod that is still as `pod` states.
-
-        Raises Conflict if it has changed, and Refused if it is gone or must not be nominated.
-        """
-        ...
-
-
 class Nominations:
     """Writes the nominations of planned pods, in kube-scheduler's order."""
 
     def __init__(
-        self, cluster: NominationClient, cache: NodeCache, pending: PendingPods, *, from_nodes: int
+        self, cluster: SchedulerClient, cache: NodeCache, pending: PendingPods, *, from_nodes: int
     ) -> None:
         """Nominate in clusters of at least `from_nodes` nodes; 0: never."""
         self._cluster = cluster

@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
-from typing import Protocol, Self
+from typing import Self
 
 from kvplace.core.annotations import check_agreement
 from kvplace.core.cluster.node_choice import Candidate
@@ -39,6 +39,7 @@ from kvplace.kube.events import ObjectReference, vmi_reference
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
+from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.extender_protocol import BindingArgs
 
 _SAME_ATTEMPT_S = 1.0
@@ -48,14 +49,6 @@ _MOST = 10_000
 _NEWEST = 256
 """Records that are not examined: the watch may not have shown their pods yet."""
 _EXAMINED = 2
-
-
-class PodReader(Protocol):
-    """The cluster calls of reading a pod request."""
-
-    async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
-        """Read a pod as the API server has it now; None if there is none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +125,7 @@ class PendingPods:
 
     def __init__(
         self,
-        cluster: PodReader,
+        cluster: SchedulerClient,
         cache: NodeCache,
         *,
         hold_seconds: float,

@@ -24,7 +24,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Protocol
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.claim_changes import LONGEST_S, kept_for, reserve
@@ -49,6 +48,7 @@ from kvplace.kube.ledgers import no_change
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
+from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.extender_protocol import PreemptionArgs, PreemptionResult, SentVictims
 from kvplace.scheduler.metrics import PREEMPTIONS
 from kvplace.scheduler.pending_pods import PendingPod, PendingPods
@@ -72,14 +72,6 @@ _SEARCHES = 3
 """The most searches of one call: a node may change before its cores are reserved."""
 
 
-class BudgetReader(Protocol):
-    """The cluster calls of preemption."""
-
-    async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
-        """Read all PodDisruptionBudgets."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Offer:
     """The victims of the best node so far."""
@@ -97,7 +89,7 @@ class Preemptor:
 
     def __init__(
         self,
-        cluster: BudgetReader,
+        cluster: SchedulerClient,
         cache: NodeCache,
         pending: PendingPods,
         *,

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Protocol
 
 from kvplace.core.allocator.allocate import may_fit
 from kvplace.core.allocator.available_units import cpus_owned
@@ -46,8 +45,9 @@ from kvplace.kube.resource_claims import (
 )
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
+from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.extender_protocol import BindingArgs
-from kvplace.scheduler.pending_pods import AskingPod, PendingPod, PendingPods, PodReader
+from kvplace.scheduler.pending_pods import AskingPod, PendingPod, PendingPods
 from kvplace.scheduler.ranking import RememberedAnswers
 from kvplace.scheduler.stored_claims import rfc3339
 
@@ -66,21 +66,6 @@ _WITHOUT_CLAIM = (
     f"dra-driver-cpu sets the cpusets there, and the pod has no ResourceClaim with {CAPACITY}: "
     "add one, or keep the pod away from the node"
 )
-
-
-class ResourceClaimClient(PodReader, Protocol):
-    """The cluster calls for ResourceClaims."""
-
-    async def read_resource_claim(self, namespace: str, name: str) -> ResourceClaimRecord | None:
-        """Read a ResourceClaim as the API server has it now; None if there is none."""
-        ...
-
-    async def write_claim_status(self, claim: ResourceClaimRecord, status: Mapping[str, Any]) -> str:
-        """Change allocation and reservedFor of a ResourceClaim, None removes one; returns its new version.
-
-        Raises Conflict if it has changed since `claim` was read, and Refused if it is gone.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +96,7 @@ class ResourceClaims:
 
     def __init__(
         self,
-        cluster: ResourceClaimClient,
+        cluster: SchedulerClient,
         cache: NodeCache,
         pending: PendingPods,
         now: Callable[[], datetime],

@@ -29,8 +29,9 @@ from kvplace.kube.events import EventRecorder, owner_reference, room_not_made
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot
+from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.metrics import ROOMS
-from kvplace.scheduler.migration_search import SOON_S, Background, MigrationClient, NoMigration
+from kvplace.scheduler.migration_search import SOON_S, Background, NoMigration
 from kvplace.scheduler.migrator import Migrator
 from kvplace.scheduler.movable_vms import MovableVms
 from kvplace.scheduler.pending_pods import AskingPod, PendingPods
@@ -85,7 +86,7 @@ class RoomMaker:
 
     def __init__(
         self,
-        cluster: MigrationClient,
+        cluster: SchedulerClient,
         cache: NodeCache,
         pending: PendingPods,
         events: EventRecorder,

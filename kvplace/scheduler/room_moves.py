@@ -31,10 +31,11 @@ from kvplace.kube.events import EventRecorder, making_room, owner_reference
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
+from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.metrics import ROOM_MOVES
 from kvplace.scheduler.migrator import vm_as_known, vm_name
 from kvplace.scheduler.movable_vms import MovableVm, MovableVms
-from kvplace.scheduler.pending_pods import PendingPods, PodReader
+from kvplace.scheduler.pending_pods import PendingPods
 from kvplace.scheduler.stored_claims import RENEW_S, OwnReservation, RoomStopped, rfc3339, until_when
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class RoomMoves:
 
     def __init__(
         self,
-        cluster: PodReader,
+        cluster: SchedulerClient,
         cache: NodeCache,
         pending: PendingPods,
         events: EventRecorder,

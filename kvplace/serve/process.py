@@ -31,7 +31,8 @@ from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
 from kvplace.kube.store import Store
 from kvplace.nodes.node_cache import ClusterFreeBlocks, NodeCache, NodeClient, running_node_cache
-from kvplace.scheduler.extender import Extender, ExtenderClient, ExtenderSettings
+from kvplace.scheduler.cluster_calls import SchedulerClient
+from kvplace.scheduler.extender import Extender, ExtenderSettings
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
 from kvplace.serve.metrics import ClusterGauges
@@ -105,7 +106,7 @@ async def hang_up_while_unready(
             hang_up()
 
 
-class ServeClient(NodeClient, ExtenderClient, ControllerClient, VmiReader, EventWriter, Protocol):
+class ServeClient(NodeClient, SchedulerClient, ControllerClient, VmiReader, EventWriter, Protocol):
     """The cluster calls of the components of `serve`."""
 
 
