@@ -48,10 +48,14 @@ from kvplace.scheduler.extender_protocol import (
     PreemptionResult,
 )
 from kvplace.scheduler.fit_table import FitTable
-from kvplace.scheduler.joint_plan import JointPlan, explain_choice, is_about_nominated_node
+from kvplace.scheduler.joint_plan import (
+    JointPlan,
+    Nominations,
+    explain_choice,
+    is_about_nominated_node,
+)
 from kvplace.scheduler.metrics import BINDS, FILTERS, PREEMPTION_SECONDS, PREEMPTIONS, PRIORITIZES, REFUSALS
 from kvplace.scheduler.migration_search import Background
-from kvplace.scheduler.nominations import Nominations
 from kvplace.scheduler.pending_pods import AskingPod, Hold, PendingPod, PendingPods
 from kvplace.scheduler.preemptor import Preemptor
 from kvplace.scheduler.resource_claims import ResourceClaims

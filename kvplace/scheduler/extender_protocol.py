@@ -177,10 +177,7 @@ class PreemptionResult(msgspec.Struct, frozen=True):
         )
 
 
-class _NodeList(msgspec.Struct, frozen=True):
-    items: list[msgspec.Raw] | None = None
-
-
+_NULL = msgspec.Raw(b"null")
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -197,11 +194,12 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
     if names is not None:
         _check_count(names)
         return ExtenderArgs(pod, names)
-    listed = _get(keys, "nodes", _NodeList | None)
+    listed = _get(keys, "nodes", dict[str, msgspec.Raw] | None)
     if listed is None:
         raise BadBody("NodeNames and Nodes are both missing or null; one of them lists the nodes")
-    _check_count(listed.items or ())
-    nodes = {_decode(raw, RawObject, "Nodes.items").metadata.name: raw for raw in listed.items or ()}
+    items = _decode(listed.get("items", _NULL), list[msgspec.Raw] | None, "Nodes.items") or []
+    _check_count(items)
+    nodes = {_decode(raw, RawObject, "Nodes.items").metadata.name: raw for raw in items}
     if "" in nodes:
         raise BadBody("Nodes.items contains a node without a name")
     return ExtenderArgs(pod, [NodeName(name) for name in nodes], nodes)
@@ -258,17 +256,12 @@ def _sent_victims(raw: msgspec.Raw, where: str) -> SentVictims:
     uids = []
     for pod in _get(fields, "pods", list[dict[str, msgspec.Raw]] | None) or ():
         each = _folded(pod)
-        if "uid" in each:
-            uids.append(_get(each, "uid", PodUid))
-        else:
-            uids.append(_get(each, "metadata", _Identity).uid if "metadata" in each else PodUid(""))
+        if "uid" not in each:
+            each = _get(each, "metadata", dict[str, msgspec.Raw]) or {}
+        uids.append(_get(each, "uid", PodUid) or PodUid(""))
     if "" in uids:
         raise BadBody(f"{where} names a victim without a UID")
     return SentVictims(tuple(uids), _get(fields, "numpdbviolations", int | None) or 0)
-
-
-class _Identity(msgspec.Struct, frozen=True):
-    uid: PodUid = PodUid("")
 
 
 def _keys(body: bytes) -> Mapping[str, msgspec.Raw]:

@@ -102,13 +102,7 @@ def extender_application(routes: Routes) -> web.Application:
     return application
 
 
-class _Args(Protocol):
-    @property
-    def about(self) -> dict[str, object]:
-        """The fields of a log line about the call."""
-
-
-_A = TypeVar("_A", bound=_Args)
+_A = TypeVar("_A", ExtenderArgs, BindingArgs, PreemptionArgs)
 
 
 def _verb(

@@ -4,21 +4,28 @@ When kube-scheduler asks about one pod of a rollout, the others usually wait alr
 with it, over the same nodes: each gets a planned hold, and later calls are answered from it. The first bind
 on a node then claims for all that are planned there, in one write of its ledger.
 
-A plan is not a promise. The pod of the present call comes before planned pods: where it
-fits nowhere else, it takes the cores of pods of its own or lower priority, which are then planned anew.
+A plan is not a promise. The pod of the present call comes before planned pods: if it fits nowhere else, it
+takes the cores of pods with its own or lower priority, which are then planned again.
+
+kube-scheduler tries `status.nominatedNodeName` first, and all other nodes only if that one fails. A
+nomination is one more write to the API server for each pod, so it pays in large clusters only. It is a hint:
+if it comes too late, or fails, only the cost changes. kube-scheduler gets its answer about a pod after the
+nominations of the pods of its plan are written, so that few come too late. A pod that another client has
+nominated or bound since it was planned stays as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from itertools import dropwhile, islice, takewhile
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate, why
-from kvplace.core.errors import BadAnnotation
+from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError
 from kvplace.core.ledger import Claim, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
@@ -28,10 +35,12 @@ from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
+from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.fit_table import FitTable
-from kvplace.scheduler.metrics import PLANNED
-from kvplace.scheduler.nominations import Nominations
+from kvplace.scheduler.metrics import NOMINATIONS, PLANNED
 from kvplace.scheduler.pending_pods import AskingPod, Hold, PendingPods, waits
+
+log = logging.getLogger(__name__)
 
 TAKEN = "no other room in the cluster, so pods planned for this node later give way"
 
@@ -67,7 +76,6 @@ _SHAPES = 64
 _PLACE_STEPS = 700
 """Steps of one placement, or of the choice of a node."""
 
-
 STREAM_S = 1.0
 """A pod that comes this long after the last one does not wait for others."""
 GATHER_S = 0.25
@@ -76,53 +84,99 @@ QUIET_S = 0.1
 """The stream has ended when no pod has come for this long."""
 
 
-class Gathering:
-    """Detects a stream of pods, and lets its first pod wait for more.
+_AT_ONCE = 4
+"""Concurrent nominations: enough to stay ahead of kube-scheduler, and few enough not to delay binds."""
+_PATIENCE_S = 1.0
+"""The longest delay of kube-scheduler's answer: a check of all nodes for every pod costs it more."""
+_ATTEMPTS = 3
+_WATCH_S = 0.5
+"""The longest wait of a nomination until the watch brings a newer version of the pod."""
 
-    The first pod of a plan costs kube-scheduler a check of all nodes, and each nominated pod a check of one
-    node. VMs of a rollout arrive some dozens a second.
-    """
 
-    def __init__(self, pending: PendingPods) -> None:
+class Nominations:
+    """Writes the nominations of planned pods, in kube-scheduler's order."""
+
+    def __init__(
+        self, cluster: SchedulerClient, cache: NodeCache, pending: PendingPods, *, from_nodes: int
+    ) -> None:
+        """Nominate in clusters of at least `from_nodes` nodes; 0: never."""
+        self._cluster = cluster
+        self._cache = cache
         self._pending = pending
-        self._last = float("-inf")
-        self._arrived = 0
+        self._from_nodes = from_nodes
+        self._due: asyncio.Queue[tuple[PodUid, NodeName]] = asyncio.Queue()
 
-    async def gather(self, shape: bytes, enough: int) -> None:
-        """Wait a moment, during a stream of pods, until `enough` pods of a shape wait.
+    @property
+    def pay(self) -> bool:
+        """Whether the cluster is so large that checking all nodes costs more than a nomination."""
+        return 0 < self._from_nodes <= len(self._cache.nodes.records)
 
-        If no pod has come since the last call, all pods of a rollout are there already.
+    def add(self, uid: PodUid, node: NodeName) -> None:
+        """Nominate a node for a planned pod soon, if the cluster is large enough."""
+        if self.pay:
+            self._pending.nominate(uid, node)
+            self._due.put_nowait((uid, node))
+
+    async def written(self) -> None:
+        """Wait until nothing is left to nominate, but not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._due.join()
+
+    async def run(self) -> None:
+        """Nominate until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_ONCE):
+                group.create_task(self._nominate_all())
+
+    async def _nominate_all(self) -> None:
+        while True:
+            uid, node = await self._due.get()
+            try:
+                outcome = await self._write(uid, node)
+            finally:
+                self._due.task_done()
+            NOMINATIONS.labels(outcome).inc()
+            if outcome != "written" and self._pending.get(uid).nomination == node:
+                self._pending.nominate(uid, None)
+
+    async def _write(self, uid: PodUid, node: NodeName) -> str:
+        """Nominate a node, and return the outcome once the watch has brought the nomination.
+
+        KubeVirt writes the status of a pod right after it has created it. So a pod that has changed is tried
+        again as it is now.
         """
-        loop = asyncio.get_running_loop()
-        if self._pending.arrived > self._arrived and loop.time() - self._last < STREAM_S:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GATHER_S):
-                    await self._pending.until_waiting(shape, enough, quiet_s=QUIET_S)
-        self._last = loop.time()
-        self._arrived = self._pending.arrived
+        refusal: KvplaceError | None = None
+        for _ in range(_ATTEMPTS):
+            pod = self._cache.pods.get(uid)
+            if pod is None or not waits(pod) or not self._is_due(uid, node):
+                return "dropped"
+            try:
+                await self._cluster.nominate_node(pod, node)
+            except Conflict as error:
+                refusal = error
+                await self._until_newer(pod)
+            except KvplaceError as error:
+                refusal = error
+                break
+            else:
+                await self._until_newer(pod)
+                return "written"
+        log.info("node %s is not nominated: %s", node, refusal, extra={"uid": uid, "node": node})
+        return "failed"
 
+    async def _until_newer(self, pod: PodRecord) -> None:
+        """Wait until the watch has brought a pod as it is now, but not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WATCH_S):
+                while self._cache.pods.get(pod.uid) == pod:
+                    await self._pending.news()
 
-class OfferedNodes:
-    """The nodes that kube-scheduler has offered last, by the shape of the pod it asked about.
-
-    Its plugins accept the same nodes for pods of one shape, unless the pods request other amounts or a node
-    has changed. Then kube-scheduler refuses the nominated node, examines all nodes, and so offers new ones.
-    """
-
-    def __init__(self) -> None:
-        self._offers: OrderedDict[bytes, tuple[float, frozenset[NodeName]]] = OrderedDict()
-
-    def remember(self, shape: bytes, names: frozenset[NodeName]) -> None:
-        """Keep the nodes that kube-scheduler offers now."""
-        self._offers[shape] = (asyncio.get_running_loop().time(), names)
-        self._offers.move_to_end(shape)
-        while len(self._offers) > _SHAPES:
-            self._offers.popitem(last=False)
-
-    def of_shape(self, shape: bytes) -> frozenset[NodeName] | None:
-        """Return the recent offer for a shape, if there is one."""
-        offered_at, names = self._offers.get(shape, (float("-inf"), frozenset[NodeName]()))
-        return names if asyncio.get_running_loop().time() - offered_at < OFFER_S else None
+    def _is_due(self, uid: PodUid, node: NodeName) -> bool:
+        """Whether a pod still goes to a node: by the plan, or by a claim that was stored along."""
+        if self._pending.get(uid).nomination != node:
+            return False
+        return self._pending.planned_node(uid) == node or node in self._cache.ledgers.nodes_claimed_by(uid)
 
 
 class JointPlan:
@@ -141,8 +195,11 @@ class JointPlan:
         self._fits = fits
         self._nominations = nominations
         self._strategy = strategy
-        self._gathering = Gathering(pending)
-        self._offered = OfferedNodes()
+        self._offers: OrderedDict[bytes, tuple[float, frozenset[NodeName]]] = OrderedDict()
+        """The nodes that kube-scheduler has offered last, and when, by the shape of the pod."""
+        self._gathered_at = float("-inf")
+        self._arrived = 0
+        """The number of pods that had arrived at that time."""
 
     def offer(self, pod: PodRecord, planned: Hold, names: Collection[NodeName]) -> bool:
         """Offer a pod the node that is planned for it; returns whether the pod still can go there.
@@ -177,8 +234,7 @@ class JointPlan:
             return best.node if best is not None else None
         names = self._fits.set_of(names)
         self._remember_offer(pod, names)
-        await self._gather(pod, names)
-        beside = self._beside(pod) if not is_about_nominated_node(pod, names) else []
+        beside = await self._beside(pod, names)
         turns = Turns()
         await self._plan(takewhile(lambda one: one.priority > pod.priority, beside), names, turns)
         await turns.spend(_PLACE_STEPS)
@@ -198,9 +254,10 @@ class JointPlan:
         if known is None or not known.shape or not self._nominations.pay:
             return
         self._remember_offer(pod, frozenset(names))
-        offered = self._offered.of_shape(known.shape)
-        if offered is not None and not self._pending.is_nominated_pod_ahead:
-            await self._gathering.gather(known.shape, TOGETHER)
+        offered_at, offered = self._offers.get(known.shape, (float("-inf"), frozenset()))
+        is_recent = asyncio.get_running_loop().time() - offered_at < OFFER_S
+        if is_recent and not self._pending.is_nominated_pod_ahead:
+            await self._gather(known.shape)
             await self._plan(self._others_of(known), offered, Turns())
         await self._nominations.written()
 
@@ -226,17 +283,29 @@ class JointPlan:
             self._pending.get(pod.uid).explanation = explain_choice(best, next_best, self._strategy)
         return best
 
-    async def _gather(self, pod: PodRecord, names: Collection[NodeName]) -> None:
-        known = self._cache.pods.get(pod.uid)
-        if self._nominations.pay and known is not None and waits(known) and len(names) > 1:
-            await self._gathering.gather(known.shape, TOGETHER)
-
-    def _beside(self, pod: PodRecord) -> list[PodRecord]:
-        """Return the pods to be planned along with one, in kube-scheduler's order."""
-        known = self._cache.pods.get(pod.uid)
-        if known is None or not waits(known) or not self._nominations.pay:
+    async def _beside(self, pod: PodRecord, names: Collection[NodeName]) -> list[PodRecord]:
+        """Return the pods to be planned along with one, in kube-scheduler's order; gather them first."""
+        if is_about_nominated_node(pod, names):
             return []
-        return self._others_of(known)
+        known = self._cache.pods.get(pod.uid)
+        if known is not None and waits(known) and len(names) > 1:
+            await self._gather(known.shape)
+            known = self._cache.pods.get(pod.uid)
+        return self._others_of(known) if known is not None and waits(known) else []
+
+    async def _gather(self, shape: bytes) -> None:
+        """Wait a moment for more pods of a shape, if pods come in a stream.
+
+        The first pod of a plan costs kube-scheduler a check of all nodes, and each nominated pod a check of
+        one node. VMs of a rollout arrive some dozens a second. If no pod has come since the last call, all
+        pods of the rollout are there already.
+        """
+        loop = asyncio.get_running_loop()
+        if self._pending.arrived > self._arrived and loop.time() - self._gathered_at < STREAM_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S):
+                    await self._pending.until_waiting(shape, TOGETHER, quiet_s=QUIET_S)
+        self._gathered_at, self._arrived = loop.time(), self._pending.arrived
 
     def _others_of(self, pod: PodRecord) -> list[PodRecord]:
         """Return pods of a pod's shape that wait and have no node yet, in kube-scheduler's order."""
@@ -246,9 +315,19 @@ class JointPlan:
         return list(islice(others, TOGETHER - 1))
 
     def _remember_offer(self, pod: PodRecord, names: frozenset[NodeName]) -> None:
+        """Keep the offered nodes for the pods behind this one.
+
+        kube-scheduler's plugins accept the same nodes for pods of one shape, unless the pods request other
+        amounts or a node has changed. Then it refuses the nominated node, checks all nodes, and offers
+        other ones.
+        """
         known = self._cache.pods.get(pod.uid)
-        if self._nominations.pay and known is not None and not is_about_nominated_node(pod, names):
-            self._offered.remember(known.shape, names)
+        if known is None or is_about_nominated_node(pod, names):
+            return
+        self._offers[known.shape] = asyncio.get_running_loop().time(), names
+        self._offers.move_to_end(known.shape)
+        if len(self._offers) > _SHAPES:
+            self._offers.popitem(last=False)
 
     def _is_undecided(self, pod: PodRecord) -> bool:
         return self._pending.hold_of(pod.uid) is None and not self._cache.ledgers.nodes_claimed_by(pod.uid)

@@ -78,7 +78,7 @@ CODE: dict[tuple[str, str], list[str]] = {
     (PREEMPTION, "reservation of what victims"): ["core.claim_changes:RESERVED_S"],
     (SERVE, "hold between"): ["scheduler.extender:ExtenderSettings.hold_seconds"],
     (SERVE, "pods planned together"): ["scheduler.joint_plan:TOGETHER"],
-    (SERVE, "wait of Filter"): ["scheduler.joint_plan:GATHER_S", "scheduler.nominations:_PATIENCE_S"],
+    (SERVE, "wait of Filter"): ["scheduler.joint_plan:GATHER_S", "scheduler.joint_plan:_PATIENCE_S"],
     (SERVE, "ledger changes in a burst"): ["kube.ledgers:ENOUGH"],
     (SERVE, "queued events"): ["kube.events:_UNWRITTEN"],
     (SERVE, "object, page"): [
