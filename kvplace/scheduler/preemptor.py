@@ -72,18 +72,6 @@ _SEARCHES = 3
 """The most searches of one call: a node may change before its cores are reserved."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """The victims of the best node so far."""
-
-    node: NodeName
-    victims: Victims
-
-    @property
-    def rank(self) -> tuple[object, ...]:
-        return (self.victims.cost, self.victims.quality, self.node)
-
-
 class Preemptor:
     """Answers preempt, and reserves the cores that victims release for the waiting pod."""
 
@@ -180,23 +168,23 @@ class Preemptor:
         ends = self._clock() + MOST_SECONDS
         candidates = self._candidates(args)
         for _ in range(_SEARCHES):
-            offer = await self._best_offer(args, candidates, asking.pod_request.request, ends)
-            if offer is None:
+            best = await self._best_victims(args, candidates, asking.pod_request.request, ends)
+            if best is None:
                 break
-            if not offer.victims.tenants:
+            node, victims = best
+            if not victims.tenants:
                 await self._wait(args.pod.uid, candidates)
                 PREEMPTIONS.labels("waiting").inc()
                 return PreemptionResult()
-            gone = {one.uid for one in offer.victims.tenants} | self._leaving(offer.node)
-            if await self._reserve(args.pod, offer.node, offer.victims.placement, gone):
-                return self._evict(args, offer)
+            gone = {one.uid for one in victims.tenants} | self._leaving(node)
+            if await self._reserve(args.pod, node, victims.placement, gone):
+                return self._evict(args, node, victims)
             if self._clock() > ends:
                 break
         PREEMPTIONS.labels("none").inc()
         return PreemptionResult()
 
-    def _evict(self, args: PreemptionArgs, offer: _Offer) -> PreemptionResult:
-        node, victims = offer.node, offer.victims
+    def _evict(self, args: PreemptionArgs, node: NodeName, victims: Victims) -> PreemptionResult:
         uids = [one.uid for one in victims.tenants]
         sent = args.victims.get(node)
         violations = sent.violations if sent and set(sent.uids) == set(uids) else victims.violations
@@ -209,13 +197,13 @@ class Preemptor:
         )
         return PreemptionResult.evicting(node, uids, violations)
 
-    async def _best_offer(
+    async def _best_victims(
         self,
         args: PreemptionArgs,
         candidates: Mapping[NodeName, SentVictims],
         request: Request,
         ends: float,
-    ) -> _Offer | None:
+    ) -> tuple[NodeName, Victims] | None:
         """Search the nodes, likely the cheapest first, until no other can be better or time ends."""
         budgets = await self._cluster.read_disruption_budgets()
         ranked = []
@@ -227,19 +215,19 @@ class Preemptor:
             if least:
                 ranked.append((min(least), node))
         ranked.sort()
-        best: _Offer | None = None
+        best: tuple[NodeName, Victims] | None = None
         equals = 0
         for cost, node in ranked:
             if best is not None:
-                equals += cost == best.victims.cost
-                if cost > best.victims.cost or not best.victims.tenants or equals > MOST_EQUALS:
+                _, victims = best
+                equals += cost == victims.cost
+                if cost > victims.cost or not victims.tenants or equals > MOST_EQUALS:
                     break
             # Asked anew: a node may have changed meanwhile, and many searches at once would take memory.
             for question in self._questions(node, args, candidates[node], request, budgets):
                 found = await turns.finish(VictimSearch(question).best())
-                offer = _Offer(node, found) if found is not None else None
-                if offer is not None and (best is None or offer.rank < best.rank):
-                    best = offer
+                if found is not None and (best is None or _rank(node, found) < _rank(*best)):
+                    best = node, found
             if self._clock() > ends:
                 break
         return best
@@ -304,6 +292,10 @@ class Preemptor:
         """Return the pods that count as staying, because the waiting pod has waited for them too long."""
         waiting, oldest = self._pending.get(uid).leaving, self._clock() - PATIENCE_SECONDS
         return frozenset(other for other in leaving if waiting.get(other, oldest) < oldest)
+
+
+def _rank(node: NodeName, victims: Victims) -> tuple[object, ...]:
+    return victims.cost, victims.quality, node
 
 
 def _without(ledger: Ledger, gone: Collection[PodUid]) -> Ledger:
