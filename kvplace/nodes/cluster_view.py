@@ -1,8 +1,7 @@
 """The view of a cluster for people: every node with its CPUs and claims, every VM with its place and state.
 
-Values of one moment, made of the records that the API server gives: from lists that were read once
-(`cluster_reading`), or from watches. A VM here is a pod that opted in, so a plain pod
-is one, too, and during a live migration there are two of a name.
+A view holds values of one moment, from lists that were read once (`cluster_reading`) or from watches. A VM
+here is a pod that opted in. So a plain pod counts as a VM, and during a live migration two VMs have one name.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""A short-lived pod that reads the machine of a node: how a node without an agent is described.
+"""A short-lived pod that describes the machine of a node without an agent.
 
-Every container sees the sysfs of its machine, so the pod needs nothing of the node: no volume, no token,
-no capability, no root. It prints the NodeTopology, which is read from its log and checked before anything
-uses it.
+Every container sees the sysfs of its machine, so the pod needs no volume, no token, no capability and no
+root. It prints the NodeTopology. The command reads it from the log and checks it before use.
 
-The CPUs that a kubelet reserves for its host are asked of the kubelet, through the API server. A pod could
-see them only in the kubelet's configuration file: that takes a volume of the host and often root. A user
-who may describe nodes can often ask the kubelet (`get nodes/proxy`); for others the command names what was
-not read.
+The API server passes the question about the CPUs reserved for the host to the kubelet. A pod could read them
+only in the kubelet's configuration file: that takes a volume of the host and often root. A user who may
+describe nodes can often ask the kubelet (`get nodes/proxy`); for others the command names the missing values.
 """
 
 from __future__ import annotations
@@ -116,8 +114,8 @@ async def describe_through_pod(
 ) -> tuple[Topology, tuple[str, ...]]:
     """Read the machine of a node, and notes about it, through a pod that is deleted in any case.
 
-    Raises Misconfigured when there is no such namespace or the image cannot run there, BadTopology when it
-    prints no machine, and Unavailable when it has not ended in time.
+    Raises Misconfigured without the namespace, or if the image cannot run there, BadTopology if the pod
+    prints no machine, and Unavailable if it has not ended in time.
     """
     try:
         pod = await client.create(PODS, describing_pod(node, image, seconds), namespace=namespace)
@@ -236,7 +234,7 @@ class KubeletReader(Protocol):
 async def reserved_by_kubelet(
     reader: KubeletReader, node: NodeName, topology: Topology
 ) -> tuple[CpuMask, str]:
-    """Return the CPUs to reserve where no user names any, and a sentence about where they come from."""
+    """Return the CPUs to reserve if the user names none, and a sentence about their source."""
     lowest = topology.cores[0]
     others = f"CPU {format_cpu_list(lowest)} is reserved, the core of the lowest CPU; --reserved names others"
     try:

@@ -1,10 +1,10 @@
 """Devices of Dynamic Resource Allocation and their NUMA nodes, as the watches report them.
 
 The NUMA node of a device comes from the surest source that has one: its PCI address on the node's own
-machine, its PCIe root there, then the attributes of the driver. A device without a known NUMA node
-constrains nothing, and so does one that is not on one node.
+machine, its PCIe root there, then the attributes of the driver. A device without a known NUMA node, or on
+several nodes, constrains nothing.
 
-Nothing here is complete before `run` has read the lists, and the API server may not serve these kinds at
+The devices are complete only after `run` has read the lists, and the API server may not serve these kinds at
 all. Bind therefore reads the resource claims of its pod itself.
 """
 

@@ -1,8 +1,8 @@
-"""A live cluster as defragmentation starts from it: its nodes, and the VMs that may move now.
+"""A live cluster as the start of defragmentation: its nodes, and the VMs that may move now.
 
-A VM may move if its owner agreed (`kvplace.io/movable`), its agent reports every thread in its place, no
-other change of it is under way, and it has not got other cores lately. Between nodes KubeVirt must be able to
-migrate it, too. `serve` checks a VM again before it moves inside its node.
+A VM may move if its owner agreed (`kvplace.io/movable`) and its agent reports every thread in its place. No
+other change of it may be under way, and it must have rested since its last move. Between nodes KubeVirt must
+be able to migrate it, too. `serve` checks a VM again before it moves inside its node.
 """
 
 from __future__ import annotations

@@ -300,8 +300,8 @@ class FreeBlockTotals:
     def fragmentation(self, domain: Domain) -> float:
         """Return the share of the largest possible free blocks that is missing, from 0 to 1.
 
-        On each node the largest free block is compared with the one that as many free CPUs could form there:
-        0 on an empty machine, on a full one, and where everything that is free lies together.
+        On each node the largest free block is compared with the largest one of as many free CPUs: 0 on an
+        empty machine, on a full one, and where all free CPUs are contiguous.
         """
         possible = self._possible[domain]
         found = sum(size * count for size, count in self._sizes[domain][0].items())

@@ -63,7 +63,7 @@ class PlanningCluster:
     """The nodes where VMs can go, and the obstacles of the others."""
 
     nodes: tuple[ClusterNode, ...]
-    """The nodes that kvplace can place on, with running VMs, and waiting VMs where they would go."""
+    """The nodes where kvplace can place VMs, with running VMs and the waiting VMs that go there."""
     objects: Mapping[NodeName, SchedulableNode] = field(default_factory=dict)
     """All nodes, as kube-scheduler sees them."""
     unusable: ClosedNodes = field(default_factory=dict)

@@ -194,10 +194,10 @@ def draw_node(node: NodeView, vms: Iterable[VmView]) -> CoreMap | None:
 
 
 def _found(vm: VmView, report: PodReport | None) -> CpuMask | None:
-    """Where the threads of a VM may really run, as far as that is not where they were placed.
+    """Return the CPUs of a VM's threads, if threads have left their place; None otherwise.
 
-    Its agent reports the CPUs of all threads together. QEMU's own may run outside of the claim, in the shared
-    pool; and while a VM gets other cores it has old and new ones.
+    Its agent reports the CPUs of all threads together. QEMU's own threads may run in the shared pool. While a
+    VM gets other cores it has old and new ones.
     """
     if report is None or report.pinned or not report.running or not report.cpus:
         return None

@@ -49,7 +49,7 @@ class _Decision:
 
     claim: Claim
     placement: Placement | None
-    """None if an earlier attempt stored the claim and the machine has changed so that it no longer fits."""
+    """None if an earlier attempt stored the claim and the machine has changed since then."""
     topology: Topology
     is_new: bool
     """Whether this attempt made the claim. Another replica may bind with a claim that it took over."""

@@ -1,8 +1,8 @@
 """The verbs of the extender: filter, prioritize, preempt, bind.
 
-Filter decides: it answers with the one best node and holds the cores that it would give there, so that the
-next pod finds them taken. In mode `advise` it answers with every node that fits. Bind claims the cores in
-the node's ledger and only then binds the pod, with node and cores in one write (`Binder`).
+Filter answers with the one best node and holds the cores there, so that the next pod finds them taken. In
+mode `advise` it answers with every node that fits. Bind claims the cores in the node's ledger and only then
+binds the pod, with node and cores in one write (`Binder`).
 """
 
 from __future__ import annotations

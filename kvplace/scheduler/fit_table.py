@@ -1,8 +1,8 @@
 """The answer of every node to a request, kept between calls.
 
-The best node is found without placing the VM on every node (`ranking`), and nothing is computed again for a
-node that has not changed since the last equal request. The search runs in turns, so that a new kind of VM
-over thousands of nodes does not delay other work.
+The best node is found without placing the VM on every node (`ranking`). The answers of nodes that have not
+changed since the last equal request are used again. The search runs in turns, so that a new kind of VM over
+thousands of nodes does not delay other work.
 """
 
 from __future__ import annotations

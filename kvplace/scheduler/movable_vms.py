@@ -1,8 +1,8 @@
 """The running VMs of a node that may get other cores now, and the resources of the others.
 
-A VM moves only if its owner opted in (`kvplace.io/movable`), and only while nothing else happens to
-it: its agent reports every thread in its place, its owner has not asked for other options, it does not
-migrate, and it has not moved in the last ten minutes (`nodes/node_cache.py`).
+A VM moves only if its owner opted in (`kvplace.io/movable`) and its agent reports every thread in its place.
+Meanwhile its owner must not have requested other options, it must not migrate, and its last move must be ten
+minutes ago (`nodes/node_cache.py`).
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class PendingPods:
     def answered(self, pending: PendingPod, refusal: str) -> bool:
         """Record the refusal, or "" for an offer; returns whether the refusal differs from the last one.
 
-        If the pod does not get the cores again that it gave up, other pods may have them.
+        The cores of a hold that the pod gave up and did not take again are left to other pods.
         """
         node, pending.given_up = pending.given_up, None
         if node is not None and not self._has_taken(pending.uid, node):
@@ -460,8 +460,8 @@ class PendingPods:
 def waits(pod: PodRecord) -> bool:
     """Whether a pod waits for its first try and may be planned with others.
 
-    A pod that was tried and refused comes again when something changes, at an unknown time, and one with a
-    nominated node is about to go there.
+    A refused pod comes again at an unknown time, after a change of the cluster. A pod with a nominated node
+    is about to go there.
     """
     return bool(
         pod.shape

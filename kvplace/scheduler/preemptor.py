@@ -5,10 +5,10 @@ gives the VM enough CPUs in number. It does not know their cores. The answer nam
 victims of least cost in kube-scheduler's own order that make the VM fit. This node may be another one, if
 Filter has just found only cores missing there.
 
-No pod is evicted in vain: where a VM fits once pods have ended that end anyway, it waits for them, for a
+No pod is evicted in vain: if a VM fits after the end of pods that end anyway, it waits for them, for a
 limited time. The cores of the victims are reserved for it in the node's ledger (`core/claim_changes.py`)
-before the victims are named, so no replica gives these cores to another pod. Only a pod of higher priority
-may take them.
+before the answer names the victims. So no replica gives these cores to another pod. Only a pod of higher
+priority may take them.
 
 kube-scheduler also counts other resources. So other victims than its own must request as much of each
 resource. Where other rules than amounts decide (affinity, host ports), the answer keeps kube-scheduler's

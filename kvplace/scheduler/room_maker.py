@@ -1,10 +1,10 @@
-"""Makes room: running VMs that may move get other cores of their node, so that a waiting VM fits.
+"""Makes room: movable VMs get other cores of their node, so that a waiting VM fits.
 
-Filter names a VM that fits on no node. If moves are found, `room_moves` carries them out; if none are found,
-one VM may go to another node (`migrator`). No VM is evicted for the one that waits meanwhile.
+Filter names a VM that fits on no node. If moves help, `room_moves` carries them out; otherwise one VM may go
+to another node (`migrator`). Meanwhile no VM is evicted for the waiting one.
 
-Giving up is always safe: when the deadline has passed, a VM could not be moved, or the node has changed. Only
-the moves that were begun are completed or undone, and a reservation that nothing renews ends.
+An attempt may stop at any time, for example at its deadline, or if the node has changed. Then only the begun
+moves are completed or undone, and the reservation ends because it is not renewed.
 """
 
 from __future__ import annotations
