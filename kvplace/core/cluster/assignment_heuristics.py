@@ -15,7 +15,6 @@ on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
 from typing import TypeAlias
 
 from kvplace.core.cluster.draft import Draft, DraftNode, Shape
@@ -140,14 +139,7 @@ def as_many_as_can_fit(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
     return [vm for vm in hardest_first(draft, shapes) if vm in chosen] + smallest[number:]
 
 
-class FillOrder(Enum):
-    """Which sizes go first, where several sets fill a scope domain equally."""
-
-    LARGE = "large"
-    COMMON = "common"
-
-
-def pack(draft: Draft, order: Sequence[int], shapes: Sequence[Shape], first: FillOrder) -> None:
+def pack(draft: Draft, order: Sequence[int], shapes: Sequence[Shape]) -> None:
     """Assign exclusive VMs scope domain by scope domain, narrow scopes first; then the others, one by one."""
     exclusive = [vm for vm in order if shapes[vm].request.owns_cpus]
     for scope in sorted({shapes[vm].request.options.scope for vm in exclusive}, key=NARROW_FIRST.index):
@@ -160,7 +152,7 @@ def pack(draft: Draft, order: Sequence[int], shapes: Sequence[Shape], first: Fil
         ]
         for count, index, cpus in sorted(headrooms):
             draft.step()
-            for size, number in best_filling(count, waiting.numbers, first):
+            for size, number in best_filling(count, waiting.numbers):
                 for _ in range(number):
                     waiting.assign_one(draft, size, index, cpus)
     assign_all(draft, order, shapes, tightest)
@@ -195,17 +187,13 @@ class _Waiting:
                 return
 
 
-def best_filling(
-    capacity: int, numbers: Mapping[int, int], first: FillOrder = FillOrder.LARGE
-) -> list[tuple[int, int]]:
-    """Choose how many of each size make the largest sum up to a capacity.
+def best_filling(capacity: int, numbers: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Choose how many of each size make the largest sum up to a capacity; of equal choices the largest sizes.
 
-    `numbers` holds how many there are of each size. The sums that can be reached are bits of an int, so this
-    costs a few shifts.
+    `numbers` holds the available number of each size. The possible sums are bits of an int, so this costs a
+    few shifts.
     """
     sizes = sorted((size for size, number in numbers.items() if number and size <= capacity), reverse=True)
-    if first is FillOrder.COMMON:
-        sizes.sort(key=lambda size: -size * numbers[size])
     mask = (1 << (capacity + 1)) - 1
     reachable = [1]
     """The sums of the last so many of the sizes."""

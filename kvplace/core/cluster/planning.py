@@ -17,7 +17,6 @@ from typing import TypeAlias
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.assignment_heuristics import (
-    FillOrder,
     as_many_as_can_fit,
     assign_all,
     by_strategy,
@@ -85,7 +84,6 @@ class Stage(Enum):
 
     ONE_BY_ONE = "one by one"
     HARDEST_FIRST = "the hardest first"
-    BEST_FIT = "best fit"
     BIN_PACKING = "bin packing"
     MANY = "as many as can fit"
     SOLVER = "as the solver assigns"
@@ -202,19 +200,14 @@ def _attempts(
             (Stage.ONE_BY_ONE, lambda draft: assign_all(draft, arrival, shapes, by_strategy(strategy))),
             (Stage.HARDEST_FIRST, lambda draft: assign_all(draft, hardest, shapes, by_strategy(strategy))),
         ],
-        [(Stage.BEST_FIT, lambda draft: assign_all(draft, hardest, shapes, tightest))],
-        [
-            (Stage.BIN_PACKING, lambda draft: pack(draft, hardest, shapes, FillOrder.LARGE)),
-            (Stage.BIN_PACKING, lambda draft: pack(draft, hardest, shapes, FillOrder.COMMON)),
-        ],
+        [(Stage.BIN_PACKING, lambda draft: pack(draft, hardest, shapes))],
     ]
     many = as_many_as_can_fit(empty, shapes)
     if many != hardest:
         ways.append(
             [
                 (Stage.MANY, lambda draft: assign_all(draft, many, shapes, tightest)),
-                (Stage.MANY, lambda draft: pack(draft, many, shapes, FillOrder.LARGE)),
-                (Stage.MANY, lambda draft: pack(draft, many, shapes, FillOrder.COMMON)),
+                (Stage.MANY, lambda draft: pack(draft, many, shapes)),
             ]
         )
     if hint:
