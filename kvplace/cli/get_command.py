@@ -302,7 +302,7 @@ def _print_rows(
 
 
 def _node_key(node: NodeView, order: str) -> str | float:
-    from kvplace.core.free_resources import Domain
+    from kvplace.core.request import Level
 
     blocks = node.free_blocks
     match order:
@@ -311,7 +311,7 @@ def _node_key(node: NodeView, order: str) -> str | float:
         case "free":
             return -blocks.free if blocks else 0
         case "fragmentation":
-            return -blocks.largest[Domain.NUMA].fragmentation if blocks else 0
+            return -blocks.largest[Level.NUMA].fragmentation if blocks else 0
         case "vms":
             return -len(node.ledger.claims)
         case _:

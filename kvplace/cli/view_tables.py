@@ -13,10 +13,11 @@ from kvplace.cli.output import Column, Output, console, document_text, rows_of, 
 from kvplace.core.cpuset import format_cpu_list, union
 from kvplace.core.device_locality import device_phrases
 from kvplace.core.drawing.core_map_json import KIND, core_map_document
-from kvplace.core.free_resources import Domain, FreeBlocks
+from kvplace.core.free_resources import BLOCK_LEVELS, FreeBlocks
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted, format_bytes
+from kvplace.core.request import Level
 from kvplace.core.scalars import CpuMask
 from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
@@ -38,7 +39,7 @@ def _of_blocks(cell: Callable[[FreeBlocks], str]) -> Callable[[NodeView], str]:
     return lambda node: NOTHING if node.free_blocks is None else cell(node.free_blocks)
 
 
-def _free_in(domain: Domain) -> Callable[[NodeView], str]:
+def _free_in(domain: Level) -> Callable[[NodeView], str]:
     return _of_blocks(lambda blocks: str(blocks.largest[domain].cpus))
 
 
@@ -55,11 +56,11 @@ NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column("OWNED", _count(lambda node: node.owned)),
     Column("SHARED", _count(lambda node: node.shared)),
     Column("FREE", _count(lambda node: node.free)),
-    Column("LARGEST-NUMA", _free_in(Domain.NUMA)),
+    Column("LARGEST-NUMA", _free_in(Level.NUMA)),
     Column("VMS", lambda node: str(len(node.ledger.claims))),
     Column("PROBLEM", lambda node: node.problem or NOTHING),
-    Column("LARGEST-SOCKET", _free_in(Domain.SOCKET), wide=True),
-    Column("LARGEST-L3", _free_in(Domain.L3), wide=True),
+    Column("LARGEST-SOCKET", _free_in(Level.SOCKET), wide=True),
+    Column("LARGEST-L3", _free_in(Level.L3), wide=True),
     Column("MEMORY-FREE", lambda node: free_memory(node.snapshot), wide=True),
     Column("HUGEPAGES-FREE", lambda node: free_huge_pages(node.snapshot), wide=True),
     Column(
@@ -196,8 +197,8 @@ def _numbers(numbers: tuple[int, ...]) -> str:
     return ",".join(map(str, numbers)) or NOTHING
 
 
-_DOMAINS = {Domain.SOCKET: "socket", Domain.NUMA: "NUMA node", Domain.L3: "L3 cache"}
-_WORDS = {Domain.SOCKET: "a socket", Domain.NUMA: "a NUMA node", Domain.L3: "an L3 cache"}
+_DOMAINS = {Level.SOCKET: "socket", Level.NUMA: "NUMA node", Level.L3: "L3 cache"}
+_WORDS = {Level.SOCKET: "a socket", Level.NUMA: "a NUMA node", Level.L3: "an L3 cache"}
 
 
 TOP_NODE_COLUMNS: tuple[Column[NodeView], ...] = (
@@ -206,10 +207,10 @@ TOP_NODE_COLUMNS: tuple[Column[NodeView], ...] = (
     Column("CPUS", _of_blocks(lambda blocks: str(blocks.allocatable))),
     Column("USED", _of_blocks(lambda blocks: percent(blocks.allocatable - blocks.free, blocks.allocatable))),
     Column("FREE", _of_blocks(lambda blocks: str(blocks.free))),
-    Column("SOCKET", _free_in(Domain.SOCKET)),
-    Column("NUMA", _free_in(Domain.NUMA)),
-    Column("L3", _free_in(Domain.L3)),
-    Column("FRAGMENTED", _of_blocks(lambda blocks: f"{blocks.largest[Domain.NUMA].fragmentation:.0%}")),
+    Column("SOCKET", _free_in(Level.SOCKET)),
+    Column("NUMA", _free_in(Level.NUMA)),
+    Column("L3", _free_in(Level.L3)),
+    Column("FRAGMENTED", _of_blocks(lambda blocks: f"{blocks.largest[Level.NUMA].fragmentation:.0%}")),
     Column("MEMORY-FREE", lambda node: free_memory(node.snapshot)),
     Column("HUGEPAGES-FREE", lambda node: free_huge_pages(node.snapshot), wide=True),
     Column("FREE-CPUS", lambda node: cpu_list(node.free), wide=True),
@@ -256,12 +257,13 @@ def cluster_summary(view: ClusterView) -> list[tuple[str, str]]:
         (
             "largest free",
             ", ".join(
-                f"{counted(totals.largest_cpus(domain), 'CPU')} in {_WORDS[domain]}" for domain in Domain
+                f"{counted(totals.largest_cpus(domain), 'CPU')} in {_WORDS[domain]}"
+                for domain in BLOCK_LEVELS
             ),
         ),
         (
             "fragmented",
-            ", ".join(f"{totals.fragmentation(domain):.0%} by {_DOMAINS[domain]}" for domain in Domain),
+            ", ".join(f"{totals.fragmentation(domain):.0%} by {_DOMAINS[domain]}" for domain in BLOCK_LEVELS),
         ),
     ]
     problem = next((f"{name}: {node.problem}" for name, node in view.nodes.items() if node.problem), "")
@@ -288,7 +290,7 @@ def top_document(view: ClusterView, nodes: Iterable[NodeView]) -> Json:
                     "cores": totals.largest_cores(domain),
                     "fragmentation": round(totals.fragmentation(domain), 4),
                 }
-                for domain in Domain
+                for domain in BLOCK_LEVELS
             },
         },
         "nodes": [_node_document(node) for node in nodes],
@@ -382,6 +384,6 @@ MAP_COLUMNS: tuple[Column[NodeView], ...] = (
     Column("NODE", lambda node: node.name),
     Column("VMS", lambda node: str(len(node.ledger.claims))),
     Column("FREE", lambda node: NOTHING if node.problem else str(node.free.bit_count())),
-    Column("LARGEST-NUMA", _free_in(Domain.NUMA)),
+    Column("LARGEST-NUMA", _free_in(Level.NUMA)),
     Column("CORES", _cores),
 )

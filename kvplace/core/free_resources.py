@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from kvplace.core.cpuset import cpus_of, union
 from kvplace.core.json_fields import MAX_BYTES
@@ -28,7 +27,7 @@ from kvplace.core.quantity import (
     read_page_counts,
     write_page_counts,
 )
-from kvplace.core.request import Policy
+from kvplace.core.request import Level, Policy
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.strict_json import Json, shown
 from kvplace.core.topology import Topology
@@ -150,21 +149,17 @@ def crowd(uses: Sequence[int], vcpus: int) -> int:
     return max(0, wanted - size) * 1000 // size
 
 
-class Domain(Enum):
-    """The kind of domain around a free block; the values are labels of metrics."""
-
-    SOCKET = "socket"
-    NUMA = "numa"
-    L3 = "l3"
+BLOCK_LEVELS = (Level.SOCKET, Level.NUMA, Level.L3)
+"""The levels of free blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreeBlock:
-    """The most that is free inside one domain of a kind."""
+    """The largest free block of one level."""
 
     cpus: int
     cores: int
-    """Whole free cores of the domain that has most of them; perhaps not the one with most CPUs."""
+    """The most whole free cores in one block; perhaps not the block with most CPUs."""
     possible: int
     """CPUs of the largest free block that as many free CPUs could form on this machine."""
 
@@ -180,11 +175,11 @@ class FreeBlocks:
 
     allocatable: int
     free: int
-    largest: Mapping[Domain, FreeBlock]
+    largest: Mapping[Level, FreeBlock]
 
 
 def free_blocks_of(topology: Topology, allocatable: CpuMask, free: CpuMask) -> FreeBlocks:
-    """Count free CPUs, and the largest free block of every kind of domain."""
+    """Count free CPUs, and the largest free block of every level."""
     whole_cores = NO_CPUS  # each by one of its CPUs
     for core in topology.cores:
         if core & free == core:
@@ -194,11 +189,11 @@ def free_blocks_of(topology: Topology, allocatable: CpuMask, free: CpuMask) -> F
         allocatable.bit_count(),
         count,
         {
-            domain: _largest(sets, allocatable, free, whole_cores, count)
-            for domain, sets in (
-                (Domain.SOCKET, [socket.cpus for socket in topology.sockets]),
-                (Domain.NUMA, [node.cpus for node in topology.numa_nodes]),
-                (Domain.L3, topology.l3_groups),
+            level: _largest(sets, allocatable, free, whole_cores, count)
+            for level, sets in (
+                (Level.SOCKET, [socket.cpus for socket in topology.sockets]),
+                (Level.NUMA, [node.cpus for node in topology.numa_nodes]),
+                (Level.L3, topology.l3_groups),
             )
         },
     )
@@ -251,7 +246,7 @@ def usage_of(topology: Topology, allocatable: CpuMask, ledger: Ledger, free: Cpu
         ledger.owned.bit_count(),
         ledger.shared.bit_count(),
         free_blocks.free,
-        free_blocks.largest[Domain.NUMA].cpus,
+        free_blocks.largest[Level.NUMA].cpus,
         len(ledger.claims),
     )
 

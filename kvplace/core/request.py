@@ -19,12 +19,17 @@ _CPU_LIST = frozenset("0123456789-, ")
 
 
 class Level(Enum):
-    """A level of a machine; the value is the noun for one part of it."""
+    """A level of a machine; the values are labels of metrics and keys of documents."""
 
     MACHINE = "machine"
     SOCKET = "socket"
-    NUMA = "NUMA node"
-    L3 = "L3 group"
+    NUMA = "numa"
+    L3 = "l3"
+
+    @property
+    def noun(self) -> str:
+        """The noun for one part of the level."""
+        return {"numa": "NUMA node", "l3": "L3 group"}.get(self.value, self.value)
 
 
 class Scope(Enum):

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from typing import Any, Protocol
 
 from kvplace.core.cluster.victims import OccupiedMachine
-from kvplace.core.free_resources import Domain, FreeBlocks, free_blocks_of
+from kvplace.core.free_resources import BLOCK_LEVELS, FreeBlocks, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.node_topology import Enforcement
-from kvplace.core.request import Request
+from kvplace.core.request import Level, Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.ledgers import LedgerClient, Ledgers
@@ -265,11 +265,11 @@ class FreeBlockTotals:
     """Sums that nodes can be added to and taken out of."""
 
     def __init__(self, nodes: Iterable[FreeBlocks] = ()) -> None:
-        self._sizes: Mapping[Domain, tuple[Counter[int], Counter[int]]] = {
-            domain: (Counter(), Counter()) for domain in Domain
+        self._sizes: Mapping[Level, tuple[Counter[int], Counter[int]]] = {
+            domain: (Counter(), Counter()) for domain in BLOCK_LEVELS
         }
         """The number of nodes by the size of their largest free block, in CPUs and in whole cores."""
-        self._possible = dict.fromkeys(Domain, 0)
+        self._possible = dict.fromkeys(BLOCK_LEVELS, 0)
         self.nodes = 0
         """Nodes where something can be placed, full ones included."""
         self.allocatable = 0
@@ -285,19 +285,19 @@ class FreeBlockTotals:
         """Take out a node that was counted."""
         self._count(free_blocks, -1)
 
-    def largest_cpus(self, domain: Domain) -> int:
+    def largest_cpus(self, domain: Level) -> int:
         """Return the CPUs of the largest free block of any node."""
         return max(self._sizes[domain][0], default=0)
 
-    def largest_cores(self, domain: Domain) -> int:
+    def largest_cores(self, domain: Level) -> int:
         """Return the whole free cores of the domain that has most of them."""
         return max(self._sizes[domain][1], default=0)
 
-    def nodes_with(self, domain: Domain, cpus: int) -> int:
+    def nodes_with(self, domain: Level, cpus: int) -> int:
         """Count the nodes with a free block of at least `cpus` CPUs."""
         return sum(count for size, count in self._sizes[domain][0].items() if size >= cpus)
 
-    def fragmentation(self, domain: Domain) -> float:
+    def fragmentation(self, domain: Level) -> float:
         """Return the share of the largest possible free blocks that is missing, from 0 to 1.
 
         On each node the largest free block is compared with the largest one of as many free CPUs: 0 on an

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from prometheus_client import Gauge
 
 from kvplace.controller.controller import Controller
-from kvplace.core.free_resources import Domain
+from kvplace.core.free_resources import BLOCK_LEVELS
 from kvplace.core.ledger import Claim
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NodeName
@@ -154,7 +154,7 @@ class ClusterGauges:
         )
         ALLOCATABLE.set(free_blocks.allocatable)
         FREE.set(free_blocks.free)
-        for domain in Domain:
+        for domain in BLOCK_LEVELS:
             scope = domain.value
             LARGEST_CPUS.labels(scope).set(free_blocks.largest_cpus(domain))
             LARGEST_CORES.labels(scope).set(free_blocks.largest_cores(domain))

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from kvplace.core.free_resources import Domain
+from kvplace.core.free_resources import BLOCK_LEVELS
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import NodeRecord, PodRecord, TopologyRecord
@@ -119,7 +119,7 @@ class NodeRows:
                     "fragmentation": round(free_blocks.fragmentation(domain), 4),
                     "nodesWith": [free_blocks.nodes_with(domain, size) for size in SIZES],
                 }
-                for domain in Domain
+                for domain in BLOCK_LEVELS
             },
         }
 

@@ -6,9 +6,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
-from kvplace.core.free_resources import Domain, FreeBlock, free_blocks_of, free_of
+from kvplace.core.free_resources import BLOCK_LEVELS, FreeBlock, free_blocks_of, free_of
 from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.request import PinningOptions, Policy, Request, Scope
+from kvplace.core.request import Level, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.machines.server_types import read_machine
@@ -106,13 +106,13 @@ def test_without_an_agent_they_get_none_of_it() -> None:
 def test_an_empty_machine_has_the_free_blocks_that_its_free_cpus_can_form() -> None:
     found = free_blocks_of(TWO, TWO.allocatable, TWO.allocatable)
     assert (found.allocatable, found.free) == (16, 16)
-    assert found.largest == dict.fromkeys(Domain, FreeBlock(cpus=8, cores=4, possible=8))
+    assert found.largest == dict.fromkeys(BLOCK_LEVELS, FreeBlock(cpus=8, cores=4, possible=8))
 
 
 def test_scattered_cpus_make_small_free_blocks_without_whole_cores() -> None:
     free = CpuMask(parse_cpu_list("0,1,4"))
     found = free_blocks_of(TWO, TWO.allocatable, free)
-    assert found.largest[Domain.NUMA] == FreeBlock(cpus=2, cores=0, possible=3)
+    assert found.largest[Level.NUMA] == FreeBlock(cpus=2, cores=0, possible=3)
 
 
 @given(machine=topologies(tangled=None), taken=st.integers(min_value=0))
@@ -120,9 +120,9 @@ def test_every_free_block_is_the_largest_of_its_kind_by_counting(machine: Topolo
     free = machine.allocatable & ~taken
     found = free_blocks_of(machine, machine.allocatable, free)
     domains = {
-        Domain.SOCKET: [package.cpus for package in machine.packages],
-        Domain.NUMA: [node.cpus for node in machine.numa_nodes],
-        Domain.L3: list(machine.l3_groups),
+        Level.SOCKET: [package.cpus for package in machine.packages],
+        Level.NUMA: [node.cpus for node in machine.numa_nodes],
+        Level.L3: list(machine.l3_groups),
     }
     for domain, sets in domains.items():
         block = found.largest[domain]

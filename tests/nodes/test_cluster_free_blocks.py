@@ -8,7 +8,7 @@ import pytest
 
 from kvplace.core import search_budget
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free_resources import Domain, free_blocks_of
+from kvplace.core.free_resources import BLOCK_LEVELS, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
@@ -68,7 +68,7 @@ def expect_fresh_count(cache: NodeCache, free_blocks: ClusterFreeBlocks) -> None
     assert totals.nodes == len(fresh)
     assert totals.free == sum(one.free for one in fresh)
     assert totals.allocatable == sum(one.allocatable for one in fresh)
-    for domain in Domain:
+    for domain in BLOCK_LEVELS:
         sizes = [one.largest[domain].cpus for one in fresh]
         possible = sum(one.largest[domain].possible for one in fresh)
         assert totals.largest_cpus(domain) == max(sizes, default=0)

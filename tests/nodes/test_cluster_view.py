@@ -12,9 +12,8 @@ import pytest
 
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Forbidden, Unavailable
-from kvplace.core.free_resources import Domain
 from kvplace.core.placement import PodPlacement
-from kvplace.core.request import Policy
+from kvplace.core.request import Level, Policy
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition, PodRecord
@@ -48,7 +47,7 @@ async def test_a_node_reports_who_has_its_cpus(cluster: FaultyCluster) -> None:
     assert (node.owned, node.shared) == (parse_cpu_list("0-1,8-9"), parse_cpu_list("4,12"))
     assert (node.free, node.reserved) == (parse_cpu_list("2-3,5-7,10-11,13-15"), 0)
     assert node.free_blocks is not None
-    assert node.free_blocks.largest[Domain.NUMA].cpus == 6
+    assert node.free_blocks.largest[Level.NUMA].cpus == 6
     assert node.problem == ""
 
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from harness.certificates import Certificates
 from harness.waiting import PATIENCE_S
 from kvplace.core import search_budget
-from kvplace.core.free_resources import Domain
+from kvplace.core.free_resources import BLOCK_LEVELS
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.request import Request
@@ -213,7 +213,7 @@ async def test_free_cpus_that_lie_apart_are_small_free_blocks_and_fragmentation(
         async with asyncio.timeout(PATIENCE_S):
             while gauge(apart := await scraped(addresses["health"]), "cluster_claims") == 0:
                 pass
-    for domain in Domain:
+    for domain in BLOCK_LEVELS:
         scope = domain.value
         assert gauge(whole, "cluster_fragmentation_ratio", scope=scope) == 0
         assert gauge(whole, "cluster_largest_free_block_cpus", scope=scope) == 8

@@ -204,9 +204,9 @@ def refuse(available: AvailableUnits, *, never: bool, fits: Callable[[Request], 
     """
     request = available.request
     scope = request.options.scope
-    reason, noun = _REASONS[scope.level], scope.within.value
+    reason, noun = _REASONS[scope.level], scope.within.noun
     if scope.within is Level.SOCKET and available.topology.sockets != available.topology.packages:
-        noun = Level.NUMA.value
+        noun = Level.NUMA.noun
     domains = available.layout.domains[scope.within]
     kind = unit_name(request, available.need)
     best, where = _most([(available.units_in(domain), domain.name) for domain in domains])
@@ -293,7 +293,7 @@ def _uneven(
     available: AvailableUnits, reason: Reason, fits: Callable[[Request], bool], never: bool
 ) -> Refusal:
     """There is enough of everything, but not in equal shares."""
-    noun = f"{available.request.options.scope.level.value}s"
+    noun = f"{available.request.options.scope.level.noun}s"
     needed = available.request.vcpus
     smaller = (replace(available.request, vcpus=count) for count in range(needed - 1, 0, -1))
     best = next((one.vcpus for one in smaller if fits(one)), 0)

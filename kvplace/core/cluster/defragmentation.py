@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.draft import ClosedNodes
-from kvplace.core.free_resources import Domain, Free, free_blocks_of, free_of
+from kvplace.core.free_resources import BLOCK_LEVELS, Free, free_blocks_of, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import ClusterNode, Occupant, bytes_moved, locality_of
 from kvplace.core.placement import Placement
-from kvplace.core.request import Request
+from kvplace.core.request import Level, Request
 from kvplace.core.scalars import Bytes, CpuMask, NodeName
 from kvplace.core.topology import Topology
 
@@ -69,7 +69,7 @@ class DefragmentingMove:
 class FreeRoom:
     """The room that a cluster has for later VMs, by free CPUs alone."""
 
-    largest: Mapping[Domain, int]
+    largest: Mapping[Level, int]
     """CPUs of the largest free block of any node."""
     places: Mapping[int, int]
     """VMs of each size that fit on single NUMA nodes, if there are no others."""
@@ -236,7 +236,7 @@ class _Regrouping:
             free_blocks_of(node.topology, node.topology.allocatable, node.free.cpus) for node in self._nodes
         ]
         return FreeRoom(
-            {domain: max((one.largest[domain].cpus for one in blocks), default=0) for domain in Domain},
+            {domain: max((one.largest[domain].cpus for one in blocks), default=0) for domain in BLOCK_LEVELS},
             {
                 size: sum(places(node.topology, node.free.cpus, size) for node in self._nodes)
                 for size in SIZES

@@ -6,11 +6,11 @@ import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of, parse_cpu_list
-from kvplace.core.free_resources import Domain, free_blocks_of, free_of
+from kvplace.core.free_resources import free_blocks_of, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import locality_of
 from kvplace.core.placement import Placement, Reason, Refusal
-from kvplace.core.request import PinningOptions, Request, Scope
+from kvplace.core.request import Level, PinningOptions, Request, Scope
 from kvplace.core.topology import Topology
 from tests.core.allocator.shapes import machine, slit
 
@@ -64,4 +64,4 @@ def test_a_refusal_names_numa_nodes() -> None:
 
 def test_the_largest_free_block_of_a_socket_is_that_of_a_numa_node() -> None:
     free_blocks = free_blocks_of(EACH_A_SOCKET, EACH_A_SOCKET.cpus, parse_cpu_list("0-3,6-15"))
-    assert free_blocks.largest[Domain.SOCKET].cpus == 8
+    assert free_blocks.largest[Level.SOCKET].cpus == 8

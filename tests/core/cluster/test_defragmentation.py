@@ -19,10 +19,9 @@ from kvplace.core.cluster.defragmentation import (
 )
 from kvplace.core.cluster.draft import OPEN, ClosedNodes
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free_resources import Domain
 from kvplace.core.occupant import ClusterNode, Occupant, within
 from kvplace.core.placement import Reason, Refusal
-from kvplace.core.request import PinningOptions, Policy, Request, Scope
+from kvplace.core.request import Level, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, NumaId, ResourceName
 from tests.core.cluster.clusters import check_sound, machine, nodes_of, problems
 from tests.effort import rounds
@@ -168,7 +167,7 @@ def test_a_migration_empties_a_numa_node_for_a_large_vm() -> None:
     found = defragment(nodes, (), {"a": OPEN})
     assert [(move.id, move.node, move.target) for move in found.moves] == [("a", "node-0", "node-1")]
     assert (found.before.places[16], found.after.places[16]) == (0, 1)
-    assert (found.before.largest[Domain.NUMA], found.after.largest[Domain.NUMA]) == (14, 16)
+    assert (found.before.largest[Level.NUMA], found.after.largest[Level.NUMA]) == (14, 16)
     closed = {NodeName("node-1"): Refusal(Reason.NODE_FILTERED, "cordoned", {}, never=True)}
     assert defragment(nodes, (), {"a": closed}).moves == ()
 
