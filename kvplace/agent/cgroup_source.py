@@ -80,7 +80,7 @@ class CgroupSource:
         new = watch.containers.keys() - (known.keys() - ended)
         for id_ in new:
             self._keeper.take(self._described(watch.containers[id_]))
-        # A pod that was deleted by force stays what it was until its containers have ended.
+        # A pod that was deleted by force keeps its description until its containers have ended.
         other = {uid for uid in self._other_pods if self._own.pods.get(uid) is not None}
         self._other_pods.clear()
         for id_ in known.keys() - ended:

@@ -1,13 +1,13 @@
 """Keeps the cpuset of every container as planned: plans, writes cgroups, checks, repairs and reports.
 
-Where containers come from is a `ContainerSource`: the container runtime through NRI, or the tree of cgroups.
-It reports what appears, ends and was written; all that follows is here.
+Containers come from a `ContainerSource`: the container runtime through NRI, or the tree of cgroups. It
+reports containers that appear and end, and cgroups that were written. The keeper does all the rest.
 
-Sets shrink before others grow, so that a CPU never belongs to two claims. What others write is put back at
-once, at most a few times a minute. What no event was about is found by reading all cpusets now and then. Only
-files are written. A systemd that writes its own value again on `daemon-reload` makes one more write that is
-reported and put back; setting its property `AllowedCPUs` instead would take the right to command the host's
-systemd.
+Sets shrink before others grow, so that a CPU never belongs to two claims. A cpuset that another program has
+written is put back at once, at most a few times a minute. Changes without an event are found by reading all
+cpusets now and then. Only files are written. A systemd that writes its own value again on `daemon-reload`
+makes one more write that is reported and put back. Its property `AllowedCPUs` would need the right to command
+the host's systemd.
 
 With version 2 and the mount option `nsdelegate`, which systemd uses, the kernel refuses writes to the root of
 a cgroup namespace from inside it (cgroup-v2.rst, delegation). Runtimes give such a namespace to containers
@@ -52,7 +52,7 @@ SWEEP_WITHOUT_EVENTS_S = 1.0
 STARTING_S = 10.0
 """How long a container may be starting: its runtime writes its cpuset several times, which is not drift."""
 SET_AGAIN_S = 5.0
-"""Pause before cgroups are set again that could not be set; what still cannot is reported."""
+"""Pause before a cgroup that could not be set is tried again; a second failure is reported."""
 
 
 class ContainerSource(Protocol):
@@ -97,13 +97,13 @@ class _Kept:
     """A container, and the state of its cgroup."""
 
     container: NodeContainer
-    """`cpus` is what its cgroup was last seen or set to, or what its spec states while it has no cgroup."""
+    """`cpus` is the cpuset that was last read or set, or that of its spec while it has no cgroup."""
     since: float
     """When it was reported, in seconds of a monotonic clock."""
     exists: bool = False
     """Whether its cgroup was there when it was read or set last."""
     had: Cpuset | None = None
-    """What it was seen to have as planned: another value in its cgroup is drift."""
+    """The planned cpuset that its cgroup was seen to have: another value there is drift."""
     history: RepairHistory = field(default_factory=RepairHistory)
     failure: str = ""
     """Why its cgroup could not be read or set; empty when that has succeeded since."""
@@ -149,7 +149,7 @@ class CpusetKeeper:
         self._plan = NodePlan()
         self._online = NO_CPUS
         self._connected: tuple[Enforcement, Condition] | None = None
-        """How cpusets are set, and what is reported while all is in order; None until there is a source."""
+        """How cpusets are set, and the condition while all is in order; None until there is a source."""
         self._why_away = ""
         """Why there is no source now; empty while there is one."""
         self.obstacle = ""
@@ -204,7 +204,7 @@ class CpusetKeeper:
         self.carry_out()
 
     def disconnected(self, why: str) -> None:
-        """Carry out no more plans: what runs keeps its cpuset. What others write is still put back."""
+        """Carry out no more plans; changes that other programs make are still put back."""
         self._why_away = why
         self._say()
 

@@ -147,10 +147,10 @@ def device_report(
     policy: TopologyPolicy,
     buses: Mapping[str, NumaId],
 ) -> DeviceReport:
-    """Put together what the kubelet and sysfs state; of the pods those with a placement here are named.
+    """Put together the reports of the kubelet and of sysfs; only pods with a placement here are named.
 
-    The kubelet names pods without their UID. The devices of a pod that was deleted by force may thus be taken
-    for those of one that was created under its name a moment ago.
+    The kubelet names pods without their UID. So the devices of a pod that was deleted by force may be taken
+    for the devices of a new pod with its name.
     """
     pods = list(pods)
     uids = {(pod.namespace, pod.name): pod.uid for pod in known if pod.placement and not pod.is_terminal}
@@ -183,9 +183,9 @@ def given_devices(environment: Iterable[str], cdi_names: Iterable[str]) -> tuple
 def with_addresses(
     listed: Iterable[PodDevice], given: Iterable[GivenDevice], nodes: Mapping[str, NumaId]
 ) -> tuple[PodDevice, ...]:
-    """Put addresses and the NUMA nodes that sysfs states for them into what the kubelet lists for a pod.
+    """Add addresses, and the NUMA nodes that sysfs states for them, to the kubelet's list for a pod.
 
-    What the kubelet lists stays where the containers state another number of devices.
+    The list stays as it is where the containers state another number of devices.
     """
     by_variable: dict[str, set[str]] = {}
     for device in given:

@@ -93,7 +93,7 @@ class MemoryWatch:
         plain: dict[NumaId, int],
         pages: dict[tuple[NumaId, Bytes], int],
     ) -> None:
-        """Add the memory of one container; that of its claim if its cgroups do not count memory."""
+        """Add the memory of one container; the memory of its claim if its cgroups do not count memory."""
         process = next(iter(processes_of(cgroup)), None)
         if process is None:
             return

@@ -1,8 +1,8 @@
 """The input and the output of the agent's plan, as values.
 
-The input is the machine, the ledger, the placements of pods and the containers. The plan states what every
-container and every pod with a placement is to have. `planner` makes it. The keeper of cpusets carries out
-what it states of containers, the guard of threads what it states of pods.
+The input is the machine, the ledger, the placements of pods and the containers. `planner` makes the plan: the
+cpuset of every container, and the state of every pod with a placement. The keeper of cpusets carries out the
+plan for containers, the guard of threads the plan for pods.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NodeContainer:
     folder: Path | None = None
     """Its folder in the hierarchy that has cpusets, which may not exist yet; None where it is not known."""
     spec: Cpuset = NO_CPUSET
-    """What its runtime sets it to again with each update; empty where it does not, or is not known to."""
+    """The cpuset that its runtime applies again with each update; empty where none is known."""
     cpus: CpuMask = NO_CPUS
     """The cpuset that it has now; empty where it has none of its own, or where that is not known."""
     devices: tuple[GivenDevice, ...] = ()
@@ -74,14 +74,14 @@ class PodRevisions:
 
     newest: PodPlacement
     confirmed: int = 0
-    """The revision that its cpusets are narrowed to: its threads follow it, or will not of themselves."""
+    """The revision that its cpusets are narrowed to: its threads follow it, or never will by themselves."""
     followed: PodPlacement | None = None
     """The placement that this agent last saw every thread follow."""
     failure: str = ""
     """Why the newest revision was given up; empty if it was not."""
 
     def in_effect(self, ledger: Ledger) -> PodPlacement:
-        """Return the placement that the pod is to have: its newest, or the one before if that has failed."""
+        """Return the placement that the pod is to have: the one before its newest if that has failed."""
         return (self.previous(ledger) if self.failure else None) or self.newest
 
     def previous(self, ledger: Ledger) -> PodPlacement | None:
@@ -109,7 +109,7 @@ class ThisNode:
     follows_claims: bool = False
     """Whether dra-driver-cpu gives the containers of a claim the CPUs that it owns; this is then observed."""
     is_known: bool = True
-    """Whether the objects of the node have been read; until then ledger and pods lack what they state."""
+    """Whether the objects of the node have been read; until then ledger and pods are not complete."""
 
 
 THREADS_BESIDE_VCPUS = 1024
@@ -132,7 +132,7 @@ class ClaimContainer:
     """A container that runs a claim."""
 
     name: str
-    """Another one for each container of the pod."""
+    """Each container of the pod has another one."""
     cgroup: Path
     """Its folder in the hierarchy that has cpusets."""
 
@@ -169,7 +169,7 @@ class PodPlan:
     reach: CpuMask = NO_CPUS
     """CPUs that its threads may use as far as no other pod owns them."""
     has_its_cpus: bool = False
-    """Whether one of its containers has its CPUs already, or during a relocation those of before."""
+    """Whether one of its containers has its CPUs already, or during a relocation its CPUs of before."""
 
     @property
     def placement(self) -> Placement:
@@ -188,7 +188,7 @@ class PodPlan:
 
     @property
     def settled(self) -> bool:
-        """Whether its cpuset is that of this revision alone, without the CPUs of older ones."""
+        """Whether its cpuset has the CPUs of this revision alone, without the CPUs of older revisions."""
         return self.confirmed >= self.revision
 
     @property

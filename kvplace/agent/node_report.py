@@ -33,9 +33,9 @@ from kvplace.kube.object_records import Condition, PodReport, TopologyRecord
 class NodeReport:
     """The status of the node's NodeTopology as its components fill it in.
 
-    A value that is equal to the one it replaces changes nothing and costs no write. Until all is known, what
-    an earlier agent has published stays: a pod that is missing from the status has ended, and `serve` gives
-    its CPUs to others.
+    A value that is equal to the one it replaces changes nothing and costs no write. Until all is known, the
+    status of an earlier agent stays: a pod that is missing from the status has ended, and `serve` gives its
+    CPUs to others.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
 """The containers of the node as the container runtime reports them through its Node Resource Interface (NRI).
 
-The runtime asks before it creates a container, so a container has its CPUs from its first instruction, and by
-the time the answer goes out no other container may use CPUs that became exclusive: the keeper has written
-their cgroups. What is done here is to have the same CPUs in the specs that the runtime keeps and applies
-again with each update: through the answers to its calls, and through a courier for what remains and for
-changes that come from elsewhere.
+The runtime asks before it creates a container, so a container has its CPUs from its first instruction. When
+the answer goes out, no other container may use CPUs that became exclusive: the keeper has written their
+cgroups. The runtime also keeps a spec of each container and applies it again with each update. This source
+puts the same CPUs into the specs: in the answers to calls, and by courier for more updates than an answer
+carries and for changes without a call.
 
 An answer carries at most 50 updates: the runtime needs about 10 ms for each and creates nothing meanwhile.
 An update that meets a starting container changes its spec and not its cgroup, so the cgroup is read before
@@ -86,7 +86,7 @@ class NriSource:
     )
 
     def __init__(self, keeper: CpusetKeeper, runtime: PluginHost, root: Path) -> None:
-        """`root` is that of the cgroups with cpusets."""
+        """`root` is the root of the cgroups with cpusets."""
         self._keeper = keeper
         self._runtime = runtime
         self._root = root
@@ -277,7 +277,7 @@ class NriSource:
 
 
 def as_reported(pod: nri.PodSandbox, container: nri.NriContainer, root: Path) -> NodeContainer:
-    """Return a container as its sandbox and its spec describe it; `root` is that of the cgroups."""
+    """Return a container as its sandbox and its spec describe it; `root` is the root of the cgroups."""
     key, value = _VIRT_LAUNCHER
     return NodeContainer(
         id=container.id,

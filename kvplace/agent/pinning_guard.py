@@ -203,7 +203,7 @@ class PinningGuard:
                 yield plan.namespace, plan.pod if pod is None else pod.vm, reported.condition.reason
 
     async def _look_again_and_again(self) -> None:
-        await self._own.wait_until_known()  # what a sandbox was made with may be an older revision
+        await self._own.wait_until_known()  # a sandbox may have been made with an older revision
         while True:
             self._wake.clear()
             await self.look()

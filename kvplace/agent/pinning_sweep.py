@@ -57,7 +57,7 @@ class _Pod:
     """The last one."""
     read_anew_at: float = 0.0
     right: dict[Tid, CpuMask] = field(default_factory=dict)
-    """Threads that were seen where they should be, and where that was."""
+    """Threads that were seen on the CPUs of their plan, with these CPUs."""
     history: RepairHistory = field(default_factory=RepairHistory)
     pins_asked: tuple[int, DomainPins] | None = None
     """The pins that the libvirt of a QEMU was asked to keep."""
@@ -227,7 +227,7 @@ def _cpus_of(pod: PodPlan, name: ThreadName, measured: Measurement) -> CpuMask:
 
 
 MOST_PROCESSES = 1024
-"""In the containers that run a claim; that of a VM has about ten."""
+"""In the containers that run a claim; the container of a VM has about ten."""
 _LONGEST_LIST = 65536
 _COMPARED = 4096
 """Bytes of a cpuset that are compared: enough for every machine with CPUs in ranges."""

@@ -1,13 +1,13 @@
 """Plans the CPUs and memory nodes of each container of the node, and the state of each pod with a placement.
 
 A container with a claim gets the CPUs of its placement. Every other container gets the shared pool: the
-online CPUs that no VM owns. Nothing is planned from what was planned before: equal states give equal
-plans, so an agent that was killed continues where it stopped.
+online CPUs that no VM owns. A plan does not depend on the plan before: equal states give equal plans, so
+an agent that was killed continues where it stopped.
 
-Before a claim gets its CPUs it is judged against what really runs here. The containers of a refused claim
-stay on the shared pool. The hook sidecar of its pod gets the claim's CPUs, too, as far as no accepted claim
-owns them: it sees owned CPUs in its own cpuset and keeps the VM waiting. A claim that is already in effect
-keeps what is left of its CPUs, because taking them away would move a running VM.
+Before a claim gets its CPUs it is judged against the containers that run here. The containers of a refused
+claim stay on the shared pool. The hook sidecar of its pod gets the claim's CPUs, too, as far as no accepted
+claim owns them: it sees owned CPUs in its own cpuset and keeps the VM waiting. A claim that is already in
+effect keeps the CPUs that are left of it, because taking them away would move a running VM.
 
 While the newest revision of a placement is not confirmed, a pod may use the CPUs of both revisions; both are
 its own. One that was given up leaves the revision before it in effect.
@@ -49,8 +49,8 @@ SHOWN_OF_ID = 13
 def plan_node(state: ThisNode, containers: Iterable[NodeContainer]) -> NodePlan:
     """Plan each container and each pod, created ones as running ones.
 
-    Until the objects of the node are known, each container keeps what its runtime's spec states, without what
-    its cgroup has lost: the agent before may have ended before it informed the runtime.
+    Until the objects of the node are known, each container keeps the CPUs of its runtime's spec, without the
+    CPUs that its cgroup has lost: the agent before may have ended before it informed the runtime.
     """
     known = sorted(containers, key=lambda container: container.id)
     claims = _claims(state, known)
@@ -135,7 +135,7 @@ def _with_containers(
 
 
 def placements_in(state: ThisNode, containers: Iterable[NodeContainer]) -> Mapping[PodUid, PodRevisions]:
-    """Find the revisions of each pod with containers here: those watched, or that of a newer sandbox."""
+    """Find the revisions of each pod with containers here: as watched, or newer ones of a sandbox."""
     found: dict[PodUid, PodRevisions] = {}
     for container in containers:
         known = found.get(container.pod_uid) or state.pods.get(container.pod_uid)

@@ -149,14 +149,14 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
 
 async def _become_ready(own: NodeObjects, readiness: Readiness) -> None:
     await own.wait_until_known()
-    gc.freeze()  # what was imported and read stays: full collections need not walk it again
+    gc.freeze()  # imported modules and read objects stay: full collections need not walk them again
     readiness.obstacle = ""
 
 
 def keeper_of(
     settings: AgentSettings, own: NodeObjects, report: NodeReport
 ) -> tuple[CpusetKeeper, ContainerSource]:
-    """Make the keeper with the source that the operator asked for, else with what the node offers.
+    """Make the keeper with the source that the operator asked for, else with the one that the node offers.
 
     A host without cpusets gets a source that never reports a container, with a condition: the rest of
     the agent is of use there, too.

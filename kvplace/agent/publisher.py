@@ -1,6 +1,6 @@
 """Publishes the node: NodeTopology, its status, the node's cpu-map and the NodeResourceTopology.
 
-Every check compares what should be there with what is there and writes only what differs. The first change is
+Every check compares the objects with the report and writes only differences. The first change is
 written at once; later changes are gathered for a second.
 """
 
@@ -267,7 +267,7 @@ class Publisher:
     def _enforcement_and_pods(
         self, stored: TopologyRecord | None
     ) -> tuple[Enforcement, Collection[PodReport]]:
-        """Return the reports of the components; until they are complete, those of the former agent."""
+        """Return the reports of the components; until they are complete, the reports of the former agent."""
         enforcement = self._report.enforcement
         if self._report.is_complete and enforcement is not None:
             return enforcement, self._report.pods.values()

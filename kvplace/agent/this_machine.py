@@ -49,7 +49,7 @@ class AgentSettings:
     host: Path = Path("/")
     """Root of the host's proc, sys, run and var; another folder in tests."""
     reserved: CpuMask | None = None
-    """CPUs that are never given out; None: those of the kubelet, else the core of the lowest online CPU."""
+    """CPUs that are never given out; None: the kubelet's, else the core of the lowest online CPU."""
     enforcement: Enforcement | None = None
     """How cpusets are set; None: as an NRI plugin where the runtime offers NRI, else by writing cgroups."""
     nri_socket: Path = Path("/var/run/nri/nri.sock")
@@ -222,7 +222,7 @@ class MachineWatch:
         """Read the machine; raises BadTopology when its CPUs cannot be determined."""
         self._settings = settings
         self._kernel_events_seen = 0
-        self._stamp = self._stamp_now()  # before the machine: what changes meanwhile is read again
+        self._stamp = self._stamp_now()  # before the machine: a change meanwhile is read again
         self._readable = KubeletCpus()
         self._has_been_readable = False
         self.machine = self._completed(read_this_machine(settings))
@@ -236,7 +236,7 @@ class MachineWatch:
     async def run(self) -> None:
         """Watch until cancelled."""
         with self._kernel_events(), self._file_events():
-            await self._check()  # no event has reported what changed since it was read
+            await self._check()  # no event has reported changes since it was read
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._settings.check_machine_every_s):

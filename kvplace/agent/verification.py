@@ -41,7 +41,7 @@ class Measurement:
     """One reading of one pod."""
 
     threads: tuple[QemuThread, ...] = ()
-    """Those of its QEMU; none for a plain pod, and for a VM before its QEMU is there."""
+    """The threads of its QEMU; none for a plain pod, and for a VM before its QEMU runs."""
     cpusets: Mapping[str, CpuMask] = field(default_factory=lambda: MappingProxyType({}))
     """The effective cpuset of each container that runs the claim, by container name."""
     memory: Mapping[NumaId, Bytes] = field(default_factory=lambda: MappingProxyType({}))
@@ -55,7 +55,7 @@ class Measurement:
 
     @property
     def cpus(self) -> CpuMask:
-        """The CPUs that the pod's threads may actually run on."""
+        """The CPUs that the pod's threads may run on now."""
         found = NO_CPUS
         for cpus in [thread.cpus for thread in self.threads] or self.cpusets.values():
             found |= cpus
@@ -149,7 +149,7 @@ def _threads(pod: PodPlan, measured: Measurement) -> Iterator[Difference]:
         should = pod.cpus_of(thread.name, measured.io_threads)
         if not should:
             continue
-        # What is known of CPUs that went offline or came back may be a moment old.
+        # The list of online CPUs may be a moment old.
         if thread.cpus in (should, should & pod.online):
             continue
         if should & pod.online:

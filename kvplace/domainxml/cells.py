@@ -100,7 +100,8 @@ def _cells_in_turn(cells: Sequence[GuestCell], count: int, *, by: int) -> list[i
 def _memory_of_cells(root: etree._Element, placement: Placement) -> list[Bytes]:
     """Bytes of each cell; together they are the guest's memory without its memory devices.
 
-    Normally that is what was placed. Where the domain has more or less, the cells change in proportion.
+    Normally that is the memory that was placed. Where the domain has more or less, the cells change in
+    proportion.
     """
     memory = only_child(root, "memory")
     if memory is None:

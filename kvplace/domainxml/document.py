@@ -1,9 +1,9 @@
 """A domain document from an untrusted author: parsed, edited in its own indentation, and written back.
 
 The XML of a virt-launcher pod contains names and paths chosen by the VM's owner. So the parser expands no
-entity, loads no DTD, opens no connection and limits the length. What it normalises (empty elements, quotes)
-means the same to libvirt and to KubeVirt; namespaces, prefixes, comments, attribute order, CDATA and white
-space stay.
+entity, loads no DTD, opens no connection and limits the length. It normalises empty elements and quotes,
+which means the same to libvirt and to KubeVirt; namespaces, prefixes, comments, attribute order, CDATA and
+white space stay.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _root_of(text: bytes) -> etree._Element:
     try:
         return etree.fromstring(text, strict)
     except etree.XMLSyntaxError as error:
-        # libxml2 stops counting errors, and what is not counted is not known to be harmless.
+        # libxml2 stops counting errors, and an error that is not counted may not be harmless.
         errors = strict.error_log
         if len(errors) >= _MOST_ERRORS or any(each.type not in _HARMLESS for each in errors):
             raise BadDomainXml(f"the domain XML is not well-formed: {error.msg}") from None

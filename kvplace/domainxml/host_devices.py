@@ -33,7 +33,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _NUMBER = re.compile(r"0x[0-9a-f]{1,8}|0+|[1-9][0-9]{0,9}", re.ASCII)
 _MOST = {"domain": 0xFFFFFFFF, "bus": 0xFF, "slot": 0x1F, "function": 7}
 _ABSENT = {"domain": "0", "bus": "", "slot": "", "function": "0"}
-"""What an attribute is that is not there."""
+"""The value of an attribute that is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class AssignedDevice:
     """A device of the host that the guest gets."""
 
     alias: str
-    """What KubeVirt calls it, such as `ua-sriov-fast`; empty where it has no alias."""
+    """KubeVirt's name for it, such as `ua-sriov-fast`; empty where it has no alias."""
     pci: PciAddress | None = None
     mediated: str = ""
     """UUID of a mediated device."""

@@ -23,7 +23,7 @@ from kvplace.domainxml.document import add_to_root, align, bytes_of, only_child,
 
 _BINDINGS = ("memory", "memnode")
 _ROUNDING = 2 * CELL_GRANULE
-"""Cells of a mirroring guest are cut to whole granules, and one of them has what is finer."""
+"""Cells of a mirroring guest are cut to whole granules, and one of them has the finer rest."""
 
 
 def bind_memory(
@@ -101,7 +101,7 @@ class _Cell:
 
     number: int
     vcpus: CpuMask
-    """Those with CPUs on the host; vCPUs that can be plugged in later state nothing about their cell."""
+    """vCPUs with CPUs on the host; vCPUs that can be plugged in later state nothing about their cell."""
     memory: int
 
 

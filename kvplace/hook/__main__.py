@@ -21,7 +21,7 @@ _STDOUT, _STDERR = 1, 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
-    gc.disable()  # what is created at start stays, and collections would take a twelfth of the start
+    gc.disable()  # objects of the start stay, and collections would take a twelfth of the start
     words = list(sys.argv[1:] if argv is None else argv)
     if words in ([], ["serve"]):
         # Linux drops signals that the first process of a container does not handle, and the kubelet sends

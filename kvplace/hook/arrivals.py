@@ -1,8 +1,8 @@
 """A VM that migrates to this pod gets the CPUs of this pod before its QEMU exists.
 
-KubeVirt discards what hooks answer on a migration target: the domain arrives with the CPU numbers of the
+KubeVirt discards the answers of hooks on a migration target: the domain arrives with the CPU numbers of the
 source, which may belong to others here or not exist. But libvirt shows every arriving domain to the programs
-in /etc/libvirt/hooks/qemu.d and takes what they print for it (https://libvirt.org/hooks.html, operation
+in /etc/libvirt/hooks/qemu.d and takes the domain that they print (https://libvirt.org/hooks.html, operation
 `migrate`). Pod admission mounts that folder into this container; the program put there passes the domain on
 through a named pipe beside it, and reads the answer from another one. It needs a shell, `cat` and `timeout`.
 

@@ -38,7 +38,8 @@ _T = TypeVar("_T")
 def check_cpus(bound: PodPlacement, env: PodEnvironment) -> None:
     """Raise Misconfigured when the VM must not start on its CPUs.
 
-    Each must be online and, where no agent sets cpusets, in ours; what an agent protects must be protected.
+    Each must be online and, where no agent sets cpusets, in ours; CPUs that an agent protects must be
+    protected.
     """
     _check_online(bound.placement, env)
     if bound.enforced:
@@ -156,7 +157,7 @@ _SET_MEMPOLICY_AND_MBIND = {
     "ppc64le": (261, 259),
 }
 _DEFAULT, _PREFERRED, _BIND, _INTERLEAVE, _PREFERRED_MANY = 0, 1, 2, 3, 5  # linux/mempolicy.h
-_STRICT_AND_MOVE = 1 | 2  # what QEMU asks mbind for
+_STRICT_AND_MOVE = 1 | 2  # as QEMU asks mbind
 
 Trial = Callable[[NumaMemory, Sequence[int]], str | None]
 """States why memory cannot be bound to these nodes, or None when it can."""

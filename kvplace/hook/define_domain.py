@@ -33,7 +33,7 @@ from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
 from kvplace.hook.process import PodEnvironment, log
 
 _FIELD_BYTES = 16
-"""What a message adds to the document."""
+"""Bytes that a message adds to the document."""
 
 KEEPS_BUSES = (1, 8)
 """First version of KubeVirt that keeps PCIe expander buses of a hook with their NUMA nodes."""
@@ -75,8 +75,8 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
 def define_arrival(xml: bytes, env: PodEnvironment, trial: Trial = try_to_bind) -> bytes:
     """Pin a domain that migrates here, which has the pins of the machine that it comes from.
 
-    Where a VM starts unpinned it is unpinned here. The guest's cells stay: a migration cannot change what the
-    guest sees. Raises KvplaceError when it cannot be pinned and must not come; it then stays on its source.
+    Where a VM starts unpinned it is unpinned here. The guest's cells stay: a migration cannot change the
+    guest's view. Raises KvplaceError when it cannot be pinned and must not come; it then stays on its source.
     """
     about = {"node": env.node, "note": "migration"}
     on_failure = on_failure_of_pod(env)

@@ -1,6 +1,6 @@
 """Unary gRPC over one HTTP/2 connection, without a socket: bytes in, calls out, and back.
 
-h2 does HTTP/2 itself (frames, HPACK, settings, flow control). This adds what gRPC puts on top
+h2 does HTTP/2 itself (frames, HPACK, settings, flow control). This adds the layer of gRPC
 (github.com/grpc/grpc, doc/PROTOCOL-HTTP2.md): one message of five bytes and a body each way, and the status
 in the trailers. Compression is refused, so that a small message cannot become a huge one.
 """
@@ -33,7 +33,7 @@ _STATUS_OK = (":status", "200")
 _CONTENT_TYPE = ("content-type", "application/grpc")
 _ACCEPT_ENCODING = ("grpc-accept-encoding", "identity")
 _GONE = (StreamClosedError, StreamIDTooLowError)
-"""What h2 raises for a stream that has ended or that the client has reset."""
+"""Errors of h2 about a stream that has ended or that the client has reset."""
 
 
 class GrpcCall(NamedTuple):
@@ -71,7 +71,7 @@ class GrpcConnection:
         self._requests: dict[int, _Request] = {}
         self._answers: dict[int, memoryview] = {}
         self.closed = False
-        """No more calls or answers; send what `output` still returns and close."""
+        """No more calls or answers; send the rest of `output` and close."""
 
     def receive(self, data: bytes) -> list[GrpcCall | Cancelled]:
         """Process bytes from the client; a violation of HTTP/2 is answered and closes the connection."""
@@ -196,7 +196,7 @@ class GrpcConnection:
             self.closed = True
 
     def _send_answers(self) -> None:
-        """Send what the client's windows allow of each answer; the rest waits for a WINDOW_UPDATE."""
+        """Send as much of each answer as the client's windows allow; the rest waits for a WINDOW_UPDATE."""
         for stream in list(self._answers):
             try:
                 self._answers[stream] = rest = self._send_some(stream, self._answers[stream])

@@ -113,7 +113,7 @@ _PAUSE_S = 0.1
 
 
 def wait_until_ready(env: PodEnvironment, seconds: float = PATIENCE_S) -> None:
-    """Return when the VM may start; raises what `check_ready` raised last when `seconds` have passed.
+    """Return when the VM may start; raises the last error of `check_ready` when `seconds` have passed.
 
     A VM that may float then starts without a placement of its own, if the hook can report it in its log.
     """

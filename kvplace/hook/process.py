@@ -38,7 +38,7 @@ class PodEnvironment:
     node: NodeName
     """Name of the node, empty when it is not known."""
     libvirt_hook_folder: str = "/var/run/kvplace-libvirt-hooks"
-    """What the container of libvirt sees as /etc/libvirt/hooks/qemu.d."""
+    """The folder that the container of libvirt has as /etc/libvirt/hooks/qemu.d."""
     stays: bool = False
     """Whether the kubelet ends this container with the pod, so that it must not end when KubeVirt reports
     Shutdown: the kubelet would start it again."""

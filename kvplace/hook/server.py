@@ -92,7 +92,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until the stop pipe is readable, or Shutdown was answered by a hook that may end."""
-        gc.freeze()  # what exists now stays for good, also in the children that share its pages
+        gc.freeze()  # objects of the start stay for good, also in the children that share their pages
         gc.enable()
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -285,8 +285,8 @@ class Server:
         except BlockingIOError:
             pass
         except OSError:
-            # The client no longer reads. What it sent before may still be in the socket, a Shutdown
-            # above all, so read to the end of it.
+            # The client no longer reads. A call that it sent before may still be in the socket, a
+            # Shutdown above all, so read to the end of it.
             client.unsent.clear()
             client.reads_answers = False
         if client.grpc.closed and not client.unsent:

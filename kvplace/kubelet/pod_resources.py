@@ -2,7 +2,7 @@
 
 The protocol is `v1.PodResourcesLister` (k8s.io/kubelet, pkg/apis/podresources/v1/api.proto). The kubelet
 writes one entry for each device and each of its NUMA nodes, and NUMA node 0 as an empty message. It states no
-UID of a pod: name and namespace may by now be those of another pod.
+UID of a pod: by now another pod may have its name and namespace.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ListedPod:
 async def read_pod_resources(
     socket: Path, *, deadline_s: float = _DEADLINE_S
 ) -> tuple[DeviceNodes, list[ListedPod]]:
-    """Read all healthy devices, and those of each pod; raises Unavailable or Misconfigured."""
+    """Read all healthy devices, and the devices of each pod; raises Unavailable or Misconfigured."""
     pods = await unary_call(socket, _LIST, b"", deadline_s=deadline_s, most_bytes=_MOST_BYTES)
     devices = await unary_call(socket, _ALLOCATABLE, b"", deadline_s=deadline_s, most_bytes=_MOST_BYTES)
     try:

@@ -1,8 +1,8 @@
 """Reads the topology of a machine from libvirt's capabilities (`virsh capabilities`).
 
 Second best to sysfs: libvirt names sockets by their ids alone, lists off-line CPUs like others (with the
-ids of a core that is not theirs), and may put a CPU below two caches of one level. What it leaves out
-is replaced as in core.topology_levels. The form is described at libvirt.org/formatcaps.html.
+ids of a core that is not theirs), and may put a CPU below two caches of one level. Missing levels
+are replaced as in core.topology_levels. The form is described at libvirt.org/formatcaps.html.
 """
 
 from __future__ import annotations

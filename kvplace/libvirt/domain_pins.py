@@ -16,7 +16,7 @@ SOCKET = "run/libvirt/virtqemud-sock"
 
 @dataclass(frozen=True, slots=True)
 class DomainPins:
-    """CPUs by vCPU, of the emulator and by I/O thread; what has none stays as it is."""
+    """CPUs by vCPU, of the emulator and by I/O thread; a pin without CPUs stays as it is."""
 
     vcpus: Mapping[int, CpuMask] = field(default_factory=lambda: MappingProxyType({}))
     other_vcpus: CpuMask = NO_CPUS
@@ -35,7 +35,7 @@ class DomainPins:
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> DomainPins:
-        """Read what `document` wrote."""
+        """Read the object that `document` has written."""
         return cls(
             vcpus={int(number): parse_cpu_list(cpus) for number, cpus in document["vcpus"].items()},
             other_vcpus=parse_cpu_list(document["otherVcpus"]),

@@ -8,13 +8,12 @@ answer on stdout, and an end:
 
     {"changed": 2}  or  {"error": "one sentence"}
 
-A user who controls the VM's pod also controls the socket and the program behind it, so nothing is taken
-for granted. No link on the way to the socket is followed, which could lead out of the container. The domain
-must have the UUID and the name that started the VM's own QEMU. Every size is this machine's or the
-placement's: libvirt's own Python binding is not used, because it allocates what the peer states, for each
-call. Any call may hang. So the process has bounded memory and CPU time, and once it is connected it
-is a user that owns nothing, without capabilities: the connection is all that it has. Another VM gets another
-process.
+A user who controls the VM's pod also controls the socket and the program behind it, so nothing is taken for
+granted. No link on the way to the socket is followed, which could lead out of the container. The domain must
+have the UUID and the name that started the VM's own QEMU. Every size is this machine's or the placement's:
+libvirt's own Python binding is not used, because it allocates as much as the peer states, for each call. Any
+call may hang. So the process has bounded memory and CPU time, and once it is connected it is a user that owns
+nothing, without capabilities: the connection is all that it has. Another VM gets another process.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def pin_domain(
                 libvirt.number("virDomainPinEmulator", domain, wanted, size, flags)
                 changes += 1
         for number, cpus in pins.io_threads.items():
-            # What libvirt reports of I/O threads is their affinity and not the pin that it keeps.
+            # For I/O threads libvirt reports the affinity and not the pin that it keeps.
             wanted = cpus.to_bytes(size, "little")
             libvirt.number("virDomainPinIOThread", domain, number, wanted, size, flags)
             changes += 1
@@ -270,7 +269,7 @@ def answer_to(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def limit_resources() -> None:
-    """Bound what this process may use; the kernel refuses more, or ends it."""
+    """Bound the memory and CPU time of this process; the kernel refuses more, or ends it."""
     for limit, most in (
         (resource.RLIMIT_DATA, MOST_MEMORY),
         (resource.RLIMIT_CPU, _MOST_CPU_S),

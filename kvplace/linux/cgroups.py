@@ -58,7 +58,7 @@ def folders_of(process: Path, mounted: Path, container: Path | None = None) -> d
 
 
 def processes_of(folder: Path) -> tuple[int, ...]:
-    """List the processes of a cgroup and of those inside it; raises as `read_text` does.
+    """List the processes of a cgroup and of the cgroups inside it; raises as `read_text` does.
 
     With version 2 and systemd, crun puts all processes of a container into a cgroup `container` inside it.
     """

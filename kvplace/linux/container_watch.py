@@ -2,8 +2,8 @@
 
 Kubelets and container runtimes lay cgroups out like this. Below `kubepods` (cgroupfs driver) or
 `kubepods.slice` (systemd driver), which a kubelet with `--cgroup-root` puts into another cgroup, there is one
-for each pod (in that of its QoS class unless it is Guaranteed), and in the pod's one for each container, the
-pause container included:
+for each pod (in the one of its QoS class unless it is Guaranteed), and in the pod's one for each container,
+the pause container included:
 
     kubepods/burstable/pod<UID>/<id>
     kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<UID with _>.slice/cri-containerd-<id>.scope
@@ -53,8 +53,8 @@ class ContainerCgroup:
 def kubepods_folders(root: Path) -> Iterator[Path]:
     """Find `kubepods`; there is one unless kubelets run beside each other.
 
-    It is searched for in the root and in cgroups there with a name that begins with `kubelet`. What other
-    cgroups contain belongs to nodes that run inside of containers of this one.
+    It is searched for in the root and in cgroups there with a name that begins with `kubelet`. A `kubepods`
+    in any other cgroup belongs to a node that runs inside a container of this node.
     """
     for name in folder_names(root):
         if is_kubepods(name):
@@ -69,7 +69,7 @@ def is_kubepods(name: str) -> bool:
 
 
 def is_qos_class(name: str) -> bool:
-    """Whether a cgroup in `kubepods` is that of a QoS class."""
+    """Whether a cgroup in `kubepods` is the cgroup of a QoS class."""
     return _QOS.fullmatch(name) is not None and _POD.fullmatch(name) is None
 
 
@@ -133,7 +133,7 @@ class ContainerChanges:
     written: frozenset[ContainerId] = frozenset()
     """Containers with cpuset files that were written, perhaps by ourselves."""
     everything: bool = False
-    """Whether any other cpuset may have changed: that of a parent, or reports were lost."""
+    """Whether any other cpuset may have changed: a parent's has, or reports were lost."""
 
 
 class ContainerWatch:

@@ -1,7 +1,7 @@
-"""Small files of the kernel below /proc and /sys, and why one cannot be read.
+"""Small files of the kernel below /proc and /sys, and the reasons why one cannot be read.
 
-What they describe (a process, a cgroup) may end at any moment, and a container may lack the right to check
-it. A reader must not take the one for the other, so each is an error of its own.
+Their process or cgroup may end at any moment, and a container may lack the right to read them. A reader must
+not confuse the two, so each is an error of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_text(path: Path, most_bytes: int = _LARGEST, goes_on: Callable[[], bool
     no.
     """
     try:
-        # Files of the kernel are read thousands at a time; this takes a third of what Path.read_text takes.
+        # Thousands of them are read at a time; this takes a third of the time of Path.read_text.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             content = bytearray()

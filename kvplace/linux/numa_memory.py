@@ -110,7 +110,7 @@ def memory_of_process(process: Path, clock: Callable[[], float] = time.monotonic
 
 
 def _guest_mappings(text: str) -> Iterator[str]:
-    """The mappings that may be guest memory: those without a file on disk, and those in huge pages."""
+    """The mappings that may be guest memory: mappings without a file on disk, and mappings in huge pages."""
     for line in text.splitlines():
         if " file=" not in line or " huge" in line or any(file in line for file in _MEMORY_FILES):
             yield line
@@ -137,7 +137,7 @@ class NodeUse:
     memory: Bytes
     """All of it outside huge pages."""
     used: Bytes
-    """Of that, what is not free and would not be freed at once."""
+    """The part of it that is not free and would not be freed at once."""
     pages: Mapping[Bytes, tuple[int, int]]
     """Huge pages by size: all, and pages in use."""
 

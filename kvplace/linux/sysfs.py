@@ -42,7 +42,7 @@ _PAGE_SIZE = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
 def discover(tree: Tree) -> Discovery:
     """Read a machine; raises BadTopology, naming the file, when its CPUs cannot be determined.
 
-    No CPUs are reserved in it: sysfs does not contain what an operator reserves for the host.
+    No CPUs are reserved in it: sysfs does not contain the operator's reservation for the host.
     """
     return _Reader(tree).discover()
 
@@ -135,7 +135,7 @@ class _Reader:
             for number, folder in ((number, f"{_NODE_FOLDER}/node{number}") for number in ids)
         ]
         if len(nodes) == 1:
-            # The only node has what the machine has, also where the kernel reports it of the machine alone.
+            # The only node has all of the machine, also where the kernel reports it of the machine alone.
             whole = self._node(nodes[0].id, "proc", nodes[0].cpus, _PAGES_FOLDER)
             memory, pages = nodes[0].memory or whole.memory, nodes[0].huge_pages or whole.huge_pages
             return [replace(nodes[0], memory=memory, huge_pages=pages)]

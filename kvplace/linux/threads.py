@@ -1,11 +1,11 @@
-"""Threads: the CPUs and memory nodes that each may use, QEMU's process in a container, and the task of each.
+"""The CPUs that a thread may use, QEMU's process in a container, and the role of each of its threads.
 
 A system call that reads the CPUs costs less than 1 µs; /proc/PID/status, which states the same, costs 40
 times as much. CPUs that are offline are left out, as the scheduler leaves them out.
 
 A process is taken for QEMU by its name and by a thread for vCPU 0: libvirt also starts QEMUs without one, to
-ask them what they can do. Its folder in /proc stays open. The kernel never shows another process in an open
-folder, so a process id that is reused is not taken for the VM's.
+ask for their features. Its folder in /proc stays open. The kernel never shows another process in an open
+folder, so a reused process id is not taken for the VM's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvplace.core.scalars import CpuMask
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, explained
 
 Tid = NewType("Tid", int)
-"""The id of a thread; that of a process's first thread is the process id."""
+"""The id of a thread; the id of a process's first thread is the process id."""
 
 
 class OutsideCpuset(KernelError):
@@ -70,9 +70,9 @@ def _explained(error: OSError, what: str) -> Exception:
 PROC = Path("/proc")
 
 _LINKS_OF_A_FOLDER = 2
-"""Of the folder with the threads of a process, beside one for each thread."""
+"""Links of the folder with the threads of a process, beside one for each thread."""
 _NAMES = ("qemu-system", "qemu-kvm")
-"""What the names of QEMU programs begin with, in distributions and in KubeVirt's images."""
+"""The beginnings of the names of QEMU programs, in distributions and in KubeVirt's images."""
 _VCPU = re.compile(r"CPU (\d{1,5})/")
 _IO_THREAD = re.compile(r"IO iothread(\d{1,5})")
 _VHOST = re.compile(r"vhost-(\d+)|kvm-nx-lpage-re.*")
@@ -105,7 +105,7 @@ class ThreadName:
 
 
 def classify(name: str) -> ThreadName:
-    """Read the task of a thread of QEMU from its name."""
+    """Read the role of a thread of QEMU from its name."""
     if found := _VCPU.match(name):
         return ThreadName(ThreadRole.VCPU, int(found[1]), name)
     if found := _IO_THREAD.fullmatch(name):

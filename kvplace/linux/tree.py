@@ -26,7 +26,7 @@ CPU_MANAGER_STATE = "var/lib/kubelet/cpu_manager_state"
 _WANTED_BELOW = ("sys/devices/system/cpu/", "sys/devices/system/node/", "sys/kernel/mm/hugepages/")
 _WANTED = ("proc/meminfo", CPU_MANAGER_STATE)
 MAX_ARCHIVE_BYTES = 64 * 1024 * 1024
-"""Largest archive that is read; that of a machine with 96 CPUs has 60 KiB."""
+"""Largest archive that is read; the archive of a machine with 96 CPUs has 60 KiB."""
 
 _MAX_MEMBERS = 400_000
 _MAX_FILE = 256 * 1024
@@ -37,7 +37,7 @@ _MAX_AT_ONCE = 1024 * 1024
 
 _COMPRESSIONS = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
 _BROKEN = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError, RecursionError)
-"""What reading a damaged or hostile archive raises."""
+"""Errors of reading a damaged or hostile archive."""
 
 
 class Tree(Protocol):

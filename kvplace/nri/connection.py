@@ -1,7 +1,7 @@
 """One connection to an NRI runtime, over which both ends call each other; its frames and messages as bytes.
 
 Calls from the runtime are answered one after the other, in their order: the runtime waits for each of them
-anyway, and what a plugin knows is then never older than the call. So a handler must not wait for a call
+anyway, and the plugin's state is then never older than the call. So a handler must not wait for a call
 to the runtime.
 
 One unix stream carries two connections (github.com/containerd/nri, pkg/net/multiplex): on the one the
@@ -127,7 +127,7 @@ _UNIMPLEMENTED = 12
 """The gRPC status that makes NRI 0.12 fall back to StateChange."""
 _READ_BYTES = 1 << 16
 _WRITE_TIMEOUT_S = 10.0
-"""A runtime that does not read what it asked for is gone."""
+"""A runtime that does not read its answers is gone."""
 
 
 class UnknownMethod(Exception):

@@ -1,7 +1,7 @@
 """Updates of containers outside of any event, safe with every version of the runtime.
 
 A plugin may call `UpdateContainers` for that, but containerd before 2.4 can block for good when a container
-event meets such a call (containerd/containerd issue 13733). What a plugin answers to Synchronize is applied
+event meets such a call (containerd/containerd issue 13733). The answer to Synchronize is applied
 under the locks in their safe order, so a second, short connection carries the updates there. The runtime does
 not state whether they took effect: read the cgroups.
 """
@@ -31,14 +31,14 @@ async def deliver(
 ) -> None:
     """Have the runtime update containers.
 
-    `choose` gets all containers with what their specs state now, and returns at most MAX_UPDATES updates.
-    `name` must be another one than that of the plugin that creates containers. Returns when the runtime has
+    `choose` gets all containers with their specs of now, and returns at most MAX_UPDATES updates. `name` must
+    differ from the name of the plugin that answers for new containers. Returns when the runtime has
     the answer; it needs about 10 ms more for each container in it. Raises Unavailable or Misconfigured.
     """
     try:
         async with asyncio.timeout(_TIMEOUT_S), session(socket, name, _Courier(choose)) as connection:
             # It reads our frames in their order: an answer to this shows that it has the one before. A
-            # runtime that finds the connection closed may drop what it has not passed on yet.
+            # runtime that finds the connection closed may drop frames that it has not passed on yet.
             with suppress(CallFailed):
                 await connection.call("Ping", b"", timeout_s=_TIMEOUT_S)
     except TimeoutError:

@@ -62,7 +62,7 @@ _SCHEMA: Mapping[str, tuple[tuple[int, str, str], ...]] = {
     "UpdateContainerRequest": (*_POD_AND_CONTAINER, (3, "linux_resources", "LinuxResources")),
     "UpdateResponse": ((1, "update", "ContainerUpdate*"),),
     "StateChangeEvent": ((1, "event", "int32"), (2, "pod", "PodSandbox"), (3, "container", "Container")),
-    # What these calls carry
+    # Contents of these calls
     "PodSandbox": (
         (1, "id", "string"),
         (2, "name", "string"),
@@ -216,7 +216,7 @@ def read_synchronization(payload: bytes) -> Synchronization:
 
 
 def write_synchronized(updates: Iterable[ContainerUpdate], *, more: bool) -> bytes:
-    """Write the answer to Synchronize; `more` repeats that of the request."""
+    """Write the answer to Synchronize; `more` repeats the request's."""
     return _written("SynchronizeResponse", update=map(_update, updates), more=more)
 
 
@@ -233,7 +233,7 @@ def write_creation(creation: Creation) -> bytes:
 
 
 def read_asked_cpuset(payload: bytes) -> Cpuset:
-    """Read what UpdateContainer asks for; raises BadPeer."""
+    """Read the cpuset that UpdateContainer asks for; raises BadPeer."""
     return _cpuset(_read("UpdateContainerRequest", payload).linux_resources)
 
 

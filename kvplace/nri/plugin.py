@@ -1,9 +1,8 @@
 """A plugin that stays connected to its runtime, as long as either lives.
 
-The runtime asks a plugin about each container while it makes it, and waits for the answer: a handler
-must take far less than the runtime's request timeout (2 s unless configured); after that the
-runtime continues without it. A handler that raises or is too slow is logged and answered for with "no
-change".
+The runtime asks a plugin about each container while it makes it, and waits for the answer: a handler must
+take far less than the runtime's request timeout (2 s unless configured). Then the runtime continues without
+it. For a handler that raises or is too slow, the answer is "no change", and a line is logged.
 
 `Runtime.UpdateContainers` is not offered: in containerd before 2.4 it can block the runtime for good
 (containerd/containerd issue 13733). Updates travel in answers, or by `kvplace.nri.courier`.
@@ -55,7 +54,7 @@ MAX_SYNCHRONIZED = 20_000
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _SHARE_OF_TIMEOUT = 0.75
-"""What part of the runtime's request timeout a handler may use."""
+"""The part of the runtime's request timeout that a handler may use."""
 
 _EVENT_CALLS = {
     "RunPodSandbox": NriEvent.RUN_POD,
@@ -96,7 +95,7 @@ class Handler(Protocol):
     async def synchronize(
         self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[NriContainer]
     ) -> Sequence[ContainerUpdate]:
-        """Learn what exists, once for each connection, before any event; return what must change."""
+        """Learn all pods and containers, once for each connection, before any event; return updates."""
         ...
 
     async def create(self, pod: PodSandbox, container: NriContainer) -> Creation:
@@ -110,7 +109,7 @@ class Handler(Protocol):
         ...
 
     async def stop(self, pod: PodSandbox, container: NriContainer) -> Sequence[ContainerUpdate]:
-        """Learn that a container ends, perhaps not for the first time; return what others get now."""
+        """Learn that a container ends, perhaps not for the first time; return updates of others."""
         ...
 
     async def observe(self, event: NriEvent, pod: PodSandbox, container: NriContainer) -> None:
@@ -170,7 +169,7 @@ async def session(socket: Path, name: PluginName, handler: Handler) -> AsyncIter
         connection.close(Unavailable("the connection was closed by the agent"))
         serving.cancel()
         await asyncio.wait([serving])
-        # What else it raises has been raised by the futures.
+        # The futures have raised its other errors.
         error = None if serving.cancelled() else serving.exception()
         if error is not None and not isinstance(error, Unavailable):
             log.error("a call of the NRI runtime could not be answered", exc_info=error)
