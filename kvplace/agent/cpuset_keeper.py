@@ -184,10 +184,11 @@ class CpusetKeeper:
         """Call the listener after each change of the plan."""
         self._listeners.append(listener)
 
-    async def run(self, source: ContainerSource) -> None:
-        """Keep the containers of a source until cancelled."""
+    async def run(self, source: ContainerSource | None) -> None:
+        """Keep the containers of a source, if there is one, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(source.run())
+            if source is not None:
+                tasks.create_task(source.run())
             tasks.create_task(self._learn_objects())
             tasks.create_task(self._follow_state(source))
             tasks.create_task(self._set_again_and_again())
@@ -294,7 +295,7 @@ class CpusetKeeper:
         await self._own.wait_until_known()
         self._wake.set()
 
-    async def _follow_state(self, source: ContainerSource) -> None:
+    async def _follow_state(self, source: ContainerSource | None) -> None:
         self._own.subscribe(self._wake.set)
         loop = asyncio.get_running_loop()
         next_sweep = loop.time() + self._sweep_s
@@ -307,7 +308,8 @@ class CpusetKeeper:
             self._wake.clear()
             if loop.time() >= pause:
                 next_sweep = loop.time() + self._sweep_s
-                source.search()
+                if source is not None:
+                    source.search()
                 self.check_all()
 
     async def _set_again_and_again(self) -> None:

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Any
 
 from xxhash import xxh64_hexdigest, xxh64_intdigest
@@ -39,34 +38,21 @@ class NodeReport:
     """
 
     def __init__(self) -> None:
-        self._pods: dict[PodUid, PodReport] = {}
-        self._conditions: dict[str, Condition] = {}
-        self._enforcement: Enforcement | None = None
-        self._is_complete = False
-        self._in_use: MemoryInUse | None = None
-        self._devices: DeviceReport | None = None
-        self._devices_unknown: str | None = None
-        self._listeners: list[Callable[[], None]] = []
-
-    @property
-    def pods(self) -> Mapping[PodUid, PodReport]:
+        self.pods: dict[PodUid, PodReport] = {}
         """The entries of `status.pods`, by UID."""
-        return MappingProxyType(self._pods)
-
-    @property
-    def conditions(self) -> Mapping[str, Condition]:
+        self.conditions: dict[str, Condition] = {}
         """The conditions by their type."""
-        return MappingProxyType(self._conditions)
-
-    @property
-    def enforcement(self) -> Enforcement | None:
+        self.enforcement: Enforcement | None = None
         """How other containers are kept off owned CPUs; None until the containers of the node are known."""
-        return self._enforcement
-
-    @property
-    def is_complete(self) -> bool:
+        self.is_complete = False
         """Whether every pod with a claim that runs here has an entry."""
-        return self._is_complete
+        self.in_use: MemoryInUse | None = None
+        """The memory in use outside of VMs with claims; None until it has been measured."""
+        self.devices: DeviceReport | None = None
+        """The devices of the node; None while they are unknown."""
+        self.devices_unknown: str | None = None
+        """Why the devices are unknown, empty where they are known; None before the first read."""
+        self._listeners: list[Callable[[], None]] = []
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call the listener after each change."""
@@ -74,64 +60,46 @@ class NodeReport:
 
     def put_pod(self, report: PodReport) -> None:
         """Set the entry of a pod."""
-        if self._pods.get(report.uid) != report:
-            self._pods[report.uid] = report
+        if self.pods.get(report.uid) != report:
+            self.pods[report.uid] = report
             self._notify()
 
     def drop_pod(self, uid: PodUid) -> None:
         """Remove the entry of a pod that is gone."""
-        if self._pods.pop(uid, None) is not None:
+        if self.pods.pop(uid, None) is not None:
             self._notify()
 
     def complete(self) -> None:
         """Note that every pod has been checked since the containers of the node are known."""
-        if not self._is_complete:
-            self._is_complete = True
-            self._notify()
+        self._set(is_complete=True)
 
     def put_condition(self, condition: Condition) -> None:
         """Set the condition of that type."""
-        if self._conditions.get(condition.type) != condition:
-            self._conditions[condition.type] = condition
+        if self.conditions.get(condition.type) != condition:
+            self.conditions[condition.type] = condition
             self._notify()
 
     def drop_condition(self, kind: str) -> None:
         """Remove a condition that has no meaning any more."""
-        if self._conditions.pop(kind, None) is not None:
+        if self.conditions.pop(kind, None) is not None:
             self._notify()
-
-    @property
-    def in_use(self) -> MemoryInUse | None:
-        """The memory that something else than VMs with claims uses; None until it has been measured."""
-        return self._in_use
 
     def use_memory(self, in_use: MemoryInUse) -> None:
-        """Set the memory that something else than VMs with claims uses."""
-        if self._in_use != in_use:
-            self._in_use = in_use
-            self._notify()
-
-    @property
-    def devices(self) -> DeviceReport | None:
-        """The devices of the node; None while they are unknown."""
-        return self._devices
-
-    @property
-    def devices_unknown(self) -> str | None:
-        """Why the devices are unknown, empty where they are known; None until they have been read for."""
-        return self._devices_unknown
+        """Set the memory in use outside of VMs with claims."""
+        self._set(in_use=in_use)
 
     def use_devices(self, devices: DeviceReport | None, unknown: str = "") -> None:
         """Set the devices of the node, or why they are unknown."""
-        if (self._devices, self._devices_unknown) != (devices, unknown):
-            self._devices, self._devices_unknown = devices, unknown
-            self._notify()
+        self._set(devices=devices, devices_unknown=unknown)
 
     def enforce(self, how: Enforcement) -> None:
         """State how other containers are kept off owned CPUs from now on; NONE while nothing does."""
-        if self._enforcement is not how:
-            self._enforcement = how
-            ENFORCES.set(how is not Enforcement.NONE)
+        ENFORCES.set(how is not Enforcement.NONE)
+        self._set(enforcement=how)
+
+    def _set(self, **values: object) -> None:
+        if any(getattr(self, name) != value for name, value in values.items()):
+            vars(self).update(values)
             self._notify()
 
     def _notify(self) -> None:

@@ -25,13 +25,13 @@ from kvplace.agent import metrics
 from kvplace.agent.back_off import AGAIN_S, Deliveries
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.libvirt_pins import LibvirtFailed, LibvirtPins
+from kvplace.agent.memory import MemoryMoves
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodeContainer, NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.pinning_sweep import PinningSweep
-from kvplace.agent.verification import CpusetDifference, PodFinding, differences_in_words
+from kvplace.agent.verification import PodFinding, differences_in_words
 from kvplace.core.device_locality import located
-from kvplace.core.placement import PodPlacement
 from kvplace.core.request import DeviceNuma
 from kvplace.core.scalars import NO_CPUS, PodUid
 from kvplace.core.well_known_names import PINNED
@@ -84,14 +84,6 @@ class PlannedNode(Protocol):
         ...
 
 
-class MemoryMover(Protocol):
-    """Moves the memory of VMs."""
-
-    async def move(self, pid: int, placement: PodPlacement, /) -> str:
-        """Move the memory of a QEMU to the NUMA nodes of a placement; returns the failure, if any."""
-        ...
-
-
 @dataclass(slots=True)
 class _Progress:
     """The state that is kept for one pod."""
@@ -121,7 +113,7 @@ class PinningGuard:
         self,
         own: NodeObjects,
         node: PlannedNode,
-        memory: MemoryMover,
+        memory: MemoryMoves,
         report: NodeReport,
         events: EventRecorder,
         client: PinningClient,
@@ -354,7 +346,7 @@ def _may_pass(finding: PodFinding, before: PodFinding | None) -> bool:
     """Whether only a cpuset differs, and for the first time: it is being set right now."""
     return (
         bool(finding.differences)
-        and all(isinstance(found, CpusetDifference) for found in finding.differences)
+        and all(found.reason is PinnedReason.CPUSET_DIFFERS for found in finding.differences)
         and (before is None or before.differences != finding.differences)
     )
 

@@ -13,18 +13,17 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kvplace.agent.back_off import RepairHistory
-from kvplace.agent.node_plan import ClaimContainer, PodPlan
+from kvplace.agent.conditions import PinnedReason
+from kvplace.agent.node_plan import PodPlan
 from kvplace.agent.verification import (
     Difference,
     Measurement,
-    OfflineDifference,
     PodFinding,
     QemuThread,
-    ThreadDifference,
     differences,
 )
 from kvplace.core.cpuset import bits_of
@@ -50,19 +49,6 @@ READ_ANEW_S = 60.0
 """How often the names of threads, the workers of the kernel and the memory of a pod are read again."""
 
 
-@dataclass(slots=True)
-class _Pod:
-    watched: WatchedPod
-    finding: PodFinding
-    """The last one."""
-    read_anew_at: float = 0.0
-    right: dict[Tid, CpuMask] = field(default_factory=dict)
-    """Threads that were seen on the CPUs of their plan, with these CPUs."""
-    history: RepairHistory = field(default_factory=RepairHistory)
-    pins_asked: tuple[int, DomainPins] | None = None
-    """The pins that the libvirt of a QEMU was asked to keep."""
-
-
 class PinningSweep:
     """State that is kept from one check to the next."""
 
@@ -72,7 +58,7 @@ class PinningSweep:
         self._mounted = mounted
         self._proc = proc
         self._clock = clock
-        self._pods: dict[PodUid, _Pod] = {}
+        self._pods: dict[PodUid, WatchedPod] = {}
 
     def look(self, plans: Iterable[PodPlan]) -> dict[PodUid, PodFinding]:
         """Check every pod; the result of a pod is the same object as last time if nothing has changed.
@@ -97,7 +83,7 @@ class PinningSweep:
         now = self._clock()
         before = pod.finding.plan
         anew = now >= pod.read_anew_at or before != plan
-        if not anew and pod.finding.in_order and pod.watched.unchanged():
+        if not anew and pod.finding.in_order and pod.unchanged():
             return pod.finding
         if anew:
             pod.read_anew_at = now + READ_ANEW_S
@@ -113,33 +99,31 @@ class PinningSweep:
             pod.finding = finding
         return pod.finding
 
-    def _pod(self, plan: PodPlan) -> _Pod:
+    def _pod(self, plan: PodPlan) -> WatchedPod:
         pod = self._pods.get(plan.uid)
         if pod is not None and pod.finding.plan.containers == plan.containers:
             return pod
         self._forget(plan.uid)
-        watched = WatchedPod(plan.containers, vm=plan.vm, mounted=self._mounted, proc=self._proc)
-        pod = self._pods[plan.uid] = _Pod(watched, PodFinding(plan))
+        pod = self._pods[plan.uid] = WatchedPod(plan, self._mounted, self._proc)
         return pod
 
     def _forget(self, uid: PodUid) -> None:
         pod = self._pods.pop(uid, None)
         if pod is not None:
-            pod.watched.close()
+            pod.close()
 
-    def _measure(self, pod: _Pod, plan: PodPlan, now: float, *, anew: bool) -> PodFinding:
-        watched = pod.watched
+    def _measure(self, pod: WatchedPod, plan: PodPlan, now: float, *, anew: bool) -> PodFinding:
         measured = _with_memory(
-            pod, watched.measure(plan.most_threads, anew=anew, memory=anew and plan.measures_memory)
+            pod, pod.measure(plan.most_threads, anew=anew, memory=anew and plan.measures_memory)
         )
         at_first = differences(plan, measured)
         drift = _drift(pod.right, at_first)
         found, pins, pid = at_first, None, 0
-        if watched.qemu is not None and plan.sets_threads and plan.refusal is None:
-            pid = watched.qemu.pid
-            if any(map(_is_about_a_thread, at_first)) and pod.history.may_repair(now):
-                set_threads(watched.qemu, at_first)
-                measured = _with_memory(pod, watched.measure(plan.most_threads))
+        if pod.qemu is not None and plan.sets_threads and plan.refusal is None:
+            pid = pod.qemu.pid
+            if any(one.thread for one in at_first) and pod.history.may_repair(now):
+                set_threads(pod.qemu, at_first)
+                measured = _with_memory(pod, pod.measure(plan.most_threads))
                 found = differences(plan, measured)
                 if drift and not set(drift) & set(found):
                     pod.history = pod.history.repaired(now)
@@ -162,26 +146,21 @@ class PinningSweep:
         )
 
 
-def _is_about_a_thread(difference: Difference) -> bool:
-    return isinstance(difference, ThreadDifference | OfflineDifference)
-
-
-def _with_memory(pod: _Pod, measured: Measurement) -> Measurement:
+def _with_memory(pod: WatchedPod, measured: Measurement) -> Measurement:
     """Keep the memory that was read last where it was not read this time."""
     return measured if measured.memory else replace(measured, memory=pod.finding.measured.memory)
 
 
-def _drift(right: dict[Tid, CpuMask], found: Iterable[Difference]) -> tuple[ThreadDifference, ...]:
-    return tuple(
-        one for one in found if isinstance(one, ThreadDifference) and right.get(one.thread.tid) == one.should
-    )
+def _drift(right: dict[Tid, CpuMask], found: Iterable[Difference]) -> tuple[Difference, ...]:
+    elsewhere = (one for one in found if one.reason is PinnedReason.THREADS_ELSEWHERE)
+    return tuple(one for one in elsewhere if one.thread and right.get(one.thread.tid) == one.should)
 
 
 def _right(
     before: dict[Tid, CpuMask], plan: PodPlan, measured: Measurement, found: tuple[Difference, ...]
 ) -> dict[Tid, CpuMask]:
     """Note which threads are right; one that was and is not any more stays noted."""
-    wrong = {one.thread.tid for one in found if isinstance(one, ThreadDifference | OfflineDifference)}
+    wrong = {one.thread.tid for one in found if one.thread}
     right: dict[Tid, CpuMask] = {}
     for thread in measured.threads:
         if thread.tid in wrong:
@@ -198,7 +177,7 @@ def set_threads(qemu: QemuProcess, found: Iterable[Difference]) -> None:
     Threads that have ended are left out. Raises NotPermitted.
     """
     for difference in found:
-        if isinstance(difference, ThreadDifference | OfflineDifference) and qemu.has(difference.thread.tid):
+        if difference.thread and qemu.has(difference.thread.tid):
             with suppress(Gone, OutsideCpuset):
                 set_affinity(difference.thread.tid, difference.should)
 
@@ -234,13 +213,19 @@ _COMPARED = 4096
 
 
 class WatchedPod:
-    """Files that are kept open for one pod."""
+    """One pod from check to check: its last finding, and the files that are kept open for it."""
 
-    def __init__(
-        self, containers: tuple[ClaimContainer, ...], *, vm: bool, mounted: Path, proc: Path = PROC
-    ) -> None:
-        self.containers = containers
-        self.vm = vm
+    def __init__(self, plan: PodPlan, mounted: Path, proc: Path = PROC) -> None:
+        self.containers = plan.containers
+        self.vm = plan.vm
+        self.finding = PodFinding(plan)
+        """The last one."""
+        self.read_anew_at = 0.0
+        self.right: dict[Tid, CpuMask] = {}
+        """Threads that were seen on the CPUs of their plan, with these CPUs."""
+        self.history = RepairHistory()
+        self.pins_asked: tuple[int, DomainPins] | None = None
+        """The pins that the libvirt of a QEMU was asked to keep."""
         self.qemu: QemuProcess | None = None
         self._mounted = mounted
         self._proc = proc

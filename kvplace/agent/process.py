@@ -155,11 +155,11 @@ async def _become_ready(own: NodeObjects, readiness: Readiness) -> None:
 
 def keeper_of(
     settings: AgentSettings, own: NodeObjects, report: NodeReport
-) -> tuple[CpusetKeeper, ContainerSource]:
+) -> tuple[CpusetKeeper, ContainerSource | None]:
     """Make the keeper with the source that the operator asked for, else with the one that the node offers.
 
-    A host without cpusets gets a source that never reports a container, with a condition: the rest of
-    the agent is of use there, too.
+    A host without cpusets has no source, and a condition states this: the rest of the agent is of use there,
+    too.
     """
     mounted = settings.on_host(_CGROUPS)
     try:
@@ -168,7 +168,7 @@ def keeper_of(
         hierarchy = CpusetHierarchy(mounted, CgroupVersion.V2)
         keeper = CpusetKeeper(own, report, hierarchy, observed=Enforcement.NONE)
         keeper.connected(Enforcement.NONE, cpusets_enforced(TopologyReason.NO_CPUSETS, f"{error}."))
-        return keeper, NoContainers()
+        return keeper, None
     socket = settings.on_host(settings.nri_socket)
     how = settings.enforcement or (Enforcement.NRI if socket.exists() else Enforcement.CGROUP)
     keeper = CpusetKeeper(own, report, hierarchy, observed=None if how.by_agent else how)
@@ -180,17 +180,6 @@ def keeper_of(
 
         return keeper, NriSource(keeper, NriRuntime(socket), hierarchy.root)
     return keeper, CgroupSource(keeper, own, hierarchy.root)
-
-
-class NoContainers:
-    """Stands in where there are no cpusets."""
-
-    async def run(self) -> None:
-        """Wait until cancelled."""
-        await asyncio.Event().wait()
-
-    def search(self) -> None:
-        """Find nothing."""
 
 
 LOCK = Path("/run/kvplace/agent.lock")

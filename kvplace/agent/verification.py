@@ -63,73 +63,25 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadDifference:
-    """A thread that may run on other CPUs than it should."""
+class Difference:
+    """One difference between a pod and its plan; as text one sentence."""
 
-    thread: QemuThread
-    should: CpuMask
-
-    def __str__(self) -> str:
-        return (
-            f"{self.thread.name} may run on CPU {format_cpu_list(self.thread.cpus) or 'none'} "
-            f"instead of {format_cpu_list(self.should)}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineDifference:
-    """A thread with no online CPU, so that it cannot run where it should."""
-
-    thread: QemuThread
-    should: CpuMask
+    reason: PinnedReason
+    """The reason of a condition that names this difference first."""
+    sentence: str = ""
+    """Empty for the difference of a thread, which makes it when it is asked for."""
+    thread: QemuThread | None = None
+    """The thread that may run on other CPUs than it should."""
+    should: CpuMask = NO_CPUS
+    """The CPUs of that thread."""
 
     def __str__(self) -> str:
-        return (
-            f"{self.thread.name} runs on CPU {format_cpu_list(self.thread.cpus)}, because CPU "
-            f"{format_cpu_list(self.should)} is offline"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MissingThread:
-    """A vCPU of the placement without a thread in QEMU."""
-
-    vcpu: int
-
-    def __str__(self) -> str:
-        return f"vCPU {self.vcpu} has no thread"
-
-
-@dataclass(frozen=True, slots=True)
-class CpusetDifference:
-    """A container with a wrong cpuset."""
-
-    container: str
-    has: CpuMask
-    should: CpuMask
-
-    def __str__(self) -> str:
-        how = "wider" if self.has & ~self.should else "narrower"
-        return (
-            f"the cpuset of container {self.container} is CPU {format_cpu_list(self.has) or 'none'}, "
-            f"{how} than {format_cpu_list(self.should)}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryDifference:
-    """Memory on a NUMA node that a strict binding does not name."""
-
-    node: NumaId
-    amount: Bytes
-    should: tuple[NumaId, ...]
-
-    def __str__(self) -> str:
-        nodes = format_cpu_list(mask_of(self.should))
-        return f"{self.amount >> 20} MiB are on NUMA node {self.node} instead of {nodes}"
-
-
-Difference = ThreadDifference | OfflineDifference | MissingThread | CpusetDifference | MemoryDifference
+        if self.thread is None:
+            return self.sentence
+        name, has, should = self.thread.name, format_cpu_list(self.thread.cpus), format_cpu_list(self.should)
+        if self.reason is PinnedReason.CPUS_OFFLINE:
+            return f"{name} runs on CPU {has}, because CPU {should} is offline"
+        return f"{name} may run on CPU {has or 'none'} instead of {should}"
 
 
 def differences(pod: PodPlan, measured: Measurement) -> tuple[Difference, ...]:
@@ -153,9 +105,9 @@ def _threads(pod: PodPlan, measured: Measurement) -> Iterator[Difference]:
         if thread.cpus in (should, should & pod.online):
             continue
         if should & pod.online:
-            yield ThreadDifference(thread, should & pod.online)
+            yield Difference(PinnedReason.THREADS_ELSEWHERE, thread=thread, should=should & pod.online)
         else:
-            yield OfflineDifference(thread, should)
+            yield Difference(PinnedReason.CPUS_OFFLINE, thread=thread, should=should)
 
 
 def _missing(pod: PodPlan, measured: Measurement) -> Iterator[Difference]:
@@ -163,23 +115,29 @@ def _missing(pod: PodPlan, measured: Measurement) -> Iterator[Difference]:
         found = {thread.name.number for thread in measured.threads if thread.name.role is ThreadRole.VCPU}
         for vcpu in range(len(pod.placement.vcpus)):
             if vcpu not in found:
-                yield MissingThread(vcpu)
+                yield Difference(PinnedReason.VCPU_MISSING, f"vCPU {vcpu} has no thread")
 
 
 def _cpusets(pod: PodPlan, measured: Measurement) -> Iterator[Difference]:
     should = pod.cpuset & pod.online
     for container, has in measured.cpusets.items():
         if should and has != should:
-            yield CpusetDifference(container, has, should)
+            yield Difference(
+                PinnedReason.CPUSET_DIFFERS,
+                f"the cpuset of container {container} is CPU {format_cpu_list(has) or 'none'}, "
+                f"{'wider' if has & ~should else 'narrower'} than {format_cpu_list(should)}",
+            )
 
 
 def _memory(pod: PodPlan, measured: Measurement) -> Iterator[Difference]:
-    nodes = pod.placement.memory_nodes
     if pod.measures_memory:
+        nodes = pod.placement.memory_nodes
+        wanted = format_cpu_list(mask_of(nodes))
         elsewhere = {node: amount for node, amount in measured.memory.items() if node not in nodes}
         if sum(elsewhere.values(), NO_BYTES) > MISPLACED_ALLOWED:
             for node, amount in sorted(elsewhere.items()):
-                yield MemoryDifference(node, amount, nodes)
+                sentence = f"{amount >> 20} MiB are on NUMA node {node} instead of {wanted}"
+                yield Difference(PinnedReason.MEMORY_ELSEWHERE, sentence)
 
 
 _SHOWN = 3
@@ -219,9 +177,8 @@ class PodFinding:
     @property
     def follows(self) -> bool:
         """Whether every thread is on its CPUs; cpuset and memory do not count."""
-        return not self.problem and all(
-            isinstance(found, CpusetDifference | MemoryDifference) for found in self.differences
-        )
+        others = (PinnedReason.CPUSET_DIFFERS, PinnedReason.MEMORY_ELSEWHERE)
+        return not self.problem and all(found.reason in others for found in self.differences)
 
     @property
     def is_reportable(self) -> bool:
@@ -271,17 +228,7 @@ class PodFinding:
             return PinnedReason.FLOATS if self.plan.placement.floats else PinnedReason.AS_PLACED
         if self.given_up:
             return PinnedReason.REPAIRS_UNDONE
-        match self.differences[0]:
-            case ThreadDifference():
-                return PinnedReason.THREADS_ELSEWHERE
-            case OfflineDifference():
-                return PinnedReason.CPUS_OFFLINE
-            case MissingThread():
-                return PinnedReason.VCPU_MISSING
-            case CpusetDifference():
-                return PinnedReason.CPUSET_DIFFERS
-            case MemoryDifference():
-                return PinnedReason.MEMORY_ELSEWHERE
+        return self.differences[0].reason
 
 
 def _where(measured: Measurement) -> str:

@@ -9,27 +9,22 @@ import pytest
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.node_plan import ClaimRefusal
 from kvplace.agent.verification import (
-    CpusetDifference,
     Difference,
     Measurement,
-    MemoryDifference,
-    MissingThread,
-    OfflineDifference,
     PodFinding,
     QemuThread,
-    ThreadDifference,
 )
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
-from kvplace.core.scalars import NO_CPUS, Bytes, NumaId
+from kvplace.core.scalars import NO_CPUS
 from kvplace.core.well_known_names import PINNED
 from kvplace.kube.object_records import Condition
 from kvplace.linux.threads import Tid, classify
 from tests.agent.nodes_in_use import VM, placed, placed_otherwise, planned
 
 VCPU = QemuThread(Tid(7), classify("CPU 1/KVM"), parse_cpu_list("0-3"))
-MOVED = ThreadDifference(VCPU, parse_cpu_list("2"))
+MOVED = Difference(PinnedReason.THREADS_ELSEWHERE, thread=VCPU, should=parse_cpu_list("2"))
 BOUND = placed(VM, "2", revision=3)
 PLAN = replace(
     planned(BOUND.placement, cpuset=BOUND.placement.cpus, online=parse_cpu_list("0-9")), bound=BOUND
@@ -70,10 +65,13 @@ def test_a_vm_that_floats_is_as_placed_and_not_pinned() -> None:
     ("difference", "reason"),
     [
         (MOVED, "ThreadsElsewhere"),
-        (OfflineDifference(VCPU, parse_cpu_list("9")), "CpusOffline"),
-        (MissingThread(4), "VcpuMissing"),
-        (CpusetDifference("compute", parse_cpu_list("0-7"), parse_cpu_list("2")), "CpusetDiffers"),
-        (MemoryDifference(NumaId(1), Bytes(1 << 30), (NumaId(0),)), "MemoryElsewhere"),
+        (Difference(PinnedReason.CPUS_OFFLINE, thread=VCPU, should=parse_cpu_list("9")), "CpusOffline"),
+        (Difference(PinnedReason.VCPU_MISSING, "vCPU 4 has no thread"), "VcpuMissing"),
+        (
+            Difference(PinnedReason.CPUSET_DIFFERS, "the cpuset of compute is wider"),
+            "CpusetDiffers",
+        ),
+        (Difference(PinnedReason.MEMORY_ELSEWHERE, "1024 MiB are on NUMA node 1"), "MemoryElsewhere"),
     ],
 )
 def test_each_difference_has_a_reason_and_its_sentence(difference: Difference, reason: str) -> None:
@@ -83,7 +81,7 @@ def test_each_difference_has_a_reason_and_its_sentence(difference: Difference, r
 
 
 def test_of_many_differences_three_are_named() -> None:
-    many = tuple(MissingThread(vcpu) for vcpu in range(9))
+    many = tuple(Difference(PinnedReason.VCPU_MISSING, f"vCPU {vcpu} has no thread") for vcpu in range(9))
     message = replace(GOOD, differences=many).condition.message
     assert message == (
         "revision 3: vCPU 0 has no thread, vCPU 1 has no thread, vCPU 2 has no thread and 6 more"

@@ -14,13 +14,14 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvplace.agent import pinning_guard
+from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.memory import MemoryMoves
 from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_plan import NodeContainer, NodePlan, PodPlan
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.pinning_guard import MEMORY_AGAIN_S, PinningGuard
 from kvplace.agent.planner import plan_node
-from kvplace.agent.verification import Measurement, PodFinding, QemuThread, ThreadDifference
+from kvplace.agent.verification import Difference, Measurement, PodFinding, QemuThread
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.node_devices import DeviceReport, NodeDevices, PodDevice
 from kvplace.core.node_topology import Enforcement
@@ -188,7 +189,7 @@ async def test_a_vm_whose_pod_was_deleted_by_force_is_reported_until_its_contain
 async def test_a_vm_that_is_not_pinned_is_named_with_the_reason_until_it_is_or_has_ended(
     vm: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = ThreadDifference(THREAD, parse_cpu_list("3"))
+    elsewhere = Difference(PinnedReason.THREADS_ELSEWHERE, thread=THREAD, should=parse_cpu_list("3"))
     drifted = replace(FOUND, differences=(elsewhere,))
     given_up = replace(drifted, given_up=True)
     vm.place(revision=1, node=0)

@@ -12,9 +12,10 @@ import pytest
 
 from harness.played_qemu import PlayedQemus, played_qemus
 from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
+from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.node_plan import ClaimContainer, PodPlan
 from kvplace.agent.pinning_sweep import READ_ANEW_S, PinningSweep
-from kvplace.agent.verification import CpusetDifference, OfflineDifference, PodFinding, ThreadDifference
+from kvplace.agent.verification import PodFinding
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import Placement
@@ -227,7 +228,8 @@ def test_a_cpuset_without_its_cpu_is_reported_and_the_thread_returns_with_it(
     look(sweep, target)
     (cgroup / "cpuset.cpus").write_text(str(FIRST))
     found = look(sweep, target)
-    assert {type(one) for one in found.differences} == {ThreadDifference, CpusetDifference}
+    reasons = {one.reason for one in found.differences}
+    assert reasons == {PinnedReason.THREADS_ELSEWHERE, PinnedReason.CPUSET_DIFFERS}
     assert len(found.drift) == 1
     assert look(sweep, target).drift == ()  # reported once
     assert not found.given_up
@@ -242,7 +244,7 @@ def test_a_cpu_that_is_known_to_be_offline_is_named(
     (cgroup / "cpuset.cpus").write_text(str(FIRST))
     offline = replace(target, online=ON_FIRST)
     (found,) = look(sweep, offline).differences
-    assert isinstance(found, OfflineDifference)
+    assert found.reason is PinnedReason.CPUS_OFFLINE
     assert str(found) == f"vCPU 0 runs on CPU {FIRST}, because CPU {SECOND} is offline"
 
 

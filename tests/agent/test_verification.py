@@ -9,15 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.verification import (
     MISPLACED_ALLOWED,
-    CpusetDifference,
     Measurement,
-    MemoryDifference,
-    MissingThread,
-    OfflineDifference,
     QemuThread,
-    ThreadDifference,
     differences,
 )
 from kvplace.core.cpuset import bits_of, mask_of, parse_cpu_list
@@ -72,7 +68,7 @@ def test_nothing_differs_when_every_thread_is_where_the_placement_states() -> No
 @pytest.mark.parametrize("has", ["0-15", "7", "2-3"])
 def test_each_kind_of_thread_is_noticed_where_it_should_not_be(name: str, has: str) -> None:
     (found,) = differences(WANTED, replace(GOOD, threads=threads(**{name: has})))
-    assert isinstance(found, ThreadDifference)
+    assert found.reason is PinnedReason.THREADS_ELSEWHERE
     assert found.should == parse_cpu_list(NAMES[name])
     assert f"may run on CPU {has} instead of {NAMES[name]}" in str(found)
 
@@ -93,7 +89,8 @@ def test_threads_whose_cpus_the_placement_does_not_name_may_run_anywhere() -> No
 
 def test_a_vcpu_without_a_thread_is_noticed() -> None:
     one = tuple(one for one in GOOD.threads if str(one.name) != "vCPU 1")
-    assert differences(WANTED, replace(GOOD, threads=one)) == (MissingThread(1),)
+    (found,) = differences(WANTED, replace(GOOD, threads=one))
+    assert (found.reason, str(found)) == (PinnedReason.VCPU_MISSING, "vCPU 1 has no thread")
 
 
 def test_a_vcpu_that_was_plugged_in_may_use_the_cpus_of_all() -> None:
@@ -109,7 +106,7 @@ def test_offline_cpus_of_several_are_left_out_and_all_offline_is_reported() -> N
         cpusets={"compute": parse_cpu_list("0,2-3")},
     )
     (found,) = differences(offline, measured)
-    assert isinstance(found, OfflineDifference)
+    assert found.reason is PinnedReason.CPUS_OFFLINE
     assert str(found) == "vCPU 1 runs on CPU 3, because CPU 10 is offline"
 
 
@@ -125,7 +122,7 @@ def test_threads_of_policy_numa_may_use_the_whole_cpuset() -> None:
 @pytest.mark.parametrize(("has", "how"), [("0-15", "wider"), ("2", "narrower"), ("", "none, narrower")])
 def test_a_cpuset_that_is_wider_or_narrower_is_noticed(has: str, how: str) -> None:
     (found,) = differences(WANTED, replace(GOOD, cpusets={"compute": parse_cpu_list(has)}))
-    assert isinstance(found, CpusetDifference)
+    assert found.reason is PinnedReason.CPUSET_DIFFERS
     assert how in str(found)
 
 
@@ -141,7 +138,7 @@ def test_memory_counts_only_where_it_is_bound_strictly_and_is_more_than_others_u
     strict = placed_otherwise(WANTED, replace(PLACEMENT, numa_memory=NumaMemory.STRICT))
     assert differences(WANTED, measured) == ()
     (found,) = differences(strict, measured)
-    assert found == MemoryDifference(NumaId(1), more[NumaId(1)], (NumaId(0),))
+    assert found.reason is PinnedReason.MEMORY_ELSEWHERE
     assert str(found) == "257 MiB are on NUMA node 1 instead of 0"
     less = {NumaId(0): Bytes(1 << 30), NumaId(1): MISPLACED_ALLOWED}
     assert differences(strict, replace(GOOD, memory=less)) == ()
@@ -186,11 +183,11 @@ def test_exactly_the_threads_that_were_moved_away_are_reported(
         if should and cpus not in (should, should & online):
             expected.add(at)
     found = differences(wanted, Measurement(tuple(measured)))
-    reported = {one.thread.tid for one in found if isinstance(one, ThreadDifference | OfflineDifference)}
+    reported = {one.thread.tid for one in found if one.thread}
     assert reported == expected
     assert len(reported) == len(found)
     for one in found:
-        if isinstance(one, ThreadDifference):
+        if one.reason is PinnedReason.THREADS_ELSEWHERE:
             assert set(bits_of(one.should)) <= set(bits_of(online))
 
 

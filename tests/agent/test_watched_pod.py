@@ -1,4 +1,4 @@
-"""What is read of one pod, however the host shows its cgroups."""
+"""Reading one pod, however the host shows its cgroups."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from harness.played_qemu import played_qemus
 from kvplace.agent.node_plan import ClaimContainer
 from kvplace.agent.pinning_sweep import WatchedPod
+from kvplace.core.scalars import NO_CPUS
+from tests.agent.nodes_in_use import VM, placed, planned
 
 
 def test_memory_is_read_although_the_agent_has_a_cgroup_namespace_of_its_own(tmp_path: Path) -> None:
@@ -24,8 +26,9 @@ def test_memory_is_read_although_the_agent_has_a_cgroup_namespace_of_its_own(tmp
         (cgroup / "cgroup.controllers").write_text("cpuset memory\n")
         (cgroup / "cpuset.cpus.effective").write_text("0-1\n")
         (cgroup / "memory.numa_stat").write_text("anon N0=8192 N1=4096\n")
-        containers = (ClaimContainer("compute", cgroup),)
-        watched = WatchedPod(containers, vm=True, mounted=tmp_path / "cgroup", proc=tmp_path / "proc")
+        compute = ClaimContainer("compute", cgroup)
+        plan = planned(placed(VM, "0").placement, compute, cpuset=NO_CPUS, online=NO_CPUS)
+        watched = WatchedPod(plan, tmp_path / "cgroup", tmp_path / "proc")
         measured = watched.measure(1000, memory=True)
         watched.close()
     assert measured.memory == {0: 8192, 1: 4096}
