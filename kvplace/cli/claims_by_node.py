@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.drawing.occupancy import printable
@@ -49,12 +49,8 @@ class NodeClaims:
         raise BadBody(f"no VM {printable(name)[:60]!r} in --placements{_suggestion(name, by_name)}")
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedClaim:
-    """A claim, and the placement that it was made from."""
-
-    claim: Claim
-    placement: Placement
+PlacedClaim: TypeAlias = tuple[Claim, Placement]
+"""A claim, and the placement that it was made from."""
 
 
 @dataclass(slots=True)
@@ -88,18 +84,19 @@ class ClaimsByNode:
 
     def add(self, name: str, placed: PlacedClaim, where: str, *, other_machine: bool) -> None:
         """Add the claim of a VM; `other_machine` when it was placed on a machine of another fingerprint."""
-        claim = placed.claim
+        claim, placement = placed
         node = self._nodes.setdefault(name, _Node())
         node.other_machine += other_machine
         if claim.uid in node.placed:
             self.note(where, f"{printable(claim.uid)!r} is placed again without a release; both are drawn")
             claim = replace(claim, uid=PodUid(f"{claim.uid} ({where})"), pod=f"{claim.pod} ({where})")
-        node.placed[claim.uid] = replace(placed, claim=claim)
+        node.placed[claim.uid] = claim, placement
 
     def move(self, placed: PlacedClaim, where: str) -> None:
         """Replace the claim of a VM."""
-        for node in self._holding(placed.claim.uid, where, "moved")[:1]:
-            node.placed[placed.claim.uid] = placed
+        uid = placed[0].uid
+        for node in self._holding(uid, where, "moved")[:1]:
+            node.placed[uid] = placed
 
     def release(self, uid: PodUid, where: str) -> None:
         """Remove all claims of a VM."""
@@ -121,10 +118,9 @@ class ClaimsByNode:
         for node in (self._nodes[each] for each in dict.fromkeys((name, "")) if each in self._nodes):
             claims |= node.stored.claims
             owners |= node.stored.owners
-            for uid, placed in node.placed.items():
-                claims[uid] = placed.claim
-                placements[uid] = placed.placement
-                owners = dict.fromkeys(cpus_of(placed.claim.owned), uid) | owners
+            for uid, (claim, placement) in node.placed.items():
+                claims[uid], placements[uid] = claim, placement
+                owners = dict.fromkeys(cpus_of(claim.owned), uid) | owners
             other_machine += node.other_machine
         if other_machine:
             others = counted(other_machine, "placement")
@@ -326,8 +322,7 @@ def _placed(
     placement = bound.placement
     if placement.policy is Policy.EXCLUSIVE and not placement.owned:
         placement = replace(placement, owned=placement.cpus)
-    claim = claim_of(PodUid(uid or "unnamed"), placement, namespace=namespace, pod=pod, vmi=vmi)
-    return PlacedClaim(claim, placement)
+    return claim_of(PodUid(uid or "unnamed"), placement, namespace=namespace, pod=pod, vmi=vmi), placement
 
 
 def _documents(text: str, what: str) -> Iterator[tuple[str, Json]]:

@@ -146,7 +146,7 @@ def _report_missing_rights(found: Releases) -> None:
     for name, denied in found.denied.items():
         programs.setdefault(missing_right(denied), []).append(name)
     for sentence, names in programs.items():
-        say(f"nothing is known of {' and '.join(names)}: {sentence}")
+        say(f"no release of {' and '.join(names)} is known: {sentence}")
     if not found.denied and not any(name in found.of for name in _OURS):
         say("neither serve nor the agent was found; `kubectl kvplace doctor` checks the installation")
 

@@ -26,13 +26,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import click
-import msgspec
 
 from kvplace import __version__
 from kvplace.cli.output import say
 from kvplace.cli.parameters import ClusterFlags
 from kvplace.core.errors import Absent, Forbidden, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.node_topology import GROUP, VERSION
+from kvplace.core.strict_json import json_object
 from kvplace.kube import list_watch
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import ApiUnavailable, Denied, Expired, NotFound, Unauthenticated, unanswered
@@ -62,7 +62,7 @@ class OneSentence(logging.Handler):
             return
         self._said_at = self._clock()
         why = failure if failure is not None else record.getMessage()
-        say(f"{self._server} cannot be watched at the moment ({why}); trying again until it can")
+        say(f"{self._server} cannot be watched at the moment ({why}); retrying")
 
 
 @contextlib.contextmanager
@@ -194,24 +194,13 @@ async def _not_installed(error: NotFound, session: Session) -> Absent | None:
         )
     except KvplaceError:
         return None
-    versions = [found.version for found in _GROUP.decode(body).versions]
+    versions = [found["version"] for found in json_object(body.decode(), what=GROUP)["versions"]]
     if VERSION not in versions:
         return Absent(
             f"{session.server} serves {GROUP} in {', '.join(versions)}, and kvplace {__version__} reads "
             f"{VERSION}: use the kvplace of the cluster's version"
         )
     return Absent(f"{session.server} does not serve {error.resource}: {_APPLY}")
-
-
-class _Version(msgspec.Struct):
-    version: str
-
-
-class _Group(msgspec.Struct):
-    versions: list[_Version]
-
-
-_GROUP = msgspec.json.Decoder(_Group)
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

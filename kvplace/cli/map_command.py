@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -34,47 +33,37 @@ _WIDE_WIDTH = 160
 """Columns of `-o wide` in a file or pipe."""
 
 
-class Form(Enum):
-    """The forms of a map."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-    SVG = "svg"
-
-
-_FORM_OF_FILE = {".svg": Form.SVG, ".json": Form.JSON, ".yaml": Form.YAML, ".txt": Form.TABLE}
+_FORMS = {output.value: output for output in Output if output is not Output.NAME}
+_FORM_OF_FILE = {".svg": Output.SVG, ".json": Output.JSON, ".yaml": Output.YAML, ".txt": Output.TABLE}
 
 
 @dataclass(frozen=True, slots=True)
-class MapSource:
+class MapTarget:
     """The form of the map, and the file that it is written to instead of stdout."""
 
-    form: Form
+    form: Output
     file: Path | None
 
     @classmethod
-    def of(cls, values: tuple[str, ...]) -> MapSource:
+    def of(cls, values: tuple[str, ...]) -> MapTarget:
         """Read the values of `-o`: the name of a form, a file, or both; raises BadParameter."""
-        forms = {form.value: form for form in Form}
-        named = [forms[value] for value in values if value in forms]
-        files = [Path(value) for value in values if value not in forms]
+        named = [_FORMS[value] for value in values if value in _FORMS]
+        files = [Path(value) for value in values if value not in _FORMS]
         if len(named) > 1 or len(files) > 1:
             raise click.BadParameter("takes one form, and one file beside it")
         file = files[0] if files else None
         if file is None or named:
-            return cls(named[0] if named else Form.TABLE, file)
+            return cls(named[0] if named else Output.TABLE, file)
         if file.suffix not in _FORM_OF_FILE:
             raise click.BadParameter(
-                f"{str(file)!r} is neither one of {', '.join(forms)} nor a file that ends in "
+                f"{str(file)!r} is neither one of {', '.join(_FORMS)} nor a file that ends in "
                 f"{', '.join(_FORM_OF_FILE)}"
             )
         return cls(_FORM_OF_FILE[file.suffix], file)
 
 
 def _complete_target(_context: click.Context, _option: click.Parameter, begun: str) -> list[CompletionItem]:
-    return names_and_files([form.value for form in Form], begun)
+    return names_and_files(list(_FORMS), begun)
 
 
 def _complete_node(context: click.Context, _option: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -135,7 +124,7 @@ def _claims_on_line(context: click.Context) -> ClaimsByNode | None:
     "target",
     metavar="FORM|FILE",
     multiple=True,
-    callback=lambda _context, _option, values: MapSource.of(values),
+    callback=lambda _context, _option, values: MapTarget.of(values),
     shell_complete=_complete_target,
     help="table (default), wide, json, yaml or svg; or a file to write; its suffix .svg, .json, .yaml or "
     ".txt chooses the form. May be given twice, for a form and a file.",
@@ -151,7 +140,7 @@ def command(
     cpu_manager_state: str | None,
     foreign: str | None,
     found: tuple[str, ...],
-    target: MapSource,
+    target: MapTarget,
     flags: ClusterFlags,
 ) -> None:
     """Draw the cores of a machine and the VMs on them.
@@ -204,25 +193,25 @@ def command(
     _show(drawing, target)
 
 
-def _draw_live(machine: str | None, target: MapSource, flags: ClusterFlags, *, everything: bool) -> None:
+def _draw_live(machine: str | None, target: MapTarget, flags: ClusterFlags, *, everything: bool) -> None:
     if everything == (machine is not None):
         raise click.UsageError("name one node of the cluster, or give --all")
     if machine is not None:
         _show(drawn_node(flags, machine), target)
         return
-    if target.form is Form.SVG:
+    if target.form is Output.SVG:
         raise click.UsageError("an SVG shows one node: name it instead of --all")
     from kvplace.cli.view_tables import draw_cluster
     from kvplace.nodes.cluster_reading import read_cluster
 
     def draw_all(file: TextIO) -> None:
         view = flags.run(lambda live: read_cluster(live.api, pods=None))  # the ledgers name the VMs
-        draw_cluster(view, target.form.value, file)
+        draw_cluster(view, target.form, file)
 
     _write(draw_all, target)
 
 
-def _show(drawing: CoreMap, target: MapSource) -> None:
+def _show(drawing: CoreMap, target: MapTarget) -> None:
     for fault in drawing.faults:
         say(f"{fault.kind.value}: {fault.sentence}")
     _write(lambda file: _draw(drawing, target.form, file), target)
@@ -246,7 +235,7 @@ def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[PodUid, CpuMask
     return found
 
 
-def _write(draw: Callable[[TextIO], None], target: MapSource) -> None:
+def _write(draw: Callable[[TextIO], None], target: MapTarget) -> None:
     if target.file is None:
         draw(sys.stdout)
         return
@@ -257,19 +246,19 @@ def _write(draw: Callable[[TextIO], None], target: MapSource) -> None:
         raise click.ClickException(f"{target.file} cannot be written: {error.strerror}") from None
 
 
-def _draw(drawing: CoreMap, form: Form, file: TextIO) -> None:
-    if form is Form.SVG:
+def _draw(drawing: CoreMap, form: Output, file: TextIO) -> None:
+    if form is Output.SVG:
         from kvplace.core.drawing.svg_map import svg_map
 
         file.write(svg_map(drawing))
-    elif form in (Form.JSON, Form.YAML):
+    elif form.is_document:
         from kvplace.core.drawing.core_map_json import core_map_document
 
-        file.write(document_text(core_map_document(drawing), Output(form.value)))
+        file.write(document_text(core_map_document(drawing), form))
     else:
         from kvplace.cli.terminal_map import print_map
 
-        wide = form is Form.WIDE
+        wide = form is Output.WIDE
         print_map(console(file, _WIDE_WIDTH) if wide else console(file), drawing, wide=wide)
 
 

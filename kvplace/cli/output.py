@@ -37,6 +37,8 @@ class Output(Enum):
     JSON = "json"
     YAML = "yaml"
     NAME = "name"
+    SVG = "svg"
+    """Of core maps only."""
 
     @property
     def is_document(self) -> bool:

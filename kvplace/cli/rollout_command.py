@@ -246,11 +246,11 @@ async def _carry_out(
         print_line(line, err=True)
     name = prepared.rollout.name
     if prepared.fits_nowhere and not everything:
-        say("none of the VMs fits; nothing was made")
+        say("none of the VMs fits; no VM was created")
         _print_report(rollouts.left_out(prepared), output)
         return ExitCode.DOES_NOT_FIT
     if to_make and not yes:
-        ask(f"Make {counted(to_make, 'VM')}?")
+        ask(f"Create {counted(to_make, 'VM')}?")
     report = await shown_run(await rollouts.begin(prepared, everything=everything))
     _print_report(report, output)
     if report.interrupted:
@@ -265,7 +265,7 @@ def _plan_lines(prepared: Prepared) -> list[str]:
 
     rollout, forecast = prepared.rollout, prepared.forecast
     there = len(rollout.vms) - len(prepared.missing)
-    known = f", {there} of them made already" if there else ""
+    known = f", {there} of them created already" if there else ""
     vms = counted(len(rollout.vms), "VM")
     lines = [f"rollout {rollout.name} in namespace {rollout.namespace}: {vms}{known}"]
     by_node = list(forecast.by_node.items())
@@ -309,7 +309,7 @@ def _print_table(report: Report, *, wide: bool) -> None:
     from kvplace.rollout.report import by_reason
 
     print_table(rows_of(_stage_columns(report), report.counts.reached.items()))
-    for title, vms in (("failed", report.failed), ("not there", report.unfinished)):
+    for title, vms in (("failed", report.failed), ("not ready", report.unfinished)):
         for alike in by_reason(vms):
             more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
             names = ", ".join(one.name for one in alike) if wide else alike[0].name + more

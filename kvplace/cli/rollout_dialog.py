@@ -147,7 +147,7 @@ def told_what_is_left(clock: Callable[[], float] = time.monotonic) -> Callable[[
         nonlocal next_line
         if clock() >= next_line:
             next_line = clock() + _LINE_S
-            say(f"{left} of {counted(of, 'VM')} left" if left else "the VMs are gone; their pods end")
+            say(f"{left} of {counted(of, 'VM')} left" if left else "the VMs are gone; waiting for their pods")
 
     return tell
 

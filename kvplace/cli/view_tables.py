@@ -326,17 +326,17 @@ _MOST_MARKS = 48
 _FREE, _PARTLY, _FULL = ".:#"
 
 
-def draw_cluster(view: ClusterView, form: str, file: TextIO) -> None:
+def draw_cluster(view: ClusterView, form: Output, file: TextIO) -> None:
     """Draw all nodes: in `table` a line for each, the other forms a core map for each."""
-    if form == "table":
+    if form is Output.TABLE:
         rows = rows_of(MAP_COLUMNS, view.nodes.values())
         file.write("\n".join(table_lines(rows)) + f"\n\n{MAP_KEY}\n")
         return
     drawings = [drawing for node in view.nodes.values() if (drawing := draw_node(node, ())) is not None]
-    if form in ("json", "yaml"):
+    if form.is_document:
         maps = [core_map_document(drawing) for drawing in drawings]
         document = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": maps}
-        file.write(document_text(document, Output(form)))
+        file.write(document_text(document, form))
         return
     from kvplace.cli.terminal_map import print_map
 

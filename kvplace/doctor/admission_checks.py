@@ -11,6 +11,7 @@ from typing import Any
 from kvplace.doctor.installation import (
     ADMITTED,
     AGENT,
+    APPLY_AGAIN,
     CERTIFICATES,
     Finding,
     Installation,
@@ -60,7 +61,6 @@ _KINDS = {
     "validatingwebhookconfigurations": "ValidatingWebhookConfiguration",
 }
 _SOON = timedelta(days=14)
-_APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
 _CERTIFICATES = (
     'see "Certificates" in Install kvplace: cert-manager or kvplace-certificates writes it, or you with '
     "make-certificates; then apply your folder again"
@@ -81,7 +81,7 @@ def check_webhooks(found: Installation) -> Iterator[Finding]:
                 yield wrong(
                     f"webhook {name}",
                     "it is not registered: objects that opt in are not admitted by kvplace",
-                    _APPLY,
+                    APPLY_AGAIN,
                 )
             elif len(registered) > 1:
                 where = ", ".join(about for about, _ in registered)
@@ -97,7 +97,7 @@ def check_webhooks(found: Installation) -> Iterator[Finding]:
 def _of_webhook(found: Installation, about: str, webhook: Mapping[str, Any]) -> Iterator[Finding]:
     if webhook.get("failurePolicy") != "Fail":
         yield wrong(
-            about, "its failurePolicy is not Fail: VMs start without cores while kvplace is down", _APPLY
+            about, "its failurePolicy is not Fail: VMs start without cores while kvplace is down", APPLY_AGAIN
         )
     service = at(webhook, "clientConfig", "service")
     if isinstance(service, Mapping):
@@ -106,7 +106,7 @@ def _of_webhook(found: Installation, about: str, webhook: Mapping[str, Any]) -> 
             one["metadata"].get("namespace") == namespace and one["metadata"]["name"] == name
             for one in found.of("services")
         ):
-            yield wrong(about, f"there is no Service {namespace}/{name}", _APPLY)
+            yield wrong(about, f"there is no Service {namespace}/{name}", APPLY_AGAIN)
     yield from _of_bundle(about, at(webhook, "clientConfig", "caBundle"), found.now)
 
 
@@ -132,7 +132,7 @@ def check_admission_answers(found: Installation) -> Iterator[Finding]:
         yield wrong(
             about,
             "the API server accepted a trial pod with an unknown annotation: it does not call the webhook",
-            _APPLY,
+            APPLY_AGAIN,
         )
     elif "failed calling webhook" in answer:
         yield wrong(
@@ -158,16 +158,16 @@ def check_policies(found: Installation) -> Iterator[Finding]:
         if name == _WARNS:
             if policy is None or not bindings:
                 yield warning(
-                    about, "it is not active: a misspelt annotation is ignored without a warning", _APPLY
+                    about, "it is not active: a misspelt annotation is ignored without a warning", APPLY_AGAIN
                 )
         elif policy is None:
-            yield wrong(about, "it is missing, so nothing refuses forbidden writes", _APPLY)
+            yield wrong(about, "it is missing, so nothing refuses forbidden writes", APPLY_AGAIN)
         elif not any("Deny" in (at(one, "spec", "validationActions") or ()) for one in bindings):
-            yield wrong(about, "no binding activates it with Deny", _APPLY)
+            yield wrong(about, "no binding activates it with Deny", APPLY_AGAIN)
         else:
             for found_warning in items_at(policy, "status", "typeChecking", "expressionWarnings"):
                 text = str(found_warning.get("warning", "")).splitlines()
-                yield warning(about, f"the API server warns: {text[0] if text else ''}", _APPLY)
+                yield warning(about, f"the API server warns: {text[0] if text else ''}", APPLY_AGAIN)
 
 
 def check_certificates(found: Installation) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from kvplace.core.node_topology import VERSION
 from kvplace.core.well_known_names import PLUGIN_SOCKET, FrontEnd
 from kvplace.doctor.admission_checks import POLICIES, WEBHOOKS
 from kvplace.doctor.installation import (
+    APPLY_AGAIN,
     SERVE,
     Finding,
     Installation,
@@ -33,7 +34,6 @@ from kvplace.kube.object_client import Document
 KINDS = ("nodeledgers.kvplace.io", "nodetopologies.kvplace.io")
 OLDEST_KUBERNETES = (1, 31)
 """The first release with all fields that our policies and CRDs need."""
-_APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
 
 _FRONT_ENDS = {FrontEnd.ANNOTATION: "Sidecar", FrontEnd.PLUGIN: "Plugins"}
 """The feature gate that each front end needs."""
@@ -86,7 +86,7 @@ def check_kinds(found: Installation) -> Iterator[Finding]:
         about = f"CustomResourceDefinition {name}"
         crd = found.named("customresourcedefinitions", name)
         if crd is None:
-            yield wrong(about, "it is not installed", _APPLY)
+            yield wrong(about, "it is not installed", APPLY_AGAIN)
             continue
         served = {one.get("name"): one for one in items_at(crd, "spec", "versions") if one.get("served")}
         if VERSION not in served:
@@ -98,7 +98,7 @@ def check_kinds(found: Installation) -> Iterator[Finding]:
             )
         elif name == KINDS[0] and OWNERSHIP_RULE not in str(served[VERSION].get("schema")):
             yield wrong(
-                about, "it lacks the rule that a core is released before it gets another owner", _APPLY
+                about, "it lacks the rule that a core is released before it gets another owner", APPLY_AGAIN
             )
         established = condition(crd, "Established")
         if established.get("status") != "True":
@@ -307,5 +307,5 @@ def check_rights(found: Installation) -> Iterator[Finding]:
             yield wrong(
                 identity,
                 f"it lacks the rights to {some(missing, 6)}",
-                "apply the folder of your installation again: kubectl apply --server-side -k FOLDER",
+                APPLY_AGAIN,
             )

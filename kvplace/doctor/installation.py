@@ -21,6 +21,8 @@ SERVE, SCHEDULER, AGENT, CERTIFICATES = "serve", "scheduler", "agent", "certific
 NAME_LABEL, COMPONENT_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/component"
 
 ADMITTED = "admitted"
+APPLY_AGAIN = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
+"""The fix of everything that an installation brings."""
 
 
 @dataclass(frozen=True)
@@ -155,14 +157,31 @@ def some(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(ordered[:most]) + more
 
 
+def pod_spec(document: Document) -> Document:
+    """Return the spec of a pod, or the spec of the pods that an object makes."""
+    return at(document, "spec", "template", "spec") or at(document, "spec") or {}
+
+
+def image_of(document: Document) -> str:
+    """Return the image of a program; empty where its object has no container."""
+    containers = items_at(pod_spec(document), "containers")
+    return str(containers[0].get("image", "")) if containers else ""
+
+
+def config_maps_of(programs: Iterable[Document]) -> set[tuple[str, str]]:
+    """Return the namespaces and names of the ConfigMaps that give programs their environment."""
+    return {
+        (one["metadata"].get("namespace", ""), name)
+        for one in programs
+        for container in items_at(pod_spec(one), "containers")
+        for source in items_at(container, "envFrom")
+        if (name := at(source, "configMapRef", "name"))
+    }
+
+
 def setting_of_serve(found: Installation, name: str) -> str:
     """Read a setting of `serve` from the ConfigMap that its Deployment names."""
-    used = {
-        at(source, "configMapRef", "name")
-        for one in found.component("deployments", SERVE)
-        for container in items_at(one, "spec", "template", "spec", "containers")
-        for source in items_at(container, "envFrom")
-    }
+    used = {name for _, name in config_maps_of(found.component("deployments", SERVE))}
     values = [
         str(at(one, "data", name))
         for one in found.of("configmaps")

@@ -11,12 +11,14 @@ from kvplace.core.quantity import counted
 from kvplace.core.well_known_names import MARKER_RESOURCE
 from kvplace.doctor.installation import (
     AGENT,
+    APPLY_AGAIN,
     SCHEDULER,
     SERVE,
     Finding,
     Installation,
     at,
     condition,
+    image_of,
     items_at,
     labels_of,
     setting_of_serve,
@@ -28,7 +30,6 @@ from kvplace.doctor.installation import (
 from kvplace.doctor.installation import COMPONENT_LABEL as COMPONENT
 from kvplace.kube.object_client import Document
 
-_APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _CRASH = ("CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _LEASE = "kvplace-scheduler"
@@ -52,7 +53,7 @@ def check_scheduler(found: Installation) -> Iterator[Finding]:
             yield wrong(
                 "Deployment kvplace-scheduler",
                 f"it is missing, and pods get the schedulerName {named}: no scheduler uses that name",
-                f"{_APPLY}, with the component main-scheduler if the main scheduler is to call kvplace",
+                f"{APPLY_AGAIN}, with the component main-scheduler if the main scheduler is to call kvplace",
             )
         return  # the configuration of the cluster's own scheduler is not in the API
     yield from _deployment(found, SCHEDULER, "pods of VMs stay Pending")
@@ -63,7 +64,7 @@ def check_scheduler(found: Installation) -> Iterator[Finding]:
         if one["metadata"]["name"] in mounted and (configuration := _configuration(one)) is not None
     ]
     if not configurations:
-        yield wrong("ConfigMap of kvplace-scheduler", "no scheduler configuration can be read", _APPLY)
+        yield wrong("ConfigMap of kvplace-scheduler", "no scheduler configuration can be read", APPLY_AGAIN)
     for about, configuration in configurations:
         yield from _of_configuration(about, configuration, named)
     if all(_elects(configuration) for _, configuration in configurations):
@@ -102,7 +103,7 @@ def check_versions(found: Installation) -> Iterator[Finding]:
     known = {release for release in releases.values() if release}
     if len(known) > 1:
         parts = ", ".join(f"{name} {release}" for name, release in releases.items() if release)
-        yield warning("releases", f"the programs are of different releases: {parts}", _APPLY)
+        yield warning("releases", f"the programs are of different releases: {parts}", APPLY_AGAIN)
     elif known and known != {found.client_version}:
         (release,) = known
         yield warning(
@@ -115,8 +116,8 @@ def check_versions(found: Installation) -> Iterator[Finding]:
 def releases_of(found: Installation) -> dict[str, str]:
     """Return the releases of `serve`, agent and hook by the tags of their images; empty for a digest."""
     images = {
-        SERVE: _image(found.component("deployments", SERVE)),
-        AGENT: _image(found.component("daemonsets", AGENT)),
+        SERVE: "".join(map(image_of, found.component("deployments", SERVE)[:1])),
+        AGENT: "".join(map(image_of, found.component("daemonsets", AGENT)[:1])),
         "hook": setting_of_serve(found, "SIDECAR_IMAGE"),
     }
     return {name: release_of(image) for name, image in images.items() if image}
@@ -131,7 +132,7 @@ def release_of(image: str) -> str:
 def _deployment(found: Installation, component: str, effect: str) -> Iterator[Finding]:
     there = found.component("deployments", component)
     if not there:
-        yield wrong(f"Deployment of {component}", f"it is missing: {effect}", _APPLY)
+        yield wrong(f"Deployment of {component}", f"it is missing: {effect}", APPLY_AGAIN)
     if len(there) > 1:
         names = some(title(one, "Deployment") for one in there)
         yield wrong(
@@ -169,27 +170,27 @@ def _of_configuration(about: str, configuration: Mapping[str, Any], named: str) 
     ]
     if not extenders:
         yield wrong(
-            about, f"no extender manages {MARKER_RESOURCE}: the scheduler does not call kvplace", _APPLY
+            about, f"no extender manages {MARKER_RESOURCE}: the scheduler does not call kvplace", APPLY_AGAIN
         )
     for extender in extenders:
         if extender.get("ignorable"):
-            yield wrong(about, "ignorable is true: VMs are bound without cores while kvplace is down", _APPLY)
+            yield wrong(about, "ignorable is true: VMs get no cores while kvplace is down", APPLY_AGAIN)
         for verb in ("filterVerb", "bindVerb"):
             if not extender.get(verb):
-                yield wrong(about, f"the extender has no {verb}", _APPLY)
+                yield wrong(about, f"the extender has no {verb}", APPLY_AGAIN)
         if not extender.get("preemptVerb"):
             yield warning(
-                about, "the extender has no preemptVerb: evictions may not help the preemptor", _APPLY
+                about, "the extender has no preemptVerb: evictions may not help the preemptor", APPLY_AGAIN
             )
     profiles = items_at(configuration, "profiles")
     if named not in {one.get("schedulerName") for one in profiles}:
-        yield wrong(about, f"no profile has the schedulerName {named}, which pods of VMs get", _APPLY)
+        yield wrong(about, f"no profile has the schedulerName {named}, which pods of VMs get", APPLY_AGAIN)
     elif any(
         one.get(_SAMPLE, configuration.get(_SAMPLE)) != 100
         for one in profiles
         if one.get("schedulerName") == named
     ):
-        yield warning(about, f"{_SAMPLE} is not 100: a VM may wait although it fits on a node", _APPLY)
+        yield warning(about, f"{_SAMPLE} is not 100: a VM may wait although it fits on a node", APPLY_AGAIN)
 
 
 def _elects(configuration: Mapping[str, Any]) -> bool:
@@ -236,15 +237,6 @@ def _configuration(document: Document) -> Mapping[str, Any] | None:
         if isinstance(read, Mapping) and read.get("kind") == "KubeSchedulerConfiguration":
             return read
     return None
-
-
-def _image(documents: tuple[Document, ...]) -> str:
-    containers = [
-        container
-        for one in documents
-        for container in items_at(one, "spec", "template", "spec", "containers")
-    ]
-    return str(containers[0].get("image", "")) if containers else ""
 
 
 def pods_of(found: Installation, component: str) -> Iterator[Document]:

@@ -27,7 +27,10 @@ from kvplace.doctor.installation import (
     SERVE,
     Installation,
     at,
+    config_maps_of,
+    image_of,
     items_at,
+    labels_of,
 )
 from kvplace.doctor.program_checks import release_of
 from kvplace.kube.api_errors import Denied, NotFound, Unauthenticated
@@ -296,7 +299,7 @@ class _Reading:
 
 
 def _component(document: Document) -> str:
-    return str((document["metadata"].get("labels") or {}).get("app.kubernetes.io/component", ""))
+    return labels_of(document).get(COMPONENT_LABEL, "")
 
 
 @dataclass(frozen=True)
@@ -323,7 +326,7 @@ async def read_releases(reader: ReleasesClient) -> Releases:
         if isinstance(programs, Denied):
             denied[name] = programs
         elif programs:
-            found[name] = _joined(release_of(_image(one)) for one in programs)
+            found[name] = _joined(release_of(image_of(one)) for one in programs)
     hook = await _allowed(_hook_images(reader, () if isinstance(serve, Denied) else serve))
     if isinstance(hook, Denied):
         denied[_HOOK] = hook
@@ -350,28 +353,12 @@ async def _programs(reader: ReleasesClient, component: str) -> tuple[Document, .
 
 async def _hook_images(reader: ReleasesClient, serve: tuple[Document, ...]) -> tuple[str, ...]:
     """Read the hook's image from the settings that `serve` names."""
-    named = {
-        (one["metadata"]["namespace"], name)
-        for one in serve
-        for container in items_at(_pod_spec(one), "containers")
-        for source in items_at(container, "envFrom")
-        if (name := at(source, "configMapRef", "name"))
-    }
+    names = sorted(config_maps_of(serve))
     settings = await together(
-        *(reader.read(_CONFIG_MAPS, name, namespace=namespace) for namespace, name in sorted(named))
+        *(reader.read(_CONFIG_MAPS, name, namespace=namespace) for namespace, name in names)
     )
     images = (at(one, "data", _HOOK_SETTING) for one in settings if one is not None)
     return tuple(str(image) for image in images if image)
-
-
-def _image(document: Document) -> str:
-    containers = items_at(_pod_spec(document), "containers")
-    return str(containers[0].get("image", "")) if containers else ""
-
-
-def _pod_spec(document: Document) -> Document:
-    """Return the spec of a pod, or the spec of the pods that an object makes."""
-    return at(document, "spec", "template", "spec") or at(document, "spec") or {}
 
 
 def _joined(releases: Iterable[str]) -> str:

@@ -41,7 +41,7 @@ class Counts:
         """All of it in one line."""
         stages = ", ".join(f"{count} {stage.value}" for stage, count in self.reached.items())
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"{stages}{failed}; there: {self.there} of {counted(self.wanted, 'VM')}"
+        return f"{stages}{failed}; ready: {self.there} of {counted(self.wanted, 'VM')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,12 +208,12 @@ class RolloutRun:
         waiting = [vm for vm in self._tracked if vm.status is MakingState.UNDER_WAY]
         stages = Counter(vm.stage for vm in waiting)
         parts = [
-            f"{counted(number, 'VM')} {'not answered for' if stage is None else stage.value}"
+            f"{counted(number, 'VM')} still {'without an answer' if stage is None else stage.value}"
             for stage, number in stages.items()
         ]
         reasons = Counter(why for vm in waiting if (why := vm.waiting)).most_common(1)
         why = f" ({unanswered(reasons[0][0]) or reasons[0][0]})" if reasons else ""
-        return f"{', '.join(parts)} and not further{why}" if parts else ""
+        return f"{', '.join(parts)}{why}" if parts else ""
 
     def stop(self) -> None:
         """Create nothing more; `run` returns as soon as the API server has answered all calls."""

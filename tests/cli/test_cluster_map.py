@@ -6,6 +6,7 @@ import io
 
 from hypothesis import given
 
+from kvplace.cli.output import Output
 from kvplace.cli.view_tables import MAP_KEY, draw_cluster, strip
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
@@ -40,7 +41,7 @@ def test_a_node_that_cannot_be_used_states_why() -> None:
     records = [NodeRecord(here, "a"), NodeRecord(bare, "b")]
     view = cluster_view(records, [TopologyRecord(here, TWO)], [], [])
     drawn = io.StringIO()
-    draw_cluster(view, "table", drawn)
+    draw_cluster(view, Output.TABLE, drawn)
     head, first, second, _, key = drawn.getvalue().splitlines()
     assert head.split() == ["NODE", "VMS", "FREE", "LARGEST-NUMA", "CORES"]
     assert "neither a NodeTopology object nor a cpu-map annotation describes the node" in first

@@ -32,7 +32,7 @@ def test_three_watches_that_fail_again_and_again_are_one_sentence(
                 failed(resource, REFUSED)
     assert capsys.readouterr().err == (
         "kvplace: https://api:6443 cannot be watched at the moment (watch nodes: no connection: refused); "
-        "trying again until it can\n"
+        "retrying\n"
     )
     assert not caplog.records
 

@@ -53,9 +53,7 @@ def test_when_nothing_changes_it_is_reported_once_what_is_waited_for(
         report = runner.run(run())
     assert report.timed_out
     (told,) = [line for line in capsys.readouterr().err.splitlines() if "nothing has changed" in line]
-    assert told.startswith(
-        "kvplace: nothing has changed for 30 s: 6 VMs bound and not further; Ctrl-C leaves"
-    )
+    assert told.startswith("kvplace: nothing has changed for 30 s: 6 VMs still bound; Ctrl-C leaves")
 
 
 def test_a_deletion_reports_what_is_left_at_most_once_a_second(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +65,7 @@ def test_a_deletion_reports_what_is_left_at_most_once_a_second(capsys: pytest.Ca
     assert capsys.readouterr().err.splitlines() == [
         "kvplace: 8 of 9 VMs left",
         "kvplace: 1 of 9 VMs left",
-        "kvplace: the VMs are gone; their pods end",
+        "kvplace: the VMs are gone; waiting for their pods",
     ]
 
 

@@ -340,9 +340,9 @@ def test_version_prints_what_it_knows_and_names_the_rights_that_are_missing(inst
     assert called.code == ExitCode.DONE
     assert [line.split()[0] for line in called.out.splitlines()] == ["client", "Kubernetes"]
     ours, kubevirt = called.err.splitlines()
-    assert ours.startswith("kvplace: nothing is known of serve and agent: you may not list pods (")
+    assert ours.startswith("kvplace: no release of serve and agent is known: you may not list pods (")
     assert "the ClusterRole kvplace-viewer grants this right" in ours
-    assert kubevirt.startswith("kvplace: nothing is known of KubeVirt: you may not list kubevirts (")
+    assert kubevirt.startswith("kvplace: no release of KubeVirt is known: you may not list kubevirts (")
 
 
 def test_version_needs_no_more_than_the_rights_of_a_viewer_to_name_programs_that_run(

@@ -86,7 +86,7 @@ def test_the_commands_of_the_page_do_what_it_reports(cluster: ControlPlane, shop
     assert listed.stdout == "NAME\nweb\n"
     for answer in (created, status, resumed):
         assert re.search(r"pinned +3 of 3", answer.stdout), answer
-    assert "3 created, 3 bound, 3 running, 3 pinned; there: 3 of 3 VMs" in created.stderr
+    assert "3 created, 3 bound, 3 running, 3 pinned; ready: 3 of 3 VMs" in created.stderr
     assert made(cluster, shop) == {}
 
 
@@ -98,7 +98,7 @@ def test_the_script_of_the_page_runs(cluster: ControlPlane, shop: str) -> None:
         capture_output=True, text=True, check=False, env=environment, cwd=PROJECT, timeout=240,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "2 created, 2 bound, 2 running, 2 pinned; there: 2 of 2 VMs\n"
+    assert done.stdout == "2 created, 2 bound, 2 running, 2 pinned; ready: 2 of 2 VMs\n"
     assert made(cluster, shop) == {}
 
 

@@ -109,7 +109,7 @@ def test_a_vm_that_runs_and_is_not_measured_waits_for_the_agent_of_its_node() ->
 
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         waits_for = runner.run(run())
-    assert waits_for.startswith("6 VMs running and not further (the agent of node node-of-web-0")
+    assert waits_for.startswith("6 VMs still running (the agent of node node-of-web-0")
     assert waits_for.endswith(" has not reported yet whether it is pinned)")
 
 

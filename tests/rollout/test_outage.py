@@ -83,7 +83,7 @@ def test_an_outage_of_a_minute_fails_no_vm_and_is_named_while_it_lasts() -> None
 
     report, said = in_no_time(work())
     assert report.exit_code is ExitCode.DONE
-    assert said.startswith(f"2 VMs not answered for and not further ({SENTENCE}; ")
+    assert said.startswith(f"2 VMs still without an answer ({SENTENCE}; ")
 
 
 def test_what_is_never_answered_for_is_given_up_while_the_others_come_up() -> None:
