@@ -98,7 +98,7 @@ class Keeper:
         while True:
             pause = self._check_every_s
             try:
-                self._readiness.obstacle = await self.look()
+                self._readiness.obstacle = await self.check()
                 if self._readiness.obstacle:
                     pause = self._again_after_s
             except (Conflict, Unavailable) as error:
@@ -106,7 +106,7 @@ class Keeper:
                 pause = self._again_after_s
             await asyncio.sleep(pause)
 
-    async def look(self) -> str:
+    async def check(self) -> str:
         """Make, renew and publish the due certificates, and name the remaining obstacle, if any.
 
         Webhooks may be applied later than this process. Raises Conflict when another writer was first.

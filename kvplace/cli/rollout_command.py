@@ -299,7 +299,7 @@ def _print_report(report: Report, output: Output, *, unfinished: bool = False) -
         waiting = [{"name": one.name, "reason": one.reason} for one in report.unfinished]
         document = {"wanted": report.counts.wanted, **document, "unfinished": waiting}
     print_answer(
-        output, lambda: document, lambda: _print_table(report, wide=output is Output.WIDE), report.there
+        output, lambda: document, lambda: _print_table(report, wide=output is Output.WIDE), report.ready
     )
     for note in report.notes:
         say(note)

@@ -73,7 +73,7 @@ _REVIEWS = ApiKind("subjectaccessreviews", "authorization.k8s.io")
 _WEBHOOK = "pod.kvplace.io"
 _LACKS_RIGHT = "cannot create resource"
 """In the refusal of a user without the right; admission, such as PodSecurity, answers HTTP 403, too."""
-_SECOND_LOOK_S = 5.0
+_SECOND_READING_S = 5.0
 _OWNERS = {SERVE: ApiKind("deployments", "apps"), AGENT: ApiKind("daemonsets", "apps")}
 _HOOK, _HOOK_SETTING = "hook", "SIDECAR_IMAGE"
 
@@ -140,7 +140,7 @@ async def read_installation(
     doubtful = suspects(found)
     if not doubtful or VIEW in reading.denied:
         return found
-    await pause(_SECOND_LOOK_S)
+    await pause(_SECOND_READING_S)
     again = _Reading(reader)
     view, _ = await together(
         again.guarded(VIEW, read_view(cluster), found.view), again.read_list(VMIS, *_LISTS[VMIS])

@@ -23,7 +23,7 @@ from kvplace.kube.object_records import PodReport
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView, agrees
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, answer_of, with_claimed_devices
 
-_LOOKED_INTO = 2
+_SEARCHED_NODES = 2
 """Changes are searched for so many nodes: dozens of placements each, and other nodes give much the same."""
 
 _RUNS_THERE = "the VM runs there, and a live migration goes to another node"
@@ -140,7 +140,7 @@ def _suggestions(
 ) -> tuple[NodeSuggestions, ...]:
     """Search the nodes where least is missing; nodes that are too small even when empty come last."""
     found = []
-    for name in _nearest(refusals)[:_LOOKED_INTO]:
+    for name in _nearest(refusals)[:_SEARCHED_NODES]:
         node = nodes[name]
         if isinstance(node.state, Unusable):
             continue

@@ -105,7 +105,7 @@ class Found:
     pods: tuple[LauncherPod, ...]
 
 
-async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
+async def find_present(cluster: RolloutCluster, rollout: Rollout) -> Found:
     """Read the present VMs of a rollout; raises Refused when another client's VM has one of its names."""
     everything = Selector(namespace=rollout.namespace)
     try:

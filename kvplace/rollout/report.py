@@ -20,7 +20,7 @@ TIMED_STAGES = (VmStage.BOUND, VmStage.RUNNING, VmStage.PINNED)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A VM that is not there, and why."""
+    """A VM that is not ready, and the reason."""
 
     name: str
     reason: str
@@ -31,7 +31,7 @@ class Counts:
     """How many VMs have reached each stage; a VM counts for all stages that it has passed."""
 
     wanted: int
-    there: int
+    ready: int
     """VMs at their goal."""
     failed: int
     reached: Mapping[VmStage, int]
@@ -41,7 +41,7 @@ class Counts:
         """All of it in one line."""
         stages = ", ".join(f"{count} {stage.value}" for stage, count in self.reached.items())
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"{stages}{failed}; ready: {self.there} of {counted(self.wanted, 'VM')}"
+        return f"{stages}{failed}; ready: {self.ready} of {counted(self.wanted, 'VM')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Report:
     namespace: str
     counts: Counts
     failed: tuple[Failure, ...]
-    there: tuple[str, ...]
+    ready: tuple[str, ...]
     """The names of the VMs at their goal."""
     unfinished: tuple[Failure, ...]
     """VMs that are not ready or not created yet, with the reason of their wait."""
@@ -76,7 +76,9 @@ class Report:
         where = (
             f"{counted(len(nodes), 'node')} where no agent measures ({', '.join(nodes[:_SHOWN_NODES])}{more})"
         )
-        return (f"{vms} on {where}: it is unknown whether they are pinned, so they are there when they run",)
+        return (
+            f"{vms} on {where}: it is unknown whether they are pinned, so they count as ready when they run",
+        )
 
     @property
     def exit_code(self) -> ExitCode:
@@ -121,7 +123,7 @@ def count(vms: Iterable[TrackedVm], left_out: int = 0) -> Counts:
     stages = [vm.stage for vm in found]
     return Counts(
         len(found) + left_out,
-        sum(vm.status is MakingState.THERE for vm in found),
+        sum(vm.status is MakingState.READY for vm in found),
         sum(vm.status is MakingState.FAILED for vm in found) + left_out,
         {stage: sum(known is not None and known.includes(stage) for known in stages) for stage in VmStage},
     )
@@ -143,7 +145,7 @@ def report_of(
     failed += [Failure(name, why) for name, why in left_out.items()]
     late = f" after {duration:.0f} s" if timed_out and duration is not None else ""
     unfinished = [
-        Failure(vm.wanted.name, _unfinished(vm, late)) for vm in found if not vm.failure and not vm.is_there
+        Failure(vm.wanted.name, _unfinished(vm, late)) for vm in found if not vm.failure and not vm.is_ready
     ]
     times = {stage: [vm.seconds[stage] for vm in found if stage in vm.seconds] for stage in TIMED_STAGES}
     return Report(
@@ -151,7 +153,7 @@ def report_of(
         namespace,
         count(found, len(left_out)),
         tuple(failed),
-        tuple(vm.wanted.name for vm in found if vm.is_there and not vm.failure),
+        tuple(vm.wanted.name for vm in found if vm.is_ready and not vm.failure),
         tuple(unfinished),
         {stage: Percentiles.of(seconds) for stage, seconds in times.items()},
         timed_out,
@@ -160,7 +162,7 @@ def report_of(
         {
             vm.wanted.name: vm.observed.node
             for vm in found
-            if vm.is_there and vm.wanted.goal is not vm.goal and vm.stage is vm.goal
+            if vm.is_ready and vm.wanted.goal is not vm.goal and vm.stage is vm.goal
         },
     )
 

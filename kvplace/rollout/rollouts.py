@@ -30,10 +30,10 @@ from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS, NAME_FIELD, NODE_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
 from kvplace.rollout.forecast import Forecast, forecast, unplanned
-from kvplace.rollout.preflight import Found, RolloutCluster, check, look
+from kvplace.rollout.preflight import Found, RolloutCluster, check, find_present
 from kvplace.rollout.report import Report, report_of
 from kvplace.rollout.run import (
-    SILENT_S,
+    REPORT_OVERDUE_S,
     Agent,
     AgentReader,
     AgentReport,
@@ -106,7 +106,7 @@ class Rollouts:
                 f"`kvplace rollout resume {one}` continues it as it was created, "
                 f"`kvplace rollout delete {one}` removes it; or choose another name"
             )
-        missing = _missing(rollout, await look(self._cluster, rollout))
+        missing = _missing(rollout, await find_present(self._cluster, rollout))
         unchecked = await check(self._cluster, rollout, missing) if missing else ()
         asks = any(vm.template.request is not None for vm in missing)
         if plan and asks:
@@ -153,14 +153,14 @@ class Rollouts:
     async def status(self, name: str) -> Report:
         """State how far a rollout is."""
         rollout = await self.stored(name)
-        found = await look(self._cluster, rollout)
+        found = await find_present(self._cluster, rollout)
         tracker = Tracker(rollout)
         tracker.take_in(found.vms, found.vmis, found.pods)
         for node in waiting_nodes(tracker):
-            pods = waiting_pods(tracker, node, running_before=self._now().timestamp() - SILENT_S)
+            pods = waiting_pods(tracker, node, running_before=self._now().timestamp() - REPORT_OVERDUE_S)
             agent, _ = await agent_of(node, pods, self._reported_on)
-            if agent is Agent.NONE or (agent is not Agent.SPEAKS and pods):
-                tracker.nobody_measures(node)
+            if agent is Agent.NONE or (agent is not Agent.REPORTING and pods):
+                tracker.mark_unmeasured(node)
         return report_of(name, rollout.namespace, tracker.vms.values(), {})
 
     def left_out(self, prepared: Prepared) -> Report:

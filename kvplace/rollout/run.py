@@ -38,14 +38,14 @@ from kvplace.rollout.templates import Rollout, WantedVm
 from kvplace.rollout.tracker import MakingState, TrackedVm, Tracker, due, wave_ends
 
 _GRACE_S = 10.0
-SILENT_S = 30.0
-"""An agent that has reported nothing so long about a VM that runs is not there."""
+REPORT_OVERDUE_S = 30.0
+"""An agent that has reported nothing about a running VM for so long is gone."""
 _ATTEMPTS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """The last writes of a node's agent, and whether it is still there."""
+    """The last report of a node's agent, and whether its pod is ready."""
 
     pods: AbstractSet[str]
     """The UIDs of the pods in its report."""
@@ -63,13 +63,13 @@ class Agent(Enum):
     """The known state of a node's agent."""
 
     NONE = "none"
-    """None describes the node."""
-    SILENT = "silent"
-    """One has described the node, and reports nothing about the VMs in question."""
+    """No agent describes the node."""
+    NOT_REPORTING = "not reporting"
+    """An agent has described the node, and reports nothing about the VMs in question."""
     GONE = "gone"
-    """One has reported something about them, and has no pod on the node that is ready."""
-    SPEAKS = "speaks"
-    """It reports something about one of them, or may not be read."""
+    """An agent has reported something about them, and has no ready pod on the node."""
+    REPORTING = "reporting"
+    """It reports something about one of the VMs, or its reports may not be read."""
 
 
 class Measuring:
@@ -81,7 +81,7 @@ class Measuring:
         self._on_change = on_change
         self._asking: dict[NodeName, asyncio.Task[None]] = {}
 
-    def look(self) -> None:
+    def ask_about_new_nodes(self) -> None:
         """Ask about the nodes that are new, without waiting for the answers."""
         for node in waiting_nodes(self._tracker):
             if node not in self._asking:
@@ -94,10 +94,10 @@ class Measuring:
         await asyncio.gather(*self._asking.values(), return_exceptions=True)
 
     async def _ask(self, node: NodeName) -> None:
-        """Ask as long as VMs wait there: an agent may also go while a rollout runs."""
+        """Ask as long as VMs wait on a node: its agent may also go while a rollout runs."""
         while pods := waiting_pods(self._tracker, node):
             before, was_written = await agent_of(node, pods, self._reported_on)
-            await asyncio.sleep(_GRACE_S if before is Agent.NONE else SILENT_S)
+            await asyncio.sleep(_GRACE_S if before is Agent.NONE else REPORT_OVERDUE_S)
             pods &= waiting_pods(self._tracker, node)
             if not pods:
                 continue
@@ -106,10 +106,10 @@ class Measuring:
                 before is Agent.NONE
                 if after is Agent.NONE
                 else before is not Agent.NONE
-                and (after is Agent.SILENT or (after is Agent.GONE and written == was_written))
+                and (after is Agent.NOT_REPORTING or (after is Agent.GONE and written == was_written))
             )
             if is_gone and pods & waiting_pods(self._tracker, node):
-                self._tracker.nobody_measures(node)
+                self._tracker.mark_unmeasured(node)
                 break
         del self._asking[node]
         self._on_change()
@@ -143,12 +143,12 @@ async def agent_of(node: NodeName, pods: set[str], reported_on: AgentReader) -> 
     try:
         report = await policy(reported_on, node)
     except KvplaceError:
-        return Agent.SPEAKS, ""
+        return Agent.REPORTING, ""
     if report is None:
         return Agent.NONE, ""
     if report.pods.isdisjoint(pods):
-        return Agent.SILENT, report.written
-    return (Agent.GONE if report.has_pod is False else Agent.SPEAKS), report.written
+        return Agent.NOT_REPORTING, report.written
+    return (Agent.GONE if report.has_pod is False else Agent.REPORTING), report.written
 
 
 _AT_ONCE = 16
@@ -222,7 +222,7 @@ class RolloutRun:
         self._changed.set()
 
     async def run(self) -> Report:
-        """Make the VMs and follow them until all are there or have failed, or the time is over.
+        """Make the VMs and follow them until all are ready or have failed, or the time is over.
 
         Raises Forbidden when a right to watch them is missing, or lost and not back after two minutes.
         """
@@ -243,7 +243,7 @@ class RolloutRun:
                     self._raise_forbidden()
                     if all(store.has_synced for store in stores):
                         self._make_more(statuses)
-                        self._measuring.look()
+                        self._measuring.ask_about_new_nodes()
                     await self._wait(
                         min(deadline, patience_ends, *(moment for moment, _ in self._denials.values()))
                     )

@@ -30,13 +30,13 @@ class MakingState(Enum):
 
     TO_MAKE = "to make"
     UNDER_WAY = "under way"
-    THERE = "there"
+    READY = "ready"
     FAILED = "failed"
 
     @property
     def is_settled(self) -> bool:
         """Whether the state is final."""
-        return self in (MakingState.THERE, MakingState.FAILED)
+        return self in (MakingState.READY, MakingState.FAILED)
 
 
 def wave_ends(sizes: Sequence[int | str], total: int) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ def due(
 ) -> Iterator[int]:
     """Yield the numbers of the VMs that are made now, in order.
 
-    A wave begins when every VM before it is there or has failed.
+    A wave begins when every VM before it is ready or has failed.
     """
     if max_failures is not None and statuses.count(MakingState.FAILED) >= max_failures:
         return
@@ -97,7 +97,7 @@ class Observed:
     """The last report of an agent: since when it is pinned, or why it is not; None without a report."""
 
 
-NOT_THERE = Observed()
+ABSENT = Observed()
 
 
 def observe(
@@ -106,7 +106,7 @@ def observe(
     """Combine the objects of a VM that was made from a manifest of this kind."""
     made = vm if kind == "VirtualMachine" else vmi
     if made is None:
-        return NOT_THERE
+        return ABSENT
     phase = "" if vmi is None else vmi.phase
     has_ended = phase == "Succeeded"
     pod = _pod(pods, has_ended=has_ended)
@@ -186,7 +186,7 @@ class TrackedVm:
     vm: ReportedVm | None = None
     vmi: ReportedVm | None = None
     pods: dict[str, LauncherPod] = field(default_factory=dict)
-    observed: Observed = NOT_THERE
+    observed: Observed = ABSENT
     sent_at: float | None = None
     """When this run sent it; None when another run did, or none yet."""
     is_stored: bool = False
@@ -199,14 +199,14 @@ class TrackedVm:
     """Since when KubeVirt cannot make its next object, which may pass."""
     is_given_up: bool = False
     """Whether that has lasted too long."""
-    was_there: bool = False
+    was_seen: bool = False
     seconds: dict[VmStage, float] = field(default_factory=dict)
     """How long it took to reach each stage."""
 
     @property
     def stage(self) -> VmStage | None:
         """How far it has come; None while it does not exist."""
-        if self.observed.stage is None and self.is_stored and not self.was_there:
+        if self.observed.stage is None and self.is_stored and not self.was_seen:
             return VmStage.CREATED
         return self.observed.stage
 
@@ -232,13 +232,13 @@ class TrackedVm:
     def failure(self) -> str:
         """Why it will come no further; empty while it may."""
         if self.observed.stage is None:
-            return _DELETED if self.was_there else self.refusal
-        if self.observed.has_ended and not self.is_there:
+            return _DELETED if self.was_seen else self.refusal
+        if self.observed.has_ended and not self.is_ready:
             return f"its guest shut down before it was {self.goal.value}"
         return self.observed.failure or (self.observed.hindrance if self.is_given_up else "")
 
     @property
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether it has reached its goal."""
         stage = self.stage
         return stage is not None and stage.includes(self.goal)
@@ -247,8 +247,8 @@ class TrackedVm:
     def status(self) -> MakingState:
         if self.failure:
             return MakingState.FAILED
-        if self.is_there:
-            return MakingState.THERE
+        if self.is_ready:
+            return MakingState.READY
         return (
             MakingState.TO_MAKE
             if self.observed.stage is None and self.sent_at is None
@@ -304,8 +304,8 @@ class Tracker:
         self.vms[name].refusal = why
         self._on_change()
 
-    def nobody_measures(self, node: NodeName) -> None:
-        """Note that VMs of a node come no further than running, until an agent measures one there again."""
+    def mark_unmeasured(self, node: NodeName) -> None:
+        """Note that VMs of a node are ready when they run, until an agent measures a VM there again."""
         self._unmeasured.add(node)
 
     def vm_changed(self, before: ReportedVm | None, after: ReportedVm | None) -> None:
@@ -314,7 +314,7 @@ class Tracker:
         tracked = None if either is None else self.vms.get(either.name)
         if tracked is not None:
             tracked.vm = after
-            self._look(tracked)
+            self._observe(tracked)
 
     def vmi_changed(self, before: ReportedVm | None, after: ReportedVm | None) -> None:
         """Take in a VirtualMachineInstance."""
@@ -322,7 +322,7 @@ class Tracker:
         tracked = None if either is None else self.vms.get(either.name)
         if tracked is not None:
             tracked.vmi = after
-            self._look(tracked)
+            self._observe(tracked)
 
     def pod_changed(self, before: LauncherPod | None, after: LauncherPod | None) -> None:
         """Take in a pod of a VM."""
@@ -334,7 +334,7 @@ class Tracker:
             tracked.pods.pop(either.uid, None)
         else:
             tracked.pods[either.uid] = after
-        self._look(tracked)
+        self._observe(tracked)
 
     def take_in(
         self, vms: Iterable[ReportedVm], vmis: Iterable[ReportedVm], pods: Iterable[LauncherPod]
@@ -347,7 +347,7 @@ class Tracker:
         for pod in pods:
             self.pod_changed(None, pod)
 
-    def _look(self, tracked: TrackedVm) -> None:
+    def _observe(self, tracked: TrackedVm) -> None:
         observed = observe(tracked.wanted.template.kind, tracked.vm, tracked.vmi, tracked.pods.values())
         if observed.measured is not None and observed.measured != tracked.observed.measured:
             self._unmeasured.discard(observed.node)
@@ -357,7 +357,7 @@ class Tracker:
         elif tracked.hindered_since is None:
             tracked.hindered_since = self._clock()
         if observed.stage is not None:
-            tracked.was_there = True
+            tracked.was_seen = True
             for stage in VmStage:
                 if observed.stage.includes(stage) and stage not in tracked.seconds:
                     self._reached(tracked, stage, observed.seconds)

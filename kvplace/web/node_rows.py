@@ -77,7 +77,7 @@ class NodeRows:
         if self._totals_changed:
             self._totals_changed = False
             self.revision += 1
-        await Turns().drain(self._changed, self._look, CHECK_STEPS)
+        await Turns().drain(self._changed, self._refresh_row, CHECK_STEPS)
 
     def since(self, revision: int) -> Changes | None:
         """Return the changes since a revision; None where they are not known any more."""
@@ -153,7 +153,7 @@ class NodeRows:
             self._totals_changed = True
             self.stale.set()
 
-    def _look(self, node: NodeName) -> None:
+    def _refresh_row(self, node: NodeName) -> None:
         if node not in self._cache.nodes.records:
             if self._rows.pop(node, None) is not None:
                 self.revision += 1

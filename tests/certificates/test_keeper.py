@@ -109,7 +109,7 @@ def is_valid(leaf: bytes, trusted: bytes, at: datetime) -> bool:
 async def test_what_is_missing_is_made_and_the_scheduler_and_serve_trust_each_other(
     keeper: Keeper, store: StoredSecrets, tmp_path: Path
 ) -> None:
-    await keeper.look()
+    await keeper.check()
     assert store.writes == ALL
     assert "kvplace-scheduler" in handshake(store, tmp_path)
     assert store.trusted == store.content(CA_SECRET)[CERTIFICATE] == store.content(CA_SECRET)[AUTHORITY]
@@ -122,21 +122,21 @@ async def test_what_is_missing_is_made_and_the_scheduler_and_serve_trust_each_ot
 
 
 async def test_what_is_right_is_left_alone(keeper: Keeper, store: StoredSecrets, clock: Clock) -> None:
-    await keeper.look()
+    await keeper.check()
     store.writes.clear()
     clock.now += timedelta(days=59)
-    await keeper.look()
+    await keeper.check()
     assert store.writes == []
 
 
 async def test_certificates_are_renewed_when_a_third_of_their_time_is_left(
     keeper: Keeper, store: StoredSecrets, clock: Clock
 ) -> None:
-    await keeper.look()
+    await keeper.check()
     before = store.content(SERVER_SECRET)
     store.writes.clear()
     clock.now += timedelta(days=61)
-    await keeper.look()
+    await keeper.check()
     assert store.writes == [SERVER_SECRET, CLIENT_SECRET]
     assert store.content(SERVER_SECRET)[KEY] != before[KEY]
     assert store.content(SERVER_SECRET)[AUTHORITY] == before[AUTHORITY]
@@ -150,13 +150,13 @@ async def test_a_ca_is_followed_by_one_with_another_key_and_nothing_is_refused_o
 ) -> None:
     """A scheduler reads the CA at its start only; here it is restarted every 500 days."""
     clock.now = NOW - 12 * YEARS
-    await keeper.look()
+    await keeper.check()
     first, trusted, signers = store.content(CA_SECRET)[KEY], b"", set()
     while clock.now < NOW + 12 * YEARS:
         if (NOW - clock.now).days % 500 == 0 or not trusted:
             trusted = store.content(CLIENT_SECRET)[AUTHORITY]
         clock.now += timedelta(days=20)
-        await keeper.look()
+        await keeper.check()
         assert store.content(SERVER_SECRET)[AUTHORITY] == store.trusted
         signer = x509.load_pem_x509_certificate(store.content(CA_SECRET)[CERTIFICATE])
         signers.add(signer.serial_number)
@@ -170,35 +170,35 @@ async def test_a_ca_is_published_long_before_it_signs_and_its_predecessor_until_
     keeper: Keeper, store: StoredSecrets, clock: Clock
 ) -> None:
     begun = clock.now
-    await keeper.look()
+    await keeper.check()
     old = store.content(CA_SECRET)[CERTIFICATE]
     clock.now = begun + timedelta(days=2440)
-    await keeper.look()
+    await keeper.check()
     assert store.content(CA_SECRET)[CERTIFICATE] == old
     assert store.trusted.startswith(old)
     successor = store.trusted.removeprefix(old)
     clock.now = begun + timedelta(days=3000)
-    await keeper.look()
+    await keeper.check()
     assert store.content(CA_SECRET)[CERTIFICATE] == old
     clock.now = begun + timedelta(days=3100)
-    await keeper.look()
+    await keeper.check()
     assert store.content(CA_SECRET)[CERTIFICATE] == successor
     assert store.trusted == successor + old
     clock.now = begun + timedelta(days=3651)
-    await keeper.look()
+    await keeper.check()
     assert store.trusted == successor
 
 
 async def test_a_damaged_ca_is_followed_by_the_successor_that_others_trust_already(
     keeper: Keeper, store: StoredSecrets, clock: Clock
 ) -> None:
-    await keeper.look()
+    await keeper.check()
     old = store.content(CA_SECRET)[CERTIFICATE]
     clock.now += timedelta(days=2600)
-    await keeper.look()
+    await keeper.check()
     successor = store.trusted.removeprefix(old)
     store.put(CA_SECRET, {**store.content(CA_SECRET), KEY: b"no key"})
-    await keeper.look()
+    await keeper.check()
     assert store.trusted == store.content(CA_SECRET)[CERTIFICATE] == successor
 
 
@@ -207,14 +207,14 @@ async def test_the_ca_of_another_program_is_used_and_followed_by_ours(
 ) -> None:
     store.put(CA_SECRET, authority_of_another_program(begins=NOW - timedelta(days=200), lasts_days=300))
     clock.now = NOW - timedelta(days=10)
-    await keeper.look()
+    await keeper.check()
     signed = store.content(CLIENT_SECRET)[CERTIFICATE]
     clock.now = NOW + timedelta(days=10)
-    await keeper.look()
+    await keeper.check()
     assert store.content(CLIENT_SECRET)[CERTIFICATE] == signed
     trusted = store.trusted
     clock.now = NOW + timedelta(days=60)
-    await keeper.look()
+    await keeper.check()
     assert store.content(CLIENT_SECRET)[CERTIFICATE] != signed
     handshake(store, tmp_path, client_trusts=trusted, at=clock.now)
 
@@ -258,9 +258,9 @@ def authority_of_another_program(begins: datetime, lasts_days: int) -> dict[str,
 async def test_a_damaged_secret_is_fixed(
     keeper: Keeper, store: StoredSecrets, tmp_path: Path, name: str, damage: dict[str, bytes]
 ) -> None:
-    await keeper.look()
+    await keeper.check()
     store.put(name, {**store.content(name), **damage} if damage else {})
-    await keeper.look()
+    await keeper.check()
     handshake(store, tmp_path)
 
 
@@ -282,29 +282,29 @@ OF_EXTENSIONS = bytes.fromhex("0603551d")
 async def test_a_certificate_of_which_a_byte_is_wrong_is_replaced(
     keeper: Keeper, store: StoredSecrets, tmp_path: Path, name: str, part: bytes, damaged: bytes
 ) -> None:
-    await keeper.look()
+    await keeper.check()
     whole = ssl.PEM_cert_to_DER_cert(store.content(name)[CERTIFICATE].decode())
     assert part in whole
     wrong = ssl.DER_cert_to_PEM_cert(whole.replace(part, damaged, 1)).encode()
     store.put(name, {**store.content(name), CERTIFICATE: wrong})
-    await keeper.look()
+    await keeper.check()
     handshake(store, tmp_path)
 
 
 async def test_a_certificate_for_something_else_is_replaced(
     keeper: Keeper, store: StoredSecrets, tmp_path: Path
 ) -> None:
-    await keeper.look()
+    await keeper.check()
     store.put(SERVER_SECRET, store.content(CLIENT_SECRET))
-    await keeper.look()
+    await keeper.check()
     handshake(store, tmp_path)
 
 
 async def test_a_deleted_secret_comes_back_with_the_same_ca(keeper: Keeper, store: StoredSecrets) -> None:
-    await keeper.look()
+    await keeper.check()
     authority = store.trusted
     del store.secrets[f"kvplace-system/{CLIENT_SECRET}"]
-    await keeper.look()
+    await keeper.check()
     assert store.content(CLIENT_SECRET)[AUTHORITY] == store.trusted == authority
 
 
@@ -317,21 +317,21 @@ async def test_of_two_keepers_the_slower_one_starts_again(
     class Interrupted(StoredSecrets):
         async def read_secret(self, namespace: str, name: str) -> Secret | None:
             found = await store.read_secret(namespace, name)
-            await other.look()
+            await other.check()
             return found
 
         write_secret = store.write_secret
 
     slower = Keeper(Interrupted(), names, Readiness(""), now=clock)
     with pytest.raises(Conflict):
-        await slower.look()
+        await slower.check()
     assert store.writes == ALL
 
 
 async def test_webhooks_that_are_applied_later_are_waited_for(keeper: Keeper, store: StoredSecrets) -> None:
     store.has_webhooks = False
-    assert await keeper.look() == "no webhook is there yet"
+    assert await keeper.check() == "no webhook is there yet"
     store.has_webhooks = True
-    assert await keeper.look() == "only just told"
-    assert await keeper.look() == ""
+    assert await keeper.check() == "only just told"
+    assert await keeper.check() == ""
     assert store.trusted == store.content(CA_SECRET)[CERTIFICATE]

@@ -106,7 +106,7 @@ async def keeper_with_the_rights_of_its_pod(plane: ControlPlane) -> AsyncIterato
 def look(plane: ControlPlane) -> None:
     async def run() -> None:
         async with keeper_with_the_rights_of_its_pod(plane) as keeper:
-            await keeper.look()
+            await keeper.check()
 
     asyncio.run(run())
 

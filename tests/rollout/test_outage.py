@@ -97,7 +97,7 @@ def test_what_is_never_answered_for_is_given_up_while_the_others_come_up() -> No
     report = in_no_time(work())
     assert report.exit_code is ExitCode.PARTLY_DONE
     assert [(one.name, one.reason) for one in report.failed] == [("web-03", NO_SERVE)]
-    assert report.there == tuple(name for name in NAMES if name != "web-03")
+    assert report.ready == tuple(name for name in NAMES if name != "web-03")
 
 
 def test_a_run_that_is_stopped_in_an_outage_ends_at_once_and_states_why_vms_are_not_made() -> None:

@@ -94,5 +94,5 @@ def test_a_vm_that_is_being_deleted_counts_as_failed_and_not_also_as_there() -> 
     for name, deleting in (("web-01", False), ("web-02", True)):
         tracker.vm_changed(None, ReportedVm(NAMESPACE, name, f"uid-{name}", 0.0, "web", deleting))
     report = report_of("web", NAMESPACE, tracker.vms.values(), {})
-    assert (report.there, [one.name for one in report.failed]) == (("web-01",), ["web-02"])
-    assert (report.counts.there, report.counts.failed) == (1, 1)
+    assert (report.ready, [one.name for one in report.failed]) == (("web-01",), ["web-02"])
+    assert (report.counts.ready, report.counts.failed) == (1, 1)

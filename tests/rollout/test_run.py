@@ -215,7 +215,7 @@ async def test_a_guest_that_shuts_down_before_it_was_pinned_has_failed() -> None
     assert [(one.name, one.reason) for one in report.failed] == [
         ("web-03", "its guest shut down before it was pinned")
     ]
-    assert (report.counts.there, report.counts.failed) == (5, 1)
+    assert (report.counts.ready, report.counts.failed) == (5, 1)
 
 
 async def test_a_vm_of_which_only_the_instance_is_left_is_missing() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvplace.rollout.tracker import MakingState, due, wave_ends
 
-TO_MAKE, UNDER_WAY, THERE, FAILED = MakingState
+TO_MAKE, UNDER_WAY, READY, FAILED = MakingState
 
 
 def test_what_the_waves_leave_forms_the_last_one() -> None:
@@ -21,8 +21,8 @@ def test_what_the_waves_leave_forms_the_last_one() -> None:
 def test_a_wave_begins_when_all_vms_before_it_are_there_or_have_failed() -> None:
     ends = wave_ends([2], 4)
     assert list(due([TO_MAKE] * 4, ends, 10)) == [0, 1]
-    assert list(due([THERE, UNDER_WAY, TO_MAKE, TO_MAKE], ends, 10)) == []
-    assert list(due([THERE, FAILED, TO_MAKE, TO_MAKE], ends, 10)) == [2, 3]
+    assert list(due([READY, UNDER_WAY, TO_MAKE, TO_MAKE], ends, 10)) == []
+    assert list(due([READY, FAILED, TO_MAKE, TO_MAKE], ends, 10)) == [2, 3]
 
 
 def test_nothing_more_is_made_after_too_many_failures() -> None:
