@@ -46,9 +46,8 @@ from kvplace.scheduler.extender_protocol import (
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
 from kvplace.service.connections import Address
-from kvplace.service.listening import listening
+from kvplace.service.listening import RenewedTls, TlsFiles, listening
 from kvplace.service.process import run_until_signal
-from kvplace.service.tls import RenewedTls, TlsFiles
 
 _MACHINE = "2x-epyc-9354-nps2"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Summary
 
-from kvplace.service.health import Series
+from kvplace.service.process import Series
 
 DRIFTS = Counter(
     "kvplace_agent_drifts_total",

@@ -45,9 +45,15 @@ from kvplace.kube.session import open_session
 from kvplace.kube.watches import WatchClient
 from kvplace.linux.cgroups import MOUNT_POINT, CgroupVersion, CpusetHierarchy, find_cpuset_hierarchy
 from kvplace.service.connections import Address
-from kvplace.service.health import Readiness, health_application, watch_loop
 from kvplace.service.listening import listening
-from kvplace.service.process import in_background, log_as_json, run_until_signal
+from kvplace.service.process import (
+    Readiness,
+    health_application,
+    in_background,
+    log_as_json,
+    run_until_signal,
+    watch_loop,
+)
 
 log = logging.getLogger(__name__)
 

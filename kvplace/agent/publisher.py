@@ -33,6 +33,7 @@ from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import CPU_MAP
+from kvplace.kube.api_errors import Backoff
 from kvplace.kube.list_watch import is_newer
 from kvplace.kube.object_records import (
     NodeRecord,
@@ -42,7 +43,6 @@ from kvplace.kube.object_records import (
     TopologyStatus,
     transition_times,
 )
-from kvplace.kube.retry import Backoff
 
 log = logging.getLogger(__name__)
 

@@ -29,9 +29,15 @@ from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.secrets import ApiSecrets, Secret
 from kvplace.kube.session import open_session
 from kvplace.service.connections import Address
-from kvplace.service.health import CERTIFICATE_END, Readiness, health_application
 from kvplace.service.listening import listening
-from kvplace.service.process import in_background, log_as_json, run_until_signal
+from kvplace.service.process import (
+    CERTIFICATE_END,
+    Readiness,
+    health_application,
+    in_background,
+    log_as_json,
+    run_until_signal,
+)
 
 _log = logging.getLogger(__name__)
 

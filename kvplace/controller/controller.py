@@ -18,10 +18,9 @@ from typing import Protocol
 from zlib import crc32
 
 from kvplace.controller.claim_action import SETTLE_S, claim_of_bound_pod
-from kvplace.controller.pod_index import PodIndex
+from kvplace.controller.cluster import (PodIndex)
 from kvplace.controller.reconciler import Reconciler, ReconcilerClient
 from kvplace.controller.relocator import Relocator, RelocatorClient
-from kvplace.controller.scheduling_retry import NodeAnnotator, SchedulingRetry
 from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Claim
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid

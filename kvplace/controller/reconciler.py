@@ -21,7 +21,7 @@ from kvplace.controller.claim_action import (
     runs_unpinned,
     waits_for_binding,
 )
-from kvplace.controller.pod_index import PodIndex
+from kvplace.controller.cluster import (PodIndex)
 from kvplace.core.claim_changes import LONGEST_S, RESERVED_S, grown, is_for_migration
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import Conflict, KvplaceError

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from prometheus_client import Counter
 
-from kvplace.controller.pod_index import PodIndex
+from kvplace.controller.cluster import (PodIndex)
 from kvplace.controller.relocation_step import (
     Asked,
     Begin,

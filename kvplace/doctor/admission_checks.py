@@ -24,7 +24,7 @@ from kvplace.doctor.installation import (
     wrong,
 )
 from kvplace.kube.object_client import Document
-from kvplace.service.tls import certificate_ends
+from kvplace.service.listening import certificate_ends
 
 WEBHOOKS = {
     "mutatingwebhookconfigurations": (

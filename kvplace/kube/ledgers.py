@@ -31,9 +31,9 @@ from kvplace.core.errors import (
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import about_pod
+from kvplace.kube.api_errors import Backoff, with_retries
 from kvplace.kube.list_watch import is_newer
 from kvplace.kube.object_records import LedgerRecord
-from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store
 
 T = TypeVar("T")
@@ -349,7 +349,7 @@ class Ledgers:
             pending = [one for one in batch if not one.answer.done()]
             return await self._store(told or await self._read(node), pending, may_be_old=told is not None)
 
-        return await retrying(attempts=self._attempts, backoff=_BACKOFF, sleep=self._sleep)(attempt)
+        return await with_retries(attempt, attempts=self._attempts, backoff=_BACKOFF, sleep=self._sleep)
 
     async def _store(
         self, record: LedgerRecord, pending: list[PendingChange[Any]], *, may_be_old: bool

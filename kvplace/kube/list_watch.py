@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from kvplace.core.errors import Corrupt, Forbidden, KvplaceError, Unavailable
-from kvplace.kube.api_errors import ApiUnavailable, Unreadable
-from kvplace.kube.retry import Backoff
+from kvplace.kube.api_errors import ApiUnavailable, Backoff, Unreadable
 from kvplace.kube.watches import Alive, Apply, Delete, Init, InitApply, InitDone, Interrupted, WatchEvent
 
 

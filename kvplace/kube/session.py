@@ -27,9 +27,8 @@ from prometheus_client import Counter
 from yarl import URL
 
 from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.kube.api_errors import ApiUnavailable, Silent, TooLarge, error_of_response
+from kvplace.kube.api_errors import ApiUnavailable, Silent, TooLarge, error_of_response, with_retries
 from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
-from kvplace.kube.retry import retrying
 
 _LAST_ROUNDS = 100
 """Rounds of the loop for closing sockets; a few are enough."""
@@ -239,9 +238,12 @@ class Session:
         A request that the server rejected for load is tried again, nothing else is; the server may ask for
         pauses of a minute. `attempts` replaces the number of the limits. Raises the errors of `api_errors`.
         """
-        attempts = attempts or self._limits.attempts
-        policy = retrying(attempts=attempts, retried=_is_untouched, sleep=self.pause)
-        return await policy(self._request, call, limit, timeout_s or self._limits.answer_s)
+        return await with_retries(
+            lambda: self._request(call, limit, timeout_s or self._limits.answer_s),
+            attempts=attempts or self._limits.attempts,
+            retried=_is_untouched,
+            sleep=self.pause,
+        )
 
     async def open_stream(self, call: Call) -> LineStream:
         """Open a watch; its answer comes line by line, and the caller closes it."""

@@ -19,12 +19,12 @@ from kvplace.core.strict_json import did_you_mean, json_object, shown
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.documents.rollout import name_problem
 from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.api_errors import with_retries
 from kvplace.kube.api_rollouts import ApiRollouts
 from kvplace.kube.concurrency import together
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_client import ObjectReader
 from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS
-from kvplace.kube.retry import retrying
 from kvplace.kube.session import Session, open_session
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS, NAME_FIELD, NODE_FIELD, TOPOLOGIES, Selector
@@ -189,9 +189,12 @@ class Rollouts:
         at_once = asyncio.Semaphore(_AT_ONCE)
 
         async def delete(kind: str, vm: str, uid: str) -> None:
-            policy = retrying(attempts=_ATTEMPTS, retried=lambda error: isinstance(error, Unavailable))
             async with at_once:
-                await policy(self._cluster.delete_vm, kind, self.namespace, vm, uid)
+                await with_retries(
+                    lambda: self._cluster.delete_vm(kind, self.namespace, vm, uid),
+                    attempts=_ATTEMPTS,
+                    retried=lambda error: isinstance(error, Unavailable),
+                )
 
         answers = await asyncio.gather(*(delete(*one) for one in doomed), return_exceptions=True)
         for answer in answers:

@@ -27,9 +27,8 @@ from kvplace.core.quantity import counted
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stages import VmStage
 from kvplace.core.well_known_names import ROLLOUT_LABEL
-from kvplace.kube.api_errors import unanswered
+from kvplace.kube.api_errors import Backoff, unanswered, with_retries
 from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS
-from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store
 from kvplace.kube.watches import Kind, Selector
 from kvplace.rollout.preflight import RolloutCluster
@@ -139,9 +138,12 @@ def _waits(vm: TrackedVm) -> bool:
 
 async def agent_of(node: NodeName, pods: set[str], reported_on: AgentReader) -> tuple[Agent, str]:
     """State whether the agent of a node works, by its reports about these pods and its last writes."""
-    policy = retrying(attempts=_ATTEMPTS, retried=lambda error: isinstance(error, Unavailable))
     try:
-        report = await policy(reported_on, node)
+        report = await with_retries(
+            lambda: reported_on(node),
+            attempts=_ATTEMPTS,
+            retried=lambda error: isinstance(error, Unavailable),
+        )
     except KvplaceError:
         return Agent.REPORTING, ""
     if report is None:
@@ -289,14 +291,14 @@ class RolloutRun:
                 self._tracker.takes_back(vm.name)
                 return
             self._tracker.sends(vm.name)
-            policy = retrying(
-                deadline=asyncio.get_running_loop().time() + _PATIENCE_S,
-                backoff=_BACKOFF,
-                retried=partial(self._is_tried_again, vm.name),
-                sleep=self._pause,
-            )
             try:
-                await policy(self._cluster.apply_vm, self._rollout.manifest(vm))
+                await with_retries(
+                    lambda: self._cluster.apply_vm(self._rollout.manifest(vm)),
+                    deadline=asyncio.get_running_loop().time() + _PATIENCE_S,
+                    backoff=_BACKOFF,
+                    retried=partial(self._is_tried_again, vm.name),
+                    sleep=self._pause,
+                )
                 self._tracker.stored(vm.name)
             except KvplaceError as error:
                 if _may_pass(error) and self._halted.is_set():

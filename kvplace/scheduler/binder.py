@@ -23,9 +23,8 @@ from kvplace.core.placement import Placement, PodPlacement, floating_annotations
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.api_errors import ApiUnavailable
+from kvplace.kube.api_errors import ApiUnavailable, Backoff, with_retries
 from kvplace.kube.events import EventRecorder, floating, pod_reference
-from kvplace.kube.retry import Backoff, retrying
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
 from kvplace.scheduler.cluster_calls import SchedulerClient
@@ -385,7 +384,7 @@ class Binder:
 
         claim = decision.claim if decision is not None else None
         try:
-            await retrying(deadline=deadline, backoff=_BACKOFF, retried=_is_unanswered)(bind)
+            await with_retries(bind, deadline=deadline, backoff=_BACKOFF, retried=_is_unanswered)
         except Unavailable:
             raise  # the claim stays: the pod may be bound, and the controller finds out
         except Conflict as error:

@@ -21,7 +21,7 @@ from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventRecorder
 from kvplace.nodes.node_cache import ClusterFreeBlocks, NodeCache
 from kvplace.scheduler.extender import Extender
-from kvplace.service.health import Series
+from kvplace.service.process import Series
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Sizes of free blocks for counting nodes, in CPUs."""

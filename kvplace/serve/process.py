@@ -37,10 +37,16 @@ from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
 from kvplace.serve.metrics import ClusterGauges
 from kvplace.service.connections import Address, ConnectionLimits
-from kvplace.service.health import Health, Readiness, health_application, watch_loop
-from kvplace.service.listening import listening
-from kvplace.service.process import in_background, log_as_json, run_until_signal
-from kvplace.service.tls import RenewedTls, TlsFiles
+from kvplace.service.listening import RenewedTls, TlsFiles, listening
+from kvplace.service.process import (
+    Health,
+    Readiness,
+    health_application,
+    in_background,
+    log_as_json,
+    run_until_signal,
+    watch_loop,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from aiohttp import StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from kvplace.core.errors import Misconfigured
-from kvplace.service.health import CUT_CONNECTIONS
+from kvplace.service.process import CUT_CONNECTIONS
 
 _log = logging.getLogger(__name__)
 

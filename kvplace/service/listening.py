@@ -1,26 +1,40 @@
 """Listening for HTTP/1.1: an application on an address, with or without TLS, for callers within limits.
 
-A caller may be limited by the names in its verified certificate: a client certificate of the right CA is not
-enough where that CA signs for others, too.
+A listener may accept only certain names in a verified client certificate, because a CA may sign for other
+clients, too.
+
+cert-manager and the kubelet replace mounted certificates in place. A server context never checks its files
+again, so every new connection gets the newest context that could be loaded. OpenSSL shows Python the end of a
+certificate only when it has verified it. So the few fields before the validity of an X.509 certificate are
+skipped by their lengths (RFC 5280, 4.1).
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
+import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from kvplace.core.errors import Misconfigured
 from kvplace.service.connections import Address, ConnectionLimits, Connections, accepting
+from kvplace.service.process import CERTIFICATE_END
 
 _log = logging.getLogger(__name__)
 
 GRACE_S = 10.0
 """How long the end waits for requests that have begun; longer than a bind may take."""
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
 _LIMITS = ConnectionLimits()
 _CONNECTIONS = web.RequestKey("connections", Connections)
 
@@ -139,3 +153,145 @@ def names_of(certificate: Mapping[str, Any] | None) -> frozenset[str]:
     common = {value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"}
     others = {value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI")}
     return frozenset(common | others)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The certificate files of a listener."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+    """Every client must have a certificate of this CA; None: clients need none."""
+    client_names: tuple[str, ...] = ()
+    """Names of the clients that may call: common name, DNS name or URI; empty: all of the CA."""
+    check_every_s: float = 10.0
+    """How often a running process checks whether the files have changed."""
+
+
+def certificate_end(pem: bytes) -> datetime | None:
+    """Return when the first of the certificates in a file ends; None if none can be read."""
+    return min(certificate_ends(pem), default=None)
+
+
+def certificate_ends(pem: bytes) -> tuple[datetime, ...]:
+    """Return when each of the certificates in a file ends that can be read."""
+    return tuple(end for found in _PEM.findall(pem) if (end := _end_of(found)) is not None)
+
+
+def _end_of(text: bytes) -> datetime | None:
+    try:
+        _, certificate, _ = _field(base64.b64decode(text))
+        _, fields, _ = _field(certificate)
+        if fields[0] == _VERSION:
+            _, _, fields = _field(fields)
+        for _ in ("serial number", "signature", "issuer"):
+            _, _, fields = _field(fields)
+        _, validity, _ = _field(fields)
+        _, _, validity = _field(validity)
+        kind, moment, _ = _field(validity)
+        form = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}[kind]
+        return datetime.strptime(moment.decode("ascii"), form).replace(tzinfo=UTC)
+    except (IndexError, KeyError, ValueError):
+        return None
+
+
+def _field(der: bytes) -> tuple[int, bytes, bytes]:
+    """Split DER into the tag and the content of its first field, and what follows it."""
+    length, start = der[1], 2
+    if length & 0x80:
+        start += length & 0x7F
+        length = int.from_bytes(der[2:start], "big")
+    if start + length > len(der):
+        raise ValueError("a field is cut off")
+    return der[0], der[start : start + length], der[start + length :]
+
+
+class RenewedTls:
+    """A server context that follows its files."""
+
+    def __init__(self, files: TlsFiles, *, alpn: Sequence[str] = ()) -> None:
+        """Load the files; `alpn` lists the protocols to offer, best first.
+
+        Raises Misconfigured that names the file.
+        """
+        self._files = files
+        self._alpn = list(alpn)
+        self._stamps = self._read_stamps()
+        self._newest = self._load()
+        self.context = self._newest
+        self.context.sni_callback = self._use_newest
+
+    def renew(self) -> bool:
+        """Load the files again if one has changed; returns whether new certificates are in use.
+
+        Files that cannot be used leave the old certificates in use and are tried again.
+        """
+        stamps = self._read_stamps()
+        if stamps == self._stamps:
+            return False
+        try:
+            self._newest = self._load()
+        except Misconfigured as error:
+            _log.warning("the old certificates stay in use: %s", error)
+            return False
+        self._stamps = stamps
+        _log.info("certificates loaded again from %s", self._files.certificate)
+        return True
+
+    async def keep_renewed(self) -> None:
+        """Renew whenever the files change, until cancelled."""
+        while True:
+            await asyncio.sleep(self._files.check_every_s)
+            self.renew()
+
+    def _use_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self._newest
+
+    def _load(self) -> ssl.SSLContext:
+        files = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self._alpn:
+            context.set_alpn_protocols(self._alpn)
+        try:
+            # Without a passphrase, OpenSSL would ask the terminal for that of an encrypted key.
+            context.load_cert_chain(files.certificate, files.key, password="")
+        except (OSError, ssl.SSLError) as error:
+            raise Misconfigured(
+                f"TLS certificate {files.certificate} with key {files.key} cannot be used: {error}"
+            ) from None
+        if files.client_ca is not None:
+            try:
+                context.load_verify_locations(files.client_ca)
+            except (OSError, ssl.SSLError) as error:
+                raise Misconfigured(f"client CA {files.client_ca} cannot be used: {error}") from None
+            context.verify_mode = ssl.CERT_REQUIRED
+            # A resumed session is not verified again: it would outlive its certificate and its CA.
+            context.num_tickets = 0
+            context.options |= ssl.OP_NO_TICKET
+        self._report_ends()
+        return context
+
+    def _report_ends(self) -> None:
+        for use, path in (("server", self._files.certificate), ("client-ca", self._files.client_ca)):
+            if path is None:
+                continue
+            try:
+                end = certificate_end(path.read_bytes())
+            except OSError as error:  # it was there when OpenSSL read it
+                raise Misconfigured(f"{path} cannot be read: {error.strerror or error}") from None
+            if end is not None:
+                CERTIFICATE_END.labels(use).set(end.timestamp())
+
+    def _read_stamps(self) -> list[tuple[int, int] | None]:
+        files = (self._files.certificate, self._files.key, self._files.client_ca)
+        return [_stamp(path) for path in files if path is not None]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino

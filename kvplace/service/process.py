@@ -1,6 +1,7 @@
-"""The life of a long-running process: its signals, its background work, its last error and its log.
+"""The life of a long-running process: signals, background work, last error, log, health and metrics.
 
-A log line is one JSON object on stderr, with the same keys everywhere.
+A log line is one JSON object on stderr, with the same keys everywhere. Health and metrics are served over
+plain HTTP on a port of their own, so that a probe never waits behind a queue of requests.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
 
 from kvplace.core.errors import KvplaceError
 
@@ -22,6 +26,29 @@ _log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _CONTEXT = ("pod", "vm", "node", "uid", "attempt", "review")
+
+LOOP_DELAYS = Histogram(
+    "kvplace_process_loop_delay_seconds",
+    "How much later than due the event loop came to a timer, four times a second.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0),
+)
+READY = Gauge(
+    "kvplace_process_ready",
+    "1 while /readyz of this process answers 200, else 0; process: serve, agent or certificates.",
+    ["process"],
+)
+CERTIFICATE_END = Gauge(
+    "kvplace_process_certificate_end_timestamp_seconds",
+    "When the certificates of a file end, the first of them, as Unix time; use: server or client-ca.",
+    ["use"],
+)
+CUT_CONNECTIONS = Counter(
+    "kvplace_process_cut_connections_total",
+    "Connections that were not served, by listener and reason: full, handshake, client, slow, bytes.",
+    ["listener", "reason"],
+)
+
+_EVERY_S = 0.25
 
 
 def run_until_signal(service: AbstractAsyncContextManager[object]) -> None:
@@ -101,3 +128,78 @@ def log_as_json(level: str) -> None:
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+class Series:
+    """The series of a gauge with nodes or pods in its labels: it has those of the last update only."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def update(self, values: Mapping[tuple[str, ...], float]) -> None:
+        """Set the series with these label values, and remove all others."""
+        for labels in self._values.keys() - values.keys():
+            self._gauge.remove(*labels)
+            del self._values[labels]
+        for labels, value in values.items():
+            if self._values.get(labels) != value:
+                self._gauge.labels(*labels).set(value)
+                self._values[labels] = value
+
+
+async def watch_loop() -> None:
+    """Measure the delay of the event loop until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _EVERY_S
+        await asyncio.sleep(_EVERY_S)
+        LOOP_DELAYS.observe(max(0.0, loop.time() - due))
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """An answer of `/readyz`."""
+
+    is_ready: bool
+    sentence: str
+
+
+@dataclass(slots=True)
+class Readiness:
+    """Whether the process can serve: ready while there is no obstacle."""
+
+    obstacle: str
+    """One sentence for `/readyz`; empty when ready."""
+
+    def health(self) -> Health:
+        """Return whether the process can serve, or why not."""
+        return Health(not self.obstacle, self.obstacle or "ok")
+
+
+async def _nothing() -> None:
+    """Prepare nothing."""
+
+
+def health_application(
+    process: str, readiness: Readiness, before_scrape: Callable[[], Awaitable[None]] = _nothing
+) -> web.Application:
+    """Serve /healthz, /readyz and /metrics of a process; `before_scrape` brings gauges up to date."""
+
+    async def alive(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        health = readiness.health()
+        return web.Response(status=200 if health.is_ready else 503, text=f"{health.sentence}\n")
+
+    async def metrics(_: web.Request) -> web.Response:
+        await before_scrape()
+        READY.labels(process).set(readiness.health().is_ready)
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    application = web.Application()
+    application.add_routes(
+        [web.get("/healthz", alive), web.get("/readyz", ready), web.get("/metrics", metrics)]
+    )
+    return application

@@ -16,7 +16,7 @@ from kvplace.certificates.authority import AUTHORITY, CERTIFICATE, KEY, Pair
 from kvplace.certificates.keeper import CA_SECRET, CLIENT_SECRET, SERVER_SECRET, Keeper, Names
 from kvplace.core.errors import Conflict
 from kvplace.kube.secrets import Secret
-from kvplace.service.health import Readiness
+from kvplace.service.process import Readiness
 from tests.certificates.stored_secrets import StoredSecrets
 
 ALL = [CA_SECRET, SERVER_SECRET, CLIENT_SECRET]

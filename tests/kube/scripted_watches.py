@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.api_errors import ApiUnavailable
+from kvplace.kube.api_errors import ApiUnavailable, Backoff
 from kvplace.kube.list_watch import Change, Page, follow
-from kvplace.kube.retry import Backoff
 from kvplace.kube.session import Limits, open_session
 from kvplace.kube.watches import EVERYTHING, PODS, Alive, Interrupted, Selector, WatchEvent
 from tests.kube.api_stub import ApiStub

@@ -12,7 +12,7 @@ import pytest
 from kvplace.core.errors import KvplaceError
 from kvplace.kube import session as session_module
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.api_errors import Expired, TooLarge, Unreadable
+from kvplace.kube.api_errors import Backoff, Expired, TooLarge, Unreadable
 from kvplace.kube.list_watch import (
     Change,
     Empty,
@@ -23,7 +23,6 @@ from kvplace.kube.list_watch import (
     follow,
     step,
 )
-from kvplace.kube.retry import Backoff
 from kvplace.kube.session import Limits, open_session
 from kvplace.kube.watches import (
     LEDGERS,

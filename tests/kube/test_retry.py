@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.errors import Conflict, Corrupt, Forbidden, KvplaceError, Refused, Unavailable
-from kvplace.kube.api_errors import ApiUnavailable
-from kvplace.kube.retry import RETRIES, Backoff, retrying
+from kvplace.kube.api_errors import RETRIES, ApiUnavailable, Backoff, with_retries
 
 LONGEST = Backoff(first_s=1, longest_s=8, jitter=lambda: 1.0)
 
@@ -47,14 +46,14 @@ class Call:
 async def test_only_conflicts_and_unavailability_are_tried_again(error: Exception, attempts: int) -> None:
     call = Call(*[error] * 9)
     with pytest.raises(type(error)) as failure:
-        await retrying(attempts=3, sleep=call.pause)(call)
+        await with_retries(call, attempts=3, sleep=call.pause)
     assert failure.value is error
     assert call.attempts == attempts
 
 
 async def test_a_call_that_succeeds_answers() -> None:
     call = Call(Unavailable("busy"), Conflict("changed"))
-    assert await retrying(attempts=3, sleep=call.pause)(call) == "done"
+    assert await with_retries(call, attempts=3, sleep=call.pause) == "done"
 
 
 async def test_each_further_attempt_is_counted_by_its_cause() -> None:
@@ -64,23 +63,23 @@ async def test_each_further_attempt_is_counted_by_its_cause() -> None:
     unavailable, conflict = counted()
     call = Call(Unavailable("busy"), Conflict("changed"), Unavailable("busy"), Refused("no"))
     with pytest.raises(Refused):
-        await retrying(attempts=9, sleep=call.pause)(call)
+        await with_retries(call, attempts=9, sleep=call.pause)
     assert counted() == [unavailable + 2, conflict + 1]
     call = Call(*[Unavailable("busy")] * 3)
     with pytest.raises(Unavailable):
-        await retrying(attempts=3, sleep=call.pause)(call)
+        await with_retries(call, attempts=3, sleep=call.pause)
     assert counted() == [unavailable + 4, conflict + 1]
 
 
 async def test_pauses_grow_after_unavailability_and_a_conflict_has_none() -> None:
     call = Call(*[Unavailable("busy")] * 5, Conflict("changed"), Unavailable("busy"))
-    await retrying(attempts=9, backoff=LONGEST, sleep=call.pause)(call)
+    await with_retries(call, attempts=9, backoff=LONGEST, sleep=call.pause)
     assert call.pauses == [1, 2, 4, 8, 8, 0, 8]
 
 
 async def test_the_pause_that_the_server_asks_for_comes_on_top() -> None:
     call = Call(ApiUnavailable("busy", retry_after=7.0), ApiUnavailable("busy"))
-    await retrying(attempts=3, backoff=LONGEST, sleep=call.pause)(call)
+    await with_retries(call, attempts=3, backoff=LONGEST, sleep=call.pause)
     assert call.pauses == [8, 2]
 
 
@@ -92,7 +91,7 @@ async def test_what_is_tried_again_can_be_narrowed_down_but_not_widened() -> Non
     for error in (Conflict("changed"), Refused("no")):
         call = Call(error)
         with pytest.raises(type(error)):
-            await retrying(attempts=3, retried=only_refusals, sleep=call.pause)(call)
+            await with_retries(call, attempts=3, retried=only_refusals, sleep=call.pause)
         assert call.attempts == 1
 
 
@@ -100,7 +99,7 @@ async def test_no_attempt_begins_after_the_deadline() -> None:
     loop = asyncio.get_running_loop()
     call = Call(*[Unavailable("busy")] * 99)
     with pytest.raises(Unavailable):
-        await retrying(deadline=loop.time() + 5.0, backoff=LONGEST, sleep=call.pause)(call)
+        await with_retries(call, deadline=loop.time() + 5.0, backoff=LONGEST, sleep=call.pause)
     # The clock stands, so a pause of 8 s is the first that would end after the deadline.
     assert call.pauses == [1, 2, 4]
 

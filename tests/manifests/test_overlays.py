@@ -19,7 +19,7 @@ from kvplace.core.errors import Forbidden
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.secrets import ApiSecrets
 from kvplace.kube.session import open_session
-from kvplace.service.health import Readiness
+from kvplace.service.process import Readiness
 from tests.docs.blocks import block
 from tests.docs.reading import page
 from tests.docs.shell import Shell

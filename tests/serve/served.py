@@ -8,7 +8,7 @@ from harness.certificates import Certificates
 from kvplace.admission.objects import AdmissionSettings
 from kvplace.serve.process import ServeSettings
 from kvplace.service.connections import Address
-from kvplace.service.tls import TlsFiles
+from kvplace.service.listening import TlsFiles
 
 LOOPBACK = Address("127.0.0.1", 0)
 

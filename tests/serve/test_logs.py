@@ -14,8 +14,8 @@ from harness.certificates import Certificates
 from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.session import Limits, open_session
+from kvplace.service.listening import RenewedTls, TlsFiles
 from kvplace.service.process import JsonLines
-from kvplace.service.tls import RenewedTls, TlsFiles
 from tests.controller.replicas import asking_pod, replica
 from tests.kube.api_stub import api_stub, broken, status
 from tests.kube.faults import Operation

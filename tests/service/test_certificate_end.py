@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.certificates import Certificates
-from kvplace.service.tls import certificate_end
+from kvplace.service.listening import certificate_end
 
 
 def test_the_end_is_that_of_the_certificate_that_ends_first(certificates: Certificates) -> None:

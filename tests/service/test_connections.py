@@ -16,9 +16,8 @@ from harness.certificates import Certificates
 from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Misconfigured
 from kvplace.service.connections import Address, ConnectionLimits
-from kvplace.service.health import CUT_CONNECTIONS
-from kvplace.service.listening import listening
-from kvplace.service.tls import RenewedTls, TlsFiles
+from kvplace.service.listening import RenewedTls, TlsFiles, listening
+from kvplace.service.process import CUT_CONNECTIONS
 
 SHORT = ConnectionLimits(connections=4, handshake_s=0.2, request_s=0.2, idle_s=60, unread_bytes=200_000)
 REQUEST = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"

@@ -8,8 +8,8 @@ from prometheus_client import Counter
 
 from kvplace.core.errors import Misconfigured
 from kvplace.service.connections import Address
-from kvplace.service.health import Readiness, health_application
 from kvplace.service.listening import listening
+from kvplace.service.process import Readiness, health_application
 
 LOOPBACK = Address("127.0.0.1", 0)
 COUNTED = Counter("kvplace_test_health", "Counts for the test of the metrics page.")

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from harness.waiting import PATIENCE_S
-from kvplace.service.health import LOOP_DELAYS, watch_loop
+from kvplace.service.process import LOOP_DELAYS, watch_loop
 
 
 def seen() -> tuple[float, float]:

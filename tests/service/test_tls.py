@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from harness.certificates import Certificates
 from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Misconfigured
+from kvplace.service.listening import RenewedTls, TlsFiles
 from kvplace.service.process import in_background
-from kvplace.service.tls import RenewedTls, TlsFiles
 
 
 @contextlib.asynccontextmanager
