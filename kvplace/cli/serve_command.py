@@ -158,7 +158,7 @@ def command(
     from kvplace.scheduler.extender import ExtenderSettings, Mode
     from kvplace.scheduler.room_maker import MakeRoom
     from kvplace.serve.process import ServeSettings, run
-    from kvplace.service.listening import (TlsFiles)
+    from kvplace.service.listening import TlsFiles
 
     run(
         ServeSettings(

@@ -62,17 +62,16 @@ def action_from_cache(
     if pod is None:
         is_settled = was_deleted or age_s > SETTLE_S
         return ClaimAction.READ_POD if is_settled else ClaimAction.KEEP
-    if _is_reservation(claim):
-        return _action_on_reservation(node, pod, age_s, reserved_s)
-    if pod.has_ended:
-        return _action_on_end(pod, runs=runs)
-    if runs_unpinned(claim, pod):
-        return ClaimAction.READ_POD
-    if pod.node == node:
-        return ClaimAction.COMPARE
-    if pod.node:
-        return ClaimAction.RELEASE
-    return ClaimAction.READ_POD if age_s > patience_s else ClaimAction.KEEP
+    return _action_on_pod(
+        claim,
+        node,
+        pod,
+        is_live=False,
+        runs=runs,
+        age_s=age_s,
+        patience_s=patience_s,
+        reserved_s=reserved_s,
+    )
 
 
 def action_from_live_pod(
@@ -92,15 +91,42 @@ def action_from_live_pod(
     """
     if pod is None or pod.uid != claim.uid:
         return ClaimAction.KEEP if runs else ClaimAction.RELEASE
+    return _action_on_pod(
+        claim,
+        node,
+        pod,
+        is_live=True,
+        runs=runs,
+        age_s=age_s,
+        patience_s=patience_s,
+        reserved_s=reserved_s,
+    )
+
+
+def _action_on_pod(
+    claim: Claim,
+    node: NodeName,
+    pod: PodRecord,
+    *,
+    is_live: bool,
+    runs: bool,
+    age_s: float,
+    patience_s: float,
+    reserved_s: float,
+) -> ClaimAction:
+    """Decide about the claim of a known pod; a release that a late cache may get wrong needs a read first."""
     if _is_reservation(claim):
         return _action_on_reservation(node, pod, age_s, reserved_s)
     if pod.has_ended:
         return _action_on_end(pod, runs=runs)
+    release_once_read = ClaimAction.RELEASE if is_live else ClaimAction.READ_POD
     if runs_unpinned(claim, pod):
-        return ClaimAction.RELEASE
+        return release_once_read
+    if pod.node == node:
+        return ClaimAction.KEEP if is_live else ClaimAction.COMPARE
     if pod.node:
-        return ClaimAction.KEEP if pod.node == node else ClaimAction.RELEASE
-    return ClaimAction.RELEASE if age_s > patience_s else ClaimAction.KEEP
+        return ClaimAction.RELEASE
+    return release_once_read if age_s > patience_s else ClaimAction.KEEP
 
 
 def _action_on_end(pod: PodRecord, *, runs: bool) -> ClaimAction:

@@ -14,24 +14,31 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from heapq import heappop, heappush
 from math import inf
-from typing import Protocol
 from zlib import crc32
 
+from prometheus_client import Counter
+
 from kvplace.controller.claim_action import SETTLE_S, claim_of_bound_pod
-from kvplace.controller.cluster import (PodIndex)
-from kvplace.controller.reconciler import Reconciler, ReconcilerClient
-from kvplace.controller.relocator import Relocator, RelocatorClient
-from kvplace.core.errors import KvplaceError
+from kvplace.controller.cluster import ControllerClient, PodIndex
+from kvplace.controller.reconciler import Reconciler
+from kvplace.controller.relocator import Relocator
+from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.core.well_known_names import RELEASED_AT
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.object_records import NO_NODE, NodeRecord, PodRecord, TopologyRecord, VmiRecord
 from kvplace.nodes.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
+
+WAKES = Counter("kvplace_controller_wakes_total", "How often waiting pods were retried.")
+
 _RETRY_S = 1.0
 """Pause before a failed reconciliation of a node is tried again."""
+_ANNOTATE_AGAIN_S = 0.5
+"""Pause before an annotation that failed is tried again."""
 _ADD_STEPS = 4
 """Steps of making a node due."""
 
@@ -92,8 +99,116 @@ class WorkQueue:
             self._changed.set()
 
 
-class ControllerClient(ReconcilerClient, RelocatorClient, NodeAnnotator, Protocol):
-    """The cluster calls of the controller, apart from watches and ledger writes."""
+class SchedulingRetry:
+    """Makes kube-scheduler retry waiting pods, by an annotation of one node where they may now fit.
+
+    kube-scheduler retries them when a node changes; otherwise it would take five minutes. So the annotation
+    changes after a release, when Filter ends a hold without a bind, and when the description of a machine
+    changes or is known before its node is. It also changes at the start, since the ended process may have
+    released cores without a retry. And it changes after this process could not follow the ledgers, since it
+    may have refused pods although another replica had released cores.
+
+    No retry happens while no pod waits. But the watch may not have shown a refused pod yet. So released cores
+    are remembered, and cause one retry when the watch shows the next refused pod.
+    """
+
+    def __init__(
+        self,
+        cluster: ControllerClient,
+        cache: NodeCache,
+        *,
+        any_waits: Callable[[], bool],
+        pause_s: float,
+        now: Callable[[], datetime],
+    ) -> None:
+        """`any_waits` returns whether a pod has no node; `pause_s` is the least time between annotations."""
+        self._cluster = cluster
+        self._nodes = cache.nodes
+        self._any_waits = any_waits
+        self._pause_s = pause_s
+        self._now = now
+        self._freed: dict[NodeName, None] = {}
+        """Where a pod may fit since the last wake; where it was released last stands last."""
+        self._refused = 0
+        """How many pods wait that kube-scheduler has tried in vain."""
+        self._changed = asyncio.Event()
+        self._topologies = cache.topologies
+        cache.topologies.subscribe(self._topology_seen)
+        cache.nodes.subscribe(self._node_seen)
+        cache.pods.subscribe(self._pod_seen)
+        self._freed.clear()  # topologies that were known before do not count
+        self._changed.clear()
+        if any_waits():  # since before we came: cores may have been released for them
+            self.all_freed()
+
+    def node_freed(self, node: NodeName) -> None:
+        """Note that a pod may now fit on a node."""
+        self._note(node)
+        self._changed.set()
+
+    def hold_ended(self, node: NodeName) -> None:
+        """Note that a pod may now fit on a node that was refused while cores there were held for another one.
+
+        Until one was refused none is woken: the other one may wait itself, for its disk for example.
+        """
+        self._note(node)
+        if self._refused:
+            self._changed.set()
+
+    def all_freed(self) -> None:
+        """Note that a pod may now fit on some unknown node."""
+        self._freed |= dict.fromkeys(self._nodes.records)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Wake waiting pods until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            pause = self._pause_s
+            # One that is gone, or not there yet, is freed when it comes.
+            self._freed = {node: None for node in self._freed if node in self._nodes.records}
+            node = next(reversed(self._freed), None)
+            if node is not None and self._any_waits():
+                freed, self._freed = self._freed, {}
+                if not await self._annotate(node):
+                    self._freed = freed | self._freed
+                    self._changed.set()
+                    pause = max(pause, _ANNOTATE_AGAIN_S)
+            await asyncio.sleep(pause)
+
+    def _note(self, node: NodeName) -> None:
+        self._freed.pop(node, None)
+        self._freed[node] = None
+
+    async def _annotate(self, node: NodeName) -> bool:
+        """Annotate a node; returns False if it is worth another try."""
+        try:
+            await self._cluster.annotate_node(node, {RELEASED_AT: self._now().isoformat()})
+        except (Conflict, Refused, Unavailable) as error:
+            log.info("waiting pods are retried a little later: %s", error, extra={"node": node})
+            return False
+        except KvplaceError as error:
+            log.warning("waiting pods were not retried: %s", error, extra={"node": node})
+        else:
+            WAKES.inc()
+        return True
+
+    def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
+        if after is not None and (before is None or not after.allows_same_placements(before)):
+            self.node_freed(after.node)
+
+    def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
+        # kube-scheduler may have tried it before our watch reported it, and was refused.
+        is_new = before is None and after is not None and after.name in self._topologies.records
+        cpu_map = before.cpu_map if before is not None else ""
+        if after is not None and (is_new or after.cpu_map != cpu_map):
+            self.node_freed(after.name)
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        self._refused += _is_refused(after) - _is_refused(before)
+        if self._freed and _is_refused(after) and not _is_refused(before):
+            self._changed.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,3 +411,8 @@ class Controller:
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         if after is None and before is not None:
             self._queue.add(before.name)
+
+
+def _is_refused(pod: PodRecord | None) -> bool:
+    """Whether kube-scheduler has tried a pod and found no node."""
+    return pod is not None and pod.was_tried and not pod.node

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
 
 from prometheus_client import Counter
 
@@ -21,7 +20,7 @@ from kvplace.controller.claim_action import (
     runs_unpinned,
     waits_for_binding,
 )
-from kvplace.controller.cluster import (PodIndex)
+from kvplace.controller.cluster import ControllerClient, PodIndex
 from kvplace.core.claim_changes import LONGEST_S, RESERVED_S, grown, is_for_migration
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import Conflict, KvplaceError
@@ -33,12 +32,9 @@ from kvplace.core.well_known_names import about_pod
 from kvplace.kube.concurrency import all_ended
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
 from kvplace.kube.ledgers import no_change
-from kvplace.kube.object_records import LedgerRecord, PodRecord, TopologyRecord
-from kvplace.kube.watches import NAME_FIELD, TOPOLOGIES, Kind, Selector
+from kvplace.kube.object_records import PodRecord, TopologyRecord
+from kvplace.kube.watches import NAME_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.node_cache import NodeCache
-
-K = TypeVar("K")
-R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -58,28 +54,12 @@ _SOON_S = 0.1
 """A reservation that is just about to end is checked again after this."""
 
 
-class ReconcilerClient(Protocol):
-    """The cluster calls of the reconciler, apart from ledger writes."""
-
-    async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
-        """Read a pod as the API server has it now; None if there is none."""
-        ...
-
-    async def read_all(self, kind: Kind[K, R], selector: Selector) -> tuple[R, ...]:
-        """Read the selected objects of a kind as the API server has them now."""
-        ...
-
-    async def delete_ledger(self, before: LedgerRecord) -> None:
-        """Delete a ledger that still equals `before`; raises Conflict if it does not, or has owners."""
-        ...
-
-
 class Reconciler:
     """Releases and restores the claims of one node after the other."""
 
     def __init__(
         self,
-        cluster: ReconcilerClient,
+        cluster: ControllerClient,
         cache: NodeCache,
         index: PodIndex,
         events: EventRecorder,

@@ -17,18 +17,23 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.annotations import contradiction_in, place_again_of
 from kvplace.core.claim_changes import held_by_others
+from kvplace.core.cluster.defragmentation import is_better
+from kvplace.core.cpuset import union
 from kvplace.core.device_locality import local_nodes
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.ledger import Claim, Ledger, Relocation, claim_of
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.node_devices import NO_NUMA
-from kvplace.core.placement import PodPlacement
-from kvplace.core.request import DeviceNuma, GuestNuma, OnFailure, PinningOptions, Policy
+from kvplace.core.occupant import keeps_memory
+from kvplace.core.placement import Placement, PodPlacement, Refusal
+from kvplace.core.request import DeviceNuma, GuestNuma, OnFailure, PinningOptions, Policy, Request
 from kvplace.core.request_json import PodRequest, read_pod_request
-from kvplace.core.scalars import NumaId
+from kvplace.core.scalars import NO_CPUS, NumaId
 from kvplace.core.well_known_names import MOVABLE
 from kvplace.kube.object_records import PodRecord, PodReport, TopologyRecord
+from kvplace.nodes.node_machine import NodeMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +123,15 @@ def next_step(
     pod: PodRecord,
     ledger: Ledger,
     asked: Asked | None,
-    report: PodReport | None,
+    described: TopologyRecord | None,
     *,
     enforces: bool,
     migrates: bool,
-    device_nodes: frozenset[NumaId] = frozenset(),
 ) -> Step:
-    """Return the next step for a pod that is bound to the node with this ledger.
+    """Return the next step for a pod that is bound to the node with this ledger and description.
 
-    `asked`: what its owner asks for now, None where that was not edited. `enforces`:
-    whether the node has an agent that sets cpusets. `migrates`: whether the VM has another pod.
-    `device_nodes`: those of `nodes_to_follow`.
+    `asked`: the present request of its owner, None where that was not edited. `enforces`: whether the node
+    has an agent that sets cpusets. `migrates`: whether the VM has another pod.
     """
     if pod.has_ended or not pod.node:
         return Nothing()
@@ -137,6 +140,7 @@ def next_step(
     except BadAnnotation:
         return Nothing()  # the reconciler and the agent report it
     claim = ledger.claims.get(pod.uid)
+    report = described.pods.get(pod.uid) if described is not None else None
     if claim is not None and placed is not None and claim.revision > placed.revision:
         return Wait()  # the cache has the pod as it was before the relocation that has just ended
     if claim is not None and claim.relocation is not None:
@@ -145,7 +149,8 @@ def next_step(
     if placed is not None and restored_placement is not None:
         is_settled = _holds(claim, placed) or _is_taken(ledger, placed)
         return Resume(Relocation(placed, restored_placement)) if is_settled else Wait()
-    if device_nodes and placed is not None and enforces and not migrates and _holds(claim, placed):
+    may_follow_devices = placed is not None and enforces and not migrates and _holds(claim, placed)
+    if may_follow_devices and (device_nodes := nodes_to_follow(pod, described)):
         return Begin(read_pod_request(pod.request), placed, device_nodes)
     return Nothing() if asked is None else _answer_edit(pod, claim, placed, report, asked, enforces, migrates)
 
@@ -178,11 +183,54 @@ def _answer_edit(
     if placed is not None and not (_holds(claim, placed) and _is_in_force(placed, report)):
         return Wait()
     has_qemu = report is not None and report.pinned
-    may_follow_devices = bool(pod.vmi and pod_request.request.devices)  # and no other revision, until then
-    if (only_better or may_follow_devices) and not has_qemu:
+    follows_devices_first = bool(pod.vmi and pod_request.request.devices)  # and no other revision, until then
+    if (only_better or follows_devices_first) and not has_qemu:
         return Wait()
     asking = replace(pod_request, request=replace(pod_request.request, options=options))
     return Begin(asking, placed, only_better=only_better)
+
+
+def place_again(
+    machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Begin, *, pins_memory: bool
+) -> Placement | str:
+    """Choose cores for a running pod as if it had none: its present cores if they serve, else the best.
+
+    A pod that gets only better cores never keeps its present ones. Where devices of the host pin its memory,
+    it gets cores of its NUMA nodes only. Returns the reason where it gets none.
+    """
+    request = _with_chosen_devices(step)
+    if request.options.policy is Policy.NONE:
+        return Placement(Policy.NONE, (), NO_CPUS)
+    present = ledger.claims.get(pod.uid)
+    others = ledger.after(LedgerChange(releases=(pod.uid,)))
+    before = step.previous.placement if step.previous is not None and pins_memory else None
+    nodes = () if before is None else before.numa_nodes
+    if nodes:
+        cpus = union(node.cpus for node in machine.topology.numa_nodes if node.id in nodes)
+        machine = replace(machine, allocatable=machine.allocatable & cpus)
+    if present is not None and request.options.policy is not Policy.NUMA and not step.only_better:
+        present_cpus = replace(machine, allocatable=machine.allocatable & present.cpus)
+        staying = try_place(machine.topology, present_cpus.free(others), request)
+        if staying is not None and (before is None or keeps_memory(request, before, staying)):
+            return staying
+    found = place(machine.topology, machine.free(others), request)
+    named = f"NUMA node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
+    stays = f"devices of the host access its memory, which stays on {named} while it runs" if nodes else ""
+    if isinstance(found, Refusal):
+        return f"{found.message}; {stays}" if stays else found.message
+    if step.only_better and step.previous is not None:
+        free, present_placement = machine.free(others), step.previous.placement
+        if not is_better(machine.topology, free, present_placement, found):
+            return "there are no better cores for it"
+    return found if before is None or keeps_memory(request, before, found) else stays
+
+
+def _with_chosen_devices(step: Begin) -> Request:
+    """Return the request after the kubelet has chosen the devices: free ones do not matter any more."""
+    request = replace(step.pod_request.request, devices={}, device_nodes=step.device_nodes)
+    if not step.device_nodes or request.options.device_numa is not DeviceNuma.PREFERRED:
+        return request
+    return replace(request, options=replace(request.options, device_numa=DeviceNuma.REQUIRED))
 
 
 def nodes_to_follow(pod: PodRecord, described: TopologyRecord | None) -> frozenset[NumaId]:

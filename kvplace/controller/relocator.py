@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Protocol
 
 from prometheus_client import Counter
 
-from kvplace.controller.cluster import (PodIndex)
+from kvplace.controller.cluster import ControllerClient, PodIndex
 from kvplace.controller.relocation_step import (
     Asked,
     Begin,
@@ -23,12 +21,12 @@ from kvplace.controller.relocation_step import (
     GoBack,
     Nothing,
     Resume,
+    Step,
     Wait,
     Write,
     next_step,
-    nodes_to_follow,
+    place_again,
 )
-from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.annotations import is_movable, read_options
 from kvplace.core.claim_changes import (
     claim_after_relocation,
@@ -38,15 +36,13 @@ from kvplace.core.claim_changes import (
     held_by_others,
     way_back,
 )
-from kvplace.core.cluster.defragmentation import is_better
-from kvplace.core.cpuset import format_cpu_list, union
+from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadAnnotation, Conflict, Forbidden, KvplaceError, Refused
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
-from kvplace.core.occupant import keeps_memory
-from kvplace.core.placement import Placement, PodPlacement, Refusal, result_annotations
-from kvplace.core.request import DeviceNuma, Policy, Request
+from kvplace.core.placement import Placement, PodPlacement, result_annotations
+from kvplace.core.request import Policy
 from kvplace.core.request_json import read_pod_request
-from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.core.scalars import NO_CPUS, NodeName
 from kvplace.core.well_known_names import (
     CPU_MAP,
     CRANE_RESULT,
@@ -64,7 +60,7 @@ from kvplace.kube.events import (
 from kvplace.kube.object_records import Condition, PodRecord, VmiRecord
 from kvplace.kube.store import Store
 from kvplace.nodes.node_cache import PAUSE_AFTER_EDIT_S, PEACE_S, NodeCache
-from kvplace.nodes.node_machine import NodeMachine, Unusable
+from kvplace.nodes.node_machine import Unusable
 
 log = logging.getLogger(__name__)
 
@@ -74,37 +70,12 @@ _STEPS = 4
 """Steps for one pod in one check; from Begin to Wait it takes two."""
 
 
-class RelocatorClient(Protocol):
-    """The cluster calls of relocating, apart from watches and ledger writes."""
-
-    async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
-        """Read a pod as the API server has it now; None if there is none."""
-        ...
-
-    async def replace_placement(
-        self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
-    ) -> None:
-        """Write the next revision of a pod's placement.
-
-        Raises Refused if the pod is gone, and Conflict if the revision does not follow the stored one.
-        """
-        ...
-
-    async def request_cpus(self, pod: PodRecord, millicores: int) -> None:
-        """Let the container with QEMU of a VM's pod request so many CPUs; raises Refused or Forbidden."""
-        ...
-
-    async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
-        """Set one condition of a pod; raises Refused if the pod is gone."""
-        ...
-
-
 class Relocator:
     """Gives running pods the cores that their edited annotations ask for."""
 
     def __init__(
         self,
-        cluster: RelocatorClient,
+        cluster: ControllerClient,
         cache: NodeCache,
         index: PodIndex,
         vmis: Store[str, VmiRecord],
@@ -127,13 +98,13 @@ class Relocator:
 
     async def relocate(self, node: NodeName) -> None:
         """Make all possible steps on a node; then raises the error of a write for one pod."""
-        claims = self._cache.ledger(node).claims
+        claims, described = self._cache.ledger(node).claims, self._cache.topologies.get(node)
         due = [
             pod
             for pod in self._index.on_node(node)
             if ((claim := claims.get(pod.uid)) is not None and claim.relocation is not None)
             or self._is_edited(pod)
-            or nodes_to_follow(pod, self._cache.topologies.get(node))
+            or (described is not None and described.devices is not None and pod.uid in described.devices.pods)
         ]
         failed: KvplaceError | None = None
         for pod in due:
@@ -163,18 +134,8 @@ class Relocator:
         except BadAnnotation as error:
             await self._cannot(pod, str(error))
             return False
-        described = self._cache.topologies.get(node)
-        ledger = self._cache.ledger(node)
-        claim = ledger.claims.get(pod.uid)
-        step = next_step(
-            pod,
-            ledger,
-            asked,
-            described.pods.get(pod.uid) if described is not None else None,
-            enforces=self._cache.enforcement(node).by_agent,
-            migrates=self._migrates(pod),
-            device_nodes=nodes_to_follow(pod, described),
-        )
+        step = self._next(node, pod, asked)
+        claim = self._cache.ledger(node).claims.get(pod.uid)
         match step:
             case Nothing() | Wait():
                 return False
@@ -196,6 +157,16 @@ class Relocator:
                 return await self._go_back(node, pod, failed, why)
             case Resume(relocation):
                 return await self._resume(node, pod, claim, relocation)
+
+    def _next(self, node: NodeName, pod: PodRecord, asked: Asked | None) -> Step:
+        return next_step(
+            pod,
+            self._cache.ledger(node),
+            asked,
+            self._cache.topologies.get(node),
+            enforces=self._cache.enforcement(node).by_agent,
+            migrates=self._migrates(pod),
+        )
 
     def _asked(self, pod: PodRecord) -> Asked | None:
         """Read the edited request of a pod; None where it was not edited."""
@@ -231,9 +202,7 @@ class Relocator:
     async def _may_begin(self, node: NodeName, pod: PodRecord, step: Begin) -> bool:
         """Read whether a pod is as the step supposes: one that follows its devices may have a QEMU by now."""
         live = await self._read_as_stored(pod)
-        if live is None or not step.device_nodes:
-            return live is not None
-        return nodes_to_follow(live, self._cache.topologies.get(node)) == step.device_nodes
+        return live is not None and (not step.device_nodes or self._next(node, live, None) == step)
 
     async def _begin(self, node: NodeName, pod: PodRecord, seen: Claim | None, step: Begin) -> bool:
         """Claim a new placement beside the present one; returns whether that was done."""
@@ -247,7 +216,7 @@ class Relocator:
             machine = self._cache.machine(node)
             if isinstance(machine, Unusable):
                 return LedgerChange(), f"node {node}: {machine.problem}"
-            answer = _place_again(machine, ledger, pod, step, pins_memory=self._pins_memory(pod, step))
+            answer = place_again(machine, ledger, pod, step, pins_memory=self._pins_memory(pod, step))
             if isinstance(answer, str):
                 return LedgerChange(), f"node {node}: {answer}"
             options = step.pod_request.request.options
@@ -283,7 +252,7 @@ class Relocator:
         if isinstance(machine, Unusable):
             return True  # the next step gives the reason if not
         ledger, pins_memory = self._cache.ledger(node), self._pins_memory(pod, step)
-        if isinstance(_place_again(machine, ledger, pod, step, pins_memory=pins_memory), str):
+        if isinstance(place_again(machine, ledger, pod, step, pins_memory=pins_memory), str):
             return True
         paid = f"{pod.resources.get('cpu', 0)}m CPU, and needs {request.least_millicores}m"
         if not pod.vmi:
@@ -425,51 +394,6 @@ class Relocator:
             return
         with contextlib.suppress(Refused):  # the pod is gone
             await self._cluster.set_pod_condition(pod, condition)
-
-
-def _place_again(
-    machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Begin, *, pins_memory: bool
-) -> Placement | str:
-    """Choose cores for a running pod as if it had none: its present ones if they serve, else the best.
-
-    When it is only to get better ones, the best, if these are better than the present ones.
-
-    Where devices of the host pin its memory, it gets cores of its NUMA nodes only. Returns
-    the reason where it gets none.
-    """
-    request = _with_chosen_devices(step)
-    if request.options.policy is Policy.NONE:
-        return Placement(Policy.NONE, (), NO_CPUS)
-    present = ledger.claims.get(pod.uid)
-    others = ledger.after(LedgerChange(releases=(pod.uid,)))
-    before = step.previous.placement if step.previous is not None and pins_memory else None
-    nodes = () if before is None else before.numa_nodes
-    if nodes:
-        cpus = union(node.cpus for node in machine.topology.numa_nodes if node.id in nodes)
-        machine = replace(machine, allocatable=machine.allocatable & cpus)
-    if present is not None and request.options.policy is not Policy.NUMA and not step.only_better:
-        present_cpus = replace(machine, allocatable=machine.allocatable & present.cpus)
-        staying = try_place(machine.topology, present_cpus.free(others), request)
-        if staying is not None and (before is None or keeps_memory(request, before, staying)):
-            return staying
-    found = place(machine.topology, machine.free(others), request)
-    named = f"NUMA node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
-    stays = f"devices of the host access its memory, which stays on {named} while it runs" if nodes else ""
-    if isinstance(found, Refusal):
-        return f"{found.message}; {stays}" if stays else found.message
-    if step.only_better and step.previous is not None:
-        free, present_placement = machine.free(others), step.previous.placement
-        if not is_better(machine.topology, free, present_placement, found):
-            return "there are no better cores for it"
-    return found if before is None or keeps_memory(request, before, found) else stays
-
-
-def _with_chosen_devices(step: Begin) -> Request:
-    """Return the request after the kubelet has chosen the devices: free ones do not matter any more."""
-    request = replace(step.pod_request.request, devices={}, device_nodes=step.device_nodes)
-    if not step.device_nodes or request.options.device_numa is not DeviceNuma.PREFERRED:
-        return request
-    return replace(request, options=replace(request.options, device_numa=DeviceNuma.REQUIRED))
 
 
 def _empty_claim(pod: PodRecord) -> Claim:

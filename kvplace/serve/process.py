@@ -24,7 +24,8 @@ from typing import Any, Protocol
 
 from kvplace.admission.http import VmiReader, admission_application
 from kvplace.admission.objects import AdmissionSettings
-from kvplace.controller.controller import Controller, ControllerClient, ControllerSettings
+from kvplace.controller.cluster import ControllerClient
+from kvplace.controller.controller import Controller, ControllerSettings
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter

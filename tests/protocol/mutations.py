@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kvplace.controller import claim_action, reconciler, relocator
+from kvplace.controller import claim_action, reconciler, relocation_step, relocator
 from kvplace.controller.claim_action import ClaimAction
 from kvplace.controller.reconciler import Reconciler
 from kvplace.controller.relocation_step import Finish, Wait
@@ -380,7 +380,7 @@ def give_up_the_old_cores_when_others_follow_the_devices() -> None:
 
 @_mutation
 def never_let_cores_follow_devices() -> None:
-    _put(relocator, "nodes_to_follow", lambda *_args: frozenset())
+    _put(relocation_step, "nodes_to_follow", lambda *_args: frozenset())
 
 
 @_mutation

@@ -1,14 +1,54 @@
-"""The pods that opted in by their node and VM, and which were deleted while they had a claim."""
+"""The cluster as the controller sees it: its calls, and the pods that opted in by node and VM."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
 
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.object_records import NO_NODE, PodRecord
+from kvplace.kube.object_records import NO_NODE, Condition, LedgerRecord, PodRecord
+from kvplace.kube.watches import Kind, Selector
 from kvplace.nodes.node_cache import NodeCache
 
 K = TypeVar("K")
+R = TypeVar("R")
+
+
+class ControllerClient(Protocol):
+    """The cluster calls of the controller, apart from watches and ledger writes."""
+
+    async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
+        """Read a pod as the API server has it now; None if there is none."""
+        ...
+
+    async def read_all(self, kind: Kind[K, R], selector: Selector) -> tuple[R, ...]:
+        """Read the selected objects of a kind as the API server has them now."""
+        ...
+
+    async def delete_ledger(self, before: LedgerRecord) -> None:
+        """Delete a ledger that still equals `before`; raises Conflict if it does not, or has owners."""
+        ...
+
+    async def replace_placement(
+        self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Write the next revision of a pod's placement.
+
+        Raises Refused if the pod is gone, and Conflict if the revision does not follow the stored one.
+        """
+        ...
+
+    async def request_cpus(self, pod: PodRecord, millicores: int) -> None:
+        """Let the container with QEMU of a VM's pod request so many CPUs; raises Refused or Forbidden."""
+        ...
+
+    async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
+        """Set one condition of a pod; raises Refused if the pod is gone."""
+        ...
+
+    async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
+        """Set annotations of a node; raises Refused if the node is gone."""
+        ...
 
 
 class PodIndex:
