@@ -25,7 +25,6 @@ from kvplace.core.request import Request
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import about_pod
-from kvplace.kube.api_migrations import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.migrations import (
     MIGRATIONS,
@@ -37,6 +36,7 @@ from kvplace.kube.migrations import (
 )
 from kvplace.kube.node_filters import SchedulableNode, beside_virt_handler, lacking, obstacle
 from kvplace.kube.object_records import PodRecord
+from kvplace.kube.running_vmis import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi
 from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, Selector
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable

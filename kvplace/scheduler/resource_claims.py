@@ -31,9 +31,7 @@ from kvplace.core.quantity import counted
 from kvplace.core.request import DeviceNuma, Request
 from kvplace.core.scalars import CpuMask, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.concurrency import Turns, together
-from kvplace.kube.object_records import DeviceKey, PodRecord, ResourceClaimRecord
-from kvplace.kube.resource_claims import (
+from kvplace.kube.claimed_cpus import (
     CAPACITY,
     CLEARED,
     allocated_cpus,
@@ -43,6 +41,8 @@ from kvplace.kube.resource_claims import (
     requests_cpus,
     with_cpus,
 )
+from kvplace.kube.concurrency import Turns, together
+from kvplace.kube.object_records import DeviceKey, PodRecord, ResourceClaimRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.cluster_calls import SchedulerClient

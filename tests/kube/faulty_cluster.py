@@ -16,7 +16,6 @@ from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.node_topology import read_topology
 from kvplace.core.scalars import ContainerId, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.api_migrations import RUNNING_VMIS, SCHEDULABLE_NODES
 from kvplace.kube.events import EventRecord
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.migrations import PlannedMigration
@@ -32,6 +31,7 @@ from kvplace.kube.object_records import (
     TopologyRecord,
     TopologyStatus,
 )
+from kvplace.kube.running_vmis import RUNNING_VMIS, SCHEDULABLE_NODES
 from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from tests.kube.faults import FaultScript, Operation
 from tests.kube.played_vmis import PlayedVmis

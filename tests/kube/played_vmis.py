@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from kvplace.kube.api_migrations import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi
 from kvplace.kube.memory_objects import ObjectLog
 from kvplace.kube.node_filters import SchedulableNode
+from kvplace.kube.running_vmis import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi
 
 _READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 

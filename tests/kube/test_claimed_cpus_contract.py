@@ -6,7 +6,7 @@ import pytest
 
 from kvplace.core.errors import Conflict, Misconfigured
 from kvplace.core.scalars import CpuMask, PodUid
-from kvplace.kube.resource_claims import CLEARED, allocated_cpus, with_cpus
+from kvplace.kube.claimed_cpus import CLEARED, allocated_cpus, with_cpus
 from tests.kube.worlds import ApiWorld, Json, MemoryWorld, World
 
 ALLOCATED: Json = {

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvplace.kube.api_migrations import RunningVmi
 from kvplace.kube.node_filters import SchedulableNode
+from kvplace.kube.running_vmis import RunningVmi
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 HOST_MODEL = "host-model-cpu.node.kubevirt.io/"

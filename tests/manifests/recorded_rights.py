@@ -17,6 +17,7 @@ from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.claimed_cpus import CLEARED
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
 from kvplace.kube.migrations import MIGRATIONS, PlannedMigration
@@ -30,7 +31,6 @@ from kvplace.kube.object_records import (
     TopologyRecord,
     TopologyStatus,
 )
-from kvplace.kube.resource_claims import CLEARED
 from kvplace.kube.session import open_session
 from kvplace.kube.watches import (
     DEVICE_CLASSES,

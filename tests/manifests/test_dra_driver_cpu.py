@@ -17,9 +17,9 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.scalars import PodUid
 from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.claimed_cpus import CLEARED, allocated_cpus, with_cpus
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_records import ResourceClaimRecord
-from kvplace.kube.resource_claims import CLEARED, allocated_cpus, with_cpus
 from kvplace.kube.session import open_session
 from tests.manifests.conftest import STRICTLY, overlay
 from tests.manifests.policies import refused

@@ -19,7 +19,6 @@ from kvplace.core.request import OnFailure, PinningOptions, Policy, Request, Sco
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid, ResourceName
 from kvplace.core.well_known_names import MOVABLE, PINNED, RELOCATED
-from kvplace.kube.api_migrations import RunningVmi
 from kvplace.kube.migrations import MigrationRecord
 from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_records import (
@@ -30,6 +29,7 @@ from kvplace.kube.object_records import (
     PodReport,
     TopologyRecord,
 )
+from kvplace.kube.running_vmis import RunningVmi
 from kvplace.nodes.cluster_view import cluster_view
 from kvplace.nodes.movable_cluster import MovableCluster, TimedPod, movable_cluster
 from kvplace.nodes.node_cache import PEACE_S

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.claimed_cpus import CLEARED
 from kvplace.kube.memory_objects import with_status
 from kvplace.kube.object_records import CPU_DRIVER, PodRecord, ResourceClaimRecord
-from kvplace.kube.resource_claims import CLEARED
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.protocol.run_counts import Diary
 
