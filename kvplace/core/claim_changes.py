@@ -57,8 +57,8 @@ def is_for_migration(claim: Claim) -> bool:
 def reserved_for_target(ledger: Ledger, vmi_uid: str, migration: str) -> Claim | None:
     """Return the reservation for the target pod of a migration, as its future claim.
 
-    Its key is still the UID of the VMI. None where nothing is reserved for this migration, and where an older
-    release has let the reservation own CPUs: they cannot go to the pod in one write.
+    Its key is still the UID of the VMI. None without a reservation for this migration, and where an older
+    release let it own CPUs: these cannot go to the pod in one write.
     """
     kept = ledger.claims.get(PodUid(vmi_uid))
     if kept is None or kept.reserved is None or not migration or kept.reserved.migration != migration:
@@ -72,8 +72,8 @@ def reserved_for_target(ledger: Ledger, vmi_uid: str, migration: str) -> Claim |
 def kept_for(whole: Claim, ledger: Ledger, free: Free) -> Claim:
     """Return the claim that reserves the future claim `whole` of a pod; `free` are the resources by then.
 
-    For one that shares CPUs they are reserved as its own, since an exclusive VM would take them: all but
-    the CPUs that others' pools must keep. CPUs that others share it owns only when they end, and fits before.
+    A claim that shares CPUs reserves them as owned, because an exclusive VM would take them; CPUs that other
+    pools must keep are left out. It owns CPUs that others share only after their end, and fits before that.
     """
     if whole.owned:
         return whole
@@ -84,8 +84,8 @@ def kept_for(whole: Claim, ledger: Ledger, free: Free) -> Claim:
 def grown(ledger: Ledger) -> Iterator[Claim]:
     """Return the reservations that may own more by now, each with the CPUs that were released for it.
 
-    A foreign writer may have reserved a CPU twice: the first one gets it, and the ledger can still be
-    written. So it can where a foreign reservation claims CPUs that another pod owns: it gets nothing.
+    A foreign writer may have reserved a CPU twice: the first reservation gets it. A foreign reservation of
+    CPUs that another pod owns gets nothing. So the ledger can still be written.
     """
     given = NO_CPUS
     for claim in ledger.claims.values():
@@ -114,8 +114,8 @@ _Amount = TypeVar("_Amount", bound=int)
 def claim_while_relocating(claim: Claim, relocation: Relocation) -> Claim:
     """Add the next placement to a claim.
 
-    Memory is counted once per NUMA node, as the larger of both, since it is not copied inside a node. The
-    pool of a `numa` claim may lose CPUs to exclusive VMs, so it is one only while both placements are.
+    Memory is counted once per NUMA node, as the larger of both, since it is not copied inside a node. A pool
+    may lose CPUs to exclusive VMs, so the claim has policy `numa` only if both placements have it.
     """
     new = relocation.next.placement
     return replace(
@@ -208,7 +208,7 @@ def _named(placement: Placement) -> CpuMask:
 
 
 def _but_for_pools(ledger: Ledger, claim: Claim, named: int) -> Claim:
-    """Leave out CPUs that others own and that the claim does not name: they went out of its pool."""
+    """Leave out CPUs that others own and the claim does not name: they have left its pool."""
     owned_by_others = _without(ledger, claim.uid).owned
     return replace(claim, cpus=CpuMask(claim.cpus & ~(owned_by_others & ~named)))
 

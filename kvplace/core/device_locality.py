@@ -76,7 +76,7 @@ class Certainty(Enum):
     PREDICTED = "predicted"
     """The kubelet takes these unless other pods take or leave devices at the same time."""
     UNKNOWN = "unknown"
-    """The kubelet may take any of these; no NUMA nodes: nothing is known of such devices."""
+    """The kubelet may take any of these; without NUMA nodes such devices are unknown."""
     REJECTED = "rejected"
     """The kubelet would fail the pod: its policy does not allow the devices that are free."""
 

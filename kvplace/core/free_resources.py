@@ -141,8 +141,8 @@ def _last_cores(topology: Topology, pool: CpuMask) -> CpuMask:
 def crowd(uses: Sequence[int], vcpus: int) -> int:
     """VCPUs without a CPU of their own, per 1,000 CPUs of a pool, once a VM of so many joins it.
 
-    `uses` counts the VMs that name each of its CPUs. VMs that use all of it are taken to be of this
-    one's size; so pools fill up before they take more CPUs away from exclusive VMs.
+    `uses` counts the VMs that name each of its CPUs. VMs that use all of it count with the size of this VM.
+    So pools fill up before they take more CPUs away from exclusive VMs.
     """
     size, using_all = len(uses), min(uses)
     wanted = (using_all + 1) * vcpus + sum(uses) - using_all * size
@@ -161,7 +161,7 @@ class FreeBlock:
     cores: int
     """The most whole free cores in one block; perhaps not the block with most CPUs."""
     possible: int
-    """CPUs of the largest free block that as many free CPUs could form on this machine."""
+    """CPUs of the largest block that the free CPUs could form on this machine."""
 
     @property
     def fragmentation(self) -> float:

@@ -78,7 +78,7 @@ def mirrored(
 
 
 def apportion(total: int, weights: Sequence[int], granule: int) -> list[int]:
-    """Split a total by weights into multiples of the granule; the remainder goes to the last that gets any.
+    """Split a total by weights into multiples of the granule; the last share above zero gets the remainder.
 
     Weights that are such multiples themselves and make up the total come back unchanged. At least one
     weight must be positive.
@@ -104,10 +104,10 @@ def _memory_of_nodes(memory: Mapping[NumaId, Bytes]) -> dict[NumaId, Bytes]:
 
 
 def _threads(topology: Topology, vcpus: Sequence[CpuId], vcpus_at: Mapping[NumaId, Sequence[int]]) -> int:
-    """How many threads each guest core has, when consecutive vCPUs are just the siblings of one host core.
+    """The threads of each guest core: several only if consecutive vCPUs are the siblings of one host core.
 
-    QEMU numbers vCPUs thread by thread, then core by core; any other order would show the guest siblings
-    that are none.
+    QEMU numbers vCPUs thread by thread, then core by core; another order would show false siblings to
+    the guest.
     """
     cores = [topology.core_of[cpu] for cpu in vcpus]
     threads = cores.count(cores[0])

@@ -188,7 +188,7 @@ def options_document(options: PinningOptions) -> Json:
 
 
 def read_options_document(fields: Fields) -> PinningOptions:
-    """Read options, where all may be missing; raises ValueError that names the field."""
+    """Read options, all of them optional; raises ValueError that names the field."""
     defaults = PinningOptions()
     options = {
         field: fields.word(key, type(getattr(defaults, field)), getattr(defaults, field))

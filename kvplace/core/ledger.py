@@ -51,7 +51,7 @@ class Reserved:
     owned: CpuMask
     """CPUs that the pod is to own; its claim already owns the free ones."""
     until: str
-    """When it ends at the latest, unless renewed, RFC 3339. For people: each replica measures the time."""
+    """Its latest end unless renewed, RFC 3339. For people: each replica measures the time."""
     migration: str = ""
     """The name of the live migration with the pod that gets them, which does not exist yet.
 

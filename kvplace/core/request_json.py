@@ -79,7 +79,7 @@ def request_document(request: Request) -> Json:
 
 
 def read_request(fields: Fields) -> Request:
-    """Read a request, where all but `vcpus` may be missing; raises ValueError that names the field."""
+    """Read a request, where only `vcpus` is required; raises ValueError that names the field."""
     return Request(
         vcpus=fields.whole("vcpus", MAX_VCPUS, least=1),
         options=read_options_document(fields),

@@ -59,7 +59,7 @@ class SearchBudget:
 
 
 Watch = Callable[[int], bool]
-"""Called with the steps that a search has taken; returns whether it continues."""
+"""Called with the progress of a search, in its steps or moves; returns whether it continues."""
 
 MAX_STEPS = 1_000_000
 """Steps for each number of moves: a few seconds in the worst case."""
@@ -107,7 +107,7 @@ class WatchedBudget:
         self.used = 0
 
     def exceeded(self, share: int = 1) -> bool:
-        """Report whether the steps, or one of so many equal shares of them, are used up: the search stops."""
+        """Whether the steps, or one of `share` equal shares of them, are used up: the search stops."""
         if self.total >= self._next_look and not self.was_stopped:
             self._next_look = self.total + _STEPS_BETWEEN_LOOKS
             self.was_stopped = not self._watch(self.total)

@@ -111,9 +111,9 @@ class Topology:
 
     @cached_property
     def sockets(self) -> tuple[Package, ...]:
-        """The packages as places that are near; the NUMA nodes where every package is one core.
+        """The packages, or the NUMA nodes where every package is one core.
 
-        Hypervisors make such packages by default, and so do s390x and POWER: they report nothing of nearness.
+        Hypervisors make such packages by default, as do s390x and POWER: they state nothing about distance.
         """
         if len(self.packages) == 1 or {package.cpus for package in self.packages} != set(self.cores):
             return self.packages
@@ -121,7 +121,7 @@ class Topology:
 
     @cached_property
     def kind_of_core(self) -> Mapping[CpuMask, int]:
-        """The difference of big cores and small ones on hybrid machines: how many threads a core has."""
+        """The kind of each core on hybrid machines: its number of threads."""
         return {core: core.bit_count() for core in self.cores}
 
     @cached_property

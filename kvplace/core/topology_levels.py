@@ -46,7 +46,7 @@ class Levels:
     ) -> tuple[CpuMask, ...]:
         """Partition the online CPUs by `set_of`, and CPUs without a set by `coarser`.
 
-        A set that none of its CPUs contradicts stands. Of the CPUs that are left, sets that overlap count as
+        A set counts if none of its CPUs reports another one. Of the other CPUs, overlapping sets count as
         one. Sets are ordered by their lowest CPU.
         """
         said = {cpu: (set_of(cpu) or NO_CPUS) & self._online for cpu in cpus_of(self._online)}

@@ -234,7 +234,7 @@ def placement_of(available: AvailableUnits, chosen: ChosenCores) -> Placement:
 
 
 def _place_in_machine(available: AvailableUnits, taken: CoreShare) -> tuple[int, int, int, int, int]:
-    """Siblings stay side by side, and so do the CPUs of a package, of a NUMA node, of an L3 group.
+    """Order cores so that siblings, and the CPUs of a package, NUMA node and L3 group, stay side by side.
 
     Partly taken cores come last in their node, so that they shift no pair of siblings.
     """
@@ -275,10 +275,10 @@ def _emulators_unit(available: AvailableUnits, cores: Sequence[CoreShare]) -> Cp
 
 
 def _emulator_cpus(available: AvailableUnits, chosen: ChosenCores, own: CpuMask) -> CpuMask:
-    """CPUs for QEMU's own threads that can never become another VM's exclusive ones.
+    """CPUs for QEMU's own threads that no other VM can ever own.
 
-    That is the reserved CPUs of the VM's NUMA nodes, else the nearest ones of its sockets. Without any, the
-    VM's own: its emulator may slow itself down, but no neighbour, and it does not work from another socket.
+    These are the reserved CPUs of the VM's NUMA nodes, else the nearest ones of its sockets. Without reserved
+    CPUs there they are the VM's own: its emulator may slow down this VM, but no other one.
     """
     topology = available.topology
     if available.request.options.emulator_threads is EmulatorThreads.WITH_VCPUS:
@@ -299,7 +299,7 @@ def _emulator_cpus(available: AvailableUnits, chosen: ChosenCores, own: CpuMask)
 def _io_thread_cpus(count: int, emulator: CpuMask, *, one_each: bool) -> tuple[CpuMask, ...]:
     """The CPUs of each I/O thread: all CPUs of the emulator, or one of these in turn.
 
-    QEMU's main loop runs on all of them, mostly on the first: with several the I/O threads begin at the next.
+    QEMU's main loop runs mostly on the first CPU, so the I/O threads begin at the second.
     """
     if not one_each:
         return (emulator,) * count

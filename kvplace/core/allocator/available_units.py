@@ -238,7 +238,7 @@ class AvailableUnits:
         return all(sum(amounts) >= need for amounts, need in self.amounts_of(nodes))
 
     def amounts_of(self, nodes: Collection[NumaIndex]) -> list[tuple[list[int], int]]:
-        """Memory and huge pages of each size that NUMA nodes have, with the need of it."""
+        """Memory and huge pages of each size of NUMA nodes, each with the need."""
         if not self.needs_memory:
             return []
         found = [([self._memory[node] for node in nodes], self.small_memory)]

@@ -1,7 +1,7 @@
 """Which cores serve a need, out of given L3 groups: fewest L3 groups, fewest kinds of cores, fewest cores.
 
-Among choices that are equal so far the one is taken that fragments the L3 groups least, or for a sharing VM
-the one that the fewest other VMs use.
+Of equal choices it takes the one that fragments the L3 groups least, or for a sharing VM the one that the
+fewest other VMs use.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CoreChoice:
 
 
 class CoreSearch:
-    """Chooses cores within an budget; `uses` counts the other VMs on each CPU when the VM shares its CPUs."""
+    """Chooses cores within a budget; `uses` counts the other VMs on each CPU when the VM shares its CPUs."""
 
     def __init__(self, budget: SearchBudget, uses: Mapping[CpuId, int]) -> None:
         self._budget = budget
@@ -70,7 +70,7 @@ class CoreSearch:
         l3_parts: Sequence[L3Part],
         choose: Callable[[Sequence[L3Part]], CoreChoice | None],
     ) -> CoreChoice | None:
-        """Choose from all L3 parts; from as few kinds of cores as serve in as few L3 groups."""
+        """Choose from all L3 parts: the fewest L3 groups, then the fewest kinds of cores."""
         found = choose(l3_parts)
         if found is None or not any(one.kinds for one in l3_parts):
             return found
@@ -180,7 +180,7 @@ def _cost_of(l3_parts: Sequence[L3Part], need: int) -> int:
 
 
 def cores_needed(l3_parts: Sequence[L3Part], need: int) -> int:
-    """How many cores of the L3 parts cover a need at least; more than there are when all do not."""
+    """The least number of cores of the L3 parts that cover a need; more than there are when all do not."""
     l3_parts = [one for one in l3_parts if one.units]
     width = l3_parts[0].widths[0]
     if all(one.widths[0] == width == one.widths[-1] for one in l3_parts):

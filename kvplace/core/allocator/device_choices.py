@@ -17,21 +17,22 @@ from kvplace.core.scalars import CpuMask, NumaId, NumaIndex
 from kvplace.core.topology import Topology
 
 MOST_NODES = 4
-"""NUMA nodes with devices; of more, all count or none."""
+"""If more NUMA nodes have devices, all of them count or none."""
 
 
 class DeviceChoice(NamedTuple):
     """One way to lie beside the devices."""
 
     far: int
-    """NUMA nodes with devices that have no CPU of the VM; where the kubelet may take any, how many other NUMA
-    nodes have more free devices."""
+    """NUMA nodes with devices that have no CPU of the VM. Where the kubelet may take any device, the number
+    of other NUMA nodes with more free devices.
+    """
     beside: tuple[frozenset[NumaIndex], ...] = ()
     """Of each of these sets of NUMA nodes one must give a CPU; no node is in two of them."""
 
 
 ANYWHERE: tuple[DeviceChoice, ...] = (DeviceChoice(0),)
-"""The choices of a VM without devices that matter."""
+"""The choice where devices do not matter."""
 
 
 def device_choices(
@@ -81,7 +82,7 @@ def far_devices(topology: Topology, devices: NodeDevices | None, request: Reques
 def _groups(
     topology: Topology, places: dict[NumaId, NumaIndex], nodes: Iterable[NumaId], mode: DeviceNuma
 ) -> tuple[frozenset[NumaIndex], ...]:
-    """The NUMA nodes that are near enough to each of some nodes."""
+    """For each of some NUMA nodes, the nodes that are local to it."""
     groups: dict[frozenset[NumaIndex], None] = {}
     for node in sorted(nodes):
         near = local_nodes(topology, mode, (node,), topology.node_by_id[node].cpus)

@@ -39,7 +39,7 @@ def fits(available: AvailableUnits) -> bool:
 
 
 def near_set(available: AvailableUnits) -> NumaSet | None:
-    """Build a NUMA set that serves the VM: few sockets and nodes, near to each other, if not the best."""
+    """Build a NUMA set that serves the VM: few sockets and nodes, near to each other, maybe not the best."""
     best: tuple[NodeRank, NumaSet] | None = None
     for domain in available.layout.domains[available.request.options.scope.within]:
         found = _DomainSearch(available, domain).reduced()
@@ -161,7 +161,7 @@ class ShortageCount:
         return None
 
     def _units(self, free: Free) -> CpuMask:
-        """Return one CPU for each unit: of a whole free core one or all, as the request has it."""
+        """Return one CPU for each unit: one or all CPUs of a whole free core, by the unit of the request."""
         cpus = free.cpus if self._owns else free.pool
         if self._unit is Smt.PREFER:
             return cpus
@@ -176,9 +176,9 @@ class ShortageCount:
 
 
 def _core_shapes(topology: Topology) -> list[tuple[CpuMask, list[CpuId]]]:
-    """Return the first threads of cores that may be given out whole, and where all lie from these.
+    """Return the first threads of cores that may be given out whole, and the offsets of all threads.
 
-    Cores with equally placed threads are together: mostly there is one such entry.
+    Cores with equal offsets share an entry: mostly there is one.
     """
     shapes: dict[int, int] = {}
     for core in topology.undivided_cores:
@@ -292,7 +292,7 @@ def _shared_there(available: AvailableUnits, domains: Sequence[ScopeDomain], whe
 def _uneven(
     available: AvailableUnits, reason: Reason, fits: Callable[[Request], bool], never: bool
 ) -> Refusal:
-    """There is enough of everything, but not in equal shares."""
+    """Explain that there is enough of everything, but not in equal shares."""
     noun = f"{available.request.options.scope.level.noun}s"
     needed = available.request.vcpus
     smaller = (replace(available.request, vcpus=count) for count in range(needed - 1, 0, -1))

@@ -91,8 +91,8 @@ class GroupKnapsack:
     ) -> CoreChoice | None:
         """Share the need out over the best groups and the required ones, by dynamic programming.
 
-        It adds L3 group after L3 group where these hold several groups, since the first group in one of them
-        costs more than the next.
+        Where L3 groups hold several groups, it adds one L3 group after the other: the first group in an L3
+        group costs more than the next.
         """
         low, over = divmod(self._available.need, count)
         as_one = _share_l3(groups)
@@ -190,7 +190,7 @@ class GroupKnapsack:
         return ways.get(need)
 
     def _serve_each(self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]]) -> CoreChoice | None:
-        """Serve each group by itself, with one unit more where that must be or costs least."""
+        """Serve each group by itself; groups where one more unit is necessary or cheapest get it."""
         low, over = divmod(self._available.need, len(groups))
         as_one = _share_l3(groups)
         shares: dict[int, CoreChoice] = {}

@@ -28,7 +28,7 @@ _MOST_LAYOUTS = 2048
 _MOST_COUNTS = 1 << 17
 """Counts that are cached for all machines together, of about 1 KB each."""
 _STATES_KEPT = 16
-"""How many counts of every segment of a machine are cached at least."""
+"""The least number of cached counts for every segment of a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ _layouts: dict[str, Layout] = {}
 def layout_of(topology: Topology) -> Layout:
     """Return the layout of a machine; machines that differ in memory alone share one.
 
-    All together share the size of the cache.
+    All layouts together share the size of the cache.
     """
     layout = _layouts.get(topology.shape)
     if layout is None:

@@ -1,8 +1,8 @@
 """The nearest sets of NUMA nodes with enough resources for a VM, by branch and bound.
 
 The nearest of many nodes are a densest subgraph, which is NP-hard. Sets grow node by node, depth first. A
-branch is cut off when it can no longer have enough of everything, or be as near as the best set so far; so no
-set that could be best is left out, as long as the budget lasts.
+branch is cut off when it can no longer have enough resources, or be as near as the best set so far. So the
+best set is found as long as the budget lasts.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class _Growth(Generic[Found]):
     ) -> None:
         """Add `left` of the candidates to the chosen parts, in every way that is not cut off.
 
-        `missing` units must come with them. `total` is the summed distance between the chosen ones, `sums`
-        that from each part to all of them.
+        `missing` units must come with them. `total` is the summed distance between the chosen parts, `sums`
+        the distance from each part to all of them.
         """
         parts = self._parts
         units, like_last = parts.units, parts.like_last

@@ -53,7 +53,7 @@ class NumaSet:
 def best_numa_sets(available: AvailableUnits) -> list[NumaSet]:
     """Find all NUMA sets that can serve the VM and rank first, in the machine's order; none if none can.
 
-    When the budget is spent, it is the first in rank so far, or none.
+    When the budget is spent, the list has the best set so far, or none.
     """
     best = _best_in(available, available.layout.domains[available.request.options.scope.within])
     return best.numa_sets if best is not None else []
@@ -367,7 +367,7 @@ def most_shares(units: Sequence[int], need: int, least: Sequence[int]) -> int:
 
 
 def _shares_exist(groups: Sequence[tuple[int, int]], need: int) -> bool:
-    """Whether groups, with their units and the least of each, can all give equal shares but for one unit."""
+    """Whether groups, with the units and the least share of each, can give equal shares, up to one unit."""
     low, over = divmod(need, len(groups))
     larger = forced = 0
     for units, least in groups:

@@ -1,8 +1,8 @@
 """The objectives of a placement in their order: each place decides only where all before it are equal.
 
-The last one is fragmentation, the cost for later VMs when CPUs are taken from a group. The cost of CPUs
-is higher in a group (a NUMA node, an L3 group) with more free CPUs, so that the fullest group that serves is
-taken, as best fit does. It is higher still where a place for a large VM is lost.
+The last one is fragmentation, the cost for later VMs when CPUs are taken from a group. The cost of CPUs is
+higher in a group (a NUMA node, an L3 group) with more free CPUs, so that the fullest possible group is taken,
+as in best fit. It is higher still where a place for a large VM is lost.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def slots_lost(before: int, after: int, sizes: Sequence[int] = SIZES) -> int:
 
 
 def fragmentation_cost(before: int, after: int) -> int:
-    """Charge a group for `before` free CPUs that become `after`; never negative when these are no more.
+    """Charge a group for `before` free CPUs that become `after`; never negative unless there are more.
 
     Charges add up: taking CPUs in two steps costs as much as in one. The unit means nothing by itself.
     """

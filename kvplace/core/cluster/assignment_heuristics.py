@@ -3,9 +3,9 @@
 Greedy: the most difficult VMs go first, while they still fit, and small ones fill the rest. The difficulty of
 a VM can be measured in several ways, and none is the best for every mix; a plan tries several.
 
-Bin packing by minimum bin slack: one scope domain after the other gets the VMs that leave least over. Where
-VMs are assigned one by one (best fit), the last scope domains end with odd numbers of free CPUs. The set of
-VMs that fills a scope domain best is a subset-sum problem, small enough here to be solved exactly.
+Bin packing by minimum bin slack: one scope domain after the other gets the VMs that leave the fewest CPUs
+free. Where VMs are assigned one by one (best fit), the last scope domains end with odd numbers of free CPUs.
+The set of VMs that fills a scope domain best is a subset-sum problem, small enough here to be solved exactly.
 
 Local search for VMs that have no node yet: an assigned VM gives up its node where more fits without it. It
 ends after a bounded number of trials, which are counted and not timed, so that equal input gives equal plans

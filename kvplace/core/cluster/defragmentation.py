@@ -12,7 +12,7 @@ least as many places for later VMs, unless the VM itself gets a better placement
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvplace.core.allocator.allocate import try_place
@@ -23,6 +23,7 @@ from kvplace.core.occupant import ClusterNode, Occupant, bytes_moved, locality_o
 from kvplace.core.placement import Placement
 from kvplace.core.request import Level, Request
 from kvplace.core.scalars import Bytes, CpuMask, NodeName
+from kvplace.core.search_budget import Watch, unwatched
 from kvplace.core.topology import Topology
 
 MOST_PLACEMENTS = 20_000
@@ -33,9 +34,6 @@ _MOST_VMS = 16
 """VMs that are tried for one move between nodes: the ones that leave the largest gain."""
 _MOST_TARGETS = 16
 """Nodes where one of them is tried: the ones with the fewest free CPUs that suffice."""
-
-Watch = Callable[[int], bool]
-"""Called with the moves found so far; False ends the search with these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +92,13 @@ def defragment(
     between: Mapping[str, ClosedNodes],
     *,
     most_placements: int = MOST_PLACEMENTS,
-    watch: Watch = lambda _: True,
+    watch: Watch = unwatched,
 ) -> Defragmentation:
     """Find the moves that the owners of the VMs agreed to.
 
     `inside` are the ids of VMs that may get other cores of their node, `between` of VMs that may migrate,
     each with the nodes that are closed to it. Ids are unique in the cluster. A VM with devices of the host
-    does not move.
+    does not move. `watch` is called with the number of moves so far, and may end the search.
     """
     search = _Regrouping(nodes, watch)
     before = search.room()
@@ -182,7 +180,7 @@ class _Regrouping:
         self.complete = False
 
     def _between(self, closed: Mapping[str, ClosedNodes]) -> Iterator[DefragmentingMove]:
-        """Try the VMs that gain most where they are now on the fullest nodes that can hold them."""
+        """Try the VMs that leave the largest gain, on the fullest nodes that can hold them."""
         leaving = []
         for index, node in enumerate(self._nodes):
             for vm in node.running:
@@ -239,7 +237,7 @@ class _Regrouping:
             {domain: max((one.largest[domain].cpus for one in blocks), default=0) for domain in BLOCK_LEVELS},
             {
                 size: sum(places(node.topology, node.free.cpus, size) for node in self._nodes)
-                for size in SIZES
+                for size in PLACE_SIZES
             },
             sum(self._is_split(node.topology, vm) for node in self._nodes for vm in node.running),
         )
@@ -302,7 +300,7 @@ def _is_worth_it(move: DefragmentingMove, request: Request) -> bool:
     return move.comes_together or move.cpus_gained >= request.vcpus
 
 
-SIZES = (4, 8, 16, 32, 64)
+PLACE_SIZES = (4, 8, 16, 32, 64)
 """Sizes of the VMs that places are counted for, in CPUs."""
 
 
@@ -325,7 +323,7 @@ def is_better(topology: Topology, free: Free, before: Placement, after: Placemen
 
 def cpus_in_places(topology: Topology, free: CpuMask) -> int:
     """Count the CPUs of all VMs of one size that fit on single NUMA nodes, summed over the sizes."""
-    return sum(size * places(topology, free, size) for size in SIZES)
+    return sum(size * places(topology, free, size) for size in PLACE_SIZES)
 
 
 def places(topology: Topology, free: CpuMask, size: int) -> int:

@@ -29,7 +29,7 @@ from kvplace.core.topology import Topology
 _MAX_CACHED = 200_000
 """Placements that are kept, about 1 KB each."""
 PLANNED = "\0"
-"""How the ids of planned VMs begin in a draft; no id that was read does."""
+"""Prefix of the ids of planned VMs in a draft; no other id has it."""
 
 ClosedNodes: TypeAlias = Mapping[NodeName, Refusal]
 """Nodes that a VM never goes to, with any free CPUs, each with the reason."""
@@ -63,7 +63,7 @@ class Shape:
 
 
 def shapes_of(requests: Iterable[Request], closed: Iterable[ClosedNodes] = repeat(OPEN)) -> list[Shape]:
-    """Give every request its shape; equal ones share one when the same nodes are `closed` to them."""
+    """Give every request its shape; equal requests with the same `closed` nodes share one."""
     known: dict[tuple[object, ...], Shape] = {}
     return [
         known.setdefault((request.key, id(nodes) if nodes else None), Shape(request, nodes))
@@ -121,7 +121,6 @@ class DraftNode:
         """The planned VMs by their number."""
         self._cache = cache
         self._free = free
-        self._placements: dict[Shape, Placement | None] = {}
         self._headrooms: dict[tuple[object, ...], tuple[Headroom, ...]] = {}
         self._fitting: dict[Shape, tuple[Headroom, ...]] = {}
 
@@ -137,9 +136,7 @@ class DraftNode:
         """Place one more VM on this node."""
         if self.node.name in shape.closed:
             return None
-        if shape not in self._placements:
-            self._placements[shape] = self._cache.place(self.node.topology, self.free, shape)
-        return self._placements[shape]
+        return self._cache.place(self.node.topology, self.free, shape)
 
     def place_within(self, shape: Shape, cpus: CpuMask) -> Placement | None:
         """Place one more VM on these CPUs of the node."""

@@ -163,7 +163,7 @@ class StandingBound:
     def _of_single_nodes(
         self, counts: NodeCounts, available: AvailableUnits, parts: Sequence[NodePart]
     ) -> Standing:
-        """The bound where some NUMA node serves the VM alone: the best placement lies in one of them."""
+        """The bound where single NUMA nodes serve the VM: the best placement lies in one of them."""
         fewest_cpus, most_cpus = self._taken(counts, _ALONE)
         bounds = []
         for part in parts:

@@ -1,8 +1,8 @@
-"""Planning many VMs at once: which node each one goes to, and which fit nowhere.
+"""Planning many VMs at once: the node of each VM, and the VMs that fit nowhere.
 
-VMs come to a cluster one after the other; knowing all of them allows better. A plan tries several greedy
-orders and bin packing, improves the best of them by local search, and keeps the best. It never places fewer
-VMs than one after the other does, nor as many with fewer vCPUs. On a node the same `place` decides as
+In a cluster VMs arrive one after the other; a plan knows all of them. It tries several greedy orders
+and bin packing, improves the best of them by local search, and keeps the best. It never places fewer
+VMs, or as many with fewer vCPUs, than placing them one after the other. On a node the same `place` decides as
 everywhere. Equal input gives equal plans.
 """
 
@@ -47,8 +47,7 @@ class VmRequest:
     id: str
     request: Request
     closed: ClosedNodes = field(default_factory=lambda: OPEN)
-    """Nodes that are not in the plan may be among them; VMs are planned the faster the more of them have the
-    same mapping."""
+    """May name nodes that are not in the plan. VMs with the same mapping are planned faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +135,8 @@ def plan(
     """Place as many VMs as possible, then as many vCPUs, then with the best locality.
 
     With `make_room` running VMs may move inside their machines for VMs that fit nowhere otherwise. While
-    everything fits, VMs go to nodes by the strategy, as they do in a cluster. `watch` is called with how far
-    the search is, and can end it: the plan then has the results so far, and a mark.
+    everything fits, VMs go to nodes by the strategy, as they do in a cluster. `watch` is called with the
+    progress and can end the search: the plan then has the results so far, and a mark.
     """
     shapes = shapes_of((vm.request for vm in vms), (vm.closed for vm in vms))
     watched = _Watched(watch, len(shapes))
@@ -229,7 +228,7 @@ def _attempts(
 
 
 def _follow(draft: Draft, hint: Hint, order: Sequence[int], shapes: Sequence[Shape]) -> None:
-    """Assign the VMs of a hint as it reports, narrow scopes first, then the others."""
+    """Assign the VMs of a hint to its nodes, narrow scopes first, then the others."""
     for vm, node, cpus in sorted(
         hint,
         key=lambda one: (

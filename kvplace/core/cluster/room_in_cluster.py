@@ -96,7 +96,7 @@ def _makes_room(
 ) -> bool:
     """Whether the CPUs that a VM leaves and the free ones suffice, by number, in a domain of the scope.
 
-    Of the VMs with the least memory most are too small to make room for a large one.
+    This skips most small VMs: they cannot make room for a large one.
     """
     claim = machine.ledger.claims.get(vm.uid)
     if claim is None:
@@ -139,7 +139,7 @@ class RoomOnNode:
 def find_room(nodes: Sequence[ClusterNode], request: Request) -> RoomOnNode | None:
     """Find the node where the fewest and cheapest moves make room; None where no moves are found.
 
-    A node where the VM fits well without moves is none that needs any, so it is passed over.
+    A node where the VM fits well without moves is passed over.
     """
     best: RoomOnNode | None = None
     left = MOST_STEPS

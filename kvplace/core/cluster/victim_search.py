@@ -238,7 +238,7 @@ class VictimSearch:
     # Beyond the bounds.
 
     def _spared(self, group: tuple[Tenant, ...]) -> Search[_Best]:
-        """Spare as many of a group as possible, one by one, as kube-scheduler does; asks as often."""
+        """Spare as many of a group as possible, one by one, as kube-scheduler does."""
         placement = yield from self._serves(group)
         assert placement is not None, "a group is spared from only when the VM fits without it"
         found = _Best(group, (0, 0), placement, ())

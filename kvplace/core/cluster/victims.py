@@ -38,7 +38,7 @@ class Tenant:
     uid: PodUid
     priority: int
     since: str = ""
-    """When it came, RFC 3339; of two with equal priority the younger one goes first."""
+    """Time of its arrival, RFC 3339; of two with equal priority the younger one goes first."""
     budgets: Taken = ()
     """The disruption budgets that its eviction takes from."""
     resources: Mapping[str, int] = field(default_factory=_nothing)
@@ -87,7 +87,7 @@ class OccupiedMachine:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which tenants of one node must go for a VM to fit."""
+    """The question for the tenants that must leave a node so that a VM fits."""
 
     machine: OccupiedMachine
     request: Request
@@ -98,7 +98,7 @@ class Question:
     certain: tuple[Tenant, ...] = ()
     """Pods that are evicted in any case: kube-scheduler needs them gone. They may have no claim."""
     needed: Mapping[str, int] = field(default_factory=_nothing)
-    """The metrics of the victims must request together: kube-scheduler these resources, too."""
+    """Resources that the victims must request together: kube-scheduler needs them for the VM, too."""
     violations: int = 0
     """Violations of `certain` pods with unknown budgets."""
 

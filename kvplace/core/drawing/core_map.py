@@ -361,7 +361,7 @@ _INSIDE, _BETWEEN, _WITHOUT = "inside a socket", "between sockets", "to nodes wi
 
 
 def distance_phrases(drawing: CoreMap) -> tuple[str, ...]:
-    """Give phrases to be read behind TITLE; none where there is one node or no distance is known."""
+    """Give phrases to be read after TITLE; none with one node or without known distances."""
     distances = {
         node.id: node.distances
         for nodes in (*(package.nodes for package in drawing.packages), drawing.memory_only)

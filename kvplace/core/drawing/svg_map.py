@@ -402,7 +402,7 @@ def key_of(drawing: CoreMap, colours: Mapping[str, str], width: float) -> Block:
 
 
 def _without_others(thread: Thread) -> Thread:
-    """Keep the state of a thread: each of the rest has an entry of its own in the key."""
+    """Keep only the state of a thread: its other marks have their own entries in the key."""
     alone = thread.state is ThreadState.EMULATOR
     return replace(thread, strays=(), fault=None, qemu=thread.qemu if alone else ())
 

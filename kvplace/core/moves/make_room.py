@@ -1,4 +1,4 @@
-"""Making room: which running VMs to move inside a machine so that a new one fits well.
+"""Making room: the moves of running VMs inside a machine so that a new one fits well.
 
 No placement rule avoids fragmentation for long; moving one or two VMs removes it. The answer has the fewest
 moves, among these the fewest bytes that go to other NUMA nodes, among these the best locality of the new VM.
@@ -49,7 +49,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """Where the new VM fits after the moves, which are made in their order."""
+    """The placement of the new VM after the moves, which are made in their order."""
 
     placement: Placement
     moves: tuple[Move, ...]
@@ -70,7 +70,7 @@ class NoMoves:
 
     sentence: str
     exact: bool
-    """Whether there are none; False when the search stopped at its bound."""
+    """Whether no moves exist; False when the search stopped at its bound."""
     steps: int = field(default=0, compare=False)
     """Steps that the search took."""
     interrupted: bool = False
@@ -153,7 +153,7 @@ class MoveSearch:
         self._running = running
         self._topology = running.topology
         self.budget = WatchedBudget(max_steps, watch)
-        """Of the search for so many moves as are tried at present."""
+        """Steps of the search for the present number of moves."""
         self._trials = StepTrials(running, request, len(empty.numa_nodes), self.budget)
         self._ideal = self._quality(empty)
         self._movable = {
@@ -241,7 +241,7 @@ class MoveSearch:
         return cost == self._best[0] and self._best[1] > self._ideal and self._equals < _MAX_EQUALS
 
     def _nearby(self, target: Target, steps: Sequence[Step]) -> list[str]:
-        """The VMs in all these targets: where counts find nothing short, any of them may be in the way."""
+        """The VMs in all these targets: without a shortage by counts, any of them may be in the way."""
         cpus, nodes = target.cpus, target.nodes
         for step in steps:
             cpus |= step.target.cpus
@@ -315,7 +315,7 @@ class MoveSearch:
         return vm
 
     def _kinds_of_vms(self, *, by_l3: bool) -> dict[str, object]:
-        """Sort the VMs that may move into kinds: to move one of a kind frees as much as to move another."""
+        """Sort the movable VMs into kinds: every VM of a kind frees equally much."""
         kinds: dict[str, object] = {}
         holders: dict[int, set[str]] = {}
         usable = self._running.usable

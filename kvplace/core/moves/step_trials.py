@@ -29,7 +29,7 @@ from kvplace.core.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Steps that can be taken, and where they put the VMs."""
+    """Steps that can be taken, and the placements after them."""
 
     steps: tuple[Step, ...]
     placements: tuple[Placement, ...]
@@ -52,7 +52,7 @@ class StepTrials:
     def try_steps(self, steps: tuple[Step, ...], target: Target) -> Trial | None:
         """Take the steps in this order, each VM where the allocator puts it.
 
-        First the CPUs that the new VM would get in its target are kept free of the others, then not.
+        The first try keeps the future CPUs of the new VM free of the others; the second does not.
         """
         all_gone = self._running.free({step.vm.id: None for step in steps})
         kept = self._place(within(all_gone, target.cpus), self._request)
@@ -141,7 +141,7 @@ class StepTrials:
     def _place_mover(self, vm: VmToPlace, free: Free) -> Placement | None:
         """Place a VM that moves; None when its locality would be worse than before all moves.
 
-        None also when memory would have to move that cannot.
+        None also when memory would have to move and cannot.
         """
         found = self._place(free, vm.request)
         assert vm.before is not None
@@ -242,7 +242,7 @@ def _offers(alike: bool, cores: Sequence[CpuMask], vm: VmToPlace, need: int) -> 
 
 
 def _partitions(cores: int, width: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield how many threads of each of so many equal cores are taken: never more of a later core."""
+    """Yield numbers of threads to take from each of some equal cores: never more from a later core."""
     if cores:
         for first in range(min(width, most), 0, -1):
             for others in _partitions(cores - 1, first, most - first):

@@ -63,7 +63,7 @@ class Suggestions:
 
     found: tuple[Suggestion, ...] = ()
     no_moves: NoMoves | None = None
-    """Why no moves are suggested, where they were searched for."""
+    """The reason for no suggested moves, after a search."""
 
 
 NO_SUGGESTIONS = Suggestions()

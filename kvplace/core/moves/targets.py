@@ -194,7 +194,7 @@ class Shortage:
     """The resources that each movable VM would give back, the largest first."""
 
     def must_move(self, gone: frozenset[str], left: int) -> list[str]:
-        """Name the VMs if one of them must move and so many more may; none when that many cannot suffice."""
+        """Name the VMs if one of them must move; empty when `left` VMs cannot end the shortage."""
         open_ = [(gain, uid) for gain, uid in self.gains if uid not in gone]
         if sum(gain for gain, _ in open_[:left]) < self.missing:
             return []
@@ -228,7 +228,7 @@ class ResourceCounts:
         self._wholes: dict[frozenset[str], CpuMask] = {}
 
     def suffice_in_total(self, vm: VmToPlace) -> bool:
-        """Whether the machine as a whole has enough: moves change where VMs are, not how much they take.
+        """Whether the machine as a whole has enough: moves change the places of VMs, not their resources.
 
         Only VMs of whole cores may own fewer CPUs elsewhere, where cores have unequal numbers of threads.
         """
@@ -292,7 +292,7 @@ class ResourceCounts:
         return True
 
     def _saved_at_most(self) -> int:
-        """How many CPUs fewer all VMs may own when they have moved."""
+        """The number of CPUs that all VMs may save by moves."""
         if len({core.bit_count() for core in self._topology.cores}) == 1:
             return 0
         return sum(
