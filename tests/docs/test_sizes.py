@@ -41,7 +41,7 @@ MOST_WORDS = {
     "docs/troubleshoot.md": 2450,
     "docs/web.md": 600,
     "docs/reference/bounds.md": 1200,
-    "docs/reference/cli.md": 1300,
+    "docs/reference/cli.md": 1250,
     "docs/reference/configuration.md": 900,
     "docs/reference/metrics.md": 750,
     "docs/reference/objects.md": 1150,
