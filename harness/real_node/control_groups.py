@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.waiting import PATIENCE_S
+
 PREFIX = "kvplace-node"
 
 _OPTIONS_OF_NO_CONTROLLER = {"rw", "ro", "xattr", "clone_children", "noprefix"}
-_PATIENCE_S = 10.0
 _JOIN_AND_EXECUTE = (
     'while [ "$1" != -- ]; do echo 0 >"$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"'
 )
@@ -110,10 +111,10 @@ class NodeGroups:
     def remove(self) -> None:
         """Remove the groups and all below, depth first; their processes have been killed.
 
-        A killed process stays in its group until the kernel is done with it, so this tries for 10 s.
+        A killed process stays in its group until the kernel is done with it, so this tries again.
         """
         self.thaw()
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while [path for path in self.paths if not _removed(path)] and time.monotonic() < deadline:
             # The end of a killed process in a group has no event in version 1.
             time.sleep(0.02)

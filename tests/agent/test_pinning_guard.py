@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
+from harness.waiting import PATIENCE_S
 from kvplace.agent import pinning_guard
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.memory import MemoryMoves
@@ -32,6 +33,7 @@ from kvplace.kube.events import EventReason, EventRecord, EventRecorder
 from kvplace.kube.object_records import Condition, PodRecord
 from kvplace.kube.watches import Apply, Delete
 from kvplace.linux.threads import Tid, classify
+from kvplace.service.process import in_background
 from tests.agent.nodes_in_use import NODE, VM, container, machine_of, placed, planned, read_node
 
 THREAD = QemuThread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2"))
@@ -101,9 +103,10 @@ class WrittenStatus:
 
     def __init__(self) -> None:
         self.events: list[EventRecord] = []
+        self.conditions: asyncio.Queue[tuple[str, bool, str]] = asyncio.Queue()
 
     async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
-        pass
+        self.conditions.put_nowait((pod.name, condition.status, condition.reason))
 
     async def record_event(self, event: EventRecord) -> None:
         self.events.append(event)
@@ -206,6 +209,15 @@ async def test_a_vm_that_is_not_pinned_is_named_with_the_reason_until_it_is_or_h
     vm.node.known.clear()
     await vm.looks(1)
     assert not_pinned() == {}
+
+
+async def test_the_pod_states_whether_its_vm_is_pinned(vm: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with in_background(vm.guard.run()), asyncio.timeout(PATIENCE_S):
+        vm.place(revision=1, node=0)
+        assert await vm.written.conditions.get() == ("a", True, "AsPlaced")
+        elsewhere = replace(FOUND, differences=(ThreadDifference(THREAD, parse_cpu_list("3")),))
+        monkeypatch.setattr(Sweep, "found", replace(elsewhere, given_up=True))
+        assert await vm.written.conditions.get() == ("a", False, "RepairsUndone")
 
 
 async def test_a_plan_from_before_the_objects_of_the_node_were_read_ends_no_pod(vm: Guarded) -> None:

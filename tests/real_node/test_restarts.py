@@ -16,6 +16,7 @@ from harness.kvplace_cluster.installation import NAMESPACE
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from harness.real_node.cluster import RealCluster
 from harness.real_node.kvplace_pods import AGENT
+from harness.waiting import PATIENCE_S
 from tests.real_node.killing import kill_container, pods_of
 from tests.real_node.vms import ON_ITS_OWN, SMALL_DOMAIN, TOPOLOGIES, Vm, Vms, ledger
 
@@ -125,7 +126,7 @@ def test_a_vm_that_may_float_starts_without_the_agent(vms: Vms) -> None:
 
 def what_the_probe_says(vms: Vms, pod: str) -> str:
     """Ask the probe of a sidecar that is not ready, once its hook listens: its container runs before that."""
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + PATIENCE_S
     while True:
         with pytest.raises(KubectlFailed) as failed:
             vms.cluster.plane.kubectl(

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Absent, Unavailable
 from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from tests.rollout.examples import rollout, rollouts_of
@@ -25,7 +26,7 @@ async def test_a_deletion_reports_what_is_left_and_ends_when_the_last_pod_has_en
     deleting = asyncio.create_task(
         rollouts.delete("web", on_change=lambda left, of: told.put_nowait((left, of)))
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         assert await told.get() == (0, 6)
         assert not deleting.done()
         cluster.end_pods()

@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH
+from harness.waiting import wait_until
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster import defragmentation
 from kvplace.core.cpuset import mask_of, parse_cpu_list
@@ -136,11 +136,11 @@ def test_a_move_that_serve_refuses_is_reported_and_leaves_no_annotation(
     seen: list[Any] = []
 
     def serve() -> None:
-        while PLACE_AGAIN not in (
-            annotations := cluster.plane.request("GET", path)["metadata"]["annotations"]
-        ):
-            time.sleep(0.2)
-        seen.append(annotations[PLACE_AGAIN])
+        def annotations() -> Any:
+            return cluster.plane.request("GET", path)["metadata"]["annotations"]
+
+        wait_until(lambda: PLACE_AGAIN in annotations(), lambda: "no move was requested", pause_s=0.2)
+        seen.append(annotations()[PLACE_AGAIN])
         condition = {"type": RELOCATED, "status": "False", "reason": "NotRelocated", "message": "no room"}
         status = {"status": {"conditions": [condition]}}
         cluster.plane.request("PATCH", f"{path}/status", status, content_type=STRATEGIC_MERGE_PATCH)
