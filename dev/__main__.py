@@ -1,4 +1,4 @@
-"""The targets of ./make: what a person types on a machine where nothing has been prepared."""
+"""The targets of ./make: the commands for a machine where nothing has been prepared."""
 
 import os
 import shutil
@@ -76,7 +76,7 @@ def test(arguments: list[str]) -> int:
 
 
 def lint(arguments: list[str]) -> int:
-    """Checks style, types, layers and prose; `./make lint --fix` fixes what can be fixed."""
+    """Checks style, types, layers and prose; `./make lint --fix` fixes some of the findings."""
     VENV.ensure(CHECKS)
     if "--fix" in arguments:
         show([VENV.bin / "ruff", "check", "--fix"], cwd=PROJECT)
@@ -126,7 +126,7 @@ def images(arguments: list[str]) -> int:
 def release(arguments: list[str]) -> int:
     """Makes wheel, images, manifests, chart and kubectl plugin in dist/, with digests; see `--help`."""
     system_packages.ensure(system_packages.IMAGES)
-    # Only what the images are made of: no other package of this machine may get into them.
+    # Only the parts of the images: no other package of this machine may get into them.
     VENV.ensure(IMAGES)
     return show([VENV.python, "-m", "release", *arguments], cwd=PROJECT, environment=_environment())
 

@@ -38,7 +38,7 @@ class Environment:
         self.stamp = self.folder / "kvplace-stamp.json"
 
     def ensure(self, sections: Sequence[Section]) -> None:
-        """Makes the environment and installs what is missing of these sections, and kvplace itself."""
+        """Makes the environment and installs the missing packages of these sections, and kvplace itself."""
         with self._alone():
             constraints = Constraints.read(self.project / "constraints.txt")
             if self._interpreter() is None:
@@ -46,7 +46,7 @@ class Environment:
             wanted = self.wanted(sections, constraints)
             done = self._installed()
             missing = [section for section in sections if done.get(section) != wanted[section]]
-            # What is built from source finds its tools in the environment itself: they are pinned, too.
+            # Packages built from source find their tools in the environment itself: they are pinned, too.
             for is_tool in (True, False):
                 if part := [section for section in missing if (section is Section.BUILD) == is_tool]:
                     self._install(part, constraints)

@@ -22,7 +22,7 @@ def run(project: Path, binaries: Path, names: list[str], environment: Mapping[st
     """Run mutmut and print a table by module, then the survivors; returns mutmut's exit code.
 
     `names` are mutants or patterns such as `kvplace.core.ledger*`; without any, all are run. Results are kept
-    in `mutants/`, so a second run repeats only what has changed.
+    in `mutants/`, so a second run repeats only the changed functions.
     """
     shutil.rmtree(project / "mutants" / "tests", ignore_errors=True)  # mutmut copies tests only once
     data = os.environ.get("KVPLACE_CAPTURED_DATA", str(project.parent / "shared" / "data"))

@@ -51,7 +51,7 @@ class Rule:
 
     pattern: re.Pattern[str]
     write: str
-    """What to write instead."""
+    """The better wording."""
 
 
 def _rule(pattern: str, write: str) -> Rule:
@@ -134,7 +134,7 @@ _PROSE = re.compile(r"[A-Za-z]{2,} [a-z]+ [a-z]")
 
 
 def findings(path: str, text: str) -> Iterator[Finding]:
-    """Find what the rules name in one file."""
+    """Find the words of the rules in one file."""
     for piece in _pieces(path, text):
         plain = _MARKED.sub(_blank, piece.text)
         for rule in _rules(path, piece):
@@ -250,7 +250,7 @@ def _source(text: str) -> Iterator[Piece]:
 
 
 def _web_page(text: str) -> Iterator[Piece]:
-    """Read what stands between the tags of a web page."""
+    """Read the text between the tags of a web page."""
     plain = re.sub(r"<!--|-->|<[^>]*>", _blank, text)
     for number, line in enumerate(plain.split("\n"), 1):
         yield Piece(number, line)

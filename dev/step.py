@@ -16,7 +16,7 @@ class StepFailed(Exception):
 
 
 def say(sentence: str) -> None:
-    """Reports on stderr what happens now."""
+    """Reports the present step on stderr."""
     print(f"kvplace: {sentence}", file=sys.stderr, flush=True)
 
 
@@ -77,7 +77,7 @@ def show(command: Sequence[str | Path], *, cwd: Path, environment: Mapping[str, 
 def beside(
     commands: Mapping[str, Sequence[str | Path]], *, cwd: Path, environment: Mapping[str, str]
 ) -> Iterator[Callable[[], list[str]]]:
-    """Runs commands while the block runs, with low priority; what still runs at its end is ended.
+    """Runs commands while the block runs, with low priority; commands that still run at its end are ended.
 
     Gives a function that names the steps with an error so far. Their output is shown as it comes.
     """
@@ -88,7 +88,7 @@ def beside(
             cwd=cwd,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
-            process_group=0,  # so that what it has started ends with it
+            process_group=0,  # so that its children end with it
         )
         for name, command in commands.items()
     }

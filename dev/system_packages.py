@@ -1,7 +1,7 @@
 """The Debian packages that the tests need, each with its reason, installed where that is allowed.
 
 Runs apt-get as root, or through sudo when it asks no password. Where neither is there the tests state
-themselves what they skip and why; under CI that is an error instead.
+themselves which tests they skip and why; under CI that is an error instead.
 """
 
 import os
@@ -20,24 +20,24 @@ COMPILER = {
     "libvirt-dev": "libvirt's headers",
     "pkg-config": "finds them",
 }
-# Parts of kvplace's images, and what makes these small.
+# Parts of kvplace's images, and the program that makes these small.
 IMAGES = {"libvirt0": "the library through which the agent asks libvirt", "binutils": "strip"}
 REAL_MACHINES = {
     "libvirt-daemon": "the libvirtd that the session tests start as KubeVirt does",
     "libvirt-daemon-driver-qemu": "its driver",
     "qemu-system-x86": "the QEMU with the threads that are read back",
-    "seabios": "what a guest starts with",
-    "busybox-static": "what an emulated machine starts with, before it has this one's files",
+    "seabios": "the firmware of guests",
+    "busybox-static": "the first programs of an emulated machine, before it has this one's files",
     "hwloc-nox": "lstopo, for comparing its view of a machine with ours",
 }
 # Shells for testing the completion of words.
 SHELLS = {"zsh": "completes as its script states", "fish": "the same"}
 # Whole nodes run on this machine: containerd, kubelet and virt-handler with their pods.
 REAL_NODES = {
-    "runc": "what containerd starts containers with",
+    "runc": "starts containers for containerd",
     "iproute2": "the links between nodes",
     "nftables": "KubeVirt's pod networks",
-    "busybox-static": "what runs in the pods of tests",
+    "busybox-static": "runs in the pods of tests",
     "libvirt-clients": "virsh in virt-launcher's image",
     "qemu-utils": "qemu-img in virt-launcher's image",
 }

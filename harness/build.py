@@ -1,4 +1,4 @@
-"""`python -m harness.build [control-plane] [node]` builds what the tests run against, ahead of a test run."""
+"""`python -m harness.build [control-plane] [node]` builds the programs for the tests, ahead of a test run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUPS = {
 def main(names: Sequence[str]) -> int:
     """Build the Go modules of groups, all by default, and state the folder of each; returns the exit code.
 
-    What a real node needs may be missing outside CI: its tests are then skipped.
+    The programs of a real node may be missing outside CI: its tests are then skipped.
     """
     try:
         for module, group in GROUPS.items():

@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 
 class BuildFailed(Exception):
-    """Something could not be built; the message ends with what the failed command stated."""
+    """Something could not be built; the message ends with the output of the failed command."""
 
 
 class NotInstalled(BuildFailed):
@@ -85,7 +85,7 @@ def only_one(place: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_beside(place: Path) -> Iterator[Path]:
-    """Give a folder on the same file system as `place`; what is left in it at the end is removed.
+    """Give a folder on the same file system as `place`; files left in it at the end are removed.
 
     The caller holds the lock of `place`, so folders left by builds that were killed are unused and go,
     too.

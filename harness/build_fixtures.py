@@ -59,7 +59,7 @@ _SKIPPED = pytest.StashKey[str]()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what needs built programs, so that `-m 'not control_plane and not node_programs'` is quick."""
+    """Mark the tests of built programs, so that `-m 'not control_plane and not node_programs'` is quick."""
     for need in _needs(item):
         item.add_marker(need.marker)
 
@@ -86,13 +86,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> str:
-    """Report before the first test what is skipped."""
+    """Report the skipped tests before the first test."""
     return config.stash.get(_SKIPPED, "")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Build what the test needs, or wait until another process has built it, before its time limit begins."""
+    """Build the programs of the test, or wait for another process to do so, before its time limit begins."""
     if _builds():
         for module in _modules(item):
             _prepare(module)

@@ -32,7 +32,7 @@ class Authority:
     ) -> tuple[Path, Path]:
         """Write a certificate for loopback and its key; again under the same name replaces both.
 
-        `usage` limits what it is for; one that `lasts` less than no time has expired.
+        `usage` limits its purpose; one that `lasts` less than no time has expired.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -73,7 +73,7 @@ class Authority:
 
 @dataclass(frozen=True)
 class Certificates:
-    """The operator's CA, a stranger's, and what the first one issued."""
+    """The operator's CA, a stranger's, and the certificates of the first one."""
 
     ours: Authority
     stranger: Authority
@@ -82,7 +82,7 @@ class Certificates:
 
     @classmethod
     def issue(cls, folder: Path) -> Self:
-        """Issue what an installation needs."""
+        """Issue the certificates of an installation."""
         ours = Authority(folder, "ours")
         return cls(ours, Authority(folder, "stranger"), ours.issue("serve"), ours.issue("kvplace-scheduler"))
 

@@ -44,10 +44,10 @@ class GoModule:
     ldflags: str = "-s -w"
     tags: str = ""
     packages: str = "./..."
-    """What is built: the module's own packages, or `tool` for the programs that its go.mod names as tools."""
+    """The packages to build: the module's own, or `tool` for the programs that its go.mod names as tools."""
     cgo: bool = False
     libraries: tuple[str, ...] = ()
-    """What pkg-config must know for C code."""
+    """The flags that pkg-config must know for C code."""
     substitutes: tuple[Path, ...] = ()
     """Folders elsewhere that its go.mod puts in the place of modules."""
 
@@ -56,7 +56,7 @@ class GoModule:
         return self.folder.name
 
     def sources(self) -> list[Path]:
-        """Name every file that decides what is built, in a stable order."""
+        """Name every file that the build depends on, in a stable order."""
         return [path for folder in (self.folder, *self.substitutes) for path in _source_files(folder)]
 
     def fingerprint(self, go_version: str) -> str:
@@ -139,7 +139,7 @@ def is_new_enough(version: str) -> bool:
 
 
 def tail(text: str, lines: int = 40) -> str:
-    """Return the last lines of what a command stated."""
+    """Return the last lines of a command's output."""
     return "\n".join(text.strip().splitlines()[-lines:])
 
 
@@ -225,7 +225,7 @@ def _find_c_compiler(module: GoModule) -> None:
 
 
 def _go_environment() -> dict[str, str]:
-    """Keep the user's proxy and caches, but let no setting of theirs change what is built."""
+    """Keep the user's proxy and caches, but let no setting of theirs change the build."""
     pinned = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off", "GO111MODULE": "on"}
     return {**os.environ, **pinned}
 

@@ -19,7 +19,7 @@ from h2.events import DataReceived, RequestReceived, StreamEnded
 from h2.exceptions import ProtocolError
 
 Method = Callable[[bytes], bytes | Iterable[bytes]]
-"""Answers the bytes of a request: with a message, or with those of a stream."""
+"""Answers the bytes of a request: with one message, or with the messages of a stream."""
 
 
 class GrpcServer:

@@ -24,7 +24,7 @@ class LoopThread:
 
 @contextlib.contextmanager
 def loop_thread(name: str) -> Iterator[LoopThread]:
-    """Run a loop until the block ends; what still runs on it then is cancelled."""
+    """Run a loop until the block ends; tasks that still run on it then are cancelled."""
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)

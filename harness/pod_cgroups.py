@@ -99,7 +99,7 @@ class PodCgroups:
         return child
 
     def remove(self, folder: Path) -> None:
-        """End a cgroup, those in it and their processes."""
+        """End a cgroup, the cgroups in it and their processes."""
         for inner in [entry for entry in folder.iterdir() if entry.is_dir()]:
             self.remove(inner)
         members = (folder / "cgroup.procs").read_text().split()

@@ -216,7 +216,7 @@ def test_continuous_integration_runs_what_a_person_runs() -> None:
 
 
 def test_no_test_file_is_imported() -> None:
-    """What two of them need is in a module beside them, so that each can be moved, split and run alone."""
+    """Shared parts are in a module beside them, so that each can be moved, split and run alone."""
     found = [
         f"{path.relative_to(PROJECT)} imports {module}"
         for path in files_of_the_project(".py")

@@ -1,4 +1,4 @@
-"""A page in a browser: what a reader does with it, and what he is shown.
+"""A page in a browser: the actions of a reader, and the page that he sees.
 
 Every complaint of the browser, be it an exception of a script, a refusal of the content security policy
 or an answer that failed, is kept in `complaints`, so that a test can expect none.
@@ -159,7 +159,7 @@ class Page:
             await self.call("Input.dispatchKeyEvent", type="keyUp", **parameters)
 
     async def write(self, text: str) -> None:
-        """Type a text into what has the focus."""
+        """Type a text into the element with the focus."""
         await self.call("Input.insertText", text=text)
 
     async def see_as(
@@ -182,7 +182,7 @@ class Page:
         )
 
     async def screenshot(self, file: Path, *, whole: bool = False) -> None:
-        """Write what is shown, or the whole page, as PNG."""
+        """Write the visible part, or the whole page, as PNG."""
         answer = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         await asyncio.to_thread(file.write_bytes, base64.b64decode(answer["data"]))
 

@@ -1,6 +1,6 @@
 """One running Chromium; each test gets a profile of its own.
 
-The protocol's own words, and no library between: what tests need of it is small, and it is the browser's
+The protocol's own words, and no library between: tests need a small part of it, and it is the browser's
 public interface.
 """
 

@@ -1,6 +1,6 @@
 """A control plane on loopback: etcd, kube-apiserver and any number of kube-schedulers.
 
-It behaves like a cluster of the field where that matters to what is tested: RBAC decides, no client is
+It behaves like a cluster of the field where that matters to the tests: RBAC decides, no client is
 anonymous, everything is TLS under a CA of its own, and every scheduler runs the configuration that its test
 gives it. There is no kubelet: see `hollow_node`. There is no controller-manager unless asked for, so
 namespaces get no `default` service account and the admission that would demand one is off.
@@ -53,7 +53,7 @@ class RequestRefused(Exception):
 
 
 class KubectlFailed(Exception):
-    """kubectl ended with an error; the message is what it stated."""
+    """kubectl ended with an error; the message is its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class ControlPlane:
         return text
 
     def kubectl(self, *arguments: str, stdin: str | None = None, kubeconfig: Path | None = None) -> str:
-        """Run kubectl (kustomize included) and return what it printed; raises `KubectlFailed`."""
+        """Run kubectl (kustomize included) and return its output; raises `KubectlFailed`."""
         done = subprocess.run(
             [self.programs / "kubernetes", "kubectl", *arguments],
             env=self.kubectl_environment(kubeconfig),
@@ -319,7 +319,7 @@ class ControlPlane:
         self.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": name}})
 
     def remove_namespace(self, name: str) -> None:
-        """Remove a namespace with everything in it at once, also what waits for a kubelet or a finalizer.
+        """Remove a namespace with all its objects at once, also those waiting for a kubelet or a finalizer.
 
         Namespace deletion is otherwise the controller-manager's work, and takes it five seconds.
         """
@@ -353,7 +353,7 @@ class ControlPlane:
     ) -> Scheduler:
         """Start one more kube-scheduler and wait until it has synced.
 
-        `configuration` is a KubeSchedulerConfiguration; what it leaves out is filled in so that a test run
+        `configuration` is a KubeSchedulerConfiguration; missing fields are filled in so that a test run
         is quick: no leader election, 5,000 requests/s, back-off of 1 to 2 s. It runs as
         `system:kube-scheduler` unless `kubeconfig` states otherwise. Two with the same configuration race
         each other, as they should in a test.

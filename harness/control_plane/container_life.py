@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How fast a hollow node is; None keeps what the pod, or a kubelet, states."""
+    """How fast a hollow node is; None keeps the value of the pod, or of a kubelet."""
 
     probe_period_s: float | None = None
     restart_backoff_s: float = 10.0
@@ -105,7 +105,7 @@ class ContainerLife:
         self.started = self.ready = False
 
     async def stop_running(self, grace_s: float) -> None:
-        """End what runs now; `live` decides what follows."""
+        """End the running process; `live` decides the next step."""
         if self.running is not None:
             await self.running.stop(grace_s)
         elif self._hollow_end is not None and not self._hollow_end.done():

@@ -1,4 +1,4 @@
-"""Run a pod's container as a process of this machine that sees what the container would see.
+"""Run a pod's container as a process of this machine with the view of the container.
 
 The process gets a mount namespace with a throw-away overlay of this machine's root, with the pod's
 volumes mounted as in its spec; that takes root. So a program under test finds its files and sockets at
@@ -224,7 +224,7 @@ def _prepare_root(request: ContainerRequest, program: str) -> str:
             shared.append(Path(point))
             lines.append(f"mount --rbind {shlex.quote(point)} root{shlex.quote(point)}")
     # An image is readable for all; an interpreter in a home directory is made readable in the overlay,
-    # and only there: what is not in the overlay is this machine's own.
+    # and only there: all other files are this machine's own.
     lines += [
         f"chmod a+rx root{shlex.quote(str(folder))}"
         for folder in _ancestors(program)

@@ -31,7 +31,7 @@ def helm() -> Path:
 
 @pytest.fixture(scope="session")
 def publishing_programs() -> Path:
-    """Name the folder with what images and the kubectl plugin are published and installed with."""
+    """Name the folder of the programs that publish and install images and the kubectl plugin."""
     with skipped_if_not_installed():
         return built(PUBLISHING)
 

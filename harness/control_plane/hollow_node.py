@@ -112,7 +112,7 @@ class HollowNodes:
         Args:
             plane: the cluster to join.
             shapes: the nodes to begin with.
-            runner: what starts containers; None makes every container hollow, so pods are Ready at once.
+            runner: the starter of containers; None makes every container hollow, so pods are Ready at once.
             timing: how fast probes and restarts follow each other.
             folder: keeps the containers' logs; otherwise they go with the group.
             admits: reject pods with CPU requests that do not fit, as a kubelet does.
@@ -134,7 +134,7 @@ class HollowNodes:
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Containers run as other users and must reach what is mounted for them.
+        # Containers run as other users and must reach their mounts.
         self.folder.chmod(0o755)
         await self.client.__aenter__()
         self._spawn(self._follow_pods())

@@ -88,7 +88,7 @@ class HollowPod:
             await self._stop_all(0)
             self.volumes.remove()
 
-    # What others do to the pod
+    # Changes of the pod by others
 
     @property
     def _is_deleted(self) -> bool:

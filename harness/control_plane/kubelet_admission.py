@@ -19,7 +19,7 @@ def has_ended(pod: Json) -> bool:
 
 
 def cpu_request(pod: Json) -> int:
-    """Return what a pod requests, in thousandths of a CPU; init containers are not counted."""
+    """Return the CPUs that a pod requests, in thousandths; init containers are not counted."""
     return sum(
         _thousandths(str(container.get("resources", {}).get("requests", {}).get("cpu", "0")))
         for container in pod["spec"]["containers"]

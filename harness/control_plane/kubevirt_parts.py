@@ -98,7 +98,7 @@ class KubeVirt:
             server.stop()
 
     def create(self, kind: str, namespace: str, manifest: Json) -> Json:
-        """Create a VM, VMI or migration by its plural (`virtualmachines`) and return what was stored."""
+        """Create a VM, VMI or migration by its plural (`virtualmachines`) and return the stored object."""
         path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{kind}"
         return self.plane.request("POST", path, {"apiVersion": "kubevirt.io/v1", **manifest})
 
@@ -262,7 +262,7 @@ class KubeVirt:
 
 
 def installation(programs: Path) -> Json:
-    """Return what virt-operator puts into a cluster: `crds`, and `rbac` with accounts, roles and bindings."""
+    """Return the objects that virt-operator creates: `crds`, and `rbac` (accounts, roles, bindings)."""
     printed = subprocess.run(
         [programs / "installation", "-namespace", NAMESPACE],
         check=True,

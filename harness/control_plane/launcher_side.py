@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class LauncherSideFailed(Exception):
-    """The program could not answer at all; the message is what it stated."""
+    """The program could not answer at all; the message is its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Step:
     """One thing that virt-launcher did with its sidecars."""
 
     error: str
-    """What the client got instead of an answer; empty when it went well."""
+    """The failure that the client got instead of an answer; empty when it went well."""
     seconds: float
     sent: str = ""
     returned: str = ""
@@ -147,7 +147,7 @@ class LauncherSide:
         return printed.removesuffix("\n")
 
     def call_hook(self, vmi: Json | str, sockets: Path, **options: Any) -> HookReport:
-        """Do with the sidecars of one VM what virt-launcher does; the options are those of `hook_flags`.
+        """Call the sidecars of one VM as virt-launcher does; the options are as in `hook_flags`.
 
         `sockets` stands in for /var/run/kubevirt-hooks: it holds one folder per sidecar, with its socket.
         Calls that fail are part of the report.

@@ -93,7 +93,7 @@ class PodVolumes:
         self.folder = folder
 
     def refresh(self, pod: Json) -> None:
-        """Make what is missing and bring downward API files up to date; unchanged ones are not touched."""
+        """Make missing files and bring downward API files up to date; unchanged ones are not touched."""
         for volume in pod["spec"].get("volumes", []):
             place = self.folder / volume["name"]
             payload = _downward_payload(pod, volume)
@@ -106,7 +106,7 @@ class PodVolumes:
                 place.chmod(0o777)
 
     def mounts(self, pod: Json, container: Json) -> tuple[Mount, ...]:
-        """State what the container sees where; parents come before what is mounted inside them."""
+        """List the mounts of the container; parents come before the mounts inside them."""
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
         mounts = []
         for mount in container.get("volumeMounts", []):
@@ -163,7 +163,7 @@ def write_atomically(folder: Path, payload: Mapping[str, tuple[str, int]]) -> bo
 def _kind(volume: Json) -> str:
     if "downwardAPI" in volume or "projected" in volume:
         return "downward"
-    # A claim's volume is a folder without content here: nothing in these pods reads what is on a disk.
+    # A claim's volume is a folder without content here: nothing in these pods reads a disk.
     played = {"emptyDir", "image", "persistentVolumeClaim"}
     return "empty" if played & volume.keys() else "not played"
 

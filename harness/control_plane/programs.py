@@ -29,7 +29,7 @@ PROMETHEUS_OPERATOR = GoModule(_HERE / "prometheus-operator", contents="only its
 KUBEVIRT = GoModule(
     _HERE / "kubevirt",
     contents="KubeVirt's virt-controller, admission and hooks client",
-    # Those of node_programs/kubevirt_node: nine of ten packages are then compiled once for both.
+    # The tags of node_programs/kubevirt_node: nine of ten packages are then compiled once for both.
     tags="netgo osusergo selinux",
 )
 

@@ -1,6 +1,6 @@
 """A registry of images on this machine; images are pushed to it by the commands of the pages.
 
-It is that of go-containerregistry: it speaks the protocol of OCI registries and keeps its images in memory.
+It is the registry of go-containerregistry: it speaks the OCI protocol and keeps its images in memory.
 """
 
 from __future__ import annotations

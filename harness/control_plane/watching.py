@@ -1,7 +1,7 @@
 """Watch one object from a synchronous test.
 
 Every wait ends after two minutes, however often the object changes meanwhile, and then shows the object. That
-is below the time limit of a test, so its failure names what was missing.
+is below the time limit of a test, so its failure names the missing state.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The messages on an emulated machine's channel: a length, then a pickle.
 
-Both ends run the same code, so a value arrives as what it was.
+Both ends run the same code, so a value arrives unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Answer:
     """The outcome of a call."""
 
     value: bytes | None
-    """A pickle of what the function returned; None where it did not."""
+    """A pickle of the function's result; None where it did not return."""
     failure: str
     output: str
     """Everything that the call wrote to its standard output and error."""

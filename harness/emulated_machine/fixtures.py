@@ -32,7 +32,7 @@ def on_machines(*wanted: Wanted) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="session")
 def machine(request: pytest.FixtureRequest) -> Iterator[EmulatedMachine]:
-    """Boot the machine that `on_machines` names; what one test changes, it puts back."""
+    """Boot the machine that `on_machines` names; each test puts its changes back."""
     shape, kernel = request.param
     try:
         fetched(kernel)

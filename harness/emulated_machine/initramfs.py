@@ -19,7 +19,7 @@ MODULES = (
 )
 MOUNT_TAG = "host"
 HOST_ADDRESS = "10.96.0.1"
-"""What a guest calls this machine's loopback; the API server's certificate is for this address, too."""
+"""A guest's name for this machine's loopback; the API server's certificate is for this address, too."""
 GUEST_ADDRESS = "10.96.0.2"
 _DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
 
@@ -73,7 +73,7 @@ def initramfs(busybox: Path, modules: Path) -> bytes:
 
 
 def in_loading_order(folder: Path) -> dict[str, bytes]:
-    """Read the wanted modules of a kernel and their dependencies, each after what it depends on."""
+    """Read the wanted modules of a kernel and their dependencies, each after its own dependencies."""
     available = {_key(path.name.partition(".ko")[0]): path for path in folder.rglob("*.ko*")}
     ordered: dict[str, bytes] = {}
 

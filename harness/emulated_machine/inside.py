@@ -1,6 +1,6 @@
 """The first process of an emulated machine: calls functions of this project as the test on the outside asks.
 
-One call at a time, each in a fork of this process, so that none leaves anything behind but what it means to:
+One call at a time, each in a fork of this process, so that none leaves anything behind without intent:
 files, control groups, and daemons that it starts. Modules are imported here, before the fork: that is slow
 under emulation, and needed once. Ends the machine when the test's end of the channel closes.
 """
@@ -34,7 +34,7 @@ def main() -> None:
     """Serve calls until the channel closes, then switch the machine off."""
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    # The console stays for what the kernel reports; the channel is for everything else.
+    # The console stays for reports of the kernel; the channel is for everything else.
     (port,) = _PORTS.iterdir()
     # Unbuffered: a reader with a buffer would wait for more than one message.
     with FileIO(f"/dev/{port.name}", "r+") as channel:

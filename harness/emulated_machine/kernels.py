@@ -35,15 +35,15 @@ _TARGET, _PACKAGES = "$(REPO_URI) $(RELEASE)", "Created-By: Packages"
 
 
 class NoMachineHere(Exception):
-    """Machines cannot be emulated here; the message names what is missing."""
+    """Machines cannot be emulated here; the message names the missing program."""
 
 
 class FetchFailed(Exception):
-    """A kernel could not be fetched; the message ends with what apt stated."""
+    """A kernel could not be fetched; the message ends with the output of apt."""
 
 
 class Kernel(Enum):
-    """The kernels to boot, by Debian's suite; they differ in what a shrinking cpuset does to affinities."""
+    """The kernels to boot, by Debian's suite; a shrinking cpuset changes affinities in different ways."""
 
     V6_1 = "bookworm"
     """Forgets a thread's own affinity when its cpuset leaves no CPU of it."""
@@ -92,7 +92,7 @@ def cache_folder() -> Path:
 
 
 def _fetch(kernel: Kernel, folder: Path) -> None:
-    """Download a kernel's package with package lists of its own, and unpack what a guest needs of it."""
+    """Download a kernel's package with package lists of its own, and unpack the parts for a guest."""
     print(f"fetching Debian's kernel of {kernel.value} (70 to 110 MB)", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="kvplace-kernel-") as name:
         apt = Path(name)

@@ -29,7 +29,7 @@ _BOOT_S = 120.0
 _GRACE_S = 30.0
 _KERNEL_ARGUMENTS = (
     "console=ttyS0 quiet panic=-1 cgroup_no_v1=all "
-    # What a machine for a minute has no use for, and emulation makes slow.
+    # Services that a machine for a minute does not need, and emulation makes slow.
     "mitigations=off audit=0 lsm= init_on_alloc=0 no5lvl nowatchdog no_timer_check tsc=reliable "
     "cryptomgr.notests rcupdate.rcu_expedited=1 "
     # Would move memory by itself while a test checks its place.
@@ -42,7 +42,7 @@ class MachineDied(Exception):
 
 
 class CallFailed(Exception):
-    """A call raised inside the machine; the message has the traceback and what it wrote."""
+    """A call raised inside the machine; the message has the traceback and its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def _command(shape: Shape, boot: Boot, folder: Path) -> Iterator[str]:
 def _kernel_arguments(shape: Shape) -> Iterator[str]:
     yield _KERNEL_ARGUMENTS
     yield shape.kernel_arguments
-    # The kernel gives what it does not know to the first process as environment.
+    # The kernel gives unknown parameters to the first process as environment.
     yield f"KVPLACE_PYTHON={sys.executable}"
     yield f"PYTHONPATH={PROJECT}"
     if data := os.environ.get("KVPLACE_CAPTURED_DATA"):

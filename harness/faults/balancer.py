@@ -14,7 +14,7 @@ _CHUNK = 1 << 16
 
 
 class Balancer:
-    """Spreads connections in turn over the servers that accept them; knows nothing of what they report."""
+    """Spreads connections in turn over the servers that accept them; knows nothing of their reports."""
 
     def __init__(self, thread: LoopThread, url: str) -> None:
         """Begin with one server, by its https address on loopback."""
@@ -111,7 +111,7 @@ class Balancer:
                 await self._flowing.wait()
                 writer.write(chunk)
                 await writer.drain()
-        writer.close()  # what one side ends is ended for the other
+        writer.close()  # a stream that one side ends is ended for the other
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Which call gets which fault: rules by verb, resource and the how many-th such call it is.
 
-Verbs and resources are those of RBAC (`create pods/binding`). One more verb, `event`, stands for a line of an
-open watch, so that a watch can fail at a certain event.
+Verbs and resources are named as in RBAC (`create pods/binding`). One more verb, `event`, stands for a line of
+an open watch, so that a watch can fail at a certain event.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A checkout as a newcomer has it after `git clone`, and one of an earlier release.
 
-Nothing of it is this checkout's, so what the page's commands write stays there.
+Nothing of it is this checkout's, so files that the page's commands write stay there.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ EARLIER_CLAIM = {
         "reserved": {"type": "object", "properties": {"owned": _TEXT, "until": _TEXT}},
     },
 }
-"""How the CRD of an earlier release stated what a claim is, with a field that is no longer known."""
+"""A claim in the CRD of an earlier release, with a field that is no longer known."""
 _NOT_CLONED = shutil.ignore_patterns(
     *(".git", ".venv", "dist", "mutants", "__pycache__", ".*_cache", ".hypothesis")
 )
 
 
 def copy_checkout(folder: Path) -> Path:
-    """Copy this checkout, uncommitted changes included, without what it has built and without its tests."""
+    """Copy this checkout, uncommitted changes included, without its builds and without its tests."""
 
     def left_out(below: str, names: list[str]) -> set[str]:
         return {*_NOT_CLONED(below, names), *({"tests"} if Path(below) == PROJECT else ())}
@@ -64,7 +64,7 @@ def use_this_environment(checkout: Path) -> None:
 
 
 def become_the_previous_release(checkout: Path) -> None:
-    """Make an earlier release of a copy: what an upgrade from it changes is what releases change.
+    """Make an earlier release of a copy: an upgrade from it changes the same things as a release.
 
     There is no published one. This one has another version in its images, an older sidecar, ledgers
     and topologies with fewer fields and columns, ledgers with claims that the CRD checks and no policy, fewer

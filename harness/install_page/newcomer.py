@@ -27,7 +27,7 @@ ELSEWHERE: Mapping[str, str] = {
     "kubectl annotate node worker-1": "a node without an agent; tests/real_node/test_migration.py has one",
     "kubectl delete noderesourcetopologies": "the community's kind; tests/manifests installs it",
 }
-"""What a block needs that is not here, by the beginning of the block."""
+"""The things that a block needs and that are not here, by the beginning of the block."""
 ON_EVERY_NODE = "for image in serve hook agent; do\n    ctr "
 GATE_MADE = "--type=merge"
 """In the line that makes a list of feature gates where there is none."""
@@ -61,7 +61,7 @@ class Newcomer:
     node: str
     """The name of the one node, which is a command as well."""
     component: Path
-    """What these nodes need besides."""
+    """The programs that these nodes need besides."""
 
     def follow(self, checkout: Path, *sections: str) -> Iterator[Step]:
         """Run the blocks of sections of the checkout's page, one for each `next`.
@@ -80,7 +80,7 @@ class Newcomer:
                 yield step
 
     def run(self, checkout: Path, script: str, stdin: Path | None = None) -> str:
-        """Run a script in a checkout and return what it printed."""
+        """Run a script in a checkout and return its output."""
         with (stdin or Path("/dev/null")).open("rb") as given:
             done = subprocess.run(
                 ["sh", "-ec", f"{self.shell}{script}"],

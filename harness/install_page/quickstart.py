@@ -70,7 +70,7 @@ def _output(newcomer: Newcomer, checkout: Path, commands: str, printed: Mapping[
 
 
 def masked(line: str) -> str:
-    """Replace what differs from machine to machine."""
+    """Replace the words that differ from machine to machine."""
     for pattern, word in _VARIES:
         line = re.sub(pattern, word, line)
     return line.strip()

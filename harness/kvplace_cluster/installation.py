@@ -1,6 +1,6 @@
 """kvplace in a test cluster: the objects of the manifests, and its processes with the manifests' rights.
 
-What a cluster would run as pods runs as processes here, so Services become loopback addresses and
+The pods of a cluster run as processes here, so Services become loopback addresses and
 certificates come from the cluster's CA; everything else is applied as an operator applies it.
 """
 
@@ -208,8 +208,8 @@ class Installation:
     ) -> Scheduler:
         """Start a kube-scheduler with the manifests' configuration and rights, asking a replica or a URL.
 
-        `names` are those of its profiles, which are all alike, if not those of the manifests. Where these
-        leave kvplace's own scheduler out, it is the cluster's main one, with what its operator copies.
+        `names` replace the names of its profiles in the manifests; the profiles are all alike. Without
+        kvplace's own scheduler it is the cluster's main one, with the settings that its operator copies.
         """
         url = asked if isinstance(asked, str) else asked.extender_url
         shipped = [

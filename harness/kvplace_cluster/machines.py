@@ -66,7 +66,7 @@ def node_topology(name: str, topology: Topology) -> dict[str, Any]:
 
 
 def write_machine(folder: Path, topology: Topology) -> dict[str, str]:
-    """Write what a container on this machine sees of it; answers the variables that point the hook there."""
+    """Write a container's view of this machine; answers the variables that point the hook there."""
     files = {
         "sys/devices/system/cpu/online": format_cpu_list(topology.cpus),
         "proc/self/cgroup": "",

@@ -1,8 +1,8 @@
-"""Kubelet, virt-handler and agent played for the VMs of a namespace: what is bound runs, and is then pinned.
+"""Kubelet, virt-handler and agent played for the VMs of a namespace: a bound VM runs, and is then pinned.
 
-For what is about many VMs and not about nodes: each VM costs three writes and no process. The scheduler,
+For tests about many VMs and not about nodes: each VM costs three writes and no process. The scheduler,
 virt-controller, admission and kvplace are real; here a bound pod is ready at once, a VMI that virt-controller
-has handed over runs at once, and the agent finds every thread where it belongs. What is deleted ends at once.
+has handed over runs at once, and the agent finds every thread where it belongs. A deleted VM ends at once.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class PlayedVms:
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self._client = KubeClient(plane.url, plane.ca_file, plane.admin.token)
-        # KubeVirt's admission drops what others write into the status of a VMI.
+        # KubeVirt's admission drops writes of others into the status of a VMI.
         token = plane.service_account_token(KUBEVIRT, "kubevirt-controller")
         self._virt_handler = KubeClient(plane.url, plane.ca_file, token)
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._vmis = f"/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances"
         self._done: set[tuple[str, str]] = set()
-        """What has been done to an object, by its UID."""
+        """The writes done to an object, by its UID."""
         self._pod_of: dict[str, str] = {}
         """The newest pod of each VMI."""
         self._tasks: set[asyncio.Task[None]] = set()

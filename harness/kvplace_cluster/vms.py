@@ -14,7 +14,7 @@ ONE_SOCKET = {"cpu-set": "one-socket"}
 def vmi_manifest(
     name: str, *, cores: int = 4, annotations: Mapping[str, str] = ONE_SOCKET, **spec: Any
 ) -> dict[str, Any]:
-    """Write a VMI; `spec` adds to or replaces what stands in its spec."""
+    """Write a VMI; `spec` adds to its spec or replaces fields of it."""
     domain = {"cpu": {"cores": cores}, "memory": {"guest": "1Gi"}, "devices": {}, **spec.pop("domain", {})}
     return {
         "kind": "VirtualMachineInstance",
@@ -26,7 +26,7 @@ def vmi_manifest(
 def vm_manifest(
     name: str, *, cores: int = 4, annotations: Mapping[str, str] = ONE_SOCKET, **spec: Any
 ) -> dict[str, Any]:
-    """Write a VM that runs at once; what it asks for stands on its template."""
+    """Write a VM that runs at once; its request stands on its template."""
     vmi = vmi_manifest(name, cores=cores, annotations=annotations, **spec)
     return {
         "kind": "VirtualMachine",

@@ -29,7 +29,7 @@ DAEMONS = {"virtqemud": "virtqemud-sock", "libvirtd": "libvirt-sock"}
 POD_RUN, POD_SOCKET = Path("/run/libvirt"), "virtqemud-sock"
 PROJECT = Path(__file__).resolve().parent.parent.parent
 QEMU_CONF = """\
-# As KubeVirt's cmd/virt-launcher/qemu.conf has it, less what needs its image.
+# As KubeVirt's cmd/virt-launcher/qemu.conf has it, less the lines that need its image.
 stdio_handler = "file"
 vnc_tls = 0
 remember_owner = 0

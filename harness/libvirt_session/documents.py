@@ -1,6 +1,6 @@
 """Domain documents for real QEMU: a minimal one, and KubeVirt's own made to start without its pod.
 
-Only what the pod's image and network provide is taken away: disks, the tap device, sockets in KubeVirt's
+Only the parts from the pod's image and network are taken away: disks, the tap device, sockets in KubeVirt's
 folders, huge pages, KVM. All elements about the place of threads and memory stay as given.
 """
 

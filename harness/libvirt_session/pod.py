@@ -1,7 +1,7 @@
 """The restrictions of a process of a virt-launcher pod: user, capabilities, cpuset, seccomp.
 
-Entered by one process for itself, started as root: by the libvirt daemon's launcher and by what stands for
-another container of the same pod, such as the hook sidecar.
+Entered by one process for itself, started as root: by the libvirt daemon's launcher and by the program that
+stands for another container of the same pod, such as the hook sidecar.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ class Pod:
 
     @classmethod
     def from_json(cls, text: str) -> "Pod":
-        """Reads what `to_json` wrote."""
+        """Reads the text of `to_json`."""
         return cls(**json.loads(text))
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""The truth about a running QEMU: every thread's affinity as the kernel has it, by what the thread is for."""
+"""The truth about a running QEMU: the affinity of every thread in the kernel, by the thread's purpose."""
 
 import re
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ _BASE_ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
 }
-"""What docker.io/library/python sets."""
+"""The variables that docker.io/library/python sets."""
 _CUT = re.compile(r"(?P<command>awk|sed -n) '(?P<program>[^']+)' constraints\.txt >(?P<file>\S+)")
 _INSTALLS = re.compile(
     r"pip .*(?:--python /opt/kvplace/bin/python .*install|install .*--target /opt/kvplace)\b"
@@ -62,7 +62,7 @@ class Containerfile:
         return cls(path, tuple(_instructions(path.read_text())))
 
     def configuration(self) -> ImageConfiguration:
-        """Return what a container of the image runs."""
+        """Return the command of a container of the image."""
         environment = dict(_BASE_ENVIRONMENT)
         labels: dict[str, str] = {}
         found: dict[str, str] = {}
@@ -85,7 +85,7 @@ class Containerfile:
         )
 
     def copies(self, *, of_last_stage: bool) -> list[Copy]:
-        """Return what is copied from the project into the image itself, or into the stage that builds."""
+        """Return the files copied from the project into the image itself, or into the stage that builds."""
         last = self.instructions[-1].stage
         return [
             Copy(tuple(words[:-1]), words[-1])

@@ -53,7 +53,7 @@ class Image:
 
 
 def archive(image: Image, say: Say = say_to_stderr) -> Path:
-    """Return the image's OCI archive, building what is not cached: milliseconds when it is.
+    """Return the image's OCI archive, built unless it is cached: milliseconds when it is.
 
     Raises `BuildFailed` when a program that belongs into the image cannot be had.
     """

@@ -114,7 +114,7 @@ def _copy(files: RootFilesystem, copy: Copy) -> None:
 
 
 def _install_wheel(files: RootFilesystem, recipe: Containerfile) -> None:
-    """Build the wheel from what the Containerfile copies, and lay it out as in a virtual environment."""
+    """Build the wheel from the files that the Containerfile copies, laid out as in a virtual environment."""
     with tempfile.TemporaryDirectory(prefix="kvplace-wheel-") as folder:
         source = RootFilesystem(Path(folder) / "source")
         for copy in recipe.copies(of_last_stage=False):
@@ -125,7 +125,7 @@ def _install_wheel(files: RootFilesystem, recipe: Containerfile) -> None:
         )
         if built.returncode != 0:
             raise BuildFailed(
-                f"what {recipe.path} copies makes no wheel:\n{tail(built.stdout + built.stderr)}"
+                f"the files that {recipe.path} copies make no wheel:\n{tail(built.stdout + built.stderr)}"
             )
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:

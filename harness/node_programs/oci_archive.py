@@ -88,7 +88,7 @@ def write_layer(root: Path, folder: Path, attributes: Attributes | None = None) 
 
 @dataclass(frozen=True, slots=True)
 class LayerFile:
-    """A layer as a file named by its digest, and the digest of what it holds unpacked."""
+    """A layer as a file named by its digest, and the digest of its content unpacked."""
 
     path: Path
     diff_id: str

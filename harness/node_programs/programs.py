@@ -33,7 +33,7 @@ KUBELET = GoModule(
 CRICTL = GoModule(_HERE / "crictl", contents="crictl", packages="tool")
 KUBEVIRT_NODE = GoModule(
     _HERE / "kubevirt_node",
-    contents="KubeVirt's virt-handler, virt-launcher and what they call",
+    contents="KubeVirt's virt-handler, virt-launcher and the programs that they call",
     tags="netgo osusergo selinux",
     packages="tool",
     cgo=True,
@@ -76,7 +76,7 @@ class NodePrograms:
 
 
 def node_programs(say: Say = say_to_stderr) -> NodePrograms:
-    """Return a node's programs, building what is not cached; raises `BuildFailed` when one cannot be had."""
+    """Return a node's programs, built unless they are cached; raises `BuildFailed` when one cannot be had."""
     containerd, crictl, kubelet, kubevirt = (built(module, say) for module in NODE_MODULES)
     return NodePrograms(
         containerd=containerd / "containerd",

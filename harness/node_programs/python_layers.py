@@ -32,7 +32,7 @@ _LEFT_OUT = (
     *("config-*", "distutils", "ensurepip", "lib2to3", "venv"),
     *("curses", "dbm", "idlelib", "pydoc_data", "sqlite3", "tkinter", "turtle.py", "turtledemo"),
 )
-"""Of the standard library: what builds and tests Python, and what no program of an image can use."""
+"""Of the standard library: the parts that build and test Python, or that no program of an image can use."""
 _MODULES_LEFT_OUT = (
     *("_ctypes_test.*", "_test*", "_xx*", "xx*"),
     *("_curses*", "_dbm.*", "_gdbm.*", "_sqlite3.*", "_tkinter.*", "nis.*", "ossaudiodev.*", "readline.*"),

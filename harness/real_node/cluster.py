@@ -43,7 +43,7 @@ class RealCluster:
         """Start everything and wait until VMs can be scheduled to every node.
 
         Args:
-            programs: those of a node.
+            programs: the programs of a node.
             kubevirt_programs: the folder of KubeVirt's programs for the control plane.
             images: OCI archives that every node gets; virt-launcher's is one of them.
             logs: folder that keeps the logs of all servers.

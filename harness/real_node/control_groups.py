@@ -90,7 +90,7 @@ class NodeGroups:
 
     @classmethod
     def make(cls, found: Sequence[Hierarchy], owner: int) -> NodeGroups:
-        """Make a group in every hierarchy and remove those of supervisors that were killed."""
+        """Make a group in every hierarchy and remove the groups of supervisors that were killed."""
         _sweep([hierarchy.mount for hierarchy in found])
         paths = []
         for hierarchy in found:

@@ -19,7 +19,7 @@ _FIXTURES = {"sandbox_machine"}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what needs a sandbox, so that `-m 'not real_node'` leaves it out."""
+    """Mark the tests of a sandbox, so that `-m 'not real_node'` leaves it out."""
     if _FIXTURES & set(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.real_node)
 

@@ -11,7 +11,7 @@ from harness.node_programs.kvplace_images import agent_image, hook_image, serve_
 from harness.node_programs.launcher_image import launcher
 from harness.node_programs.small_images import busybox, container_disk, kube_scheduler
 
-# What vm-templates/ boots. On a node of the tests it is a disk with an idle guest.
+# The disk that vm-templates/ boot. On a node of the tests it has an idle guest.
 _TEMPLATE_DISK = "quay.io/containerdisks/debian:12"
 
 
@@ -25,5 +25,5 @@ def node_images(*, kvplace: bool = True) -> list[Image]:
 
 
 def node_image_archives(say: Say = say_to_stderr, *, kvplace: bool = True) -> list[Path]:
-    """Return their archives, building what is not cached."""
+    """Return their archives, built unless they are cached."""
     return [archive(image, say) for image in node_images(kvplace=kvplace)]

@@ -67,7 +67,7 @@ def install_kvplace(
 
 
 def write_component(beside: Path, services: IPv4Network, *, replicas: int) -> None:
-    """Write what an installation on these nodes needs besides, as a kustomize component in its own folder."""
+    """Write the further objects of an installation on these nodes, as a kustomize component."""
     addresses = {name: str(services[number]) for name, number in _FIXED_ADDRESSES.items()}
     hosts = [{"ip": address, "hostnames": [f"{name}.{NAMESPACE}.svc"]} for name, address in addresses.items()]
     content = {

@@ -13,11 +13,11 @@ CA_FILE = "/etc/kubernetes/ca.crt"
 
 
 def apiserver_flags(first: Sandbox) -> tuple[str, ...]:
-    """Return what the API server needs besides when nodes are real."""
+    """Return the further flags of the API server when nodes are real."""
     return (
         # The nodes' links come and go; no client is anonymous there either.
         "--bind-address=0.0.0.0",
-        # What pods of every node can reach: the address of this machine on one of its links.
+        # Pods of every node can reach it: the address of this machine on one of its links.
         f"--advertise-address={first.gateway}",
         # Beside RBAC: a kubelet has the rights of its own node only.
         "--authorization-mode=Node",

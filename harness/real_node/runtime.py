@@ -20,7 +20,7 @@ from harness.real_node.sandbox import CommandFailed, Sandbox
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 NRI_SOCKET = "/run/nri/nri.sock"
 
-# What the kubelet's pods have; images of pods without a kubelet are found there, too.
+# The images of the kubelet's pods; images of pods without a kubelet are found there, too.
 _NAMESPACE = "k8s.io"
 
 # The kubelet's choice; without it a container's first process is the pod's.
@@ -234,7 +234,7 @@ class Container:
         self.runtime.crictl("rm", "--force", self.id)
 
     def update(self, *flags: str) -> None:
-        """Change its resources as the kubelet does; `flags` are those of `crictl update`."""
+        """Change its resources as the kubelet does; `flags` are flags of `crictl update`."""
         self.runtime.crictl("update", *flags, self.id)
 
     def run(self, *command: str) -> str:

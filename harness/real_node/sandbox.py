@@ -27,7 +27,7 @@ Command = Sequence[str | Path]
 
 
 class CommandFailed(Exception):
-    """A command in a sandbox ended with an error; the message is what it stated."""
+    """A command in a sandbox ended with an error; the message is its output."""
 
 
 class Sandbox:
@@ -38,8 +38,8 @@ class Sandbox:
 
         Args:
             name: its host name.
-            folder: where its log and those of its servers lie; it must exist.
-            visible: folders to show in it, read-only, besides the project and what it has built; / is there
+            folder: the folder of its log and the logs of its servers; it must exist.
+            visible: folders to show in it, read-only, besides the project and its builds; / is there
                 anyway, without other file systems.
         """
         self.name = name
@@ -121,7 +121,7 @@ class Sandbox:
         stdin: str = "",
         timeout_s: float = 120,
     ) -> str:
-        """Run a command inside and return what it printed; raises `CommandFailed`."""
+        """Run a command inside and return its output; raises `CommandFailed`."""
         done = subprocess.run(
             self.command(command, environment),
             input=stdin,

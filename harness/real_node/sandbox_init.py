@@ -22,7 +22,7 @@ _KERNEL_SETTINGS = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/p
 
 
 def main() -> None:
-    """Set up what the JSON in the first argument describes, report it on stdout, and stay."""
+    """Set up the sandbox that the JSON in the first argument describes, report it on stdout, and stay."""
     wanted = json.loads(sys.argv[1])
     # Blocked, not ignored: an orphan that ends before the loop below begins is still noticed.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -37,7 +37,7 @@ def main() -> None:
 def _make_root(wanted: dict[str, Any]) -> None:
     base = Path(wanted["folder"])
     _mount("--make-rprivate", "/")
-    # What is written lies in memory and goes with the mount namespace.
+    # Written files lie in memory and go with the mount namespace.
     _mount("-t", "tmpfs", "tmpfs", base)
     for part in ("upper", "work", "root"):
         (base / part).mkdir()

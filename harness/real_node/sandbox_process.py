@@ -24,7 +24,7 @@ from harness.real_node.sandbox_init import READY
 
 # 198.18.0.0/15 is set apart for tests of network devices (RFC 2544), so it leads nowhere else.
 _NODE_SUBNET = "198.18.{}"
-# What a sandbox may give to its pods, and to Services with traffic through it: see sandbox.py.
+# The addresses of a sandbox for its pods, and for Services with traffic through it: see sandbox.py.
 _ROUTED_SUBNETS = ("198.19.{}.0/24", "100.64.{}.0/24")
 _MOST_NODES = 250
 
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _make_mount_point() -> Path:
-    """Make the folder for the sandbox's root, and remove those of killed supervisors."""
+    """Make the folder for the sandbox's root, and remove the folders of killed supervisors."""
     temporary = Path(tempfile.gettempdir())
     for left in temporary.glob(f"{PREFIX}-*"):
         if is_left_over(left):
@@ -106,7 +106,7 @@ def _wait(namespaces: subprocess.Popen[str]) -> None:
 def _connect(init: int) -> int:
     """Join the sandbox to this machine's network and return the number of its subnet.
 
-    The name of the link is what two sandboxes cannot have both, so it decides which sandbox has a number.
+    Two sandboxes cannot have the same name of the link, so it decides which sandbox has a number.
     """
     for number in range(1, _MOST_NODES):
         made = subprocess.run(

@@ -28,7 +28,7 @@ _ONE_DAY_S = 86_400
 
 
 def label_node(runtime: ContainerRuntime) -> None:
-    """Ask the launcher image's libvirt what this node can emulate (5 s); virt-handler makes labels of it.
+    """Ask the launcher image's libvirt which CPUs this node can emulate (5 s), for virt-handler's labels.
 
     Needs the launcher image on the node, and nothing of the cluster.
     """

@@ -1,4 +1,4 @@
-"""What one caller of the webhook addresses can take of the process: bytes, containers, answers, turns."""
+"""The limits for one caller of the webhook addresses: bytes, containers, answers, turns."""
 
 from __future__ import annotations
 

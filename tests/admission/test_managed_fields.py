@@ -1,4 +1,4 @@
-"""Who has written which field of a VMI and of its pod is not recorded, unless a user has applied it."""
+"""The API server records no writer of the fields of a VMI and of its pod, unless a user has applied them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pod of a VM requests of its node: in all the CPUs that the VM will own."""
+"""The CPU request of a VM's pod covers all the CPUs that the VM will own."""
 
 from __future__ import annotations
 

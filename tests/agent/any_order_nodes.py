@@ -38,14 +38,14 @@ class Running:
     uid: PodUid
     name: str
     cpus: CpuMask
-    """What its cgroup states."""
+    """The CPUs in its cgroup."""
 
 
 class AnyNode(Protocol):
     """One node and its agent, which may be dead."""
 
     claims: Mapping[PodUid, PodPlacement]
-    """What each VM owns when it is bound."""
+    """The CPUs that each VM owns when it is bound."""
     plain: PodUid
     online: CpuMask
     keeper: CpusetKeeper | None

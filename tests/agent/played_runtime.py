@@ -82,7 +82,7 @@ class MemoryCgroups:
     refused: set[Path] = field(default_factory=set)
     """Folders whose sets the kernel does not change."""
     usable: CpuMask | None = None
-    """What the cgroup above them all lets them use; None: everything."""
+    """The CPUs that the cgroup above them all lets them use; None: everything."""
 
     def configured(self, folder: Path, file: CpusetFile = CpusetFile.CPUS, /) -> CpuMask:
         if folder not in self.cpus:
@@ -127,9 +127,9 @@ class PlayedContainer:
     spec: nri.Cpuset = nri.NO_CPUSET
     phase: Phase = Phase.CREATED
     read_cpus: CpuMask = NO_CPUS
-    """What the spec stated when it was read for the first process."""
+    """The CPUs in the spec when it was read for the first process."""
     first_cpus: CpuMask = NO_CPUS
-    """What its program's first instruction could run on."""
+    """The CPUs that its program's first instruction could run on."""
 
     @property
     def path(self) -> str:

@@ -1,4 +1,4 @@
-"""What libvirt is informed of the pins."""
+"""The pins that libvirt is informed of."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ NEVER_S = 3600.0
 
 
 class Changes:
-    """What a watch reports."""
+    """The reports of a watch."""
 
     def __init__(self, watch: MachineWatch) -> None:
         self._watch = watch

@@ -1,4 +1,4 @@
-"""What others use is what the node uses less what the cgroups of claims use."""
+"""The memory that others use is the memory in use on the node less that of the cgroups of claims."""
 
 from __future__ import annotations
 

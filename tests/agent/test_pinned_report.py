@@ -1,4 +1,4 @@
-"""What the condition of a pod reports."""
+"""The condition of a pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guard does with what a check has found; the checks, and what it asks of others, are played here.
+"""The guard's answers to the findings of a check; the checks and the programs that it calls are played here.
 
 How it keeps the threads of a real VM is tested in tests/libvirt_session/test_pinning_guard.py.
 """
@@ -103,7 +103,7 @@ class WrittenStatus:
 
     def __init__(self) -> None:
         self.events: list[EventRecord] = []
-        self.conditions: asyncio.Queue[tuple[str, bool, str]] = asyncio.Queue()
+        self.conditions: asyncio.Queue[tuple[str, bool | None, str]] = asyncio.Queue()
 
     async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
         self.conditions.put_nowait((pod.name, condition.status, condition.reason))

@@ -1,4 +1,4 @@
-"""What each container gets, and which claims are not given their CPUs."""
+"""The CPUs of each container, and the claims that are not given their CPUs."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ class TestTheLastJudge:
 
 
 def _claims_in(state: ThisNode, containers: list[NodeContainer], answer: NodePlan) -> dict[PodUid, CpuMask]:
-    """What the accepted claims of an answer own."""
+    """The CPUs that the accepted claims of an answer own."""
     owned = {}
     for pod, revisions in placements_in(state, containers).items():
         bound = revisions.in_effect(state.ledger)

@@ -1,4 +1,4 @@
-"""What the agent publishes, when, and what it leaves to people."""
+"""The objects that the agent publishes, when it does, and the fields that it leaves to people."""
 
 from __future__ import annotations
 

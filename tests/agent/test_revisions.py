@@ -1,4 +1,4 @@
-"""What a relocation does on its node: memory that follows, and revisions that fail."""
+"""A relocation on its node: memory that follows, and revisions that fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured of a pod, compared with what its placement states."""
+"""The measurements of a pod, compared with its placement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user could do who knew the future, in loads small enough to see it."""
+"""The best result for a user with knowledge of the future, in loads small enough to see it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from kvplace.kube.secrets import Secret
 
 
 class StoredSecrets:
-    """What the keeper sees of a cluster."""
+    """The secrets that the keeper sees of a cluster."""
 
     def __init__(self) -> None:
         self.secrets: dict[str, Secret] = {}

@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-m", "kvplace"]
 
 @dataclass(frozen=True)
 class Called:
-    """What came of a call."""
+    """The result of a call."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""What is in the way between a user and a cluster is reported in one sentence with its fix."""
+"""An obstacle between a user and a cluster is reported in one sentence with its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is easily misread is an error of one sentence: a wrong answer without a word is worse than none."""
+"""Input that is easily misread is an error of one sentence: a wrong answer is worse than none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reported while a rollout runs and nothing happens."""
+"""The reports of a rollout that runs while nothing happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a container is given of its pod, without a cluster."""
+"""The files and variables that a container is given of its pod, without a cluster."""
 
 from __future__ import annotations
 

@@ -184,5 +184,5 @@ def asking_pod(
 
 
 def asking_args(pod: PodRecord, *nodes: str) -> ExtenderArgs:
-    """What kube-scheduler sends about a pod."""
+    """The request of kube-scheduler about a pod."""
     return ExtenderArgs(pod, [NodeName(node) for node in nodes])

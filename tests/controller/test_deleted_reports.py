@@ -1,4 +1,4 @@
-"""What the agent of a node reported does not end with the object in which it did."""
+"""The reports of a node's agent do not end with the object that carried them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one check of a node has begun ends before the next check, and with the controller."""
+"""Work that one check of a node has begun ends before the next check, and with the controller."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ async def test_without_an_agent_and_while_it_live_migrates_a_vm_keeps_its_cores(
 async def test_a_pod_elsewhere_that_claims_to_be_of_the_vm_does_not_stop_its_edit(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
-    """Who owns a pod its creator writes himself, UID included."""
+    """The owner of a pod that its creator writes himself, UID included."""
     async with replica(cluster) as one:
         pod = await bound(one, agent, "vm")
         cluster.create_pod(

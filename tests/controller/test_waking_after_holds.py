@@ -1,4 +1,4 @@
-"""Who was refused because cores were held for another pod is tried again when that pod does not take them."""
+"""A pod refused because cores were held for another pod is tried again when that pod does not take them."""
 
 from __future__ import annotations
 

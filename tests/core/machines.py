@@ -121,7 +121,7 @@ def topologies(
 
 @st.composite
 def frees(draw: st.DrawFn, topology: Topology) -> Free:
-    """What may be left on a machine: gaps in the CPUs, some of them named by sharing VMs, less memory."""
+    """The free part of a machine: gaps in the CPUs, some of them named by sharing VMs, and less memory."""
     empty = free_of(topology, Ledger())
     chance = _chance(draw)
     pool, named = empty.pool, 0

@@ -1,4 +1,4 @@
-"""What one VM takes is gone once, not twice; free blocks are counted in each domain."""
+"""The resources that one VM takes are gone once, not twice; free blocks are counted in each domain."""
 
 from __future__ import annotations
 

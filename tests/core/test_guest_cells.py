@@ -1,4 +1,4 @@
-"""What a mirroring guest sees: cells, cores and distances are the host's, as far as QEMU can state them."""
+"""The view of a mirroring guest: cells, cores and distances are the host's, as far as QEMU can state them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others use of a node's memory: rounded, published, read, and taken from what VMs may get."""
+"""The use of a node's memory by others: rounded, published, read, and taken from the memory for VMs."""
 
 from __future__ import annotations
 

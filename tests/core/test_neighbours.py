@@ -1,4 +1,4 @@
-"""Who is near a VM, and by what."""
+"""The neighbours of a VM, and the level that they share with it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Taker:
 
 @dataclass(frozen=True)
 class Newcomer(Taker):
-    """Who runs the install page from its top to its end, on a real node."""
+    """The runner of the install page from its top to its end, on a real node."""
 
     test: str = "tests/real_node/test_install_page.py"
     page: str = "docs/install.md"

@@ -31,7 +31,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def printed(checkout: Path) -> str:
-    """What a person sees who types all commands of the page, one after the other, into one shell."""
+    """The outputs for a person who types all commands of the page, one after the other, into one shell."""
     done = subprocess.run(
         ["bash", "-c", "\n".join(f"cat <<'END'\n$ {command}\nEND\n{command}" for command in COMMANDS)],
         cwd=checkout,

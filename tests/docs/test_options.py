@@ -43,7 +43,7 @@ MESSAGES = {"kvplace has not read the cluster yet"}
 
 
 def calls() -> Iterator[tuple[str, str, set[str]]]:
-    """What is written, the command that it calls and the options that it gives."""
+    """The written text, the command that it calls and the options that it gives."""
     for written in WRITTEN - MESSAGES:
         for match in _CALL.finditer(written):
             words = match[1].split()

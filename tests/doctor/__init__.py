@@ -1,1 +1,1 @@
-"""What doctor finds in an installation."""
+"""The findings of doctor in an installation."""

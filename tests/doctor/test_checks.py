@@ -348,7 +348,7 @@ def plugins_crd(hooks: str = "domainHooks") -> dict[str, Any]:
 
 
 def with_plugins(*plugins: dict[str, Any], **others: Any) -> dict[str, Any]:
-    """What is read where the setting SIDECAR is plugin."""
+    """The objects that are read where the setting SIDECAR is plugin."""
     pods = {"spec": {"containers": [{"envFrom": [{"configMapRef": {"name": "settings"}}]}]}}
     return {
         "deployments": (named("kvplace-serve", component="serve", spec={"template": pods}),),

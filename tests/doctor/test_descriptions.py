@@ -1,4 +1,4 @@
-"""What is reported of nodes without a good description: each fault once, with what has to be corrected."""
+"""The reports about nodes without a good description: each fault once, with its correction."""
 
 from __future__ import annotations
 

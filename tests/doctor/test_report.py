@@ -1,4 +1,4 @@
-"""What `doctor` prints."""
+"""The output of `doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a guest that mirrors the host is shown: its NUMA cells, its sockets, cores and threads."""
+"""The view of a guest that mirrors the host: its NUMA cells, its sockets, cores and threads."""
 
 from __future__ import annotations
 

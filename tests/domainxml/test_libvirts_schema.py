@@ -1,4 +1,4 @@
-"""What libvirt's own schema accepts before, it accepts after."""
+"""A document that libvirt's own schema accepts before, it accepts after."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What kvplace does on machines of other shapes and kernels, booted under emulation."""
+"""The behaviour of kvplace on machines of other shapes and kernels, booted under emulation."""

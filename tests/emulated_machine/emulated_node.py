@@ -309,7 +309,7 @@ def await_truth(
 
 
 def wanted_of(guest: Guest) -> inside.Seen:
-    """What the kernel must state of a VM."""
+    """The facts that the kernel must state of a VM."""
     placement = guest.placement.placement
     everything = placement.cpus | placement.owned | placement.emulator_cpus
     for cpus in placement.io_thread_cpus:

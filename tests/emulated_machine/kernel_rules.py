@@ -1,4 +1,4 @@
-"""What the kernel does to tasks and memory when a cpuset changes; called inside, answers what it saw."""
+"""The kernel's treatment of tasks and memory when a cpuset changes; called inside, answers what it saw."""
 
 from __future__ import annotations
 

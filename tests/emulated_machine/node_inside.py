@@ -100,7 +100,7 @@ def end_pods(keepers: list[int]) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the kernel reports of one VM."""
+    """The kernel's report of one VM."""
 
     vcpus: dict[int, str]
     io_threads: dict[int, str]

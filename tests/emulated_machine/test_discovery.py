@@ -1,4 +1,4 @@
-"""What we read of a machine is what lscpu and hwloc read there, whatever its shape and offline CPUs."""
+"""kvplace reads a machine as lscpu and hwloc read it there, for every shape and with offline CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels do when a cpuset changes: the rules that the agent relies on, and where versions differ."""
+"""The kernel's rules when a cpuset changes: those that the agent relies on, and where versions differ."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Vm:
 
 @dataclass(frozen=True)
 class RunningVm:
-    """What a VM is found by."""
+    """The names by which a VM is found."""
 
     pid: int
     """QEMU's."""

@@ -1,4 +1,4 @@
-"""What virt-handler writes into the status of a VMI, for hollow nodes, where no virt-handler runs."""
+"""The status that virt-handler writes into a VMI, for hollow nodes, where no virt-handler runs."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ FIRST = ("mirror", "pool")
 
 @dataclass(frozen=True)
 class Served:
-    """What became of one VM."""
+    """The result of one VM."""
 
     pod: dict[str, Any]
     claim: dict[str, Any]

@@ -42,7 +42,7 @@ FAR_NODE = NumaId(1)
 Here only `gpu-inference` gets one: KubeVirt leaves SR-IOV devices to the network resources injector.
 """
 DEVICES = {"nvidia.com/GA100": "2"}
-"""What device plugins offer on each amd64 node."""
+"""The devices that plugins offer on each amd64 node."""
 NEED_GATES = {"gpu-training"}
 """Templates that KubeVirt refuses without the feature gates that their comments name."""
 HYPERV = {

@@ -1,1 +1,1 @@
-"""What is explained about one VM."""
+"""The explanations about one VM."""

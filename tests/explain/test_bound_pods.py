@@ -1,4 +1,4 @@
-"""What is read about a VM whose pod has a node: where it sits, and what keeps it from running there."""
+"""The facts that are read about a VM with a pod on a node: its place, and the obstacles to its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reported about a VM that waits is what the scheduler would answer, and what would help does."""
+"""The report about a waiting VM is the scheduler's answer, and each change that it suggests helps."""
 
 from __future__ import annotations
 

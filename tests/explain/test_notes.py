@@ -1,4 +1,4 @@
-"""What others state about a VM that does not come up leads to the cause and to the next command."""
+"""The reports of others about a VM that does not come up lead to the cause and to the next command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a waiting pod holds already, from a binding under way or because room is made for it, is its own."""
+"""The claim and the reserved room of a waiting pod are its own: they do not count against it."""
 
 from __future__ import annotations
 

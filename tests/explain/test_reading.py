@@ -1,4 +1,4 @@
-"""What is read about a VM, from the day it is only written down to the day it runs."""
+"""The facts that are read about a VM, from the day it is only written down to the day it runs."""
 
 from __future__ import annotations
 

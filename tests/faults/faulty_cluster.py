@@ -46,7 +46,7 @@ class Stage:
             """Signs what certificates are replaced by."""
             self.api_ca = self._copy(self.plane.ca_file, "api-ca.crt")
             self.extender_ca = self._copy(self.plane.ca_file, "both-ca.crt")
-            """What clients of `serve` trust: neither kube-scheduler nor a webhook reads its CA again."""
+            """The CA that clients of `serve` trust: neither kube-scheduler nor a webhook reads it again."""
             with self.extender_ca.open("ab") as file:
                 file.write(self.second_authority.file.read_bytes())
             issued = self.plane.issue_certificate("kvplace-serve")
@@ -126,7 +126,7 @@ class Stage:
 
 @dataclass
 class Outcome:
-    """What a scene came to: seconds after the fault, None where it does not apply."""
+    """The results of a scene: seconds after the fault, None where it does not apply."""
 
     name: str
     pods: int

@@ -1,4 +1,4 @@
-"""What the API server reports about one scene's pods and ledgers, followed while everything else fails.
+"""The API server's reports about one scene's pods and ledgers, followed while everything else fails.
 
 Promise 1 is checked at every change: the CPUs of the pods that are bound to a node never overlap.
 """

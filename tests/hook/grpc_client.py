@@ -53,7 +53,7 @@ def framed(message: bytes) -> bytes:
 
 @dataclass
 class Answer:
-    """What came back on one stream."""
+    """The answer on one stream."""
 
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)

@@ -36,7 +36,7 @@ ON_THIS_MACHINE = replace(
 
 
 class PodFolder:
-    """What the kubelet writes into the downward API volume."""
+    """The files that the kubelet writes into the downward API volume."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder

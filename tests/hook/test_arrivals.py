@@ -44,7 +44,7 @@ ARRIVING = b"""\
 
 
 class Libvirt:
-    """What libvirt does with the programs in its folder."""
+    """The way libvirt runs the programs in its folder."""
 
     def __init__(self, hook: HookProcess) -> None:
         self.program = hook.root / "libvirt/kvplace"

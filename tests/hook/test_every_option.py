@@ -1,4 +1,4 @@
-"""What each option becomes in the domain, on KubeVirt's own documents, through all components between.
+"""The domain for each option, on KubeVirt's own documents, through all components between.
 
 VMI admission, pod admission, filter and bind of the extender, the annotations of the binding, the hook: the
 real code of each, on a cluster in memory. KubeVirt's part is played from its captured documents.

@@ -15,7 +15,7 @@ _READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 
 
 class PlayedVmis:
-    """What KubeVirt and Kubernetes state of VMIs and nodes."""
+    """The parts of VMIs and nodes that KubeVirt and Kubernetes write."""
 
     def __init__(self) -> None:
         super().__init__()

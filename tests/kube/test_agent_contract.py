@@ -58,7 +58,7 @@ RESOURCES = resource_topology(
 
 
 class Contract:
-    """What holds on either side; the subclasses choose the side."""
+    """The rules that hold on either side; the subclasses choose the side."""
 
     async def test_a_condition_is_set_beside_those_of_others(self, world: World) -> None:
         uid = world.create_pod("vm")

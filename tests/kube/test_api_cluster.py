@@ -1,4 +1,4 @@
-"""What only the real side of the port has: pages, forgotten versions, schemas, the form of requests."""
+"""The parts of the port's real side only: pages, forgotten versions, schemas, the form of requests."""
 
 from __future__ import annotations
 

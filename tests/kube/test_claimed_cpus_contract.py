@@ -1,4 +1,4 @@
-"""What a cluster does with writes of the CPUs of ResourceClaims, in memory and on a real API server."""
+"""A cluster takes writes of the CPUs of ResourceClaims alike in memory and on a real API server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALLOCATED: Json = {
 
 
 class Contract:
-    """What holds on either side; the subclasses choose the side."""
+    """The rules that hold on either side; the subclasses choose the side."""
 
     async def test_an_allocation_changes_only_after_it_was_cleared_and_a_late_writer_gets_a_conflict(
         self, world: World

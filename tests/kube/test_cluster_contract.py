@@ -41,7 +41,7 @@ RESULTS = {PLACEMENT_KEY: PLACEMENT, "cpu-map": '{"socket0":["2"]}'}
 
 
 class Contract:
-    """What holds on either side; the subclasses choose the side."""
+    """The rules that hold on either side; the subclasses choose the side."""
 
     # Binding
 
@@ -473,7 +473,7 @@ def revision(uid: PodUid, node: NodeName, number: int) -> str:
 
 
 def of_namespace(seen: Watcher, world: World) -> list[tuple[type, str]]:
-    """What a watch of pods reported about this world, in order."""
+    """The reports of a watch of pods about this world, in order."""
     return [
         (type(event), event.record.name)
         for event in seen.events

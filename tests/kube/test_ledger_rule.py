@@ -1,4 +1,4 @@
-"""What the API server itself refuses, whoever writes a ledger, however, without kvplace's code."""
+"""The API server itself refuses wrong writes of a ledger, by any writer, without kvplace's code."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def spec(**pods: set[int]) -> Json:
 
 
 def refusal(write: Any, *arguments: Any) -> str:
-    """What the API server reports when it finds a write invalid."""
+    """The API server's report about an invalid write."""
     with pytest.raises(RequestRefused) as refused:
         write(*arguments)
     assert refused.value.status == 422, refused.value

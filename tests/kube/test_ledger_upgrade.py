@@ -75,7 +75,7 @@ def install_this_crd(plane: ControlPlane) -> None:
 
 
 def problem(plane: ControlPlane) -> str:
-    """What kvplace finds wrong with the ledger when it reads it."""
+    """The faults that kvplace finds in the ledger when it reads it."""
     document = msgspec.json.encode(plane.request("GET", PATH))
     return ledger_record(msgspec.json.decode(document, type=RawObject)).problem
 

@@ -74,7 +74,7 @@ def read_slowly(pod: dict[str, Any]) -> PodRecord:
 
 
 def requested(spec: dict[str, Any]) -> dict[str, int]:
-    """What the documentation of init containers reports that a pod requests, in thousandths."""
+    """The CPUs that a pod requests by the documentation of init containers, in thousandths."""
     total: Counter[str] = Counter()
     ahead: dict[str, int] = {}
     starting = spec.get("initContainers") or []

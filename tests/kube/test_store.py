@@ -20,7 +20,7 @@ A2 = NodeRecord(NodeName("a"), "uid-a", cpu_map="{}")
 
 
 class Subscriber:
-    """What a subscriber got, as (old, new)."""
+    """The changes that a subscriber got, as (old, new)."""
 
     def __init__(self) -> None:
         self.differences: list[tuple[NodeRecord | None, NodeRecord | None]] = []

@@ -27,7 +27,7 @@ CPUSETS: Mapping[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Documents:
-    """What KubeVirt makes of one VMI."""
+    """The documents that KubeVirt makes of one VMI."""
 
     vmi: str
     domain: str

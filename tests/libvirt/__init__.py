@@ -1,1 +1,1 @@
-"""What kvplace reads of libvirt."""
+"""The documents of libvirt that kvplace reads."""

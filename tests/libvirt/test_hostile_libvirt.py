@@ -39,7 +39,7 @@ NODE_INFO, PERSISTENT, NODE_CPU_MAP, DOMAIN_INFO, MAX_VCPUS = 6, 148, 293, 16, 1
 PROGRAM, REPLY, EVENT = 0x20008086, 1, 2
 
 Answer = Callable[[socket.socket, int, int], None]
-"""What a libvirt does with the call of a number and serial."""
+"""The answer of a libvirt to the call of a number and serial."""
 
 
 def packet(call: int, serial: int, body: bytes, *, kind: int = REPLY) -> bytes:

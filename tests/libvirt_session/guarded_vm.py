@@ -67,7 +67,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 class WrittenObjects:
-    """What was written to the cluster."""
+    """The writes to the cluster."""
 
     def __init__(self) -> None:
         self.conditions: list[Condition] = []
@@ -186,7 +186,7 @@ class GuardedVm:
         return "call_rcu" if thread.name.startswith("qemu-") else thread.name
 
     def libvirt_pins(self) -> list[tuple[str, str]]:
-        """What virsh would state."""
+        """The pins that virsh would state."""
         tune = ET.fromstring(self.domain.handle.XMLDesc()).find("cputune")
         return [] if tune is None else [(pin.tag, pin.get("cpuset", "")) for pin in tune]
 

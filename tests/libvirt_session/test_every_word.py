@@ -66,7 +66,7 @@ def a_reserved(a: int, b: int) -> Topology:
 
 @dataclass(frozen=True)
 class Case:
-    """What a VM asks for, and where its threads must run: CPUs of each vCPU with blanks between, of QEMU."""
+    """The request of a VM, and where its threads must run: CPUs of each vCPU with blanks between, of QEMU."""
 
     words: str
     vcpus: str

@@ -1,4 +1,4 @@
-"""What the allocator chooses for mirroring guests, as real libvirt takes it and real QEMU shows it.
+"""The allocator's choices for mirroring guests, as real libvirt takes them and real QEMU shows them.
 
 The hosts are larger than the machine that runs the tests. So libvirt is given the domain as it is, and
 QEMU runs it with its threads on the CPUs that there are, and its memory unbound.

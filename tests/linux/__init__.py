@@ -1,1 +1,1 @@
-"""What kvplace reads of a Linux host."""
+"""The files of a Linux host that kvplace reads."""

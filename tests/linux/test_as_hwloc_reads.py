@@ -40,7 +40,7 @@ def test_a_captured_machine_is_divided_as_hwloc_divides_it(test: Path) -> None:
     assert shown & ~machine.cpus == 0
 
     def within(sets: tuple[int, ...] | list[int]) -> set[int]:
-        """What hwloc can show of our sets: it leaves out what the recording process might not use."""
+        """The part of our sets that hwloc shows: all CPUs that the recording process might use."""
         return {cpus & shown for cpus in sets if cpus & shown}
 
     assert within(machine.cores) == layout.get("Core", within(machine.cores))

@@ -1,1 +1,1 @@
-"""What operators apply: accepted by a real API server, no right too many, no right too few."""
+"""The objects that operators apply: accepted by a real API server, no right too many, no right too few."""

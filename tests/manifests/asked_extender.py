@@ -35,7 +35,7 @@ class AskedExtender:
 
     cluster: ControlPlane
     certificates: Path
-    """What `make-certificates` made."""
+    """The files that `make-certificates` made."""
     calls: queue.Queue[Call] = field(default_factory=queue.Queue)
 
     def __enter__(self) -> Self:

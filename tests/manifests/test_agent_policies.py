@@ -1,4 +1,4 @@
-"""What the API server refuses to an agent: everything that is not about its own node."""
+"""The API server refuses an agent every write that is not about its own node."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ HEALTHY = (
     *ENFORCED,
     *AGENTS,
 )
-"""What a cluster without faults may have, a value for each minute."""
+"""The samples of a cluster without faults, a value for each minute."""
 SEVERITIES = {
     rule["alert"]: rule["labels"]["severity"] for group in RULES["groups"] for rule in group["rules"]
 }

@@ -55,7 +55,7 @@ COMPONENTS = {
     "dra-driver-cpu": {"ValidatingAdmissionPolicy resource-claims.kvplace.io"},
     "namespace-limits": {"ValidatingAdmissionPolicy namespace-limits.kvplace.io"},
 }
-"""What the objects of an installation differ in, the most important of it."""
+"""The most important differences between the objects of an installation."""
 
 
 def in_the_order_of_the_page() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What the API server refuses to kvplace's own service account, and to everybody else on kvplace's behalf."""
+"""The API server refuses writes of kvplace's own service account, and of all others in kvplace's name."""
 
 from __future__ import annotations
 

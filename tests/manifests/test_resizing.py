@@ -1,4 +1,4 @@
-"""What `kvplace serve` may change of the CPU requests of pods that run."""
+"""The CPU requests of running pods that `kvplace serve` may change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Containerfile of `kvplace serve` cuts and copies is there."""
+"""The files that the Containerfile of `kvplace serve` cuts and copies are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an uninstallation must not leave behind, and a ledger that it must not stop at."""
+"""The objects that an uninstallation must not leave behind, and a ledger that it must not stop at."""
 
 from __future__ import annotations
 

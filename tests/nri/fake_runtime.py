@@ -188,7 +188,7 @@ def container(
 
 
 SUBJECT = wire.message({1: pod("u"), 2: container("c", cpus="0-3", mems="1", pid=42)})
-"""What a call about a container carries."""
+"""The fields of a call about a container."""
 
 
 def updates_in(answer: bytes, field: int = 1) -> list[tuple[str, str, str, int]]:

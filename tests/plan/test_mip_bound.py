@@ -45,7 +45,7 @@ def most(cluster: Sequence[ClusterNode], wanted: Sequence[VmRequest]) -> Tally:
 
 @lru_cache(maxsize=100_000)
 def _afters(topology: Topology, free: Free, request: Request) -> frozenset[Free]:
-    """What can be left once a VM has come, whichever CPUs it took."""
+    """The resources that can be left once a VM has come, for every choice of its CPUs."""
     found = set()
     available = free.cpus
     chosen = available

@@ -26,7 +26,7 @@ class BrokenPromise(AssertionError):
 
 
 class DevicePromises:
-    """What is promised about VMs with devices, from the truth that `Promises` knows."""
+    """The promises about VMs with devices, from the truth that `Promises` knows."""
 
     _cluster: FaultyCluster
     _diary: Diary

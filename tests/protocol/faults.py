@@ -1,4 +1,4 @@
-"""What goes wrong in a story, and how often: drawn from its seed, so that stories differ in kind, too."""
+"""The faults in a story, and their rates: drawn from its seed, so that stories differ in kind, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies between a process and the API server: calls fail, arrive late or twice, and watches lag."""
+"""The way between a process and the API server: calls fail, arrive late or twice, and watches lag."""
 
 from __future__ import annotations
 

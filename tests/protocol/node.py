@@ -73,7 +73,7 @@ class SimulatedNode:
 
     name: NodeName
     machines: tuple[Topology, ...]
-    """What it can be, the first one to begin with."""
+    """The states that it can have, the first one to begin with."""
     view: View
     random: Random
     changes: ContainerChanges
@@ -97,7 +97,7 @@ class SimulatedNode:
     _opens_at: dict[PodUid, float] = field(default_factory=dict)
     """When the gate before each admitted pod's container with QEMU opens."""
     _reported: TopologyStatus | None = None
-    """What the agent has written last."""
+    """The agent's last write."""
     _version: str = ""
     """The version of the NodeTopology with that; empty while the outcome of the last write is unknown."""
     _agent_wakes: asyncio.Event = field(default_factory=asyncio.Event)

@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Told:
-    """What came of some stories."""
+    """The results of some stories."""
 
     happened: Counter[str] = field(default_factory=Counter)
     schedules: set[int] = field(default_factory=set)

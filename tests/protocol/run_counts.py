@@ -1,4 +1,4 @@
-"""What happens in a story: counted, described, and boiled down to one number."""
+"""The events of a story: counted, described, and boiled down to one number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stories are about, besides claims, binds, releases and relocations, which all of them have."""
+"""The subjects of stories, besides claims, binds, releases and relocations, which all of them have."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ Checks: TypeAlias = tuple[Callable[[], None], ...]
 
 
 class Story:
-    """What a seed makes happen."""
+    """The events that a seed causes."""
 
     def __init__(
         self, seed: int, kind: Kind = Kind.PLAIN, *, tell: Callable[[str], None] | None = None

@@ -1,4 +1,4 @@
-"""What others do to a VM's threads and to cpusets of a real node is undone."""
+"""Changes by others to a VM's threads and to cpusets of a real node are undone."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from harness.waiting import PATIENCE_S
 from tests.real_node.vms import LEDGERS, ON_ITS_OWN, SMALL_DOMAIN, VIRSH, Vm, Vms, ledger, migrate
 
 OWN_CPU = {"n1": 1, "n2": 0}
-"""What each node has to give: the other one is reserved."""
+"""The CPU that each node has to give: the other one is reserved."""
 SMALL_REQUEST = {"limits": {"cpu": "1"}, "requests": {"cpu": "100m"}}
 """For a VM that has given its CPUs back: its pod requests then what KubeVirt reports."""
 
@@ -98,7 +98,7 @@ def drifts_counted(cluster: RealCluster, node: str) -> float:
 
 
 def domain_of(vm: Vm) -> ET.Element:
-    """What libvirt in the VM's pod believes."""
+    """The pins that libvirt in the VM's pod knows of."""
     vms = vm.vms
     text = vms.cluster.plane.kubectl(
         *("exec", "--namespace", vms.namespace, vm.pod()["metadata"]["name"], "-c", "compute", "--"),

@@ -23,7 +23,7 @@ from tests.real_node.vms import LEDGERS, MIGRATIONS, ON_ITS_OWN, Vm, Vms, ledger
 
 Json = dict[str, Any]
 OWN_CPU = {"n1": 1, "n2": 0}
-"""What each node has to give: the other one is reserved."""
+"""The CPU that each node has to give: the other one is reserved."""
 MOVABLE = {**ON_ITS_OWN, "kvplace.io/movable": "nodes"}
 
 

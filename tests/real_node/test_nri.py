@@ -149,7 +149,7 @@ async def test_it_connects_again_after_a_restart_of_the_runtime(node: RealNode) 
 async def test_changes_of_the_ledger_beside_starting_containers_neither_block_nor_get_lost(
     node: RealNode,
 ) -> None:
-    """What makes containerd before 2.4 hang is an update outside of any event beside a container's cycle."""
+    """An update outside of any event beside a container's cycle makes containerd before 2.4 hang."""
     _, bound = await to_thread(node.vm_pod, "vm")
     plain = await to_thread(node.runtime.run_pod, "plain")
     stays = await to_thread(container, plain, "stays")

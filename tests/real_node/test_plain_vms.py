@@ -1,4 +1,4 @@
-"""What the real nodes do without kvplace: the ground that the other tests of this folder stand on."""
+"""The real nodes without kvplace: the ground that the other tests of this folder stand on."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from harness.real_node.kvplace_pods import install_kvplace
 from tests.real_node.vms import LEDGERS, SMALL_DOMAIN, VIRSH, Vms, migrate
 
 OWN_CPU = {"n1": 1, "n2": 0}
-"""What each node has to give: the other one is reserved."""
+"""The CPU that each node has to give: the other one is reserved."""
 GATES = ("Plugins", "CPUManager", "NUMA")
 FOREIGN = {
     "apiVersion": "plugin.kubevirt.io/v1alpha1",

@@ -35,7 +35,7 @@ NOT_HERE = {
     "web-server": "nothing: test_pinned_vms.py starts it",
     "windows-server": "KVM, for its Hyper-V features, and a disk with Windows",
 }
-"""What the others need that a node of two CPUs lacks."""
+"""The resources that the others need and that a node of two CPUs lacks."""
 
 
 def small(name: str) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What a release is made of."""
+"""The parts of a release."""

@@ -1,4 +1,4 @@
-"""What a rollout foretells: why VMs are not planned, and what their template likely meant."""
+"""A rollout foretells which VMs are not planned and why, and likely typos of their template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is foretold of quotas: never more than the VMs surely take, so that no rollout is refused in error."""
+"""The forecast of quotas: never more than the VMs surely take, so that no rollout is refused in error."""
 
 from __future__ import annotations
 

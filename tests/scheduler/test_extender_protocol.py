@@ -1,4 +1,4 @@
-"""What kube-scheduler sends, in any case of letters, and the shape of the answers."""
+"""The requests of kube-scheduler, in any case of letters, and the shape of the answers."""
 
 from __future__ import annotations
 

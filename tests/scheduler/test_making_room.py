@@ -181,7 +181,7 @@ async def test_a_vm_moves_again_once_the_qemu_of_its_migrations_other_pod_has_en
 async def test_a_pod_elsewhere_that_claims_to_be_of_a_vm_does_not_keep_it_from_making_room(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
-    """Who owns a pod its creator writes himself, UID included."""
+    """The owner of a pod that its creator writes himself, UID included."""
     async with replica(cluster, extending=AUTOMATIC) as one:
         for vm in await halved(one, agent, movable=True):
             cluster.create_pod(vm.name, namespace="other", request=vm.request, vmi=vm.vmi, vmi_uid=vm.vmi_uid)

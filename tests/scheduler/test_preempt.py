@@ -65,7 +65,7 @@ def important(cluster: FaultyCluster, name: str = "important", vcpus: int = 8, *
 def sent(
     pod: PodRecord, violations: int = 0, *, alone: bool = True, **nodes: Iterable[PodRecord]
 ) -> PreemptionArgs:
-    """What kube-scheduler sends."""
+    """The request of kube-scheduler."""
     victims = {
         NodeName(node): SentVictims(tuple(one.uid for one in pods), violations)
         for node, pods in nodes.items()
@@ -370,7 +370,7 @@ async def test_a_hundred_nodes_are_answered_without_holding_up_others(cluster: F
 
 
 async def test_searching_again_ends_before_kube_scheduler_gives_up(one: Replica) -> None:
-    """What another attempt at the pod has claimed on the node meanwhile keeps it from being reserved."""
+    """The claim of another attempt at the pod on the node keeps it from being reserved."""
     read = one.cluster.read_disruption_budgets
 
     async def read_slowly() -> tuple[DisruptionBudget, ...]:

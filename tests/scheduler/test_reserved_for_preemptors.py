@@ -1,4 +1,4 @@
-"""What evicted VMs leave is reserved in the ledger for whom they were evicted, whichever replica is asked."""
+"""Cores of evicted VMs are reserved in the ledger for the VM that needed them, on every replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moves free is reserved in the ledger: every replica keeps it for the VM that waits, and no longer."""
+"""CPUs that moves release are reserved in the ledger: every replica keeps them while the VM waits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def begun(one: Replica, agent: NodeAgent, vcpus: int = 4) -> tuple[PodReco
 
 
 def reservation(agent: NodeAgent, pod: PodRecord) -> Claim | None:
-    """What is reserved for a pod."""
+    """The reservation of a pod."""
     claim = agent.ledger.claims.get(pod.uid)
     return claim if claim is not None and claim.reserved is not None else None
 

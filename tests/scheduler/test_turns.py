@@ -1,4 +1,4 @@
-"""What many nodes have answered is compared in a turn of its own: with thousands, each takes its time."""
+"""The answers of many nodes are compared in a turn of its own: with thousands, each takes its time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.nodes.machines import EIGHT
 
 @pytest.fixture
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was done, in its order; turns of others are added by who takes them."""
+    """The steps in their order; turns of others are added by their taker."""
     found: list[str] = []
 
     def note(what: str, where: object, name: str) -> None:

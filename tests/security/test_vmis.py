@@ -11,7 +11,7 @@ from harness.control_plane.cluster import MERGE_PATCH, Json, RequestRefused
 from tests.security.conftest import PLACEMENT, REQUEST, Tenant, tried
 
 FORGED = {"kvplace.io/vm-size": json.dumps({"vcpus": 1})}
-"""What the owner of a VM with four vCPUs would rather be charged for."""
+"""The fields that the owner of a VM with four vCPUs would rather be charged for."""
 LABEL = {"kvplace.io/opted-in": "true"}
 
 

@@ -1,4 +1,4 @@
-"""Who may call the extender and who may not, and one call of each."""
+"""The allowed and the refused callers of the extender, and one call of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reaches the extender: only a client with a valid certificate of the CA that carries an allowed name."""
+"""The extender answers only a client with a valid certificate of the CA that carries an allowed name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serve` does before it is ready, so that its first answers do not wait for it."""
+"""The work of `serve` before it is ready, so that its first answers do not wait for it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every long-running process shares."""
+"""The parts that all long-running processes share."""

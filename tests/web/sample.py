@@ -24,7 +24,7 @@ FILLED = (0.55, 0.95, 0.8, 0.35, 1.0, 0.7)
 
 @dataclass(frozen=True)
 class Team:
-    """Who runs VMs, and what they ask for."""
+    """The users that run VMs, and their requests."""
 
     namespace: str
     name: str

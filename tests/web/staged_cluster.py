@@ -56,7 +56,7 @@ class StagedCluster:
         self.vms: dict[str, Vm] = {}
         self._machines: dict[str, Topology] = {}
         self.devices: dict[str, DeviceReport] = {}
-        """What the agents report of devices, by node."""
+        """The agents' reports of devices, by node."""
         self._with_agents: set[str] = set()
         """Nodes with played pods of agents, too."""
         self._numbers = itertools.count(1)

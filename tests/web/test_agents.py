@@ -1,4 +1,4 @@
-"""What is reported of the agent of a node: that it is gone, that it is not well, that it is behind."""
+"""The reports about the agent of a node: that it is gone, that it is not well, that it is behind."""
 
 from __future__ import annotations
 

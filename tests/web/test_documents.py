@@ -1,4 +1,4 @@
-"""What the pages are made of: nodes, VMs, search and events, over HTTP as a browser asks for them."""
+"""The contents of the pages: nodes, VMs, search and events, over HTTP as a browser asks for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader keeps while the page that he checks follows the cluster."""
+"""The state that a reader keeps while the page that he checks follows the cluster."""
 
 from __future__ import annotations
 

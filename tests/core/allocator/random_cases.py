@@ -152,7 +152,7 @@ def dealt(chance: Random, pieces: Sequence[int], count: int) -> list[int]:
 
 
 def random_free(chance: Random, machine: Topology) -> Free:
-    """What is left when many CPUs are taken, or few; whole cores more often than single threads."""
+    """The resources left when many CPUs are taken, or few; whole cores more often than single threads."""
     pieces = list(machine.cores) if chance.random() < 0.5 else [1 << cpu for cpu in cpus_of(machine.cpus)]
     share = chance.choice((0.3, 0.6, 0.8, 1.0))
     pool = mask_of(cpu for piece in pieces if chance.random() < share for cpu in cpus_of(CpuMask(piece)))

@@ -1,4 +1,4 @@
-"""What callers may rely on besides the rules for one placement, which `test_exact_rules.py` checks all.
+"""The promises to callers besides the rules for one placement, which `test_exact_rules.py` checks all.
 
 Equal questions get equal answers, vCPUs come in the machine's order, VM after VM finds only what is left, and
 a refusal counts.

@@ -154,7 +154,7 @@ def some_of(kinds: set[int]) -> list[tuple[int, ...]]:
 
 
 def table_of_node(machine: Topology, usable: int, request: Request, most: int) -> Table:
-    """What so many units of one NUMA node cost; only keys that can be had are in it, 0 is one."""
+    """The cost of so many units of one NUMA node; only keys that can be had are in it, 0 is one."""
     isolated = request.owns_cpus and request.options.smt is Smt.ISOLATE
     table: Table = {0: (0, 0)}
     for l3 in machine.l3_groups:

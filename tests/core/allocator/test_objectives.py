@@ -1,4 +1,4 @@
-"""What a choice of cores takes from later VMs."""
+"""The cores that a choice takes from later VMs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a placement right, whoever chose it: the contract's hard constraints, one assertion each.
+"""The rules of a right placement, by any allocator: the contract's hard constraints, one assertion each.
 
 Written from the contract alone, so that the allocator is not its own judge.
 """

@@ -37,7 +37,7 @@ class Case:
 
     @property
     def free(self) -> Free:
-        """What is free for the new VM."""
+        """The resources that are free for the new VM."""
         return RunningVms(self.topology, self.occupants, None).free({})
 
 

@@ -1,4 +1,4 @@
-"""What would make a refused VM fit, and that it really does."""
+"""The changes that would make a refused VM fit really do."""
 
 from __future__ import annotations
 
