@@ -215,8 +215,8 @@ async def test_the_pod_states_whether_its_vm_is_pinned(vm: Guarded, monkeypatch:
     async with in_background(vm.guard.run()), asyncio.timeout(PATIENCE_S):
         vm.place(revision=1, node=0)
         assert await vm.written.conditions.get() == ("a", True, "AsPlaced")
-        elsewhere = replace(FOUND, differences=(ThreadDifference(THREAD, parse_cpu_list("3")),))
-        monkeypatch.setattr(Sweep, "found", replace(elsewhere, given_up=True))
+        elsewhere = Difference(PinnedReason.THREADS_ELSEWHERE, thread=THREAD, should=parse_cpu_list("3"))
+        monkeypatch.setattr(Sweep, "found", replace(FOUND, differences=(elsewhere,), given_up=True))
         assert await vm.written.conditions.get() == ("a", False, "RepairsUndone")
 
 

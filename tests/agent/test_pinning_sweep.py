@@ -19,8 +19,8 @@ from kvplace.agent.verification import PodFinding
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import Placement
-from kvplace.core.request import Policy
-from kvplace.core.scalars import CpuMask, PodUid
+from kvplace.core.request import NumaMemory, Policy
+from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
 from kvplace.linux.threads import Tid, affinity_of, set_affinity
 from tests.agent.nodes_in_use import placed_otherwise, planned
 
@@ -135,6 +135,29 @@ def test_libvirt_is_informed_of_an_io_thread_that_starts_later(
     found = look(sweep, target)
     assert found.pins is not None
     assert set(found.pins.io_threads) == {1, 3}
+
+
+def test_memory_on_another_numa_node_is_reported_until_it_is_read_again_and_has_followed(
+    sweep: PinningSweep, target: PodPlan, qemus: PlayedQemus, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = replace(
+        PLACEMENT, numa_memory=NumaMemory.STRICT, numa_nodes=(NumaId(0),), memory={NumaId(0): Bytes(1 << 30)}
+    )
+    target = placed_otherwise(target, strict)
+    memory = {NumaId(1): Bytes(1 << 30)}
+    monkeypatch.setattr("kvplace.agent.pinning_sweep.memory_of_cgroup", lambda _folders: memory)
+
+    def sentences() -> list[str]:
+        return [str(one) for one in look(sweep, target).differences]
+
+    assert qemus.pids
+    look(sweep, target)
+    clock.now += READ_ANEW_S
+    assert sentences() == ["1024 MiB are on NUMA node 1 instead of 0"]
+    memory = {NumaId(0): Bytes(1 << 30)}
+    assert sentences() == ["1024 MiB are on NUMA node 1 instead of 0"]
+    clock.now += READ_ANEW_S
+    assert sentences() == []
 
 
 def test_a_vm_with_more_threads_than_are_checked_is_reported_and_not_called_pinned(
