@@ -67,8 +67,9 @@ class Binder:
         *,
         seconds: float,
         now: Callable[[], datetime],
+        clock: Callable[[], float],
     ) -> None:
-        """A bind may take `seconds`; `now` dates claims."""
+        """A bind may take `seconds`; `now` dates claims, `clock` times placements."""
         self._cluster = cluster
         self._cache = cache
         self._pending = pending
@@ -76,6 +77,7 @@ class Binder:
         self._events = events
         self._seconds = seconds
         self._now = now
+        self._clock = clock
         self.under_way: dict[PodUid, tuple[NodeName, asyncio.Task[None]]] = {}
         """Node and task of each bind under way, by pod UID."""
 
@@ -112,8 +114,9 @@ class Binder:
                 if self._resource_claims.may_have_devices(pod, pending.asking):
                     self._resource_claims.bind_refused(args, str(error))
             raise
-        if (seconds := self._pending.placed_in(pending)) is not None:
-            PLACEMENTS.observe(seconds)
+        since, pending.since = pending.since, None
+        if since is not None:
+            PLACEMENTS.observe(self._clock() - since)
         log.info("bound to CPUs %s", format_cpu_list(claim.cpus) if claim else "of no claim", extra=about)
 
     async def _bind(self, args: BindingArgs, pending: PendingPod) -> Claim | None:
@@ -260,26 +263,28 @@ class Binder:
     def _claims_along(self, args: BindingArgs, machine: NodeMachine, ledger: Ledger) -> tuple[Claim, ...]:
         """Return the claims of the other pods that hold cores of the node; their own binds find them."""
         along: list[Claim] = []
-        for held in list(self._pending.held_on(args.node)):
-            if self._awaits_bind(held.uid, args.node, ledger) and machine.can_give(held, ledger, along):
+        for held in self._pending.held_on(args.node, but=args.uid):
+            pending = self._pending.get(held.uid)
+            if self._awaits_bind(pending, args.node, ledger) and machine.can_give(held, ledger, along):
                 claim = replace(held, since=rfc3339(self._now()))
-                self._pending.get(claim.uid).stored_along = claim, asyncio.get_running_loop().time()
+                pending.stored_along = claim, asyncio.get_running_loop().time()
                 along.append(claim)
         return tuple(along)
 
-    def _awaits_bind(self, uid: PodUid, node: NodeName, ledger: Ledger) -> bool:
+    def _awaits_bind(self, pending: PendingPod, node: NodeName, ledger: Ledger) -> bool:
         """Whether a pod has neither node nor claim, and is not being bound to another node.
 
         The cores of a pod with devices are known only in its own Bind.
         """
-        pod = self._cache.pods.get(uid)
-        claimed = uid in ledger.claims or self._cache.ledgers.nodes_claimed_by(uid)
-        bound_to = self.under_way[uid][0] if uid in self.under_way else node
-        asking = self._pending.get(uid).asking
-        waits_for_devices = asking is not None and self._resource_claims.may_have_devices(pod, asking)
-        if pod is None or pod.node or pod.deleting or claimed or waits_for_devices:
+        uid, asking = pending.uid, pending.asking
+        if uid in ledger.claims or self._cache.ledgers.nodes_claimed_by(uid):
             return False
-        return bound_to == node
+        if uid in self.under_way and self.under_way[uid][0] != node:
+            return False
+        pod = self._cache.pods.get(uid)
+        if pod is None or pod.node or pod.deleting:
+            return False
+        return asking is None or not self._resource_claims.may_have_devices(pod, asking)
 
     def _place(
         self,

@@ -138,6 +138,7 @@ class Extender:
             events,
             seconds=self._settings.bind_seconds,
             now=now,
+            clock=clock,
         )
 
     async def describe_nodes(self) -> None:

@@ -227,11 +227,6 @@ class PendingPods:
         """Record that Bind has refused a node to a pod while its ledger had this version."""
         self._record(uid).refused_binds[node] = version, why
 
-    def placed_in(self, pending: PendingPod) -> float | None:
-        """Return the seconds from the first question until now, once; None if Filter was not asked here."""
-        since, pending.since = pending.since, None
-        return None if since is None else self._clock() - since
-
     def _record(self, uid: PodUid) -> PendingPod:
         found = self._records.get(uid)
         if found is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
 
@@ -12,7 +13,7 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.request import OnFailure
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.extender_protocol import PreemptionArgs
-from kvplace.scheduler.metrics import NOMINATIONS, PREEMPTIONS, ROOM_MOVES, ROOMS
+from kvplace.scheduler.metrics import NOMINATIONS, PLACEMENTS, PREEMPTIONS, ROOM_MOVES, ROOMS
 from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import asking_pod, replica
@@ -114,3 +115,24 @@ async def test_a_nomination_is_counted_by_its_outcome(cluster: FaultyCluster) ->
         await one.until(lambda: len(one.cache.pods.records) == 3)
         with counted(NOMINATIONS, "failed", "written"):
             await one.filter(pods[0])
+
+
+def placements() -> tuple[float, float]:
+    """The number of counted placements, and the seconds of all of them."""
+    (family,) = PLACEMENTS.collect()
+    values = {one.name.removeprefix(family.name): one.value for one in family.samples if not one.labels}
+    return values["_count"], values["_sum"]
+
+
+async def test_a_placement_is_counted_once_and_from_the_first_question(cluster: FaultyCluster) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", 2)
+        number, seconds = placements()
+        await one.filter(pod)
+        await asyncio.sleep(2.0)
+        node = min((await one.filter(pod)).names or [])
+        assert not await one.bind(pod, node)
+        assert not await one.bind(pod, node)
+    counted_number, counted_seconds = placements()
+    assert counted_number - number == 1
+    assert 2.0 <= counted_seconds - seconds < 3.0

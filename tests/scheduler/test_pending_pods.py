@@ -41,15 +41,14 @@ async def test_records_of_pods_that_the_watch_has_not_shown_yet_are_kept(cluster
         assert len(pending._records) == 200
 
 
-async def test_the_time_of_a_placement_is_counted_once(cluster: FaultyCluster) -> None:
-    moment = [0.0]
+async def test_a_pod_has_one_record_from_its_first_question_on(cluster: FaultyCluster) -> None:
+    moment = [1.0]
     async with running_node_cache(cluster) as cache:
         pending = pending_pods(cache, clock=lambda: moment[0])
         record = pending.begin(PodUid("one"))
         moment[0] = 2.0
         assert pending.begin(PodUid("one")) is record
-        assert (record.attempts, pending.placed_in(record)) == (2, 2.0)
-        assert pending.placed_in(record) is None
+        assert (record.attempts, record.since) == (2, 1.0)
 
 
 async def test_a_pod_that_ends_gives_up_its_hold_and_one_that_is_bound_there_has_taken_it(
