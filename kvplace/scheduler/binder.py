@@ -30,7 +30,7 @@ from kvplace.nodes.node_machine import NodeMachine, Unusable
 from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.metrics import PLACEMENTS
-from kvplace.scheduler.pending_pods import AskingPod, Hold, PendingPod, PendingPods
+from kvplace.scheduler.pending_pods import Hold, PendingPod, PendingPods, PendingRequest
 from kvplace.scheduler.resource_claims import ReadClaims, ResourceClaims, check_cpus
 from kvplace.scheduler.stored_claims import is_bound_with, placement_of_claim, rfc3339, target_claim
 
@@ -109,9 +109,9 @@ class Binder:
             claim = await self._bind(args, pending)
         except KvplaceError as error:
             log.warning("bind refused: %s", error, extra=about)
-            if pending.asking is not None and isinstance(error, Refused):
+            if pending.requested is not None and isinstance(error, Refused):
                 pod = self._cache.pods.get(args.uid)
-                if self._resource_claims.may_have_devices(pod, pending.asking):
+                if self._resource_claims.may_have_devices(pod, pending.requested):
                     self._resource_claims.bind_refused(args, str(error))
             raise
         since, pending.since = pending.since, None
@@ -136,20 +136,20 @@ class Binder:
         if await self._is_bound(args):
             return self._cache.ledger(args.node).claims.get(args.uid)
         explanation = pending.explanation
-        asking = pending.asking or await self._pending.of_binding(args)
-        pod_request = asking.pod_request
-        claims = await self._resource_claims.read(args, asking, enforcement)
+        requested = pending.requested or await self._pending.of_binding(args)
+        pod_request = requested.pod_request
+        claims = await self._resource_claims.read(args, requested, enforcement)
         try:
             if isinstance(usable, Unusable):
                 raise Refused(f"node {args.node}: {usable.problem}")
             request = self._resource_claims.beside(args.node, pod_request.request, usable.topology, claims)
-            decision = await self._claim_cores(args, pending, asking, request, claims)
+            decision = await self._claim_cores(args, pending, requested, request, claims)
         except Refused:
             # A pod with CPUs of dra-driver-cpu starts only with cores that are chosen for it.
             may_float = pod_request.request.options.on_failure is OnFailure.FLOAT and not claims.with_cpus
             if not may_float or (pending.hold is not None and pending.hold.node == args.node):
                 raise  # one that holds cores here fitted a moment ago; another node may have some for it
-            await self._bind_unpinned(args, asking, deadline)
+            await self._bind_unpinned(args, requested, deadline)
             return None
         placement = decision.placement
         if placement is None:
@@ -200,7 +200,7 @@ class Binder:
         self,
         args: BindingArgs,
         pending: PendingPod,
-        asking: AskingPod,
+        requested: PendingRequest,
         request: Request,
         claims: ReadClaims,
     ) -> _Decision:
@@ -219,7 +219,7 @@ class Binder:
             if isinstance(machine, Unusable):
                 raise Refused(f"node {args.node}: {machine.problem}")
             stored = ledger.claims.get(args.uid)
-            target = target_claim(ledger, asking) if asking.migration else None
+            target = target_claim(ledger, requested) if requested.migration else None
             if stored is not None and stored.reserved is None:
                 placement = placement_of_claim(machine.topology, request, stored)
                 is_older = placement is not None and stored not in ours and not self._is_young(stored)
@@ -233,7 +233,7 @@ class Binder:
                     placement,
                     namespace=args.namespace,
                     pod=args.name,
-                    vmi=asking.pod_request.vmi_name,
+                    vmi=requested.pod_request.vmi_name,
                     since=rfc3339(self._now()),
                 )
             if claims.with_cpus is not None and placement is not None:
@@ -276,7 +276,7 @@ class Binder:
 
         The cores of a pod with devices are known only in its own Bind.
         """
-        uid, asking = pending.uid, pending.asking
+        uid, requested = pending.uid, pending.requested
         if uid in ledger.claims or self._cache.ledgers.nodes_claimed_by(uid):
             return False
         if uid in self.under_way and self.under_way[uid][0] != node:
@@ -284,7 +284,7 @@ class Binder:
         pod = self._cache.pods.get(uid)
         if pod is None or pod.node or pod.deleting:
             return False
-        return asking is None or not self._resource_claims.may_have_devices(pod, asking)
+        return requested is None or not self._resource_claims.may_have_devices(pod, requested)
 
     def _place(
         self,
@@ -354,10 +354,10 @@ class Binder:
 
     # Step 5.
 
-    async def _bind_unpinned(self, args: BindingArgs, asking: AskingPod, deadline: float) -> None:
+    async def _bind_unpinned(self, args: BindingArgs, requested: PendingRequest, deadline: float) -> None:
         annotations = floating_annotations(pod_uid=args.uid, node=args.node)
         await self._bind_pod(args, None, annotations, deadline)
-        regarding = asking.vmi or pod_reference(args.namespace, args.name, args.uid)
+        regarding = requested.vmi or pod_reference(args.namespace, args.name, args.uid)
         self._events.record(floating(regarding))
 
     async def _bind_pod(

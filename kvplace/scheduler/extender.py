@@ -56,7 +56,7 @@ from kvplace.scheduler.joint_plan import (
 )
 from kvplace.scheduler.metrics import BINDS, FILTERS, PREEMPTION_SECONDS, PREEMPTIONS, PRIORITIZES, REFUSALS
 from kvplace.scheduler.migration_search import Background
-from kvplace.scheduler.pending_pods import AskingPod, Hold, PendingPod, PendingPods
+from kvplace.scheduler.pending_pods import Hold, PendingPod, PendingPods, PendingRequest
 from kvplace.scheduler.preemptor import Preemptor
 from kvplace.scheduler.resource_claims import ResourceClaims
 from kvplace.scheduler.room_maker import MakeRoom, RoomMaker
@@ -175,38 +175,38 @@ class Extender:
         Steps 2 to 5 consider only nodes with room beside the pod's devices.
         """
         try:
-            asking = self.pending.request_of(args.pod)
+            requested = self.pending.request_of(args.pod)
         except BadAnnotation as error:
             return FilterResult.rejecting(args, dict.fromkeys(args.names, str(error)))
-        if asking is None:
+        if requested is None:
             return FilterResult(
                 error="the pod requests cores (resource kvplace.io/vm) but has no kvplace.io/request: "
                 "it was created without kvplace's webhooks; delete it to have it created again"
             )
-        nodes = await self._resource_claims.examine(args.pod, asking, pending, args.names)
+        nodes = await self._resource_claims.examine(args.pod, requested, pending, args.names)
         refused = nodes.refused
         if not refused:
-            return await self._choose(args, asking, pending, nodes.beside)
+            return await self._choose(args, requested, pending, nodes.beside)
         left = args.only([node for node in args.names if node not in refused])
         if left.names:
-            return (await self._choose(left, asking, pending, nodes.beside)).refusing(refused)
+            return (await self._choose(left, requested, pending, nodes.beside)).refusing(refused)
         self.pending.give_up(pending)
-        if asking.pod_request.request.options.on_failure is OnFailure.FLOAT:
+        if requested.pod_request.request.options.on_failure is OnFailure.FLOAT:
             return FilterResult.passing(args, [*args.names])
         return FilterResult.rejecting(args, refused)
 
     async def _choose(
         self,
         args: ExtenderArgs,
-        asking: AskingPod,
+        requested: PendingRequest,
         pending: PendingPod,
         beside: Mapping[Request, Collection[NodeName]],
     ) -> FilterResult:
         """Answer a filter call about nodes with room `beside` the pod's devices."""
-        uid, request = args.pod.uid, asking.pod_request.request
+        uid, request = args.pod.uid, requested.pod_request.request
         deciding = self._settings.mode is Mode.DECIDE
         claimed = self._claimed(uid, args.names, request)
-        target = migration_target(self._cache, asking) if asking.migration and not claimed else None
+        target = migration_target(self._cache, requested) if requested.migration and not claimed else None
         if pending.hold is not None:
             planned = pending.hold
             is_planned = deciding and pending.is_planned and not (claimed or target)
@@ -215,21 +215,21 @@ class Extender:
                 return FilterResult.passing(args, [planned.node])
             self.pending.give_up(pending)
         if target is not None:
-            return self._offer_target(args, asking, *target)
+            return self._offer_target(args, requested, *target)
         if deciding and claimed:
             await self._plan.plan_ahead(args.pod, args.names)
             return FilterResult.passing(args, [min(claimed)])
         if deciding:
-            best = await self._best_beside_devices(asking, pending, beside) if beside else None
+            best = await self._best_beside_devices(requested, pending, beside) if beside else None
             if best is not None:
-                self.pending.hold(Hold.of(args.pod, asking, best))
+                self.pending.hold(Hold.of(args.pod, requested, best))
                 return FilterResult.passing(args, [best.node])
-            chosen = await self._plan.place(args.pod, asking, args.names)
+            chosen = await self._plan.place(args.pod, requested, args.names)
             if chosen is not None:
                 return FilterResult.passing(args, [chosen])
             groups = await self._fits.refusals(args.names, request)
             if groups is not None:
-                return await self._none_fits(args, asking, pending, groups)
+                return await self._none_fits(args, requested, pending, groups)
 
         answers = await self._fits.answers(args.names, request) | claimed
         candidates = [answer for answer in answers.values() if isinstance(answer, Candidate)]
@@ -237,20 +237,20 @@ class Extender:
         best = best_candidate(candidates, self._settings.strategy)
         if best is None:
             await next_turn()  # grouping thousands of refusals is a turn of its own
-            return await self._none_fits(args, asking, pending, grouped(refusals))
+            return await self._none_fits(args, requested, pending, grouped(refusals))
 
         if not deciding:
-            if asking.pod_request.explain:
+            if requested.pod_request.explain:
                 others = (candidate for candidate in candidates if candidate is not best)
                 next_best = best_candidate(others, self._settings.strategy)
                 ranked = explain_choice(best, next_best, self._settings.strategy)
                 pending.explanation = f"kube-scheduler chose; kvplace ranks first {ranked}"
             return FilterResult.passing(args, [candidate.node for candidate in candidates])
-        self.pending.hold(Hold.of(args.pod, asking, best))
+        self.pending.hold(Hold.of(args.pod, requested, best))
         return FilterResult.passing(args, [best.node])
 
     async def _best_beside_devices(
-        self, asking: AskingPod, pending: PendingPod, requests: Mapping[Request, Collection[NodeName]]
+        self, requested: PendingRequest, pending: PendingPod, requests: Mapping[Request, Collection[NodeName]]
     ) -> Candidate | None:
         """Choose the best node for one of the requests, each with its nodes; None if none fits."""
         strategy = self._settings.strategy
@@ -262,21 +262,21 @@ class Extender:
             return None
         found.sort(key=lambda one: one[0].rank(strategy))
         (best, request), *others = found
-        if asking.pod_request.explain:
+        if requested.pod_request.explain:
             next_best = others[0][0] if others else None
             pending.explanation = explain_choice(best, next_best, strategy)
         return await self._fits.best([best.node], request)  # others have had their turn meanwhile
 
     def _offer_target(
-        self, args: ExtenderArgs, asking: AskingPod, node: NodeName, kept: Claim
+        self, args: ExtenderArgs, requested: PendingRequest, node: NodeName, kept: Claim
     ) -> FilterResult:
         """Offer the pod of a migration its target, and no other node: room is made with this target."""
         machine, ledger = self._cache.machine(node), self._cache.ledger(node)
         others = ledger.after(LedgerChange(releases=(kept.uid,)))
         if node not in args.names or isinstance(machine, Unusable):
-            why = f"migration {asking.migration} goes to node {node}, which kube-scheduler does not offer"
+            why = f"migration {requested.migration} goes to node {node}, which kube-scheduler does not offer"
             return FilterResult.rejecting(args, dict.fromkeys(args.names, why))
-        request = asking.pod_request.request
+        request = requested.pod_request.request
         if placement_of_claim(machine.topology, request, kept) is None:
             free = machine.free(others, self.pending.held_on(node))
             if try_place(machine.topology, free, request) is None:
@@ -285,9 +285,9 @@ class Extender:
         return FilterResult.passing(args, [node])
 
     async def _none_fits(
-        self, args: ExtenderArgs, asking: AskingPod, pending: PendingPod, groups: GroupedRefusals
+        self, args: ExtenderArgs, requested: PendingRequest, pending: PendingPod, groups: GroupedRefusals
     ) -> FilterResult:
-        request = asking.pod_request.request
+        request = requested.pod_request.request
         if await self._preemptor.outranks(args.pod, args.names, request):
             claimed = self._claimed(args.pod.uid, args.names, request)
             if claimed:
@@ -299,9 +299,9 @@ class Extender:
             REFUSALS.labels(reason.value).inc()
         if request.options.on_failure is OnFailure.FLOAT:
             return FilterResult.passing(args, [*args.names])
-        if asking.vmi is not None:  # on the pod, kube-scheduler itself writes FailedScheduling
-            self._events.record(does_not_fit(asking.vmi, groups.summary))
-        self.room.fits_nowhere(args.pod, asking, groups.curable)
+        if requested.vmi is not None:  # on the pod, kube-scheduler itself writes FailedScheduling
+            self._events.record(does_not_fit(requested.vmi, groups.summary))
+        self.room.fits_nowhere(args.pod, requested, groups.curable)
         if self._cache.has_bound_pod_below(args.pod.priority):
             self._preemptor.refused(pending, groups.curable)
         return FilterResult.rejecting(args, groups.texts)
@@ -339,12 +339,12 @@ class Extender:
 
     async def _prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
         try:
-            asking = self.pending.request_of(args.pod)
+            requested = self.pending.request_of(args.pod)
         except BadAnnotation:
-            asking = None
-        if asking is None:
+            requested = None
+        if requested is None:
             return [HostPriority(node, 0) for node in args.names]
-        uid, request = args.pod.uid, asking.pod_request.request
+        uid, request = args.pod.uid, requested.pod_request.request
         answers = await self._fits.answers(args.names, request)
         await next_turn()  # comparing thousands of answers is a turn of its own
         taken: set[str] = {node for node in args.names if self.pending.hold_of(uid, node)}

@@ -38,7 +38,7 @@ from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.metrics import NOMINATIONS, PLANNED
-from kvplace.scheduler.pending_pods import AskingPod, Hold, PendingPods, waits
+from kvplace.scheduler.pending_pods import Hold, PendingPods, PendingRequest, waits
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +219,9 @@ class JointPlan:
         self._pending.asked(pod.uid)
         return True
 
-    async def place(self, pod: PodRecord, asking: AskingPod, names: Collection[NodeName]) -> NodeName | None:
+    async def place(
+        self, pod: PodRecord, requested: PendingRequest, names: Collection[NodeName]
+    ) -> NodeName | None:
         """Hold cores for a pod and for the pods that wait beside it; return the node of the pod itself.
 
         1. Pods of higher priority come before it, as with kube-scheduler.
@@ -230,7 +232,7 @@ class JointPlan:
         kube-scheduler, which tries one pod after the other, would check all nodes for the next pod.
         """
         if not self._nominations.pay:
-            best = await self._place(pod, asking, names)
+            best = await self._place(pod, requested, names)
             return best.node if best is not None else None
         names = self._fits.set_of(names)
         self._remember_offer(pod, names)
@@ -238,7 +240,7 @@ class JointPlan:
         turns = Turns()
         await self._plan(takewhile(lambda one: one.priority > pod.priority, beside), names, turns)
         await turns.spend(_PLACE_STEPS)
-        await self._place(pod, asking, names)
+        await self._place(pod, requested, names)
         rest = dropwhile(lambda one: one.priority > pod.priority, beside)
         await self._plan(rest, names, turns)
         await self._nominations.written()
@@ -262,21 +264,23 @@ class JointPlan:
         await self._nominations.written()
 
     async def _place(
-        self, pod: PodRecord, asking: AskingPod, names: Collection[NodeName]
+        self, pod: PodRecord, requested: PendingRequest, names: Collection[NodeName]
     ) -> Candidate | None:
         """Hold cores for one pod; it takes the cores of planned pods if no others are left."""
-        best = await self._best(pod, asking, names)
+        best = await self._best(pod, requested, names)
         if best is None:
-            best = await self._take_over(pod, asking.pod_request.request, names)
-            if best is not None and asking.pod_request.explain:
+            best = await self._take_over(pod, requested.pod_request.request, names)
+            if best is not None and requested.pod_request.explain:
                 self._pending.get(pod.uid).explanation = explain_placement(best.node, best.placement, TAKEN)
         if best is not None:
-            self._pending.hold(Hold.of(pod, asking, best))
+            self._pending.hold(Hold.of(pod, requested, best))
         return best
 
-    async def _best(self, pod: PodRecord, asking: AskingPod, names: Collection[NodeName]) -> Candidate | None:
-        request = asking.pod_request.request
-        if not asking.pod_request.explain:
+    async def _best(
+        self, pod: PodRecord, requested: PendingRequest, names: Collection[NodeName]
+    ) -> Candidate | None:
+        request = requested.pod_request.request
+        if not requested.pod_request.explain:
             return await self._fits.best(names, request)
         best, next_best = await self._fits.two_best(names, request)
         if best is not None:
@@ -337,20 +341,20 @@ class JointPlan:
         full: set[tuple[object, ...]] = set()
         for pod in pods:
             await turns.spend(_PLACE_STEPS)
-            asking = self._asking(pod)
-            if asking is None or asking.pod_request.request.key in full:
+            requested = self._request_of(pod)
+            if requested is None or requested.pod_request.request.key in full:
                 continue
-            best = await self._best(pod, asking, names)
+            best = await self._best(pod, requested, names)
             if best is None:
-                full.add(asking.pod_request.request.key)
+                full.add(requested.pod_request.request.key)
                 continue
             known = self._cache.pods.get(pod.uid)
             if known is not None and waits(known) and self._is_undecided(known):
-                self._pending.hold(Hold.of(pod, asking, best), planned=True)
+                self._pending.hold(Hold.of(pod, requested, best), planned=True)
                 self._nominations.add(pod.uid, best.node)
                 PLANNED.inc()
 
-    def _asking(self, pod: PodRecord) -> AskingPod | None:
+    def _request_of(self, pod: PodRecord) -> PendingRequest | None:
         """Return the request of a pod that can be planned, else None."""
         try:
             return self._pending.request_of(pod)

@@ -52,7 +52,7 @@ _EXAMINED = 2
 
 
 @dataclass(frozen=True, slots=True)
-class AskingPod:
+class PendingRequest:
     """The request of a pod, and its VMI."""
 
     pod_request: PodRequest
@@ -76,9 +76,9 @@ class Hold:
     fingerprint: str
 
     @classmethod
-    def of(cls, pod: PodRecord, asking: AskingPod, chosen: Candidate) -> Self:
+    def of(cls, pod: PodRecord, requested: PendingRequest, chosen: Candidate) -> Self:
         """Offer a pod the node that was chosen for it."""
-        placement, vmi = chosen.placement, asking.pod_request.vmi_name
+        placement, vmi = chosen.placement, requested.pod_request.vmi_name
         claim = claim_of(pod.uid, placement, namespace=pod.namespace, pod=pod.name, vmi=vmi)
         return cls(chosen.node, claim, placement, chosen.fit.topology.fingerprint)
 
@@ -88,7 +88,7 @@ class PendingPod:
     """The state of a pod that is not bound yet."""
 
     uid: PodUid
-    asking: AskingPod | None = None
+    requested: PendingRequest | None = None
     """None until the request is read."""
     attempts: int = 0
     """The number of Filter calls for it."""
@@ -188,7 +188,7 @@ class PendingPods:
         """Whether a pod has a hold or a claim on a node."""
         return node == self.node_of(uid) or node in self._cache.ledgers.nodes_claimed_by(uid)
 
-    def request_of(self, pod: PodRecord) -> AskingPod | None:
+    def request_of(self, pod: PodRecord) -> PendingRequest | None:
         """Return the request of a pod; None if it has none.
 
         Raises BadAnnotation if the request cannot be read or contradicts itself.
@@ -196,21 +196,21 @@ class PendingPods:
         if not pod.request:
             return None
         pending = self._record(pod.uid)
-        if pending.asking is None:
-            pending.asking = self._asking_pod(pod)
-        return pending.asking
+        if pending.requested is None:
+            pending.requested = self._read_request(pod)
+        return pending.requested
 
-    async def of_binding(self, args: BindingArgs) -> AskingPod:
+    async def of_binding(self, args: BindingArgs) -> PendingRequest:
         """Return the request of a pod that is to be bound; raises Refused if the pod is gone or has none."""
-        asking = self.get(args.uid).asking
-        if asking is not None:
-            return asking
+        requested = self.get(args.uid).requested
+        if requested is not None:
+            return requested
         pod = self._pods.get(args.uid) or await self._cluster.read_pod(args.namespace, args.name)
         if pod is None or pod.uid != args.uid:
             raise Refused(f"pod {args.namespace}/{args.name} with UID {args.uid} is gone")
         if not pod.request:
             raise Refused(f"pod {args.namespace}/{args.name} carries no kvplace.io/request")
-        return self._asking_pod(pod)
+        return self._read_request(pod)
 
     def nominated_refused_twice(self, uid: PodUid) -> bool:
         """Record a refusal of the nominated node alone; returns whether one was recorded a moment ago, too.
@@ -261,7 +261,7 @@ class PendingPods:
             self._forget(pod.uid, bound_to=after.node if after is not None else "")
         self.wake()
 
-    def _asking_pod(self, pod: PodRecord) -> AskingPod:
+    def _read_request(self, pod: PodRecord) -> PendingRequest:
         pod_request = read_pod_request(pod.request)
         request = pod_request.request
         # The admission of another release may have accepted options that exclude each other.
@@ -271,7 +271,7 @@ class PendingPods:
         if extended:
             counted = {name: count for name, count in request.devices.items() if name not in extended}
             pod_request = replace(pod_request, request=replace(request, devices=counted))
-        return AskingPod(pod_request, vmi, pod.migration, extended)
+        return PendingRequest(pod_request, vmi, pod.migration, extended)
 
     def needs_room(self, uid: PodUid) -> bool:
         """Return whether a pod still waits and nothing is held for it."""

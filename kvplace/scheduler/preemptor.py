@@ -158,8 +158,8 @@ class Preemptor:
         """Answer with the victims for a pod by node; an empty answer lets it wait."""
         if not self._cache.has_synced:
             raise Unavailable("kvplace has not read the cluster yet; it will in a moment")
-        asking = self._pending.request_of(args.pod)
-        if asking is None or asking.pod_request.request.options.on_failure is OnFailure.FLOAT:
+        requested = self._pending.request_of(args.pod)
+        if requested is None or requested.pod_request.request.options.on_failure is OnFailure.FLOAT:
             PREEMPTIONS.labels("unchanged").inc()
             return PreemptionResult.unchanged(args)
         if args.never:
@@ -168,7 +168,7 @@ class Preemptor:
         ends = self._clock() + MOST_SECONDS
         candidates = self._candidates(args)
         for _ in range(_SEARCHES):
-            best = await self._best_victims(args, candidates, asking.pod_request.request, ends)
+            best = await self._best_victims(args, candidates, requested.pod_request.request, ends)
             if best is None:
                 break
             node, victims = best

@@ -47,7 +47,7 @@ from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.extender_protocol import BindingArgs
-from kvplace.scheduler.pending_pods import AskingPod, PendingPod, PendingPods
+from kvplace.scheduler.pending_pods import PendingPod, PendingPods, PendingRequest
 from kvplace.scheduler.ranking import RememberedAnswers
 from kvplace.scheduler.stored_claims import rfc3339
 
@@ -116,21 +116,21 @@ class ResourceClaims:
             known.pop(node, None)
 
     @staticmethod
-    def may_have_devices(pod: PodRecord | None, asking: AskingPod) -> bool:
+    def may_have_devices(pod: PodRecord | None, requested: PendingRequest) -> bool:
         """Whether kube-scheduler allocates devices to a pod, as far as that is known."""
-        return bool(asking.extended) or (pod is not None and bool(pod.resource_claims))
+        return bool(requested.extended) or (pod is not None and bool(pod.resource_claims))
 
     # Filter.
 
     async def examine(
-        self, pod: PodRecord, asking: AskingPod, pending: PendingPod, names: Collection[NodeName]
+        self, pod: PodRecord, requested: PendingRequest, pending: PendingPod, names: Collection[NodeName]
     ) -> NodesWithDevices:
         """Check the nodes of a Filter call; other pods may have their turn meanwhile."""
-        request = asking.pod_request.request
+        request = requested.pod_request.request
         refused = self._without_cpus(pod, request, names) | self._refused_binds(pending, names)
-        if request.options.device_numa is DeviceNuma.OFF or not self.may_have_devices(pod, asking):
+        if request.options.device_numa is DeviceNuma.OFF or not self.may_have_devices(pod, requested):
             return NodesWithDevices(refused)
-        allocated, wanted = self._requested(pod, asking)
+        allocated, wanted = self._requested(pod, requested)
         if not (allocated or wanted):
             return NodesWithDevices(refused)
         if request.options.device_numa in _STRICT:
@@ -145,10 +145,10 @@ class ResourceClaims:
                 del refused_binds[node]
         return {node: why for node, (_, why) in refused_binds.items() if node in names}
 
-    def _requested(self, pod: PodRecord, asking: AskingPod) -> tuple[set[DeviceKey], Counter[str]]:
+    def _requested(self, pod: PodRecord, requested: PendingRequest) -> tuple[set[DeviceKey], Counter[str]]:
         """Return the devices of a pod, and by driver the number of devices that it will get."""
         devices = self._cache.dra
-        allocated, wanted = set[DeviceKey](), Counter(devices.drivers_of(asking.extended))
+        allocated, wanted = set[DeviceKey](), Counter(devices.drivers_of(requested.extended))
         for name in pod.resource_claims:
             claim = devices.claims.get((pod.namespace, name))
             if claim is None:
@@ -278,14 +278,16 @@ class ResourceClaims:
 
     # Bind.
 
-    async def read(self, args: BindingArgs, asking: AskingPod, enforcement: Enforcement) -> ReadClaims:
+    async def read(
+        self, args: BindingArgs, requested: PendingRequest, enforcement: Enforcement
+    ) -> ReadClaims:
         """Read the resource claims of a pod from the API server, where they matter on the node.
 
         Raises Unavailable if the pod must be beside its devices and the ResourceSlices are not read yet.
         """
-        device_numa = asking.pod_request.request.options.device_numa
+        device_numa = requested.pod_request.request.options.device_numa
         pod, is_dra = self._cache.pods.get(args.uid), enforcement is Enforcement.DRA
-        is_beside = device_numa is not DeviceNuma.OFF and self.may_have_devices(pod, asking)
+        is_beside = device_numa is not DeviceNuma.OFF and self.may_have_devices(pod, requested)
         if is_beside and not self._cache.dra.slices.has_synced:
             if device_numa in _STRICT:
                 raise Unavailable("kvplace has not read the ResourceSlices yet; it will in a moment")

@@ -34,7 +34,7 @@ from kvplace.scheduler.metrics import ROOMS
 from kvplace.scheduler.migration_search import SOON_S, Background, NoMigration
 from kvplace.scheduler.migrator import Migrator
 from kvplace.scheduler.movable_vms import MovableVms
-from kvplace.scheduler.pending_pods import AskingPod, PendingPods
+from kvplace.scheduler.pending_pods import PendingPods, PendingRequest
 from kvplace.scheduler.room_moves import RoomMoves
 from kvplace.scheduler.stored_claims import RoomStopped
 
@@ -118,11 +118,11 @@ class RoomMaker:
 
     # Calls of the extender.
 
-    def fits_nowhere(self, pod: PodRecord, asking: AskingPod, nodes: Collection[NodeName]) -> None:
+    def fits_nowhere(self, pod: PodRecord, requested: PendingRequest, nodes: Collection[NodeName]) -> None:
         """Make room for a pod on one of the nodes soon, if the mode allows it and its pause is over."""
         if self._mode is MakeRoom.OFF:
             return
-        if self._mode is MakeRoom.ON_REQUEST and not asking.pod_request.make_room:
+        if self._mode is MakeRoom.ON_REQUEST and not requested.pod_request.make_room:
             return
         now, uid = self._clock(), pod.uid
         if self._is_reserved(uid):
@@ -130,7 +130,7 @@ class RoomMaker:
         is_due = max(self._pending.get(uid).no_room_before, self._rest_until) <= now
         if uid in self._making or not is_due or len(self._making) >= AT_ONCE:
             return
-        making = self._making[uid] = _Making(pod, asking.pod_request.request, tuple(nodes))
+        making = self._making[uid] = _Making(pod, requested.pod_request.request, tuple(nodes))
         self._asked.put_nowait(making)
 
     async def is_under_way(self, uid: PodUid) -> bool:
@@ -176,9 +176,9 @@ class RoomMaker:
             pod = min(waiting, key=lambda one: (tried[one.uid], -one.priority, one.created, one.uid))
             tried[pod.uid] = self._clock()
             with contextlib.suppress(BadAnnotation):  # its Filter call names the fault
-                asking = self._pending.request_of(pod)
-                if asking is not None:
-                    self.fits_nowhere(pod, asking, ())
+                requested = self._pending.request_of(pod)
+                if requested is not None:
+                    self.fits_nowhere(pod, requested, ())
 
     # One VM.
 

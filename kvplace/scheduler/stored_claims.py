@@ -26,7 +26,7 @@ from kvplace.core.topology import Topology
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
-from kvplace.scheduler.pending_pods import AskingPod
+from kvplace.scheduler.pending_pods import PendingRequest
 
 log = logging.getLogger(__name__)
 
@@ -90,23 +90,23 @@ def placement_of_claim(topology: Topology, request: Request, claim: Claim) -> Pl
     return found
 
 
-def migration_target(cache: NodeCache, asking: AskingPod) -> tuple[NodeName, Claim] | None:
+def migration_target(cache: NodeCache, requested: PendingRequest) -> tuple[NodeName, Claim] | None:
     """Return the node that is reserved for the target pod of a migration, and its claim there."""
-    if not asking.migration or asking.vmi is None:
+    if not requested.migration or requested.vmi is None:
         return None
-    for node in sorted(cache.ledgers.nodes_claimed_by(PodUid(asking.vmi.uid))):
-        kept = target_claim(cache.ledger(node), asking)
+    for node in sorted(cache.ledgers.nodes_claimed_by(PodUid(requested.vmi.uid))):
+        kept = target_claim(cache.ledger(node), requested)
         if kept is not None:
             return node, kept
     return None
 
 
-def target_claim(ledger: Ledger, asking: AskingPod) -> Claim | None:
+def target_claim(ledger: Ledger, requested: PendingRequest) -> Claim | None:
     """Return the reservation of a node's ledger for the target pod of a migration, as its claim."""
-    vmi = asking.vmi
+    vmi = requested.vmi
     if vmi is None:
         return None
-    kept = reserved_for_target(ledger, vmi.uid, asking.migration)
+    kept = reserved_for_target(ledger, vmi.uid, requested.migration)
     return kept if kept is not None and (kept.namespace, kept.vmi) == (vmi.namespace, vmi.name) else None
 
 
