@@ -247,6 +247,18 @@ class CpusetKeeper:
         known = self._kept[container].container
         return self.describe(replace(known, spec=known.spec.updated(change)))
 
+    def wanted_spec(self, container: NodeContainer) -> Cpuset:
+        """Return the cpuset that the spec of a container is to have; without CPUs if it needs none."""
+        setting = self._plan.containers.get(container.id, NO_CPUSET)
+        return self._plan.for_spec(container, setting)
+
+    def old_specs(self) -> Iterator[tuple[ContainerId, Cpuset]]:
+        """Yield each container with a spec that differs from the plan, with the cpuset for its spec."""
+        for known in self.containers():
+            wanted = self.wanted_spec(known)
+            if known.spec.updated(wanted) != known.spec:
+                yield known.id, wanted
+
     def forget(self, container: ContainerId) -> NodeContainer | None:
         """Forget a container that has ended; returns its last description."""
         kept = self._kept.pop(container, None)

@@ -140,7 +140,7 @@ class NriSource:
         if self._keeper.container(container.id) is None:
             self._keeper.take(self._reported(pod, container))
         self._keeper.carry_out()
-        wanted = self._wanted(self._keeper.note_spec(container.id, asked))
+        wanted = self._keeper.wanted_spec(self._keeper.note_spec(container.id, asked))
         others = self._spec_updates(without=container.id)
         if not wanted.cpus:
             return others
@@ -229,21 +229,10 @@ class NriSource:
 
     # How the runtime's specs follow
 
-    def _wanted(self, container: NodeContainer) -> nri.Cpuset:
-        plan = self._keeper.plan
-        return plan.for_spec(container, plan.containers.get(container.id, nri.NO_CPUSET))
-
-    def _with_old_specs(self) -> Iterator[tuple[NodeContainer, nri.Cpuset]]:
-        """Yield the containers with a spec that differs from the plan, with their plan."""
-        for known in self._keeper.containers():
-            wanted = self._wanted(known)
-            if known.spec.updated(wanted) != known.spec:
-                yield known, wanted
-
     def _spec_updates(self, *, without: ContainerId | None = None) -> list[nri.ContainerUpdate]:
         """Take the updates that fit into one answer to the runtime; the rest goes by courier."""
-        old = ((known, wanted) for known, wanted in self._with_old_specs() if known.id != without)
-        updates = [nri.ContainerUpdate(known.id, wanted) for known, wanted in islice(old, MAX_UPDATES)]
+        old = (nri.ContainerUpdate(id_, cpuset) for id_, cpuset in self._keeper.old_specs() if id_ != without)
+        updates = list(islice(old, MAX_UPDATES))
         for update in updates:
             self._keeper.note_spec(update.container, update.cpuset)
         if len(updates) == MAX_UPDATES:
@@ -263,7 +252,9 @@ class NriSource:
 
     async def carry_specs(self) -> None:
         """Bring the runtime's specs in line with the plan; raises Unavailable or Misconfigured."""
-        while self._keeper.is_connected and (self._specs_unsure or any(True for _ in self._with_old_specs())):
+        while self._keeper.is_connected and (
+            self._specs_unsure or any(True for _ in self._keeper.old_specs())
+        ):
             self._specs_unsure = True
             await self._runtime.deliver(self._updates_of)
             self._specs_unsure = False

@@ -35,14 +35,12 @@ from kvplace.linux.kernel_files import Gone, KernelError, explained, to_cpu_list
 from kvplace.linux.numa_memory import memory_of_cgroup
 from kvplace.linux.threads import (
     PROC,
-    OutsideCpuset,
     QemuProcess,
     ThreadName,
     ThreadRole,
     Tid,
     affinity_of,
     find_qemu,
-    set_affinity,
 )
 
 READ_ANEW_S = 60.0
@@ -122,7 +120,9 @@ class PinningSweep:
         if pod.qemu is not None and plan.sets_threads and plan.refusal is None:
             pid = pod.qemu.pid
             if any(one.thread for one in at_first) and pod.history.may_repair(now):
-                set_threads(pod.qemu, at_first)
+                for one in at_first:
+                    if one.thread is not None:
+                        pod.qemu.set_affinity(one.thread.tid, one.should)
                 measured = _with_memory(pod, pod.measure(plan.most_threads))
                 found = differences(plan, measured)
                 if drift and not set(drift) & set(found):
@@ -169,17 +169,6 @@ def _right(
         elif should := plan.cpus_of(thread.name, measured.io_threads) & plan.online:
             right[thread.tid] = should
     return right
-
-
-def set_threads(qemu: QemuProcess, found: Iterable[Difference]) -> None:
-    """Set the affinity of every thread that differs, as far as its cpuset allows it now.
-
-    Threads that have ended are left out. Raises NotPermitted.
-    """
-    for difference in found:
-        if difference.thread and qemu.has(difference.thread.tid):
-            with suppress(Gone, OutsideCpuset):
-                set_affinity(difference.thread.tid, difference.should)
 
 
 def domain_pins(pod: PodPlan, measured: Measurement) -> DomainPins:
@@ -230,7 +219,6 @@ class WatchedPod:
         self._mounted = mounted
         self._proc = proc
         self._cpusets: dict[str, _CpusetFile] = {}
-        self._count = 0
         self._affinities: list[tuple[Tid, set[int]]] = []
 
     def close(self) -> None:
@@ -246,9 +234,7 @@ class WatchedPod:
             return False
         affinity = os.sched_getaffinity
         try:
-            if self.qemu is not None and (
-                self.qemu.has_new_threads or self.qemu.thread_count() != self._count
-            ):
+            if self.qemu is not None and self.qemu.has_new_threads:
                 return False
             if len(self._cpusets) < len(self.containers):
                 return False
@@ -309,7 +295,6 @@ class WatchedPod:
                 self.qemu = find_qemu(processes, self._proc, most_threads=most)
         if self.qemu is None:
             return ()
-        self._count = self.qemu.thread_count()
         try:
             names = self.qemu.threads(most, anew=anew)
         except Gone:

@@ -127,6 +127,8 @@ class QemuProcess:
         self._where = proc / str(pid) / "task"
         self._names: dict[Tid, ThreadName] = {}
         self._new: AbstractSet[Tid] = frozenset()
+        self._listed = 0
+        """The number of threads, as `thread_count` has it, when they were listed last."""
         self._helpers: dict[Tid, ThreadName] = {}
 
     @classmethod
@@ -156,8 +158,8 @@ class QemuProcess:
 
     @property
     def has_new_threads(self) -> bool:
-        """Whether threads were seen for the first time, so that they may get other names yet."""
-        return bool(self._new)
+        """Whether there are threads that were never listed, or once only: they may get other names yet."""
+        return bool(self._new) or self.thread_count() != self._listed
 
     def threads(self, most: int, *, anew: bool = False) -> dict[Tid, ThreadName]:
         """List the threads by id; raises Gone when the process has ended, KernelError for more than `most`.
@@ -165,7 +167,8 @@ class QemuProcess:
         Names are read when a thread is seen for the first and the second time, because it has the name of
         its parent for a moment after its start, and not again, unless `anew`.
         """
-        count = self.thread_count() - _LINKS_OF_A_FOLDER
+        self._listed = self.thread_count()
+        count = self._listed - _LINKS_OF_A_FOLDER
         if count > most:
             raise KernelError(
                 f"process {self.pid} has {count} threads, more than the {most} that are checked"
@@ -198,6 +201,15 @@ class QemuProcess:
                 vhost = _VHOST.fullmatch(name)
                 if vhost and vhost[1] in (None, str(self.pid)):
                     self._helpers[Tid(pid)] = classify(name)
+
+    def set_affinity(self, tid: Tid, cpus: CpuMask) -> None:
+        """Let a thread run on these CPUs only; one that has ended, or may have none of them, stays.
+
+        Raises NotPermitted.
+        """
+        if self.has(tid):
+            with suppress(Gone, OutsideCpuset):
+                set_affinity(tid, cpus)
 
     def has(self, tid: Tid) -> bool:
         """Whether the thread is one of this process now; to be asked right before it is changed."""
