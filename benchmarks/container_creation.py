@@ -41,7 +41,7 @@ from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.linux.cgroups import find_cpuset_hierarchy
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import FolderTree
-from kvplace.nri.courier import NriRuntime
+from kvplace.nri.plugin import NriRuntime
 
 BLOCK = 10
 OTHERS = (0, 10, 50, 100)

@@ -18,7 +18,7 @@ from pathlib import Path
 from harness.grpc_server import GrpcServer
 from kvplace.core.errors import Unavailable
 from kvplace.core.protobuf import bytes_field, bytes_fields, fields_of
-from kvplace.kubelet.grpc_call import unary_call
+from kvplace.kubelet.pod_resources import unary_call
 
 FOLDER = Path("/var/lib/kubelet/device-plugins")
 _SERVICE = "/v1beta1.DevicePlugin"

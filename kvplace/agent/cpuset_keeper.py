@@ -38,9 +38,9 @@ from kvplace.core.node_topology import Enforcement
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
 from kvplace.kube.object_records import Condition
-from kvplace.linux.cgroups import CpusetFile, processes_of
+from kvplace.linux.cgroups import CpusetFile
 from kvplace.linux.kernel_files import Gone, NotPermitted
-from kvplace.linux.threads import OutsideCpuset, Tid, affinity_of, set_affinity
+from kvplace.linux.threads import Tid, affinity_of, set_own_threads
 from kvplace.nri.values import NO_CPUSET, Cpuset
 
 log = logging.getLogger(__name__)
@@ -490,19 +490,3 @@ class CpusetKeeper:
             why = f"{self.obstacle}; cgroups are read every {SWEEP_WITHOUT_EVENTS_S:g} s."
             return cpusets_enforced(TopologyReason.CHANGES_NOT_REPORTED, why)
         return None if self._connected is None else self._connected[1]
-
-
-def set_own_threads(folder: Path, cpus: CpuMask, own_pid: int) -> bool:
-    """Set every thread of the agent's container; False, and nothing set, for the cgroup of another one.
-
-    Raises Gone, NotPermitted or Unreadable.
-    """
-    pids = processes_of(folder)
-    if own_pid not in pids:
-        return False
-    for pid in pids:
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                with suppress(Gone, OutsideCpuset):
-                    set_affinity(Tid(int(thread.name)), cpus)
-    return True

@@ -40,8 +40,7 @@ from kvplace.linux.container_watch import cgroup_folder
 from kvplace.linux.kernel_events import FileChange, Inotify, calling
 from kvplace.linux.kernel_files import Gone
 from kvplace.nri import values as nri
-from kvplace.nri.courier import MAX_UPDATES
-from kvplace.nri.plugin import Handler
+from kvplace.nri.plugin import MAX_UPDATES, Handler
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ _QEMU_HOOKS = "/etc/libvirt/hooks/qemu.d"
 
 
 class PluginHost(Protocol):
-    """A container runtime that has plugins: `kvplace.nri.courier.NriRuntime`."""
+    """A container runtime that has plugins: `kvplace.nri.plugin.NriRuntime`."""
 
     async def run(self, handler: Handler, /) -> None:
         """Keep the plugin connected until cancelled."""

@@ -182,7 +182,7 @@ def keeper_of(
     if how in (Enforcement.NRI, Enforcement.DRA):
         # Costs 4 MiB, which nodes without NRI need not pay.
         from kvplace.agent.nri_source import NriSource
-        from kvplace.nri.courier import NriRuntime
+        from kvplace.nri.plugin import NriRuntime
 
         return keeper, NriSource(keeper, NriRuntime(socket), hierarchy.root)
     return keeper, CgroupSource(keeper, own, hierarchy.root)

@@ -25,6 +25,7 @@ from typing import NewType, Self
 
 from kvplace.core.cpuset import bits_of, format_cpu_list, mask_of
 from kvplace.core.scalars import CpuMask
+from kvplace.linux.cgroups import processes_of
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, explained
 
 Tid = NewType("Tid", int)
@@ -65,6 +66,22 @@ def _explained(error: OSError, what: str) -> Exception:
             return NotPermitted(f"{what}: {error.strerror}; the agent needs CAP_SYS_NICE")
         case _:
             return KernelError(f"{what}: {error.strerror}")
+
+
+def set_own_threads(folder: Path, cpus: CpuMask, own_pid: int) -> bool:
+    """Set every thread of our own container; False, and nothing set, for the cgroup of another one.
+
+    Raises Gone, NotPermitted or Unreadable.
+    """
+    pids = processes_of(folder)
+    if own_pid not in pids:
+        return False
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(Gone, OutsideCpuset):
+                    set_affinity(Tid(int(thread.name)), cpus)
+    return True
 
 
 PROC = Path("/proc")

@@ -1,11 +1,13 @@
-"""A plugin that stays connected to its runtime, as long as either lives.
+"""A plugin that stays connected to its runtime, and updates of containers outside of any event.
 
 The runtime asks a plugin about each container while it makes it, and waits for the answer: a handler must
 take far less than the runtime's request timeout (2 s unless configured). Then the runtime continues without
 it. For a handler that raises or is too slow, the answer is "no change", and a line is logged.
 
-`Runtime.UpdateContainers` is not offered: in containerd before 2.4 it can block the runtime for good
-(containerd/containerd issue 13733). Updates travel in answers, or by `kvplace.nri.courier`.
+`Runtime.UpdateContainers` is not offered: in containerd before 2.4 it can block the runtime for good when a
+container event meets it (containerd/containerd issue 13733). Updates travel in answers. The answer to
+Synchronize is applied under the locks in their safe order, so a second, short connection, the courier,
+carries all other updates there. The runtime does not state whether they took effect: read the cgroups.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
@@ -23,6 +25,7 @@ from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
 from kvplace.nri.connection import Connection, UnknownMethod
 from kvplace.nri.messages import (
     BadPeer,
+    CallFailed,
     PluginCall,
     read_asked_cpuset,
     read_runtime,
@@ -247,3 +250,82 @@ class _Calls:
         except Exception:
             log.exception("%s failed; answered with no change", what)
         return no_change
+
+
+MAX_UPDATES = 50
+"""Most updates of one connection: the runtime needs about 10 ms for each and creates no container then."""
+_DELIVERY_TIMEOUT_S = 30.0
+
+
+async def deliver(
+    socket: Path,
+    name: PluginName,
+    choose: Callable[[Sequence[NriContainer]], Sequence[ContainerUpdate]],
+) -> None:
+    """Have the runtime update containers.
+
+    `choose` gets all containers with their specs of now, and returns at most MAX_UPDATES updates. `name` must
+    differ from the name of the plugin that answers for new containers. Returns when the runtime has
+    the answer; it needs about 10 ms more for each container in it. Raises Unavailable or Misconfigured.
+    """
+    try:
+        async with (
+            asyncio.timeout(_DELIVERY_TIMEOUT_S),
+            session(socket, name, _Courier(choose)) as connection,
+        ):
+            # It reads our frames in their order: an answer to this shows that it has the one before. A
+            # runtime that finds the connection closed may drop frames that it has not passed on yet.
+            with suppress(CallFailed):
+                await connection.call("Ping", b"", timeout_s=_DELIVERY_TIMEOUT_S)
+    except TimeoutError:
+        raise Unavailable(f"the NRI runtime did not take updates within {_DELIVERY_TIMEOUT_S:g} s") from None
+
+
+PLUGIN = PluginName("kvplace", "50")
+COURIER = PluginName("kvplace-courier", "99")
+
+
+@dataclass(frozen=True, slots=True)
+class NriRuntime:
+    """The container runtime behind a socket, as kvplace's plugin and its courier reach it."""
+
+    socket: Path
+
+    async def run(self, handler: Handler) -> None:
+        """Keep the plugin connected until cancelled."""
+        await run_plugin(self.socket, PLUGIN, handler)
+
+    async def deliver(self, choose: Callable[[Sequence[NriContainer]], Sequence[ContainerUpdate]]) -> None:
+        """Have the runtime update containers outside of any event."""
+        await deliver(self.socket, COURIER, choose)
+
+
+class _Courier:
+    """A handler that wants nothing but its updates."""
+
+    events = frozenset({NriEvent.REMOVE_POD})  # the rarest; none would mean all
+
+    def __init__(self, choose: Callable[[Sequence[NriContainer]], Sequence[ContainerUpdate]]) -> None:
+        self._choose = choose
+
+    async def synchronize(
+        self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[NriContainer]
+    ) -> Sequence[ContainerUpdate]:
+        return self._choose(containers)[:MAX_UPDATES]
+
+    async def create(self, pod: PodSandbox, container: NriContainer) -> Creation:
+        return Creation()
+
+    async def update(
+        self, pod: PodSandbox, container: NriContainer, asked: Cpuset
+    ) -> Sequence[ContainerUpdate]:
+        return ()
+
+    async def stop(self, pod: PodSandbox, container: NriContainer) -> Sequence[ContainerUpdate]:
+        return ()
+
+    async def observe(self, event: NriEvent, pod: PodSandbox, container: NriContainer) -> None:
+        pass
+
+    def disconnected(self, reason: KvplaceError) -> None:
+        pass

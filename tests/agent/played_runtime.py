@@ -22,8 +22,7 @@ from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.linux.cgroups import CpusetFile
 from kvplace.linux.kernel_files import Gone, KernelError
 from kvplace.nri import values as nri
-from kvplace.nri.courier import MAX_UPDATES
-from kvplace.nri.plugin import Handler
+from kvplace.nri.plugin import MAX_UPDATES, Handler
 
 T = TypeVar("T")
 

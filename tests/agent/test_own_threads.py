@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.agent import cpuset_keeper
-from kvplace.agent.cpuset_keeper import set_own_threads
 from kvplace.core.scalars import CpuMask
-from kvplace.linux.threads import Tid
+from kvplace.linux import threads
+from kvplace.linux.threads import Tid, set_own_threads
 
 
 def test_a_process_that_ends_meanwhile_does_not_keep_the_others_from_being_set(
@@ -29,6 +28,6 @@ def test_a_process_that_ends_meanwhile_does_not_keep_the_others_from_being_set(
 
     seen: dict[int, int] = {}
     monkeypatch.setattr(Path, "iterdir", tasks)
-    monkeypatch.setattr(cpuset_keeper, "set_affinity", lambda tid, cpus: seen.update({tid: cpus}))
+    monkeypatch.setattr(threads, "set_affinity", lambda tid, cpus: seen.update({tid: cpus}))
     assert set_own_threads(tmp_path, CpuMask(1), os.getpid())
     assert seen[Tid(os.getpid())] == 1

@@ -9,9 +9,8 @@ import pytest
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Unavailable
-from kvplace.nri import courier as courier_module
-from kvplace.nri.courier import MAX_UPDATES, deliver
-from kvplace.nri.plugin import PluginName
+from kvplace.nri import plugin as plugin_module
+from kvplace.nri.plugin import MAX_UPDATES, PluginName, deliver
 from kvplace.nri.values import ContainerUpdate, Cpuset, NriContainer
 from tests.nri import wire
 from tests.nri.fake_runtime import SUBJECT, FakeRuntime, PluginEnd, container, updates_in
@@ -94,6 +93,6 @@ async def test_a_runtime_that_disconnects_is_an_error(runtime: FakeRuntime) -> N
 async def test_a_runtime_that_never_answers_is_an_error_in_the_end(
     runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier_module, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(plugin_module, "_DELIVERY_TIMEOUT_S", 0.1)
     with pytest.raises(Unavailable, match=r"within 0\.1 s"):
         await deliver(runtime.socket, NAME, _update_all)

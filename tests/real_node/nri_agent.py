@@ -18,7 +18,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import PodUid
 from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.linux.cgroups import find_cpuset_hierarchy
-from kvplace.nri.courier import NriRuntime
+from kvplace.nri.plugin import NriRuntime
 from tests.agent.nodes_in_use import machine_of, node_with, placed
 from tests.agent.played_runtime import PlayedObjects
 
