@@ -2,9 +2,8 @@
 
 There are two front ends. With `annotation` KubeVirt creates the container from the entry in the annotation
 `hooks.kubevirt.io/hookSidecars`, which has no fields for volumes, probes and resources. Pod admission adds
-them: the results on the pod as files, a folder that is libvirt's folder for hooks in the container of QEMU
-(see `hook/arrivals.py`), the node's name, and a probe that holds the VM until its placement is there and in
-effect.
+them: the results on the pod as files, libvirt's folder for hooks in the container of QEMU (see
+`hook/arrivals.py`), the node's name, and a probe that holds the VM until its placement is in effect.
 
 KubeVirt puts the container beside the container of QEMU, where it keeps the pod running until KubeVirt asks
 it to end; a killed virt-launcher sends it nothing. So pod admission makes a restartable init container of it.
@@ -132,9 +131,8 @@ def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str, image: str) -> N
 
     A pod that needs the container for a Plugin gets one of `image`.
 
-    A sidecar that is an init container already stays at its place, so that webhooks that run after each other
-    do not move it in turn. Any other goes to the end: the requests of earlier init containers do not add to
-    its own.
+    A sidecar among the init containers keeps its place, so that several webhooks do not move it in turn. Any
+    other goes to the end: the requests of earlier init containers do not add to its own.
 
     Raises Misconfigured when the name of a volume of ours is taken, or when there is no other container.
     """

@@ -1,10 +1,10 @@
 """Opens the cluster that a user's flags name, and runs a command there until it ends or is interrupted.
 
-A missing right is named together with the role that gives it, and a cluster without kvplace, or with another
-version of its objects, is distinguished from one that does not answer. An error is one sentence.
+Errors are one sentence. A missing right is named together with its role. A cluster without kvplace, or with
+another version of its objects, gets another error than a cluster that does not answer.
 
 While commands watch, an outage of the API server is reported in one sentence. Each watch logs each failed
-attempt; that is right for a service, but a person needs to know it once, and again when it lasts.
+attempt, as a service needs it; a person gets one message, and another one when the outage lasts.
 
 SIGINT and SIGTERM act only between two steps. `asyncio.run` cancels in the signal handler itself, between
 any two instructions of the program. Where that is within a library's callback, the connection breaks under

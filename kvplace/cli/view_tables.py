@@ -303,7 +303,7 @@ def percent(part: int, whole: int) -> str:
 
 
 def _in_use(view: ClusterView) -> tuple[int, int]:
-    """CPUs that have an owner, and that are shared, on the nodes that can be used."""
+    """Count the owned and the shared CPUs of the usable nodes."""
     usable = [node for node in view.nodes.values() if node.free_blocks is not None]
     return sum(node.owned.bit_count() for node in usable), sum(node.shared.bit_count() for node in usable)
 

@@ -68,7 +68,7 @@ _CERTIFICATES = (
 
 
 def check_webhooks(found: Installation) -> Iterator[Finding]:
-    """Check that each webhook is registered once, for a Service that exists, with a CA that is valid."""
+    """Check that each webhook is registered once, for an existing Service, with a valid CA."""
     for resource, names in WEBHOOKS.items():
         for name in names:
             registered = [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.node_devices import NO_NUMA, DeviceCount, DeviceReport, TopologyPolicy
+from kvplace.core.node_devices import NO_NUMA, DeviceCount, DeviceReport
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.quantity import counted
-from kvplace.core.scalars import NodeName, NumaId, ResourceName
+from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.doctor.admission_checks import CPU_CLAIMS_POLICY
 from kvplace.doctor.installation import (
@@ -40,7 +40,7 @@ _RUNS_VMS = "kubevirt.io/schedulable"
 
 
 def check_descriptions(found: Installation) -> Iterator[Finding]:
-    """Check that every node that may run VMs is described by something that can be read."""
+    """Check that every node for VMs has a readable description."""
     missing: list[str] = []
     unreadable: list[NodeView] = []
     for node in _vm_nodes(found):
@@ -72,7 +72,7 @@ def check_descriptions(found: Installation) -> Iterator[Finding]:
 
 
 def check_agents(found: Installation) -> Iterator[Finding]:
-    """Check that the agent is everywhere that it should be, and that all is well with it there."""
+    """Check that every node for VMs has its agent, and that the agents report no fault."""
     daemonsets = found.component("daemonsets", AGENT)
     if not daemonsets:
         yield warning(
@@ -252,72 +252,15 @@ def check_devices(found: Installation) -> Iterator[Finding]:
         if view.exists and view.described is not None and view.described.devices is not None
         if (topology := view.described.topology) is not None and len(topology.numa_nodes) > 1
     }
-    checks = (_any_device, _pods_that_fail, _without_node, _wrong_node)
-    for check in checks:
-        yield from check(reports)
-
-
-def _with_policy(
-    reports: Mapping[NodeName, DeviceReport], is_meant: Callable[[TopologyPolicy], bool]
-) -> dict[NodeName, set[ResourceName]]:
-    """Find the nodes with such a policy that have devices of one resource on several NUMA nodes."""
-    return {
-        name: resources
-        for name, report in reports.items()
-        if is_meant(report.devices.policy) and (resources := _on_several(report))
-    }
-
-
-def _any_device(reports: Mapping[NodeName, DeviceReport]) -> Iterator[Finding]:
-    nodes = _with_policy(reports, lambda policy: not policy.aligns)
-    if nodes:
-        yield warning(
-            name_nodes(nodes),
-            f"{_named(nodes)} has devices on several NUMA nodes, and the kubelet takes any free one "
-            "(topologyManagerPolicy none): VMs with kvplace.io/device-numa: required are refused",
-            "set topologyManagerPolicy: best-effort; leave cpuManagerPolicy and memoryManagerPolicy at none",
-        )
-
-
-def _pods_that_fail(reports: Mapping[NodeName, DeviceReport]) -> Iterator[Finding]:
-    nodes = _with_policy(reports, lambda policy: policy.rejects)
-    if nodes:
-        yield warning(
-            name_nodes(nodes),
-            f"{_named(nodes)} has devices on several NUMA nodes, and the kubelet fails the pod of a VM if it "
-            "cannot align them (topologyManagerPolicy restricted or single-numa-node)",
-            "set topologyManagerPolicy: best-effort",
-        )
-
-
-def _without_node(reports: Mapping[NodeName, DeviceReport]) -> Iterator[Finding]:
-    nodes = {
-        name: resources
-        for name, report in reports.items()
-        if (resources := {one.resource for one in report.devices.counts if one.node == NO_NUMA})
-    }
-    if nodes:
-        yield warning(
-            name_nodes(nodes),
-            f"{_named(nodes)} has devices without a NUMA node: they do not count when cores are chosen",
-            "let the firmware state the NUMA node of each PCI root, and the device plugin send it "
-            "(sriov-network-device-plugin: excludeTopology: false)",
-        )
-
-
-def _wrong_node(reports: Mapping[NodeName, DeviceReport]) -> Iterator[Finding]:
-    """Find plugins that send NUMA node 0 although they do not know it, or it is another."""
-    nodes = {name: resources for name, report in reports.items() if (resources := _sent_as_node_0(report))}
-    if nodes:
-        yield warning(
-            name_nodes(nodes),
-            f"the device plugin of {_named(nodes)} sends NUMA node 0, which sysfs does not confirm",
-            "some plugins send 0 where the firmware states no NUMA node: correct the firmware or the plugin, "
-            "or set kvplace.io/device-numa: off",
-        )
+    for resources_of, problem, fix in _DEVICE_FAULTS:
+        nodes = {name: resources for name, report in reports.items() if (resources := resources_of(report))}
+        if nodes:
+            named = ", ".join(sorted({resource for resources in nodes.values() for resource in resources}))
+            yield warning(name_nodes(nodes), problem.format(named), fix)
 
 
 def _sent_as_node_0(report: DeviceReport) -> set[ResourceName]:
+    """Return the resources with a plugin that sends NUMA node 0 without knowing it, or wrongly."""
     elsewhere = {
         device.resource
         for devices in report.pods.values()
@@ -338,5 +281,38 @@ def _on_several(report: DeviceReport) -> set[ResourceName]:
     return {resource for resource, by_node in counts.items() if len(by_node) > 1}
 
 
-def _named(nodes: Mapping[NodeName, set[ResourceName]]) -> str:
-    return ", ".join(sorted({resource for resources in nodes.values() for resource in resources}))
+_DEVICE_FAULTS: tuple[tuple[Callable[[DeviceReport], set[ResourceName]], str, str], ...] = (
+    (
+        lambda report: set() if report.devices.policy.aligns else _on_several(report),
+        (
+            "{} has devices on several NUMA nodes, and the kubelet takes any free one "
+            "(topologyManagerPolicy none): VMs with kvplace.io/device-numa: required are refused"
+        ),
+        "set topologyManagerPolicy: best-effort; leave cpuManagerPolicy and memoryManagerPolicy at none",
+    ),
+    (
+        lambda report: _on_several(report) if report.devices.policy.rejects else set(),
+        (
+            "{} has devices on several NUMA nodes, and the kubelet fails the pod of a VM if it cannot align "
+            "them (topologyManagerPolicy restricted or single-numa-node)"
+        ),
+        "set topologyManagerPolicy: best-effort",
+    ),
+    (
+        lambda report: {one.resource for one in report.devices.counts if one.node == NO_NUMA},
+        "{} has devices without a NUMA node: they do not count when cores are chosen",
+        (
+            "let the firmware state the NUMA node of each PCI root, and the device plugin send it "
+            "(sriov-network-device-plugin: excludeTopology: false)"
+        ),
+    ),
+    (
+        _sent_as_node_0,
+        "the device plugin of {} sends NUMA node 0, which sysfs does not confirm",
+        (
+            "some plugins send 0 where the firmware states no NUMA node: correct the firmware or the plugin, "
+            "or set kvplace.io/device-numa: off"
+        ),
+    ),
+)
+"""The resources of a node with a fault, the fault and its fix."""

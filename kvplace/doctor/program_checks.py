@@ -46,7 +46,7 @@ def check_serve(found: Installation) -> Iterator[Finding]:
 
 
 def check_scheduler(found: Installation) -> Iterator[Finding]:
-    """Check that a scheduler runs under the name that pods get, and that it asks our extender, rightly."""
+    """Check that a scheduler runs under the name in the pods, and that it is configured for our extender."""
     named = setting_of_serve(found, "SCHEDULER_NAME") or "kvplace-scheduler"
     if not found.component("deployments", SCHEDULER):
         if named != _DEFAULT_SCHEDULER:

@@ -8,9 +8,9 @@ Its constraints are a relaxation: each one holds for every possible placement.
 * All VMs inside a domain use at most the free memory and huge pages of its NUMA nodes.
 * A VM goes only to a domain where `place` would put it if it were alone.
 
-The bound can only be too high, because the program leaves out how VMs share the parts of a wide domain, the
-equal shares of the `spread` scopes, CPUs of sharing VMs that exclusive VMs do not get, threads left over on
-cores of unequal width, and domains that overlap. A plan that reaches the bound is optimal.
+The bound can only be too high. The program leaves out how VMs share the parts of a wide domain, the equal
+shares of the `spread` scopes, the CPUs of sharing VMs, threads left over on cores of unequal width, and
+domains that overlap. A plan that reaches the bound is optimal.
 """
 
 from __future__ import annotations

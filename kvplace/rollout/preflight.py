@@ -1,11 +1,10 @@
 """Checks before a rollout makes its first VM: names that are taken, quotas, rights, templates.
 
-Every mistake that can be known beforehand is one sentence then, with nothing made. Templates are checked by
-the API server itself, by a dry run of one VM of each, unless some VM of it has been made already.
+Every mistake that can be known beforehand is reported in one sentence, before a VM is created. The API server
+itself checks each template by a dry run of one VM, unless a VM of the template exists already.
 
-All VMs of one template would share its disks, addresses and ids, though each needs its own. A template that
-was read from a cluster has the disks of that VM, and its MAC addresses and UUID where KubeVirt or another
-client has written them into it.
+All VMs of one template would share its disks, addresses and ids, though each needs its own. A template from a
+cluster has the disks of its VM, and often also MAC addresses and a UUID that KubeVirt has written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The VMs of a rollout: its document and templates, expanded to names and manifests.
 
 A template is a VirtualMachine or VirtualMachineInstance as people write it. Its labels, annotations and spec
-are used. Its name, its status and the fields that an API server has written are left out, so an object that
-was read from a cluster can serve as a template, too.
+are used. Its name, its status and fields of the API server are left out, so an object from a cluster can
+serve as a template, too.
 """
 
 from __future__ import annotations
