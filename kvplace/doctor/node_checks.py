@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.node_devices import NO_NUMA, DeviceCount, DeviceReport
