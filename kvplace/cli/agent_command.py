@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kvplace.cli.parameters import Words, process_options, read_cpus
+from kvplace.core.errors import Misconfigured
 
 if TYPE_CHECKING:
     from kvplace.core.node_topology import Enforcement
@@ -22,8 +23,6 @@ def _path_option(
     help: str | None = None,  # noqa: A002
 ) -> Callable[[_Function], _Function]:
     def absolute(_context: click.Context, option: click.Parameter, path: Path) -> Path:
-        from kvplace.core.errors import Misconfigured
-
         if not path.is_absolute():
             raise Misconfigured(f"{option.opts[0]} is {path}; write an absolute path")
         return path

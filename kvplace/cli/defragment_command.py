@@ -10,7 +10,10 @@ from kvplace.cli.cluster_flags import cluster_flags, read_selector
 from kvplace.cli.output import Column, Output, print_answer, print_lines, rows_of, say, table_lines
 from kvplace.cli.parameters import Answer, ClusterFlags, check_confirmation, output_option, yes_option
 from kvplace.cli.progress import Progress
+from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import ExitCode
+from kvplace.core.placement import Placement
+from kvplace.core.quantity import about_bytes, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +58,6 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
     Exit code 0 when all moves were made or there are none, 4 when some were made, 1 when none was.
     """  # noqa: D301 - click needs the literal backslash
     from kvplace.cli.live_cluster import ask
-    from kvplace.core.quantity import counted
 
     async def body(live: LiveCluster) -> int:
         from datetime import UTC, datetime
@@ -145,8 +147,6 @@ def _exit_code(found: Defragmentation, results: Sequence[MoveResult]) -> int:
 
 
 def _way(move: DefragmentingMove) -> str:
-    from kvplace.core.cpuset import format_cpu_list
-
     before, after = (format_cpu_list(one.cpus | one.owned) for one in (move.before, move.after))
     if move.is_migration:
         return f"migrates from {move.node} to CPUs {after} of {move.target}"
@@ -172,10 +172,6 @@ def _change(before: int, after: int) -> str:
 
 
 def _columns() -> tuple[Column[DefragmentingMove], ...]:
-    from kvplace.core.cpuset import format_cpu_list
-    from kvplace.core.placement import Placement
-    from kvplace.core.quantity import about_bytes
-
     def place(node: str, placement: Placement) -> str:
         return f"{node}: {format_cpu_list(placement.cpus | placement.owned)}"
 
@@ -194,8 +190,6 @@ def _columns() -> tuple[Column[DefragmentingMove], ...]:
 
 
 def _document(found: Defragmentation, results: Sequence[MoveResult], *, interrupted: str) -> dict[str, Any]:
-    from kvplace.core.cpuset import format_cpu_list
-
     errors = {one.move.id: one.error for one in results}
 
     def room(free: FreeRoom) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from kvplace.cli.cluster_flags import cluster_flags, complete_namespace
 from kvplace.cli.output import Output, print_answer, print_lines, say
 from kvplace.cli.parameters import Answer, ClusterFlags, output_option
 from kvplace.core.errors import ExitCode
+from kvplace.core.quantity import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +106,6 @@ def report_lines(found: Examination, *, wide: bool) -> Iterator[str]:
 def _summary(found: Examination) -> str:
     from collections import Counter
 
-    from kvplace.core.quantity import counted
     from kvplace.doctor.installation import Severity
 
     counts = Counter(finding.level.value for one in found.results for finding in one.findings)

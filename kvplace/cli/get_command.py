@@ -24,7 +24,10 @@ from kvplace.cli.output import (
 )
 from kvplace.cli.parameters import Answer, ClusterFlags, Words, output_option
 from kvplace.core.errors import ExitCode
+from kvplace.core.quantity import counted
+from kvplace.core.request import Level
 from kvplace.core.scalars import NodeName
+from kvplace.core.strict_json import did_you_mean
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster
@@ -51,7 +54,6 @@ def _complete_state(_context: click.Context, _option: click.Parameter, begun: st
 
 
 def _read_state(text: str) -> VmState:
-    from kvplace.core.strict_json import did_you_mean
     from kvplace.nodes.cluster_view import VmState
 
     states = {state.value.lower(): state for state in VmState}
@@ -206,8 +208,6 @@ def _print(
     listing: Listing[T], found: Sequence[T], names: tuple[str, ...], known: Iterable[str], what: str
 ) -> int:
     """Print the objects, and state the names that do not exist."""
-    from kvplace.core.strict_json import did_you_mean
-
     known = list(known)
     missing = [name for name in names if name not in known]
     if found or not names:
@@ -291,8 +291,6 @@ def _print_rows(
     noun: str,
     nothing: str,
 ) -> None:
-    from kvplace.core.quantity import counted
-
     if not rows:
         say(f"there is no {nothing}")
         return
@@ -302,8 +300,6 @@ def _print_rows(
 
 
 def _node_key(node: NodeView, order: str) -> str | float:
-    from kvplace.core.request import Level
-
     blocks = node.free_blocks
     match order:
         case "used":

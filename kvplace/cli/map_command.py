@@ -23,11 +23,13 @@ from kvplace.cli.parameters import (
     read_cpus,
 )
 from kvplace.core.errors import Absent, BadBody, KvplaceError
+from kvplace.core.ledger import Ledger
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
+from kvplace.core.strict_json import did_you_mean, near_word
 
 if TYPE_CHECKING:
     from kvplace.cli.claims_by_node import ClaimsByNode, NodeClaims
     from kvplace.core.drawing.core_map import CoreMap
-    from kvplace.core.scalars import CpuMask, PodUid
 
 _WIDE_WIDTH = 160
 """Columns of `-o wide` in a file or pipe."""
@@ -157,7 +159,6 @@ def command(
     """
     from kvplace.cli.claims_by_node import NodeClaims, read_placements
     from kvplace.core.drawing.core_map import draw
-    from kvplace.core.ledger import Ledger
 
     kind, slash, name = (machine or "").partition("/")
     if slash and name and kind in ("node", "file"):
@@ -220,7 +221,6 @@ def _show(drawing: CoreMap, target: MapTarget) -> None:
 def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[PodUid, CpuMask]:
     """Read the values of `--found VM=CPUS`, by the UIDs of the VMs' claims; raises BadBody."""
     from kvplace.core.drawing.occupancy import printable
-    from kvplace.core.scalars import NO_CPUS
 
     found: dict[PodUid, CpuMask] = {}
     for text in texts:
@@ -267,7 +267,6 @@ def names_a_node(machine: str) -> bool:
 
     Without a kubeconfig a likely typo of a server type names no node; raises Absent for any other name.
     """
-    from kvplace.core.strict_json import near_word
     from kvplace.kube.kubeconfig import kubeconfig_files
     from kvplace.machines.server_types import machine_names
 
@@ -291,8 +290,6 @@ def names_a_node(machine: str) -> bool:
 def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
     """Read one node and draw it; raises KvplaceError with the reason where nothing can be drawn."""
     from kvplace.cli.live_cluster import LiveCluster
-    from kvplace.core.scalars import NodeName
-    from kvplace.core.strict_json import did_you_mean
     from kvplace.kube.watches import NODES
     from kvplace.machines.server_types import machine_names
     from kvplace.nodes.cluster_reading import read_node

@@ -28,7 +28,12 @@ from kvplace.cli.parameters import (
     strategy_option,
 )
 from kvplace.cli.progress import Progress
-from kvplace.core.errors import ExitCode
+from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.errors import BadBody, ExitCode
+from kvplace.core.occupant import ClusterNode
+from kvplace.core.quantity import counted
+from kvplace.core.scalars import NodeName
+from kvplace.core.strict_json import Json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,8 +41,6 @@ if TYPE_CHECKING:
 
     from kvplace.core.cluster.node_choice import Strategy
     from kvplace.core.cluster.planning import Plan, PlannedVm, PlanProgress, VmRequest
-    from kvplace.core.occupant import ClusterNode
-    from kvplace.core.strict_json import Json
     from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.mip_bound import MipBound
     from kvplace.plan.plan_documents import ClosedTo
@@ -141,7 +144,6 @@ def _answer(
     restarting: Mapping[str, str] | None = None,
 ) -> int:
     """Print a plan and return the exit code that states whether every VM has a place."""
-    from kvplace.core.quantity import counted
     from kvplace.plan.plan_documents import plan_document
 
     def document() -> Json:
@@ -182,7 +184,6 @@ def _read_requests(
     from kvplace.cli.manifest_vms import stated_vms
     from kvplace.core.cluster.draft import OPEN
     from kvplace.core.cluster.planning import VmRequest
-    from kvplace.core.errors import BadBody
     from kvplace.documents.reading import manifests_in
     from kvplace.kube.node_filters import demands_of
 
@@ -219,7 +220,6 @@ def _print(plan: Plan, bound: MipBound | None, need_movable: Sequence[str], *, w
 
 
 def _columns() -> tuple[Column[PlannedVm], ...]:
-    from kvplace.core.cpuset import format_cpu_list, mask_of
     from kvplace.plan.plan_documents import whole_mib
 
     def numbers(ids: Sequence[int]) -> str:
@@ -259,7 +259,6 @@ def evacuate(*, flags: ClusterFlags, node: str, dry_run: bool, make_room: bool, 
     Exit code 0 when every VM fits, 4 when some do, 3 when none does.
     """  # noqa: D301 - click needs the literal backslash
     from kvplace.core.cluster.planning import plan
-    from kvplace.core.scalars import NodeName
     from kvplace.kube.object_client import ObjectReader
     from kvplace.nodes.planning_cluster import read_evacuation
 

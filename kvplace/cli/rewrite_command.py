@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import click
 
 from kvplace.cli.output import say
 from kvplace.cli.parameters import InputFile, topology_option
+from kvplace.core.cpuset import cpus_of
 from kvplace.core.errors import BadAnnotation, BadBody, BadDomainXml, Misconfigured
-from kvplace.core.strict_json import shown
-
-if TYPE_CHECKING:
-    from kvplace.core.placement import PodPlacement
-    from kvplace.core.scalars import CpuId, NumaId
+from kvplace.core.placement import PodPlacement
+from kvplace.core.scalars import CpuId, NumaId
+from kvplace.core.strict_json import json_object, shown
 
 _VMI = "VirtualMachineInstance"
 _MAX_PLACEMENT_BYTES = 1024 * 1024
@@ -65,8 +63,6 @@ def command(
 
 
 def _of_cpu_map(text: str) -> PodPlacement:
-    from kvplace.core.placement import PodPlacement
-
     try:
         return PodPlacement.of_cpu_map(text)
     except BadAnnotation as error:
@@ -75,8 +71,6 @@ def _of_cpu_map(text: str) -> PodPlacement:
 
 def _placement(path: str) -> PodPlacement:
     """Read an annotation, or one answer of `kvplace place` that holds one."""
-    from kvplace.core.placement import PodPlacement
-    from kvplace.core.strict_json import json_object
     from kvplace.documents.reading import read_text
 
     what = _called("--placement", path)
@@ -120,8 +114,6 @@ def _nodes(machine: str | None) -> Mapping[CpuId, NumaId]:
     """Map CPUs to NUMA nodes."""
     if machine is None:
         return {}
-    from kvplace.core.cpuset import cpus_of
-    from kvplace.core.scalars import CpuId, NumaId
     from kvplace.machines.machine import find_machine
 
     nodes = find_machine(machine).topology.numa_nodes

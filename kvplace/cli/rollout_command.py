@@ -30,13 +30,13 @@ from kvplace.cli.parameters import (
     yes_option,
 )
 from kvplace.core.errors import BadBody, ExitCode
-from kvplace.core.vm_stages import VmStage
+from kvplace.core.quantity import counted
+from kvplace.core.vm_stages import Percentiles, VmStage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from kvplace.cli.live_cluster import LiveCluster
-    from kvplace.core.vm_stages import Percentiles
     from kvplace.rollout.report import Report
     from kvplace.rollout.rollouts import Prepared, Rollouts
 
@@ -202,7 +202,6 @@ def list_rollouts(*, flags: ClusterFlags, output: Output) -> None:
 def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> None:
     """Delete a rollout and all of its VMs, and wait until the VMs and their pods are gone."""
     check_confirmation(yes)
-    from kvplace.core.quantity import counted
     from kvplace.documents.rollout import read_duration
 
     try:
@@ -239,7 +238,6 @@ async def _carry_out(
 ) -> int:
     from kvplace.cli.live_cluster import ask
     from kvplace.cli.rollout_dialog import shown_run
-    from kvplace.core.quantity import counted
 
     to_make = len(prepared.missing) - (0 if everything else len(prepared.forecast.left_out))
     for line in _plan_lines(prepared):
@@ -261,8 +259,6 @@ async def _carry_out(
 
 
 def _plan_lines(prepared: Prepared) -> list[str]:
-    from kvplace.core.quantity import counted
-
     rollout, forecast = prepared.rollout, prepared.forecast
     there = len(rollout.vms) - len(prepared.missing)
     known = f", {there} of them created already" if there else ""

@@ -15,6 +15,7 @@ from kvplace.cli.parameters import (
     process_options,
     strategy_option,
 )
+from kvplace.core.well_known_names import FrontEnd
 
 if TYPE_CHECKING:
     from kvplace.core.cluster.node_choice import Strategy
@@ -154,7 +155,6 @@ def command(
     Runs until SIGTERM. Any number of replicas may run side by side.
     """
     from kvplace.admission.objects import AdmissionSettings
-    from kvplace.core.well_known_names import FrontEnd
     from kvplace.scheduler.extender import ExtenderSettings, Mode
     from kvplace.scheduler.room_maker import MakeRoom
     from kvplace.serve.process import ServeSettings, run

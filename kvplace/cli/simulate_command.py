@@ -17,6 +17,8 @@ from kvplace.cli.output import Output, console, print_answer, print_table
 from kvplace.cli.parameters import Answer, InputFile, example_option, output_option
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
+from kvplace.core.quantity import counted
+from kvplace.core.vm_stages import Percentiles
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +80,6 @@ def command(scenario: str | None, output: Output) -> int:
 
 
 def _print_table(scenario: Scenario, outcomes: list[SimulationOutcome]) -> None:
-    from kvplace.core.quantity import counted
     from kvplace.simulate.simulation import summary
 
     by_strategy = {
@@ -128,7 +129,6 @@ def demo(vms: int, nodes: int, seed: int, output: Output) -> int:
 
 def _print_demo(report: DemoReport, out: Console) -> None:
     from kvplace.cli.terminal_map import print_map
-    from kvplace.core.quantity import counted
     from kvplace.simulate.demo import similar_refusals
 
     settings, drawing = report.settings, report.core_map()
@@ -167,8 +167,6 @@ def _print_diff(lines: list[str], out: Console) -> None:
 
 
 def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Console) -> None:
-    from kvplace.core.quantity import counted
-    from kvplace.core.vm_stages import Percentiles
     from kvplace.simulate.demo_vms import has_mistakes
 
     ordered = report.settings.vms
@@ -205,6 +203,4 @@ def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Con
 
 
 def _spread(splits: Mapping[int, int], noun: str) -> str:
-    from kvplace.core.quantity import counted
-
     return ", ".join(f"{counted(vms, 'VM')} on {counted(number, noun)}" for number, vms in splits.items())

@@ -31,11 +31,15 @@ from kvplace.cli.parameters import (
     output_option,
     read_cpus,
 )
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import BadBody, Conflict, Misconfigured
+from kvplace.core.node_devices import NO_NUMA
+from kvplace.core.quantity import counted, format_bytes
+from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.topology import NumaNode, Topology
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster
-    from kvplace.core.scalars import CpuMask, NodeName
-    from kvplace.core.topology import NumaNode, Topology
     from kvplace.kube.object_client import ObjectReader
     from kvplace.machines.machine import Machine
 
@@ -105,10 +109,6 @@ def _print_tables(machine: Machine, *, wide: bool) -> None:
 
 
 def _summary(machine: Machine) -> Iterator[str]:
-    from kvplace.core.cpuset import format_cpu_list
-    from kvplace.core.node_devices import NO_NUMA
-    from kvplace.core.quantity import counted
-
     topology = machine.topology
     yield (
         f"{machine.name}: {counted(len(topology.packages), 'socket')}, "
@@ -147,8 +147,6 @@ def _nodes(topology: Topology, width: int | None) -> Sequence[Sequence[str]]:
 
 
 def _huge_pages(node: NumaNode) -> str:
-    from kvplace.core.quantity import format_bytes
-
     return ", ".join(f"{count} x {format_bytes(size)}" for size, count in node.huge_pages.items()) or "-"
 
 
@@ -161,8 +159,6 @@ def _distances(topology: Topology) -> Iterator[Sequence[str]]:
 
 
 def _l3_groups(topology: Topology, width: int | None) -> Sequence[Sequence[str]]:
-    from kvplace.core.cpuset import format_cpu_list
-
     columns: tuple[Column[tuple[int, CpuMask]], ...] = (
         Column("L3", lambda group: str(group[0])),
         Column("SOCKET", lambda group: _list(topology.packages_of(group[1]))),
@@ -232,8 +228,6 @@ def describe_node(
 
     An agent describes its node itself: do not use this command there.
     """
-    from kvplace.core.scalars import NodeName
-
     mask = None if reserved is None else read_cpus(reserved, "--reserved")
     document = flags.run(
         lambda live: _described(live, NodeName(node), mask, image, pod_namespace, timeout, applied=applied)
@@ -260,8 +254,6 @@ async def _described(
 
     import msgspec
 
-    from kvplace.core.cpuset import format_cpu_list
-    from kvplace.core.errors import BadBody, Conflict, Misconfigured
     from kvplace.core.node_topology import GROUP, VERSION, node_topology
     from kvplace.kube.node_filters import SchedulableNode
     from kvplace.kube.object_client import ApiKind, ObjectWriter
