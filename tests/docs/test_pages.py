@@ -155,9 +155,10 @@ def test_the_folders_that_are_drawn_are_those_that_exist() -> None:
     assert named <= folders
 
 
-def test_files_and_folders_that_the_architecture_names_exist() -> None:
-    named = re.findall(r"`([\w/-]+/(?:[\w-]+\.(?:py|yaml))?)`", page("architecture.md"))
-    assert len(named) > 50
+@pytest.mark.parametrize(("name", "least"), [("architecture.md", 50), ("decisions.md", 15)])
+def test_files_and_folders_that_the_contributors_pages_name_exist(name: str, least: int) -> None:
+    named = re.findall(r"`([\w/-]+/(?:[\w-]+\.(?:py|yaml))?)`", page(name))
+    assert len(named) > least
     places = (PROJECT, PROJECT / "kvplace")
     assert [file for file in named if not any((place / file).exists() for place in places)] == []
 
