@@ -1,4 +1,4 @@
-"""Checks a value against a JSON Schema: those that kvplace prints, and the structural ones of KubeVirt.
+"""Checks a value against a JSON Schema: the schemas that kvplace prints, and the structural ones of KubeVirt.
 
 It is strict: a field that the API server would prune is a violation, and a rule that is not known here fails.
 """

@@ -66,7 +66,7 @@ class AnyNode(Protocol):
         ...
 
     def name_containers(self) -> None:
-        """Let the kubelet report which containers are those of QEMU."""
+        """Let the kubelet report the containers with QEMU."""
         ...
 
     def pods(self) -> set[PodUid]:

@@ -1,4 +1,4 @@
-"""The files of a small host; deliveries run in virtual time, the other tests in that of real files."""
+"""The files of a small host; deliveries run in virtual time, the other tests in the time of real files."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_container_whose_cgroup_has_gone_is_not_a_problem() -> None:
 
 
 def test_a_container_that_may_not_use_its_cpus_is_named() -> None:
-    """With version 2 it then uses those of the cgroup above it, which may be a VM's."""
+    """With version 2 it then uses the CPUs of the cgroup above it, which may be a VM's."""
     node = Node(ONE_VM)
     other = node.started(PLAIN, "app")
     node.runtime.cgroups.usable = parse_cpu_list("2-3")

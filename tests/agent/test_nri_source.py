@@ -282,7 +282,7 @@ class TestChangesOfTheNode:
     def test_a_cgroup_that_only_the_runtime_may_write_is_not_tried_again_when_it_is_right(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """That of the agent itself, where it has a cgroup namespace of its own."""
+        """The cgroup of the agent itself, where it has a cgroup namespace of its own."""
         node = Node(EMPTY)
         own, tried = node.started(PLAIN, "agent"), []
 

@@ -111,7 +111,7 @@ def test_a_revision_that_was_given_up_leaves_the_one_before_in_effect_with_the_c
 def test_every_container_of_a_plain_pod_is_checked_although_only_their_cgroups_are_known(
     tmp_path: Path,
 ) -> None:
-    """Cgroups have no names of containers; that of the pause container must not hide the others."""
+    """Cgroups have no names of containers; the pause container must not hide the others."""
     ids = ["a" * 64, "b" * 64]
     pause, app = (
         NodeContainer(ContainerId(id_), "", PLAIN, "vms", "pod", in_vm_pod=False, folder=tmp_path / id_)

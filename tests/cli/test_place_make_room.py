@@ -205,7 +205,7 @@ def test_no_cpu_has_two_owners_while_vms_move() -> None:
 
 
 def _take(held: dict[str, int], requests: dict[str, dict[str, Any]], uid: str, cpus: int) -> None:
-    """Give CPUs to a VM; only those of VMs that share may be held twice."""
+    """Give CPUs to a VM; only CPUs of sharing VMs may be held twice."""
     for other, theirs in held.items():
         if {requests[uid]["policy"], requests[other]["policy"]} & {"exclusive"}:
             assert not cpus & theirs

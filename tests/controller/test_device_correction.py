@@ -28,7 +28,7 @@ VF = ResourceName("intel.com/vf")
 
 
 def devices(**given: PodDevice) -> DeviceReport:
-    """Two devices on each NUMA node, and those of pods by UID."""
+    """Two devices on each NUMA node, and the devices of pods by UID."""
     counts = [DeviceCount(VF, NumaId(node), 2, 2) for node in (0, 1)]
     pods = {PodUid(uid): (device,) for uid, device in given.items()}
     return DeviceReport(NodeDevices.of(counts, TopologyPolicy("best-effort")), pods)

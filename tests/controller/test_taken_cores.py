@@ -1,4 +1,4 @@
-"""A VM whose next cores others have by now goes back to what it runs by."""
+"""A VM goes back to its present cores when others have taken its next ones."""
 
 from __future__ import annotations
 

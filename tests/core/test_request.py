@@ -1,4 +1,4 @@
-"""The key of a request holds what decides a placement: a cached answer is that of an equal request."""
+"""The key of a request holds what decides a placement: a cached answer is the answer to an equal request."""
 
 from __future__ import annotations
 

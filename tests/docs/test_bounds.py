@@ -1,4 +1,4 @@
-"""The bounds that docs/reference/bounds.md lists are those of the code."""
+"""The bounds in docs/reference/bounds.md are the bounds of the code."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ TABLES = {
 
 
 def documented(process: str) -> set[tuple[str, str, tuple[str, ...]]]:
-    """List those of its tables; each label may be followed by a colon and its values, up to a semicolon."""
+    """List the metrics of its tables; a colon and values, up to a semicolon, may follow a label."""
     found = set()
     listed = page("reference/metrics.md")
     for line in "".join(section(listed, heading) for heading in TABLES[process]).splitlines():

@@ -89,7 +89,7 @@ def errors_of_writes() -> dict[str, str]:
 
 
 def effective_cpus_of_containers() -> dict[str, str]:
-    """Read what containers may use whose cpuset is empty, partly or wholly outside that of their pod."""
+    """Read the CPUs of containers with a cpuset that is empty, or partly or wholly outside their pod's."""
     with group("kubepods") as pods:
         pods.write("cpuset.cpus", "0-3")
         container = pods.child("pod").child("container")

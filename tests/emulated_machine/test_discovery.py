@@ -31,7 +31,7 @@ def with_cpus(sets: Iterable[CpuMask]) -> set[CpuMask]:
 
 
 def assert_as_others_see_it(seen: Observation) -> None:
-    """Cores, L3 groups, NUMA nodes, packages and memory are those of lscpu and of hwloc."""
+    """Cores, L3 groups, NUMA nodes, packages and memory agree with lscpu and hwloc."""
     found = seen.topology
     lscpu, hwloc = levels_of_lscpu(seen.lscpu), layout_of_xml(seen.hwloc)
     nodes = with_cpus(node.cpus for node in found.numa_nodes)

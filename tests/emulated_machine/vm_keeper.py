@@ -31,7 +31,7 @@ class Vm:
     cgroup: str
     """The cgroup of its compute container."""
     sidecar: str
-    """That of its hook sidecar, which must not have the VM's CPUs any more."""
+    """The cgroup of its hook sidecar, which must not have the VM's CPUs any more."""
     document: str
     """The path of a document that KubeVirt's converter made."""
     megabytes: int

@@ -37,7 +37,7 @@ SHOWN = [
     for command, output in pairwise(INSPECT)
     if output.language == "text" and "doctor" not in command.text
 ]
-"""A command and its output; that of `doctor` is compared in tests/doctor."""
+"""A command and its output; the output of `doctor` is compared in tests/doctor."""
 
 LOOKS = sorted(
     {

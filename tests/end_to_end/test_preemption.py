@@ -1,4 +1,4 @@
-"""An unmodified kube-scheduler evicts whose cores make a VM of high priority fit, and none in vain."""
+"""An unmodified kube-scheduler evicts VMs for a VM of high priority that then fits, and none in vain."""
 
 from __future__ import annotations
 

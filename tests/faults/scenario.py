@@ -63,7 +63,7 @@ class OwnStory:
     kubelets: bool = False
     """Whether nodes play the kubelet's admission."""
     flags: Sequence[str] = ()
-    """Of `serve`, beyond those of every scenario."""
+    """Flags of `serve`, beyond the flags of every scenario."""
 
     def play(self, stage: Stage) -> Outcome:
         """Play it; returns how long it took to go on."""

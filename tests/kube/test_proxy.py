@@ -1,4 +1,4 @@
-"""An API server behind a proxy: the one that the kubeconfig names, else that of the environment."""
+"""An API server behind a proxy: the one that the kubeconfig names, else the one of the environment."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ except subprocess.TimeoutExpired:
     child.wait()
 print(" ", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, flush=True)
 """
-"""Runs Python and prints its memory: the kernel counts that of the small process that starts it, too."""
+"""Runs Python and prints its memory: the kernel counts the small process that starts it, too."""
 OPEN, LOOKUP, FEATURE, AUTH_LIST, VCPU_PINS, EMULATOR_PIN = 1, 24, 60, 66, 230, 280
 NODE_INFO, PERSISTENT, NODE_CPU_MAP, DOMAIN_INFO, MAX_VCPUS = 6, 148, 293, 16, 18
 PROGRAM, REPLY, EVENT = 0x20008086, 1, 2

@@ -1,4 +1,4 @@
-"""A real VM whose threads a real guard watches; what sets cpusets on a node is played by a few lines."""
+"""A real VM whose threads a real guard watches; the program that sets cpusets is played by a few lines."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _mask(words: str) -> int:
 
 
 def _of_console(path: Path) -> list[tuple[str, int]]:
-    """An object's CPUs are those written below it; a NUMA node has those of what it stands in."""
+    """An object's CPUs are written below it; a NUMA node has the CPUs of the object around it."""
     lines = []
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         if text.startswith("depth"):

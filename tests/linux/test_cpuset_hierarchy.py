@@ -52,7 +52,7 @@ def test_parents_that_lack_a_cpu_grow_first_as_after_an_offline_cpu_has_returned
 
 
 def test_a_cgroup_above_with_other_cpus_is_reported(tmp_path: Path) -> None:
-    """As version 2 shows it: one that may use none of its own CPUs uses those of its parent."""
+    """As version 2 shows it: a cgroup that may use none of its own CPUs uses its parent's."""
     hierarchy = CpusetHierarchy(tmp_path, CgroupVersion.V2)
     (tmp_path / "cpuset.cpus.effective").write_text("0\n")
     assert hierarchy.limit(tmp_path, ZERO) == ""

@@ -62,7 +62,7 @@ WATCHED: dict[str, tuple[Kind[Any, Any], ...]] = {
 NOT_A_CALL = {"close", "list_watch"}
 """Methods of `ApiCluster` that ask the API server nothing."""
 OF_COMMANDS = {"read_all"}
-"""Those that commands alone call, with the rights of the person who runs them."""
+"""The methods that commands alone call, with the rights of the person who runs them."""
 
 OF_COMPONENT = {"create_migration", "delete_migration"}
 """Methods that `serve` calls only with the component moves-between-nodes, which grants the rights."""
@@ -164,7 +164,7 @@ def _denied(error: Forbidden) -> tuple[str, str]:
 def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[object]]]:
     """List calls of every method of the port that a process calls; a watch raises how it was refused.
 
-    `migrations` are those that `serve` makes with the component moves-between-nodes alone.
+    `migrations` are the calls that `serve` makes with the component moves-between-nodes alone.
     """
     migration = PlannedMigration("b", "a", "vm", NodeName("worker"))
     if process == "migrations":

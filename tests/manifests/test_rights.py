@@ -24,7 +24,7 @@ VIEW = {
 }
 
 CHECKED_WITH_THE_ALLOCATION = rights("resource.k8s.io", "resourceclaims/binding", "patch")
-"""A right that the API server checks beside that of the request; test_dra_driver_cpu.py needs it."""
+"""A right that the API server checks beside the right of the request; test_dra_driver_cpu.py needs it."""
 
 
 def granted(cluster: ControlPlane, namespace: str, token: str) -> set[Right]:

@@ -1,4 +1,4 @@
-"""Plans on a live cluster count the devices that agents report, and those of pods that get theirs."""
+"""Plans on a live cluster count the devices that agents report, and the devices that pods will get."""
 
 from __future__ import annotations
 

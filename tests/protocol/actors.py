@@ -62,7 +62,7 @@ class Scheduler:
         evictions: Evictions | None,
         cpu_claims: CpuClaims | None,
     ) -> None:
-        """`evictions`: its own evictions; None if it evicts no pod. `cpu_claims`: those that it allocates."""
+        """`evictions`: its own; None if it evicts no pod. `cpu_claims`: the claims that it allocates."""
         self._cpu_claims = cpu_claims
         self._cluster = cluster
         self._evictions = evictions

@@ -77,7 +77,7 @@ class DevicePromises:
             raise BrokenPromise(f"D: {uid} left its memory on {at_start.placement.numa_nodes}, runs {where}")
 
     def _follows_devices(self, before: PodRecord | None, after: PodRecord) -> bool:
-        """Whether a pod gets other cores because its devices are not local to those of its bind."""
+        """Whether a pod gets other cores because its devices are not local to the cores of its bind."""
         node = self._nodes.get(after.node)
         if after.uid in self.followed:
             return True

@@ -1,7 +1,7 @@
 """The promises of the design, checked after every step of a story.
 
 What is checked is the truth that no process of kvplace sees whole: stored objects and running containers.
-Only what a step has changed is checked again. Numbers are those of the design's section 4.
+Only what a step has changed is checked again. Numbers are the numbers of the guarantees.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ AUTOMATIC = ExtenderSettings(make_room=MakeRoom.AUTOMATIC)
 
 
 def counts(counter: Counter) -> Mapping[str, float]:
-    """The count of each label; that of a counter without labels has the empty one."""
+    """The count of each label; a counter without labels has the empty one."""
     (family,) = counter.collect()
     return {_label(one): one.value for one in family.samples if one.name.endswith("_total")}
 

@@ -407,7 +407,7 @@ VF = ResourceName("intel.com/vf")
 
 
 def reported(*pods: PodRecord) -> DeviceReport:
-    """A virtual function on each NUMA node, and the pods that have them, that of node 0 first."""
+    """A virtual function on each NUMA node, and the pods that have them, the pod of node 0 first."""
     counts = (DeviceCount(VF, NumaId(node), 1, int(node >= len(pods))) for node in range(2))
     given = {pod.uid: (PodDevice(VF, NumaId(node)),) for node, pod in enumerate(pods)}
     return DeviceReport(NodeDevices.of(counts, TopologyPolicy("best-effort")), given)

@@ -20,7 +20,7 @@ OF_BOTH_FAMILIES = ["127.0.0.1", "::1"]
 
 
 async def reached_at(address: Address, hosts: list[str]) -> list[str]:
-    """Listen on an address, and return those of the hosts at which /hello answers."""
+    """Listen on an address, and return the hosts at which /hello answers."""
 
     async def hello(_: web.Request) -> web.Response:
         return web.Response(text="hello")

@@ -1,4 +1,4 @@
-"""Where a reader ends up who follows an old link, or whose session ends."""
+"""The page that a reader gets by an old link, or when the session has ended."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def run_vm(
 
 
 def create_pod(cluster: SmallCluster, namespace: str, name: str, request: Request, *, vmi: bool) -> Json:
-    """Create a pod as pod admission leaves it; that of a VMI is named as KubeVirt names it."""
+    """Create a pod as pod admission leaves it; the pod of a VMI is named as KubeVirt names it."""
     asked = PodRequest(request, vmi=f"{namespace}/{name}" if vmi else "")
     metadata: Json = {
         "name": f"virt-launcher-{name}" if vmi else name,

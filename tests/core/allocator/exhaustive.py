@@ -256,7 +256,7 @@ class Judge:
         self._nodes = [node for node in machine.numa_nodes if node.cpus]
 
     def usable(self, available: int) -> int:
-        """Those of the available CPUs that may carry a thread of the VM."""
+        """The available CPUs that may carry a thread of the VM."""
         if self.request.options.smt is Smt.PREFER:
             return available
         return mask_of(

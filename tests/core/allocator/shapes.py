@@ -1,7 +1,7 @@
 """Small machines of every build that real ones have, for tests that check all their free sets.
 
 CPUs are numbered without gaps. Siblings are far apart where Linux numbers them so, next to each other
-elsewhere; the order of the domains is not always that of their CPUs.
+elsewhere; the order of the domains is not always the order of their CPUs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every answer equals that of a search through every set of CPUs, on small machines of any build.
+"""Every answer equals the answer of a search through every set of CPUs, on small machines of any build.
 
 Where levels nest, objectives 1-4 (sockets, NUMA nodes, distances, L3 groups, cores) are promised to be exact.
 Whether a VM fits is exact on every machine. `test_exact_small_machines.py` checks all free sets of a few

@@ -31,9 +31,9 @@ ONE_NODE = machine(packages=["0-7", "8-15"], nodes=["0-15"], l3=["0-7", "8-15"],
 @pytest.mark.parametrize(
     ("on", "reserved", "free", "emulator"),
     [
-        # Those of its NUMA node, whatever is reserved elsewhere.
+        # The reserved CPUs of its NUMA node, whatever is reserved elsewhere.
         (TWO_SOCKETS, "0-1,8-9", "10-15", "8-9"),
-        # Those of its socket: the nearest, and all that are equally near.
+        # The reserved CPUs of its socket: the nearest, and all that are equally near.
         (SUB_NUMA, "0-1,12-13", "8-11", "0-1"),
         (SUB_NUMA, "0-1,4-5,12-13", "8-11", "4-5"),
         (SUB_NUMA, "0-1,8-9,12-13", "4-7", "0-1"),
@@ -63,7 +63,7 @@ def test_the_nearest_reserved_cpus_of_the_socket_serve_else_the_vms_own(
 def test_a_plain_pod_has_no_cpus_but_those_that_it_requests(
     emulator_threads: EmulatorThreads, policy: Policy
 ) -> None:
-    """The cpuset of its containers is that of its placement, and all its threads may run there."""
+    """The cpuset of its containers is the cpuset of its placement, and all its threads may run there."""
     reserving = replace(TWO_SOCKETS, reserved=parse_cpu_list("0-1"))
     options = PinningOptions(Scope.ONE_SOCKET, policy, emulator_threads=emulator_threads).of_plain_pod()
     found = place(reserving, free_of(reserving, Ledger(), only=parse_cpu_list("2-7")), Request(4, options))

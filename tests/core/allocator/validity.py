@@ -133,7 +133,7 @@ def check_emulator(machine: Topology, request: Request, placement: Placement) ->
 
 
 def check_shared_emulator(machine: Topology, placement: Placement) -> None:
-    """The emulator has reserved CPUs of the VM's sockets, the nearest ones, or else those of the vCPUs."""
+    """The emulator has reserved CPUs of the VM's sockets, the nearest ones, or else the CPUs of the vCPUs."""
     vcpus = mask_of(placement.vcpus)
     reserved = NO_CPUS
     for socket in machine.sockets:
@@ -167,7 +167,7 @@ def check_io_threads(request: Request, placement: Placement) -> None:
 
 
 def check_memory(machine: Topology, free: Free, request: Request, placement: Placement) -> None:
-    """Memory and pages are on the VM's nodes, all there: those of its CPUs first, where Linux does so."""
+    """Memory and pages are on the VM's nodes, all there: the nodes of its CPUs first, where Linux does so."""
     nodes = placement.numa_nodes
     near = [bool(machine.node_by_id[node].cpus & placement.cpus) for node in nodes]
     evenly = [True] * len(nodes)
@@ -201,7 +201,7 @@ def check_memory(machine: Topology, free: Free, request: Request, placement: Pla
 def check_split(shares: list[int], room: list[int], first: list[bool], amount: int, slack: int) -> None:
     """A share is smaller than another, by more than `slack`, only where there is no more room.
 
-    Those that are not `first` give something only where all of these have given what they have.
+    The other nodes give something only where all of the `first` have given everything.
     """
     assert sum(shares) == amount
     assert all(0 <= share <= most for share, most in zip(shares, room, strict=True))

@@ -14,14 +14,15 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.draft import Draft, DraftNode, shapes_of
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.planning import Plan, PlanProgress, Stage, Tally, VmRequest, Watch, plan
+from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import make_room
-from kvplace.core.occupant import ClusterNode, Occupant, within
+from kvplace.core.occupant import ClusterNode, Occupant, RunningVms, within
 from kvplace.core.placement import Placement, Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
-from tests.core.allocator.running import occupied
+from kvplace.core.topology import Topology
 from tests.core.cluster.clusters import (
     ANY_REQUEST,
     check_sound,
@@ -146,6 +147,30 @@ def test_a_refused_vm_fits_nowhere_beside_the_others_and_every_node_has_its_refu
                 free = free_of(node.topology, Ledger(), claims)
                 assert place(node.topology, free, vm.request) == vm.refusals[node.name]
     assert refused >= rounds(100, quick=10)
+
+
+@st.composite
+def occupied(
+    draw: st.DrawFn,
+    topology: Topology,
+    requests: st.SearchStrategy[Request],
+    *,
+    least: int = 0,
+    most: int = 5,
+) -> list[Occupant]:
+    """VMs that run on a machine, each put where it happened to fit at its time."""
+    chance = Random(draw(st.integers(0, 1 << 32)))
+    occupants: list[Occupant] = []
+    for number, request in enumerate(draw(st.lists(requests, min_size=least, max_size=most))):
+        free = RunningVms(topology, occupants, None).free({})
+        cpus = list(cpus_of(free.pool))
+        some = mask_of(chance.sample(cpus, chance.randint(0, len(cpus))))
+        for choice in (within(free, some), free):
+            found = place(topology, choice, request)
+            if isinstance(found, Placement):
+                occupants.append(Occupant(f"vm-{number}", request, found))
+                break
+    return [one for one in occupants if chance.random() < 0.85]
 
 
 @given(st.data())
