@@ -16,6 +16,7 @@ from kvplace.agent.process import LOCK
 from kvplace.certificates.keeper import CLIENT_SECRET, SERVER_SECRET
 from kvplace.cli.agent_command import command as agent_command
 from kvplace.cli.serve_command import command as serve_command
+from kvplace.core.cluster.node_choice import Strategy
 from tests.docs.reading import first_cells, page, section
 from tests.manifests.conftest import STRICTLY, Render
 from tests.manifests.objects import CERT_MANAGER, NAMESPACE, Json, of_kind, settings_of, templates
@@ -185,7 +186,7 @@ def test_serve_understands_the_arguments_and_listens_where_the_ports_state(objec
         options = context.params
     assert options["sidecar_image"] == settings["SIDECAR_IMAGE"]
     assert options["scheduler_name"] == settings["SCHEDULER_NAME"]
-    assert (options["strategy"], options["mode"]) == (settings["STRATEGY"], settings["MODE"])
+    assert (options["strategy"], options["mode"]) == (Strategy(settings["STRATEGY"]), settings["MODE"])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     listens = {
         name: int(options[f"{name}_address"].rpartition(":")[2])
@@ -205,8 +206,8 @@ def test_the_agent_understands_its_arguments_and_settings(objects: list[Json]) -
     assert {entry["name"] for entry in container["env"]} == {"NODE_NAME", "POD_NAME"}
     with agent_command.make_context("agent", [*arguments, "--node-name=worker"]) as context:
         options = context.params
-    assert options["reserved_cpus"] == ""
-    assert options["enforcement"] == "auto"
+    assert options["reserved"] is None
+    assert options["enforcement"] is None
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {str(options["nri_socket"].parent), "/sys/fs/cgroup", str(LOCK.parent)} == mounted
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
