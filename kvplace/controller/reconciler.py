@@ -88,8 +88,8 @@ class Reconciler:
         self._missing: dict[PodUid, tuple[float, str]] = {}
         """When pods with a claim were found to be gone, on nodes with an agent that has not reported them.
 
-        With the version of what the agent had written last by then. When it has written since, the time of
-        that, and no version: what it wrote may be older than the container.
+        With the version of the agent's last write by then. When it has written since, the time of that write
+        and no version: the write may be older than the container.
         """
         self._reported: set[PodUid] = set()
         """Pods that were found to be gone, and that an agent has reported since."""
@@ -99,12 +99,12 @@ class Reconciler:
         self._lasting: set[PodUid] = set()
         """Pods with a claim on CPUs that the kubelet has allocated or another pod owns."""
         self._agreeing: dict[PodUid, tuple[str, CpuMask, CpuMask]] = {}
-        """Placements of pods, and what the claims had that were found to agree with them."""
+        """Placements of pods, with the CPUs of the claims that agreed with them."""
         cache.pods.subscribe(self._pod_seen)
         cache.topologies.subscribe(self._topology_seen)
 
     async def reconcile(self, node: NodeName) -> None:
-        """Bring a node's ledger in step with its pods; raises then what a write for one pod raises.
+        """Bring a node's ledger in step with its pods; then raises the error of a write for one pod.
 
         1. Release or keep each claim, and give released CPUs to their reservations.
         2. Restore claims of bound pods that are missing, or that differ from their placements.
@@ -142,7 +142,7 @@ class Reconciler:
         await self._delete_ledger_of_gone_node(node)
 
     def forget_gone(self) -> None:
-        """Forget pods without a claim: another replica may have released what this one has seen end.
+        """Forget pods without a claim: another replica may have released one that this one has seen end.
 
         And nodes without a ledger, which another replica may have deleted.
         """
@@ -234,7 +234,7 @@ class Reconciler:
         return told is not None and uid in told.pods and told.pods[uid].running
 
     async def _runs(self, node: NodeName, uid: PodUid) -> bool:
-        """Whether a pod that is gone may still use its CPUs, by what the agent of its node reports.
+        """Whether a pod that is gone may still use its CPUs, by the report of its node's agent.
 
         The agent may not have seen its container yet, or its report may have been deleted and be about to be
         written again: its silence counts after a while only. And before it counts the report is read, which
@@ -321,7 +321,7 @@ class Reconciler:
 
         A pod is read again if the ledger has changed since: it may have ended meanwhile, or got other cores,
         and a claim that was released for that must not come back. So all are read before any is claimed.
-        Raises then what a write for one pod raises.
+        Then raises the error of a write for one pod.
         """
         failed: list[KvplaceError] = []
 

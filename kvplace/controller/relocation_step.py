@@ -1,4 +1,4 @@
-"""The next step towards other cores for a running pod, as a pure decision about what is stored.
+"""The next step towards other cores for a running pod, as a pure decision about the stored state.
 
     Begin ──▶ ledger: the claim holds the next placement, too
     Write ──▶ pod: kvplace.io/placement and cpu-map state the next revision
@@ -54,7 +54,7 @@ class Begin:
     """Choose other cores and claim them beside the present ones."""
 
     pod_request: PodRequest
-    """What is asked for now."""
+    """The present request."""
     previous: PodPlacement | None
     """The placement in effect; None for a pod that was never placed."""
     device_nodes: frozenset[NumaId] = frozenset()
@@ -262,7 +262,7 @@ def nodes_to_follow(pod: PodRecord, described: TopologyRecord | None) -> frozens
 
 
 def _restored_placement(placed: PodPlacement | None, report: PodReport | None) -> PodPlacement | None:
-    """Return what a pod runs by because its agent has undone the newest revision; None if it has not."""
+    """Return the placement in effect after the agent has undone the newest revision; None if it has not."""
     if placed is None or report is None or report.failed_revision != placed.revision:
         return None
     try:
@@ -274,14 +274,14 @@ def _restored_placement(placed: PodPlacement | None, report: PodReport | None) -
 
 
 def _is_in_force(placed: PodPlacement, report: PodReport | None) -> bool:
-    """Whether a pod runs by its placement; that of its bind it does from the beginning."""
+    """Whether a placement is in effect; the placement of the bind is so from the beginning."""
     if placed.revision == 1:
         return True
     return report is not None and report.pinned and report.revision >= placed.revision
 
 
 def _holds(claim: Claim | None, placed: PodPlacement) -> bool:
-    """Whether a claim holds all that a pod uses: a relocation keeps only what its claim holds already."""
+    """Whether a claim holds all CPUs that a pod uses: a relocation keeps only CPUs of the claim."""
     cpus, owned = placed.placement.cpus, placed.placement.owned
     if claim is None:
         return placed.placement.floats

@@ -71,7 +71,7 @@ _STEPS = 4
 
 
 class Relocator:
-    """Gives running pods the cores that their edited annotations ask for."""
+    """Gives running pods the cores that their edited annotations request."""
 
     def __init__(
         self,
@@ -346,9 +346,9 @@ class Relocator:
     # Resume.
 
     async def _resume(self, node: NodeName, pod: PodRecord, seen: Claim | None, lost: Relocation) -> bool:
-        """Claim again what the pod runs by, beside its newest placement; returns whether that was done.
+        """Claim again the placement in effect, beside the newest one; returns whether that was done.
 
-        Where others have CPUs of the newest placement by now, the pod goes back to what it ran by.
+        Where others have CPUs of the newest placement by now, the pod goes back to the placement in effect.
         """
         if not await self._is_as_stored(pod):
             return False

@@ -2,7 +2,7 @@
 
 `MemoryCluster` offers the same calls, and one contract suite runs against both. Components declare protocols
 with the few of them that they make. Every write is one request, and answers are asked for in their shortest
-form: on a busy cluster the API server's CPU is what limits binds per second. Errors are those of core:
+form: on a busy cluster the API server's CPU limits the binds per second. Errors are those of core:
 
     Conflict              another writer was faster; read again and decide again
       OwnershipConflict   a CPU would go from one pod to another

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Self, TypeVar
@@ -12,7 +12,7 @@ import msgspec
 from kvplace.kube.api_errors import Expired, decoded, error_of_status, read_status
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.list_watch import Change, Page
-from kvplace.kube.objects import ListMeta, ObjectList, RawObject, WatchLine
+from kvplace.kube.objects import ObjectList, RawObject, WatchLine
 from kvplace.kube.session import (
     JSON,
     METADATA_LIST,
@@ -85,14 +85,21 @@ class ApiListWatch(Generic[R]):
     """The selected objects of one resource, as the list+watch state machine wants them."""
 
     def __init__(
-        self, session: Session, resource: Resource[R], selector: Selector, *, page_size: int
+        self,
+        session: Session,
+        resource: Resource[R],
+        selector: Selector,
+        *,
+        page_size: int,
+        selection: Mapping[str, str] | None = None,
     ) -> None:
+        """`selection` are the parameters of a request that select objects, in place of the selector's."""
         self._session = session
         self._resource = resource
         self._page_size = page_size
         self._path = resource.path_in(selector.namespace)
         labels = [*_equal(selector.labels), *map(str, selector.label_terms)]
-        self._selection = {
+        self._selection = selection or {
             parameter: ",".join(terms)
             for parameter, terms in (("labelSelector", labels), ("fieldSelector", _equal(selector.fields)))
             if terms
@@ -109,21 +116,13 @@ class ApiListWatch(Generic[R]):
         body = await self._session.request(
             self._call("list", query), limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s
         )
-        metadata, items = self._objects(body)
+        answer = decoded(_PAGE, body, self.name)
         records = []
         turns = Turns()
-        for item in items:
+        for item in (answer.rows if self._resource.form is ListForm.TABLE else answer.items) or ():
             await turns.spend(_READ_STEPS)
             records.append(self._resource.record(item))
-        return Page(
-            tuple(records),
-            metadata.continue_,
-            metadata.resource_version,
-        )
-
-    def _objects(self, body: bytes) -> tuple[ListMeta, Sequence[msgspec.Raw]]:
-        page = decoded(_PAGE, body, self.name)
-        return page.metadata, (page.rows if self._resource.form is ListForm.TABLE else page.items) or ()
+        return Page(tuple(records), answer.metadata.continue_, answer.metadata.resource_version)
 
     async def read_all(self) -> tuple[R, ...]:
         """Read the whole list once; one that expires between two pages is begun again, once."""

@@ -23,7 +23,7 @@ CAPACITY = f"{CPU_DRIVER}/cpu"
 CLEARED: Mapping[str, Any] = {"allocation": None, "reservedFor": None}
 """The status of a ResourceClaim without an allocation."""
 _API_VERSION = "v1alpha1"
-"""Of the driver's configuration."""
+"""The version of the driver's configuration."""
 
 
 def stated_cpus(capacity: Mapping[str, str] | None) -> int | None:

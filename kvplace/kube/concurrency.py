@@ -1,7 +1,7 @@
 """Work on one event loop: calls at the same time, and long computations in turns.
 
 **Calls.** `asyncio.gather` leaves the others running when one fails. Their connections may be closed under
-them a moment later, and nothing catches what they raise then: a person would see it as a traceback. And work
+them a moment later, and nothing catches their errors then: a person would see a traceback. And work
 that is taken for ended may be begun a second time beside them. So none of several calls outlives the others.
 
 **Turns.** Bind, admission and health never wait for a computation over thousands of nodes. It spends the
@@ -30,7 +30,7 @@ _SEARCH_STEPS = 2_000
 """Steps between two pauses of a search: it places a VM, which takes milliseconds on a large machine."""
 
 if TYPE_CHECKING:
-    from asyncio import gather as all_ended  # its types state what each awaitable gives
+    from asyncio import gather as all_ended  # its types state the result of each awaitable
     from asyncio import gather as together
 else:
 
@@ -45,7 +45,7 @@ else:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def all_ended(*awaitables: Awaitable[Any]) -> list[Any]:
-        """Await all at the same time to their end and return what they give, or raise then what one raises.
+        """Await all at the same time to their end; return their results, or raise the error of one.
 
         For writes that are followed by more work. A mistake of ours is raised before all others.
         """

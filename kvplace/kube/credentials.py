@@ -1,10 +1,10 @@
 """The address of the API server and the credentials for it.
 
-In a pod they are its service account's, else those of a context of a kubeconfig. Tokens and client
+A pod uses its service account, any other process a context of a kubeconfig. Tokens and client
 certificates are read here; a token in a file is read again once a minute, since the kubelet replaces it.
 Login programs (`exec`) and OIDC are left to the official client, which is imported only for them: it takes
 half a second and 35 MB. Everything is loaded again when the API server answers 401, which
-covers what has been rotated.
+covers rotated credentials.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOKEN_AGE_S = 60.0
 
 @dataclass(frozen=True)
 class CredentialOptions:
-    """Which configuration to use; by default that of kubectl, or the pod's service account."""
+    """The configuration to use; by default kubectl's, or the pod's service account."""
 
     kubeconfig: str | None = None
     """One file, or several as KUBECONFIG lists them."""
@@ -391,7 +391,7 @@ def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
         with tempfile.NamedTemporaryFile() as file:
             file.write(certificate + b"\n" + (key or b""))
             file.flush()
-            # Without a passphrase it would ask the terminal for that of an encrypted key.
+            # Without a passphrase OpenSSL would ask the terminal for one when the key is encrypted.
             context.load_cert_chain(file.name, password="")
     if cluster.get("insecure-skip-tls-verify"):
         context.check_hostname = False

@@ -59,7 +59,7 @@ from kvplace.kube.objects import MetaWithWriters, RawObject
 from kvplace.kube.session import METADATA_ONLY, Call, path_of
 
 _REMEMBERED = 4096
-"""Claims, of about 1 KB each with their texts: those of a hundred full nodes."""
+"""Claims of a hundred full nodes; one takes about 1 KB with its text."""
 _PLAIN = frozenset(("namespace", "pod", "vmi", "policy", "cpus", "owned", "memory", "since", "revision"))
 """Fields of a claim that have no parts which kvplace may not know, apart from the nodes of `memory`."""
 
@@ -99,7 +99,7 @@ def ledger_record(document: RawObject) -> LedgerRecord:
 
 
 def _somebodys(metadata: MetaWithWriters) -> bool:
-    """Whether a user has given the object what kvplace does not write."""
+    """Whether the object has metadata that kvplace does not write."""
     given = (metadata.annotations, metadata.owner_references, metadata.finalizers)
     return bool(metadata.labels) or any(each is not None for each in given)
 
@@ -109,7 +109,7 @@ def _ledger(spec: msgspec.Raw) -> tuple[Ledger, bool]:
     try:
         found = _SPEC.decode(spec)
     except msgspec.ValidationError:
-        return read_ledger(_JSON.decode(spec)), False  # which states what is wrong, if anything is
+        return read_ledger(_JSON.decode(spec)), False  # its error names the fault, if there is one
     is_whole = True
 
     def claim_of(uid: PodUid, raw: msgspec.Raw) -> Claim:
@@ -137,7 +137,7 @@ _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 LEDGER = "nodeledgers"
 _WRITTEN_BY = {"fieldManager": "kvplace"}
 _OURS = {**_WRITTEN_BY, "fieldValidation": "Ignore"}
-"""Of a ledger that kvplace writes as a whole nothing reads warnings about fields, and to find them costs."""
+"""Nothing reads the warnings about fields of a ledger that kvplace replaces, and the API server would pay."""
 _UNTRACKED: list[dict[str, str]] = [{}]
 """The `managedFields` that make the API server forget the writer of each field, until a user applies
 the object. At later writes it then compares no fields either.
@@ -260,7 +260,7 @@ class TopologyReader:
                 topology = self._machines[spec] = read_topology(_JSON.decode(spec))
         except (BadTopology, ValueError, *NOT_JSON) as error:
             problem = str(error)
-        # Each on its own: an edit of a description does not change what runs on the machine.
+        # Each on its own: an edit of a description does not change the pods on the machine.
         try:
             status = _STATUS.decode(document.status)
             if status is not None:

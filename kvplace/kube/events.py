@@ -1,10 +1,10 @@
 """Kubernetes events: every reason that kvplace writes, the texts, and how often they are written.
 
-An event reports to the owner of a VM what happened to it (events.k8s.io/v1). Components make one with a
-constructor of this module and give it to an `EventRecorder`, which never holds them up. What an object of
-Kubernetes states already gets no event: the cores of a VM are on its pod. A pod that
-kube-scheduler tries again every second has the same message every second, or messages that change all the
-time: the recorder writes each once in a while, and of changing ones only so many.
+An event (events.k8s.io/v1) reports a change or a refusal to the owner of a VM. Components make one with a
+constructor of this module and give it to an `EventRecorder`, which never holds them up. A fact that an object
+of Kubernetes states already gets no event: the cores of a VM are on its pod. kube-scheduler may try a pod
+again every second, with equal messages or with messages that change all the time. So the recorder writes
+equal messages once in a while, and only a limited number of changing ones.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def relocated(regarding: ObjectReference, node: NodeName, bound: PodPlacement) -
 
 
 def relocation_refused(regarding: ObjectReference, why: str) -> EventRecord:
-    """Report why a running VM does not get the cores that its edited annotations ask for."""
+    """Report why a running VM does not get the cores that its edited annotations request."""
     return EventRecord(regarding, EventReason.NOT_RELOCATED, why)
 
 
@@ -287,7 +287,7 @@ class EventRecorder:
         return True
 
     def _forget_old(self, now: float) -> None:
-        """Forget what was written longest ago, as far as it may be written again or is too much."""
+        """Forget the oldest events that may be written again or are beyond the limit."""
         while self._written:
             key, written = next(iter(self._written.items()))
             is_over = now - max(written.values(), default=-PERIOD_S) >= PERIOD_S

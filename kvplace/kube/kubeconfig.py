@@ -2,7 +2,7 @@
 
 Of several files (KUBECONFIG may list them, as PATH does) the first that has an entry wins, and files that do
 not exist are skipped. Relative paths are relative to the file that they are in. What is null is not given.
-Every error names the file and what to change.
+Every error names the file and the fix.
 
 The proxy before an API server is the one that the kubeconfig names, else that of the environment. As for
 kubectl HTTPS_PROXY counts, or HTTP_PROXY for a server without TLS, and NO_PROXY lists the names, domains and

@@ -251,8 +251,8 @@ class Ledgers:
     async def change(self, node: NodeName, decide: Decision[T], *, at_once: bool = False) -> T:
         """Decide on the node's ledger and store the decision; returns the answer of the decision.
 
-        `at_once` is for a caller that others wait for: what has gathered goes along, and no more gathers.
-        Raises what the decision raises, Conflict when others keep winning, Unavailable when the outcome
+        `at_once` is for a caller that others wait for: the gathered changes go along, and no more gather.
+        Raises the errors of the decision, Conflict when others keep winning, Unavailable when the outcome
         stays unknown, and Corrupt when the stored ledger cannot be read.
         """
         if self._stopped:
@@ -291,7 +291,7 @@ class Ledgers:
             queue.writer = asyncio.get_running_loop().create_task(self._write_all(node, queue))
 
     async def _write_all(self, node: NodeName, queue: _NodeQueue) -> None:
-        """Write until nothing is pending; then the queue is dropped, as those of gone nodes must be."""
+        """Write until nothing is pending; then drop the queue, so that none stays of a gone node."""
         loop = asyncio.get_running_loop()
         batch: list[PendingChange[Any]] = []
         try:

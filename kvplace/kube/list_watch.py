@@ -3,7 +3,7 @@
     Empty ──first page──▶ InitPage ──last page──▶ InitListed ──watch opened──▶ Watching
       ▲                      │ any failure            │ ▲  stream ended, broken    │
       └──────────────────────┴────────────────────────┘ └─────────────────────────┘
-          the past is gone (410), or what came cannot be read,      resumes from the last resource version
+          the past is gone (410), or the answer cannot be read,     resumes from the last resource version
           or the version may be at fault
 
 `step` makes one move and has no clock; `follow` repeats it and pauses after failures: growing pauses with
@@ -13,8 +13,8 @@ continues.
 
 Only failures that state nothing about the version are resumed from. After a restore of etcd the API server
 may know nothing of it: kube-apiserver answers HTTP 500 to a version that it cannot read, and states nothing
-to one that it has yet to reach, not even bookmarks. A list that is older than what was seen before is
-reported as Corrupt: what a process remembers of its own writes is then no more true.
+to one that it has yet to reach, not even bookmarks. A list that is older than an earlier one is reported as
+Corrupt: the process can then no longer trust its memory of its own writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A cluster in this process, with the API server's rules about pods, nodes and ledgers.
 
-The demo and the tests run on it, so it refuses what an API server refuses: a write on a stale resource
+The demo and the tests run on it, so it refuses the same as an API server: a write on a stale resource
 version, a second binding, a CPU that changes hands. One contract suite runs against both. It answers at once,
 but every call first lets other tasks run, so that races show up here, too. No VM migrates by itself: a test
 that plays virt-controller takes the migrations and moves them on.

@@ -74,7 +74,7 @@ class ObjectLog(Generic[R]):
     """Current records by key, and how they became so."""
 
     def __init__(self, kind: Kind[Any, R], *, log_limit: int = 100_000) -> None:
-        """Of a log longer than `log_limit` the older half is forgotten."""
+        """A log that grows beyond `log_limit` entries loses its older half."""
         self._kind = kind
         self._objects: dict[Hashable, _LoggedObject[R]] = {}
         self._log_limit = log_limit

@@ -90,16 +90,10 @@ class Term(ApiObject, frozen=True):
         )
 
 
-class Terms(ApiObject, frozen=True):
-    """Terms; one of them must select the node."""
-
-    node_selector_terms: tuple[Term, ...] | None = None
-
-
 class NodeAffinity(ApiObject, frozen=True):
     """A pod's demand on its node; preferences do not matter here."""
 
-    required: Terms | None = msgspec.field(
+    required: dict[str, tuple[Term, ...]] | None = msgspec.field(
         name="requiredDuringSchedulingIgnoredDuringExecution", default=None
     )
 
@@ -111,7 +105,7 @@ class AffinityToNodes(ApiObject, frozen=True):
 
 
 class PodDemands(ApiObject, frozen=True):
-    """Read the demand of a pod's or a VMI's spec on a node."""
+    """The demands of a pod's or a VMI's spec on its node."""
 
     node_selector: dict[str, str] | None = None
     affinity: AffinityToNodes | None = None
@@ -119,7 +113,7 @@ class PodDemands(ApiObject, frozen=True):
 
 
 class NodeSpec(ApiObject, frozen=True):
-    """A taint: it keeps pods away."""
+    """The parts of a node's spec that keep pods away."""
 
     unschedulable: bool = False
     taints: tuple[Taint, ...] | None = None
@@ -162,7 +156,7 @@ def obstacle(node: SchedulableNode, demands: PodDemands) -> str:
         if labels.get(key) != value:
             return f"the node does not have the label {key}={value}"
     required = demands.affinity and demands.affinity.node_affinity and demands.affinity.node_affinity.required
-    if required and not any(term.selects(node) for term in required.node_selector_terms or ()):
+    if required and not any(term.selects(node) for term in required.get("nodeSelectorTerms", ())):
         return "the node is not one that the pod's nodeAffinity allows"
     return ""
 
@@ -190,7 +184,7 @@ def _tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
 
 
 def demands_of(spec: Mapping[str, Any], what: str, *, is_vm: bool = False) -> PodDemands:
-    """Read what a pod's spec, or that of a VMI, demands of its node; raises BadBody that begins with `what`.
+    """Read the demands of a pod's or VMI's spec on its node; raises BadBody that begins with `what`.
 
     The pod of a VMI goes only where virt-handler runs.
     """

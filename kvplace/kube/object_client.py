@@ -11,9 +11,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from kvplace.kube.api_errors import Expired, NotFound, decoded
-from kvplace.kube.objects import ObjectList
-from kvplace.kube.session import APPLY_PATCH, JSON, METADATA_ONLY, PAGE_LIMIT, Call, Session, path_of
+from kvplace.kube.api_errors import NotFound, decoded
+from kvplace.kube.api_list_watch import ApiListWatch, Resource
+from kvplace.kube.session import APPLY_PATCH, JSON, METADATA_ONLY, Call, Session, path_of
+from kvplace.kube.watches import Selector
 
 Document: TypeAlias = Mapping[str, Any]
 T = TypeVar("T")
@@ -22,7 +23,6 @@ _PAGE_SIZE = 500
 _PATIENCE_S = 30.0
 """A write may wait for several webhooks, 10 seconds each."""
 _DOCUMENT: msgspec.json.Decoder[Document] = msgspec.json.Decoder(dict[str, Any])
-_PAGE = msgspec.json.Decoder(ObjectList)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,16 @@ class ObjectReader:
 
     async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
         """Read one object; None where there is none, or no such kind."""
-        call = Call("get", kind.resource, kind.path(name, namespace=namespace), name=name)
-        try:
-            body = await self._session.request(call)
-        except NotFound:
-            return None
-        return decoded(_DOCUMENT, body, kind.resource)
+        return await self._read(kind, name, namespace, JSON)
 
     async def read_metadata(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
         """Read the metadata of one object, so that a Secret's content never leaves the API server."""
+        return await self._read(kind, name, namespace, METADATA_ONLY)
+
+    async def _read(self, kind: ApiKind, name: str, namespace: str, accept: str) -> Document | None:
         path = kind.path(name, namespace=namespace)
-        call = Call("get", kind.resource, path, name=name, accept=METADATA_ONLY)
         try:
-            body = await self._session.request(call)
+            body = await self._session.request(Call("get", kind.resource, path, name=name, accept=accept))
         except NotFound:
             return None
         return decoded(_DOCUMENT, body, kind.resource)
@@ -90,39 +87,20 @@ class ObjectReader:
     async def read_list_as(
         self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
     ) -> tuple[T, ...]:
-        """The same, each object as a type that names the fields that matter.
-
-        A list that expires between two pages is begun again, once.
-        """
-        query = {"limit": str(_PAGE_SIZE)}
-        query |= {
-            key: value for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value
-        }
-        decoder = msgspec.json.Decoder(form)
+        """The same, each object as a type that names the fields that matter."""
+        resource = Resource.of(kind.resource, kind.path(), msgspec.json.Decoder(form), lambda item: item)
+        selection = {"labelSelector": labels, "fieldSelector": fields}
+        listed: ApiListWatch[T] = ApiListWatch(
+            self._session,
+            resource,
+            Selector(namespace=namespace),
+            page_size=_PAGE_SIZE,
+            selection={key: value for key, value in selection.items() if value},
+        )
         try:
-            return await self._pages(kind, kind.path(namespace=namespace), query, decoder)
-        except Expired:
-            return await self._pages(kind, kind.path(namespace=namespace), query, decoder)
-
-    async def _pages(
-        self, kind: ApiKind, path: str, query: Mapping[str, str], decoder: msgspec.json.Decoder[T]
-    ) -> tuple[T, ...]:
-        found: list[T] = []
-        page = ""
-        while True:
-            asked = {**query, **({"continue": page} if page else {})}
-            call = Call("list", kind.resource, path, query=asked)
-            try:
-                body = await self._session.request(
-                    call, limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s
-                )
-            except NotFound:
-                return ()
-            answer = decoded(_PAGE, body, kind.resource)
-            found += [decoded(decoder, item, kind.resource) for item in answer.items or ()]
-            page = answer.metadata.continue_
-            if not page:
-                return tuple(found)
+            return await listed.read_all()
+        except NotFound:
+            return ()
 
 
 class ObjectWriter(ObjectReader):

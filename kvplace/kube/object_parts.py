@@ -127,7 +127,7 @@ class AffinityToPods(ApiObject, frozen=True):
 
 
 class Affinity(ApiObject, frozen=True):
-    """Which nodes, and which other pods."""
+    """The nodes that a pod needs, and the other pods that it needs or avoids."""
 
     node_affinity: msgspec.Raw = ABSENT
     pod_affinity: AffinityToPods | None = None

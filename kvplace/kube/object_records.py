@@ -1,7 +1,7 @@
 """Records of Kubernetes objects: small frozen values with only the fields that are read.
 
-A full virt-launcher pod is 18 KB of JSON and a thousand Python objects; a cache of records is what makes
-five thousand pods cheap. Annotations stay texts here; core reads their content and raises its own errors.
+A full virt-launcher pod is 18 KB of JSON and a thousand Python objects; a record makes five thousand pods
+cheap to cache. Annotations stay texts here; core reads their content and raises its own errors.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ NO_SHAPE = b""
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """A pod that asked for cores; keyed by UID, so a pod created again under the same name is another one."""
+    """A pod that opted in; keyed by UID, so a pod created again under the same name is another one."""
 
     namespace: str
     name: str
@@ -102,12 +102,12 @@ class PodRecord:
     conditions: tuple[Condition, ...] = ()
     """kvplace's conditions in its status: types that begin with `kvplace.io/`."""
     asking: Mapping[str, str] = field(default_factory=dict)
-    """The annotations of a plain pod that opted in; a VM asks on its VMI."""
+    """The annotations of a plain pod that opted in; a VM has them on its VMI."""
     resource_version: str = ""
     shape: bytes = NO_SHAPE
     """Equal for unbound pods that kube-scheduler offers the same nodes; `NO_SHAPE` for one on its own."""
     priority: int = 0
-    """kube-scheduler tries pods of higher priority first, and may evict those of lower priority for them."""
+    """kube-scheduler tries pods of higher priority first, and may evict pods of lower priority for them."""
     was_tried: bool = False
     """Whether kube-scheduler has tried to find it a node."""
     unschedulable: str = ""
@@ -167,7 +167,7 @@ class VmiRecord:
     name: str
     uid: str
     asking: Mapping[str, str] = field(default_factory=dict)
-    """Its annotations that ask for cores."""
+    """The annotations with its request."""
     resource_version: str = ""
 
 

@@ -95,7 +95,7 @@ class Annotations(ApiObject, frozen=True):
 
     @property
     def asking(self) -> dict[str, str]:
-        """The annotations that ask for cores."""
+        """The annotations with a request."""
         present = ((key, getattr(self, field)) for key, field in _ASKING_FIELDS.items())
         return {key: value for key, value in present if value is not None}
 
@@ -252,13 +252,13 @@ def pod_record(pod: PodObject) -> PodRecord:
         ),
         asking={} if vmi.name else annotations.asking,
         resource_version=metadata.resource_version,
-        # Of a pod that has its node, nothing asks any more.
+        # The shape of a bound pod is never used.
         shape=NO_SHAPE if pod.spec.node_name else pod.spec.shape,
         priority=pod.spec.priority,
         was_tried=any(map(_was_tried, status.conditions or ())),
         unschedulable="" if pod.spec.node_name else _why_unscheduled(status.conditions or ()),
         nominated=NodeName(status.nominated_node_name),
-        # Only of a pod that has its node can others ask what its eviction costs and gives.
+        # Only the eviction of a bound pod is ever weighed.
         labels=bytes(metadata.labels).decode() if pod.spec.node_name else "",
         resources=pod.spec.resources,
         repels=pod.spec.repels,

@@ -1,7 +1,6 @@
 """The calls that change pods, as values; `ApiCluster` makes them.
 
-Every one names its pod by the UID: a pod that was created again under the same name is another
-one.
+Every call names its pod by the UID: a pod that was created again under the same name is another pod.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RunningVmi(ApiObject, frozen=True):
 
     @property
     def asking(self) -> Mapping[str, str]:
-        """The annotations that ask for cores."""
+        """The annotations with its request."""
         return {} if self.metadata.annotations is None else self.metadata.annotations.asking
 
     @property

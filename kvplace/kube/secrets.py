@@ -13,6 +13,7 @@ import msgspec
 
 from kvplace.core.errors import Conflict
 from kvplace.kube.api_errors import NotFound, decoded
+from kvplace.kube.object_parts import Metadata
 from kvplace.kube.session import APPLY_PATCH, Call, Session, path_of
 
 FIELD_MANAGER = "kvplace-certificates"
@@ -31,12 +32,8 @@ class Secret:
     resource_version: str = ""
 
 
-class _Metadata(msgspec.Struct, rename="camel"):
-    resource_version: str = ""
-
-
 class _SecretObject(msgspec.Struct):
-    metadata: _Metadata
+    metadata: Metadata
     data: dict[str, bytes] | None = None
 
 

@@ -1,7 +1,7 @@
 """Raw HTTP to the API server: one aiohttp session, bytes in and out, every answer bounded.
 
-The official client's models cost a hundred times what a typed decoder does, so it asks login programs for
-credentials and does nothing else (`credentials`). Errors are core's (`api_errors`); an answer is a body of
+The official client's models cost a hundred times more than a typed decoder. So the client only runs login
+programs (`credentials`). Errors are core's (`api_errors`); an answer is a body of
 limited size or a stream of lines.
 """
 
@@ -235,8 +235,8 @@ class Session:
     ) -> bytes:
         """Send one request and read its whole answer.
 
-        A request that the server rejected for load is tried again, nothing else is; the server may ask for
-        pauses of a minute. `attempts` replaces the number of the limits. Raises the errors of `api_errors`.
+        Only a request that the server rejected for load is tried again; the server may request pauses of a
+        minute. `attempts` replaces the number of the limits. Raises the errors of `api_errors`.
         """
         return await with_retries(
             lambda: self._request(call, limit, timeout_s or self._limits.answer_s),
@@ -372,7 +372,7 @@ class LineStream:
         self._siblings.discard(self)
         connection = self._response.connection
         if connection is not None and connection.transport is not None:
-            # No TLS shutdown: the server may be gone, and what it still sends does not matter.
+            # No TLS shutdown: the server may be gone, and its last bytes do not matter.
             connection.transport.abort()
         self._response.close()
         # The socket is closed in the loop's next round; after that nothing of the stream is left.
@@ -409,14 +409,14 @@ def _is_untouched(error: KvplaceError) -> bool:
 
 
 def _reason(error: OSError) -> str:
-    """State why no connection came about; asyncio's words repeat the address, aiohttp's show objects."""
+    """Return why no connection came about: asyncio's message repeats the address, aiohttp's shows objects."""
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return error.strerror or str(error) or "it was closed during the handshake"
 
 
 def _tls_reason(error: aiohttp.ClientConnectorSSLError) -> str:
-    """State what OpenSSL found, in its own words: aiohttp's and Python's show objects and lines of C."""
+    """Return the reason of OpenSSL: the messages of aiohttp and Python show objects and lines of C."""
     found = error.os_error
     reason = found.reason if isinstance(found, ssl.SSLError) else ""
     return reason.replace("_", " ").lower() if reason else str(found)

@@ -126,7 +126,7 @@ class Store(Generic[K, R]):
                 if self._incoming is not None:
                     key = self.kind.key(record)
                     known = self._records.get(key)
-                    # An equal record is kept, so that the swap need not compare what has not changed.
+                    # An equal record is kept, so that the swap need not compare unchanged records.
                     self._incoming[key] = known if known == record and known is not None else record
             case InitDone():
                 self._swap()

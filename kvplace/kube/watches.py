@@ -1,8 +1,8 @@
 """Resources that can be watched, selectors of a watch, and the events that it reports.
 
-The words are those of kube-rs: a watch begins with `Init`, reports the whole list with `InitApply`, and
+The names are kube-rs's: a watch begins with `Init`, reports the whole list with `InitApply`, and
 ends that with `InitDone`; then come `Apply` and `Delete`. A list may begin again at any time. `Alive` and
-`Interrupted` state between them whether what was reported can still be true.
+`Interrupted` state between them whether the reported records can still be true.
 """
 
 from __future__ import annotations
@@ -91,14 +91,14 @@ DEVICE_CLASSES: Kind[str, DeviceClassRecord] = Kind("deviceclasses", lambda reco
 
 @dataclass(frozen=True)
 class Selector:
-    """Which objects of a kind are watched: those with all of these labels and fields."""
+    """Selects the objects of a kind that have all of these labels and fields."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
     namespace: str = ""
     """Only objects of this namespace, with a right in that namespace alone; empty for all."""
     label_terms: LabelTerms = ()
-    """Further conditions on labels, as a person asks for them."""
+    """Further conditions on labels, from a command line."""
 
     def check(self, kind: Kind[K, R]) -> None:
         """Raise ValueError for a field that the API server does not select this kind by."""

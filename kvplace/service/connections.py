@@ -2,8 +2,8 @@
 
 A client that reaches a port may open connections and send nothing, or send slowly, or never read. Each of
 these ends after a time, and however many callers do it together, their connections and the bytes of their
-requests stay limited until these are answered. What a request may do once it is complete is left to the
-application.
+requests stay limited until these are answered. The application limits a request once it is
+complete.
 
 An address without a host means all: IPv6 and IPv4 on one socket, as Go programs do it, so that the same
 default works in clusters with either family or both. A kernel without IPv6 gets an IPv4 socket.
@@ -197,7 +197,7 @@ class Connections:
     # Called by connections.
 
     def opened(self, transport: asyncio.Transport, connection: _Connection) -> asyncio.Protocol | None:
-        """Note a connection; returns what serves it."""
+        """Note a connection; returns the protocol that serves it."""
         self._open[transport] = connection
         return self._choose(transport)
 
@@ -362,7 +362,7 @@ async def _on_host(address: Address) -> socket.socket:
 
 
 def _listen(family: int, where: tuple[object, ...]) -> socket.socket:
-    # With the protocol named, asyncio switches Nagle's algorithm off for what is accepted: an answer that
+    # With the protocol named, asyncio switches Nagle's algorithm off for accepted connections: an answer that
     # follows another one would wait for the caller's delayed acknowledgement, 40 ms on Linux.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:

@@ -73,7 +73,7 @@ async def listening(
 async def http1_server(
     application: web.Application, connections: Connections, limits: ConnectionLimits
 ) -> AsyncIterator[web.Server]:
-    """Make what serves an application over HTTP/1.1, one protocol a connection, while the block runs."""
+    """Make the server of an application over HTTP/1.1, one protocol a connection, while the block runs."""
     application.middlewares.append(_noting_complete_requests(connections))
     runner = web.AppRunner(
         application,
@@ -106,7 +106,7 @@ async def while_connected(request: web.Request) -> AsyncIterator[None]:
 def _noting_complete_requests(connections: Connections) -> Callable[..., Awaitable[web.StreamResponse]]:
     @web.middleware
     async def note(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        # A compressed body may be a thousand times larger than what was sent; nothing needs to send one.
+        # A compressed body may unpack to a thousand times its size; no caller needs to send one.
         if request.headers.get("Content-Encoding", "identity") != "identity":
             return web.Response(status=415, text="compressed bodies are not read\n")
         request[_CONNECTIONS] = connections
@@ -126,7 +126,7 @@ def _noting_complete_requests(connections: Connections) -> Callable[..., Awaitab
 def may_call(transport: asyncio.Transport, allowed: Collection[str], listener: str) -> bool:
     """Return whether the client of a connection has one of the allowed names; without any, all have.
 
-    Its certificate must have been verified in this handshake, not in that of a session which it resumes.
+    Its certificate must have been verified in this handshake, not in an earlier one that it resumes.
     """
     if not allowed:
         return True
@@ -197,7 +197,7 @@ def _end_of(text: bytes) -> datetime | None:
 
 
 def _field(der: bytes) -> tuple[int, bytes, bytes]:
-    """Split DER into the tag and the content of its first field, and what follows it."""
+    """Split DER into the tag of its first field, the content of that field, and the rest."""
     length, start = der[1], 2
     if length & 0x80:
         start += length & 0x7F
@@ -255,7 +255,7 @@ class RenewedTls:
         if self._alpn:
             context.set_alpn_protocols(self._alpn)
         try:
-            # Without a passphrase, OpenSSL would ask the terminal for that of an encrypted key.
+            # Without a passphrase, OpenSSL would ask the terminal for one when the key is encrypted.
             context.load_cert_chain(files.certificate, files.key, password="")
         except (OSError, ssl.SSLError) as error:
             raise Misconfigured(

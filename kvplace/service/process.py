@@ -82,7 +82,7 @@ async def _run(service: AbstractAsyncContextManager[object]) -> None:
 
     def stop() -> None:
         nonlocal stopping
-        if not stopping:  # a second signal must not cut off what the first one lets finish
+        if not stopping:  # a second signal must not cut off requests that the first one lets finish
             stopping = True
             _log.info("stopping: requests that have begun are answered")
             task.cancel()
@@ -131,7 +131,7 @@ def log_as_json(level: str) -> None:
 
 
 class Series:
-    """The series of a gauge with nodes or pods in its labels: it has those of the last update only."""
+    """The series of a gauge with nodes or pods in its labels: only the series of the last update exist."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
