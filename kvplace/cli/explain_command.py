@@ -77,7 +77,7 @@ def command(
     from kvplace.cli.live_cluster import LiveCluster
     from kvplace.explain.reading import explain_document, explain_target, read_target
     from kvplace.kube.kubeconfig import kubeconfig_files
-    from kvplace.kube.object_client import ObjectReader
+    from kvplace.kube.object_client import ObjectClient
 
     given = _read_files(filenames, target) if filenames else None
     if machine is not None and given is not None:
@@ -87,7 +87,7 @@ def command(
         return stated_request(document, namespace=namespace)
 
     async def body(cluster: LiveCluster) -> Explanation:
-        reader = ObjectReader(cluster.session)
+        reader = ObjectClient(cluster.session)
         if given is not None:
             return await explain_document(reader, cluster.api, given, cluster.namespace, stated, strategy)
         found = read_target(target, cluster.namespace)

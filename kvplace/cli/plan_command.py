@@ -200,10 +200,10 @@ def _read_requests(
 
 def _live(flags: ClusterFlags) -> PlanningCluster:
     """Read the nodes of the cluster, and print the start of the plan."""
-    from kvplace.kube.object_client import ObjectReader
+    from kvplace.kube.object_client import ObjectClient
     from kvplace.nodes.planning_cluster import read_planning_cluster
 
-    found = flags.run(lambda live: read_planning_cluster(live.api, ObjectReader(live.session)))
+    found = flags.run(lambda live: read_planning_cluster(live.api, ObjectClient(live.session)))
     for note in found.notes:
         say(note)
     return found
@@ -259,14 +259,14 @@ def evacuate(*, flags: ClusterFlags, node: str, dry_run: bool, make_room: bool, 
     Exit code 0 when every VM fits, 4 when some do, 3 when none does.
     """  # noqa: D301 - click needs the literal backslash
     from kvplace.core.cluster.planning import plan
-    from kvplace.kube.object_client import ObjectReader
+    from kvplace.kube.object_client import ObjectClient
     from kvplace.nodes.planning_cluster import read_evacuation
 
     if not dry_run:
         raise click.UsageError(
             f"evacuate only plans: add --dry-run, then move the VMs with `kubectl drain {node}`"
         )
-    found = flags.run(lambda live: read_evacuation(live.api, ObjectReader(live.session), NodeName(node)))
+    found = flags.run(lambda live: read_evacuation(live.api, ObjectClient(live.session), NodeName(node)))
     there = found.elsewhere
     for note in there.notes:
         say(note)

@@ -40,7 +40,7 @@ from kvplace.core.topology import NumaNode, Topology
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster
-    from kvplace.kube.object_client import ObjectReader
+    from kvplace.kube.object_client import ObjectClient
     from kvplace.machines.machine import Machine
 
 
@@ -256,7 +256,7 @@ async def _described(
 
     from kvplace.core.node_topology import GROUP, VERSION, node_topology
     from kvplace.kube.node_filters import SchedulableNode
-    from kvplace.kube.object_client import ApiKind, ObjectWriter
+    from kvplace.kube.object_client import ApiKind, ObjectClient
     from kvplace.nodes.cluster_reading import read_node
     from kvplace.nodes.describing_pod import (
         check_node,
@@ -265,7 +265,7 @@ async def _described(
         reserved_by_kubelet,
     )
 
-    writer = ObjectWriter(cluster.session)
+    writer = ObjectClient(cluster.session)
     found = await writer.read(ApiKind("nodes"), node)
     check_node(None if found is None else msgspec.convert(found, SchedulableNode), node)
     known = (await read_node(cluster.api, node)).nodes.get(node)
@@ -310,7 +310,7 @@ async def _described(
     return document
 
 
-async def _serve(reader: ObjectReader) -> tuple[str, str]:
+async def _serve(reader: ObjectClient) -> tuple[str, str]:
     """Find the namespace and the image of `serve`; empty where it is not installed."""
     from kvplace.kube.object_client import ApiKind
 

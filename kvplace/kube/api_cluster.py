@@ -30,7 +30,7 @@ from kvplace.core.ledger import LedgerChange
 from kvplace.core.node_topology import GROUP, VERSION, topology_document
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube import custom_objects, pod_calls
+from kvplace.kube import custom_objects
 from kvplace.kube.api_errors import NotFound, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, ListForm, Resource
 from kvplace.kube.api_migrations import (
@@ -72,7 +72,7 @@ from kvplace.kube.resource_claims import (
     read_resource_claim_call,
     write_claim_status_call,
 )
-from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
+from kvplace.kube.session import MERGE_PATCH, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call, Session, path_of
 from kvplace.kube.watches import (
     AGENT_PODS,
     EVERYTHING,
@@ -162,14 +162,22 @@ class ApiCluster:
         Raises Conflict when the pod is bound, being deleted, gated or another one than `uid`, Refused when it
         is gone, and Unavailable when the outcome is unknown. Does not check that the node exists.
         """
+        metadata = {"name": pod, "namespace": namespace, "uid": uid, "annotations": dict(annotations)}
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": metadata,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        path = _pod_path(namespace, pod, "binding")
         await self._session.request(
-            pod_calls.bind_call(namespace, pod, uid, node, annotations),
+            Call("create", "pods/binding", path, name=f"{namespace}/{pod}", body=_encode(binding)),
             attempts=1,  # only the caller knows until when the claim behind it stays
         )
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         """Read a pod as the API server has it now; None when there is none."""
-        body = await self._get("pods", pod_calls.pod_path(namespace, name), name)
+        body = await self._get("pods", _pod_path(namespace, name), name)
         return None if body is None else pod_record(decoded(_POD, body, "pods"))
 
     async def read_resource_claim(self, namespace: str, name: str) -> ResourceClaimRecord | None:
@@ -201,9 +209,7 @@ class ApiCluster:
         the stored one.
         """
         try:
-            await self._session.request(
-                pod_calls.annotate_call(namespace, pod, uid, annotations, self._written_by)
-            )
+            await self._annotate_pod(namespace, pod, uid, annotations)
         except Rejected as error:
             if _IMMUTABLE_UID in str(error):
                 raise Refused(f"pod {namespace}/{pod} with UID {uid} is gone") from error
@@ -218,7 +224,7 @@ class ApiCluster:
         changed = known is None or known.status != condition.status
         document = condition.document(self._now() if changed else None)
         try:
-            await self._session.request(pod_calls.condition_call(pod, document, self._written_by))
+            await self._patch_pod(pod, "status", {"uid": pod.uid}, {"status": {"conditions": [document]}})
         except Rejected as error:
             if _IMMUTABLE_UID in str(error):
                 raise Refused(f"pod {pod.namespace}/{pod.name} with UID {pod.uid} is gone") from error
@@ -230,8 +236,9 @@ class ApiCluster:
         Quotas and kube-scheduler then count them. Raises Refused when the API server does not resize the pod,
         and Forbidden when a quota or a missing right does not allow it.
         """
+        compute = {"name": COMPUTE, "resources": {"requests": {"cpu": f"{millicores}m"}}}
         try:
-            await self._session.request(pod_calls.resize_call(pod, COMPUTE, millicores, self._written_by))
+            await self._patch_pod(pod, "resize", {"uid": pod.uid}, {"spec": {"containers": [compute]}})
         except Rejected as error:
             raise Refused(str(error)) from error
 
@@ -240,7 +247,8 @@ class ApiCluster:
 
         The resource version also keeps a nomination by another client.
         """
-        await self._session.request(pod_calls.nominate_call(pod, node, self._written_by))
+        still = {"uid": pod.uid, "resourceVersion": pod.resource_version}
+        await self._patch_pod(pod, "status", still, {"status": {"nominatedNodeName": node}})
 
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
@@ -285,8 +293,7 @@ class ApiCluster:
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a VirtualMachineInstance as JSON; None when there is none."""
-        path = path_of("apis", "kubevirt.io", "v1", "namespaces", namespace, "virtualmachineinstances", name)
-        body = await self._get("virtualmachineinstances", path, name)
+        body = await self._get("virtualmachineinstances", _vmi_path(namespace, name), name)
         if body is None:
             return None
         return decoded(_MAPPING, body, "virtualmachineinstances")
@@ -357,17 +364,8 @@ class ApiCluster:
 
     async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
         """Set annotations of a node, None removes one; others stay. Raises Refused when the node is gone."""
-        await self._session.request(
-            Call(
-                "patch",
-                "nodes",
-                path_of("api", "v1", "nodes", node),
-                name=node,
-                query=self._written_by,
-                body=_encode({"metadata": {"annotations": dict(annotations)}}),
-                accept=METADATA_ONLY,
-            )
-        )
+        body = {"metadata": {"annotations": dict(annotations)}}
+        await self._patch("nodes", path_of("api", "v1", "nodes", node), node, body)
 
     async def create_migration(self, migration: PlannedMigration, *, dry_run: bool = False) -> None:
         """Create a live migration, or only ask whether KubeVirt would accept it.
@@ -405,6 +403,38 @@ class ApiCluster:
         body = await self._session.request(call)
         return decoded(_RAW, body, custom_objects.TOPOLOGY).metadata.resource_version
 
+    async def _annotate_pod(
+        self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Set annotations of the pod with this UID, None removes one; others stay."""
+        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        await self._patch("pods", _pod_path(namespace, pod), f"{namespace}/{pod}", body)
+
+    async def _patch_pod(
+        self, pod: PodRecord, subresource: str, metadata: Mapping[str, str], change: Mapping[str, Any]
+    ) -> None:
+        """Change a subresource of the pod with this metadata; other entries of its lists stay."""
+        path = _pod_path(pod.namespace, pod.name, subresource)
+        body = {"metadata": metadata, **change}
+        name = f"{pod.namespace}/{pod.name}"
+        await self._patch(f"pods/{subresource}", path, name, body, patch_type=STRATEGIC_MERGE_PATCH)
+
+    async def _patch(
+        self, resource: str, path: str, name: str, body: object, *, patch_type: str = MERGE_PATCH
+    ) -> None:
+        await self._session.request(
+            Call(
+                "patch",
+                resource,
+                path,
+                name=name,
+                query=self._written_by,
+                body=_encode(body),
+                accept=METADATA_ONLY,
+                patch_type=patch_type,
+            )
+        )
+
     async def _get(self, resource: str, path: str, name: str) -> bytes | None:
         try:
             return await self._session.request(Call("get", resource, path, name=name))
@@ -423,8 +453,13 @@ class MovingCluster(ApiCluster):
 
     async def annotate_vm(self, pod: PodRecord, key: str, value: str | None) -> None:
         """Write an annotation of the VMI of a pod, or of a plain pod; None removes it."""
-        call = pod_calls.annotate_vm_call(pod, key, value, self._written_by)
-        await self._session.request(call)
+        if not pod.vmi:
+            await self._annotate_pod(pod.namespace, pod.name, pod.uid, {key: value})
+            return
+        body = {"metadata": {"uid": pod.vmi_uid, "annotations": {key: value}}}
+        await self._patch(
+            "virtualmachineinstances", _vmi_path(pod.namespace, pod.vmi), f"{pod.namespace}/{pod.vmi}", body
+        )
 
 
 _POD = msgspec.json.Decoder(PodObject)
@@ -438,6 +473,14 @@ _NODE_ROW = msgspec.json.Decoder(NodeRow)
 _RAW = msgspec.json.Decoder(RawObject)
 _MAPPING = msgspec.json.Decoder(dict[str, Any])
 _encode = msgspec.json.encode
+
+
+def _pod_path(namespace: str, pod: str, *subresource: str) -> str:
+    return path_of("api", "v1", "namespaces", namespace, "pods", pod, *subresource)
+
+
+def _vmi_path(namespace: str, name: str) -> str:
+    return path_of("apis", "kubevirt.io", "v1", "namespaces", namespace, "virtualmachineinstances", name)
 
 
 def _custom(resource: str, record: Callable[[RawObject], R]) -> Resource[R]:

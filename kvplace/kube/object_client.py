@@ -42,8 +42,8 @@ class ApiKind:
         return path_of(*root, self.version, *inside, self.resource, *names)
 
 
-class ObjectReader:
-    """Reads objects over a session."""
+class ObjectClient:
+    """Reads and writes objects over a session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -101,10 +101,6 @@ class ObjectReader:
             return await listed.read_all()
         except NotFound:
             return ()
-
-
-class ObjectWriter(ObjectReader):
-    """Reads and writes objects over a session."""
 
     async def create(
         self, kind: ApiKind, document: Document, *, namespace: str = "", dry_run: bool = False

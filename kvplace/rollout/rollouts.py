@@ -23,7 +23,7 @@ from kvplace.kube.api_errors import with_retries
 from kvplace.kube.api_rollouts import ApiRollouts
 from kvplace.kube.concurrency import together
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.object_client import ObjectReader
+from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.session import Session, open_session
 from kvplace.kube.store import Store
@@ -285,7 +285,7 @@ def rollouts_on(session: Session, namespace: str) -> Rollouts:
     api = ApiCluster(session)
 
     async def read_nodes() -> PlanningCluster:
-        return await read_planning_cluster(api, ObjectReader(session))
+        return await read_planning_cluster(api, ObjectClient(session))
 
     async def reported_on(node: NodeName) -> AgentReport | None:
         found, has_pod = await together(

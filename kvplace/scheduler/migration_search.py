@@ -36,7 +36,7 @@ from kvplace.kube.migrations import (
 )
 from kvplace.kube.node_filters import SchedulableNode, beside_virt_handler, lacking, obstacle
 from kvplace.kube.object_records import PodRecord
-from kvplace.kube.running_vmis import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi
+from kvplace.kube.node_filters import (RUNNING_VMIS, RunningVmi, SCHEDULABLE_NODES)
 from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, Selector
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable

@@ -14,7 +14,7 @@ from kvplace.core.errors import Conflict, ExitCode
 from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NodeName
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.object_client import ApiKind, ObjectWriter
+from kvplace.kube.object_client import ApiKind, ObjectClient
 from kvplace.kube.session import open_session
 from kvplace.nodes.describing_pod import describing_pod
 from tests.cli.calls import COMMAND, Called, call_process
@@ -25,11 +25,11 @@ T = TypeVar("T")
 TOPOLOGIES = ApiKind("nodetopologies", "kvplace.io", "v1alpha1")
 
 
-def written(installed: Installed, body: Callable[[ObjectWriter], Awaitable[T]]) -> T:
+def written(installed: Installed, body: Callable[[ObjectClient], Awaitable[T]]) -> T:
     async def run() -> T:
         options = CredentialOptions(str(installed.plane.kubeconfig))
         async with await open_session(options) as session:
-            return await body(ObjectWriter(session))
+            return await body(ObjectClient(session))
 
     return asyncio.run(run())
 
@@ -53,7 +53,7 @@ def test_a_restricted_namespace_admits_the_pod(installed: Installed) -> None:
 def test_a_description_is_written_again_by_its_writer_and_not_over_another_clients(
     installed: Installed,
 ) -> None:
-    async def write(writer: ObjectWriter) -> None:
+    async def write(writer: ObjectClient) -> None:
         await writer.apply(TOPOLOGIES, node_topology("by-command", TWO), manager="describe-node")
         changed = await writer.apply(TOPOLOGIES, node_topology("by-command", EIGHT), manager="describe-node")
         assert changed["metadata"]["generation"] == 2

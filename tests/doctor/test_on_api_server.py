@@ -23,7 +23,7 @@ from kvplace.doctor.installation import Finding, Severity
 from kvplace.doctor.reading import read_installation
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.object_client import ObjectWriter
+from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.session import open_session
 from tests.cli.calls import call_process
 from tests.docs.blocks import block
@@ -41,7 +41,7 @@ def examined(kubeconfig: Path, **options: Any) -> Examination:
     async def read() -> Examination:
         async with await open_session(CredentialOptions(str(kubeconfig), **options)) as session:
             found = await read_installation(
-                ObjectWriter(session),
+                ObjectClient(session),
                 ApiCluster(session),
                 namespace="default",
                 client_version=__version__,

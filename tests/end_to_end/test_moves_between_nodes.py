@@ -25,7 +25,7 @@ from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import PINNED, PLACEMENT
 from kvplace.kube.api_cluster import MovingCluster
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.object_client import ObjectReader
+from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.session import Limits, open_session
 from kvplace.nodes.movable_cluster import read_movable_cluster
 from kvplace.plan.defragmentation_run import MoveResult, carry_out
@@ -154,7 +154,7 @@ def test_a_migration_of_defragment_goes_to_the_planned_node_and_ends_the_run_whe
         try:
             client = MovingCluster(session)
             later = datetime.now(UTC) + timedelta(hours=1)  # all VMs have just started
-            there = await read_movable_cluster(client, ObjectReader(session), (), later)
+            there = await read_movable_cluster(client, ObjectClient(session), (), later)
             found = defragment(there.nodes, (), there.between)
             pods = {name: vm.pod for name, vm in there.vms.items()}
             results = [one async for one in carry_out(client, found.moves, pods, may_continue=lambda: True)]

@@ -9,7 +9,7 @@ import msgspec
 
 from kvplace.kube.memory_objects import ObjectLog
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.running_vmis import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi
+from kvplace.kube.node_filters import (RUNNING_VMIS, RunningVmi, SCHEDULABLE_NODES)
 
 _READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.running_vmis import RunningVmi
+from kvplace.kube.node_filters import (RunningVmi)
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 HOST_MODEL = "host-model-cpu.node.kubevirt.io/"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvplace.kube.api_errors import Expired
-from kvplace.kube.object_client import ApiKind, ObjectReader
+from kvplace.kube.object_client import ApiKind, ObjectClient
 from kvplace.kube.session import open_session
 from tests.kube.api_stub import answer, api_stub, status
 
@@ -18,7 +18,7 @@ TOO_OLD = status(410, "The provided continue parameter is too old")
 
 async def test_a_list_that_expires_between_two_pages_is_begun_again_once(tmp_path: Path) -> None:
     async with api_stub() as stub, await open_session(stub.kubeconfig(tmp_path)) as session:
-        reader = ObjectReader(session)
+        reader = ObjectClient(session)
         stub.script = [FIRST, TOO_OLD, FIRST, LAST]
         assert await reader.read_list(ApiKind("pods")) == ({"a": 1}, {"b": 2})
         assert [request.query.get("continue") for request in stub.asked] == [None, "more", None, "more"]
