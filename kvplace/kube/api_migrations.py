@@ -10,7 +10,7 @@ import msgspec
 from kvplace.core.well_known_names import MOVE_LABEL
 from kvplace.kube.api_list_watch import Resource
 from kvplace.kube.migrations import MIGRATIONS, MigrationRecord, PlannedMigration
-from kvplace.kube.node_filters import SchedulableNode
+from kvplace.kube.node_filters import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi, SchedulableNode
 from kvplace.kube.object_parts import ApiObject, StoredObject
 from kvplace.kube.node_filters import (RUNNING_VMIS, RunningVmi, SCHEDULABLE_NODES)
 from kvplace.kube.session import METADATA_ONLY, Call, path_of

@@ -1,7 +1,9 @@
-"""Why kube-scheduler would not send a pod to a node, apart from cores: the filters that are cheap to repeat.
+"""Why a pod would not be sent to a node, apart from cores: the filters that are cheap to repeat.
 
-As in kube-scheduler's plugins NodeUnschedulable, NodeName, TaintToleration and NodeAffinity; the others, such
-as volumes, ports and affinity to pods, only kube-scheduler answers.
+They are the plugins NodeUnschedulable, NodeName, TaintToleration and NodeAffinity of kube-scheduler; only
+kube-scheduler answers the others, such as volumes, ports and affinity to pods. For a live migration the VMI
+counts, too. It is read when a VM fits nowhere, not watched: migrations are rare, and the VMIs of a cluster
+change all the time. No HTTP client is loaded with this module.
 """
 
 from __future__ import annotations
@@ -12,38 +14,28 @@ from typing import Any
 import msgspec
 
 from kvplace.core.errors import BadBody
-from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.quantity import parse_quantity
-from kvplace.kube.object_parts import ApiObject, ConditionObject, Metadata
+from kvplace.core.scalars import NodeName
+from kvplace.kube.object_parts import ApiObject, ConditionObject, MatchExpression, Metadata
+from kvplace.kube.objects import ObjectMeta
+from kvplace.kube.watches import NAME_FIELD, Kind
 
-_OPERATORS = {
-    "In": Operator.IN,
-    "NotIn": Operator.NOT_IN,
-    "Exists": Operator.EXISTS,
-    "DoesNotExist": Operator.ABSENT,
-    "Gt": Operator.GREATER,
-    "Lt": Operator.LESS,
-}
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _SCHEDULABLE = "kubevirt.io/schedulable"
 """Label of the nodes with a live virt-handler."""
 _READY = "Ready"
 _REPELLING = ("NoSchedule", "NoExecute")
 _OF_UNREADY_NODES = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-
-
-class MatchExpression(ApiObject, frozen=True):
-    """An entry of `matchExpressions`, or of `matchFields`."""
-
-    key: str = ""
-    operator: str = ""
-    values: tuple[str, ...] | None = None
-
-    @property
-    def term(self) -> LabelTerm | None:
-        """The condition; None for an unknown operator: nothing meets such a condition."""
-        operator = _OPERATORS.get(self.operator)
-        return None if operator is None else LabelTerm(self.key, operator, self.values or ())
+_CHANGES = ("HotVCPUChange", "HotMemoryChange", "MigrationRequired", "VolumesChange")
+"""Conditions of a VMI when KubeVirt itself is about to migrate it."""
+_HOST_MODEL = "host-model-cpu.node.kubevirt.io/"
+_REQUIRED_FEATURE = "host-model-required-features.node.kubevirt.io/"
+_VENDOR = "cpu-vendor.node.kubevirt.io/"
+_LIKE_SOURCE = {
+    _HOST_MODEL: "cpu-model-migration.node.kubevirt.io/",
+    _REQUIRED_FEATURE: "cpu-feature.node.kubevirt.io/",
+}
+"""Labels of the source, each with its label on the target of a host-model VM."""
 
 
 class Taint(ApiObject, frozen=True):
@@ -199,3 +191,98 @@ def beside_virt_handler(demands: PodDemands) -> PodDemands:
     """Add the node selector of KubeVirt for the pod of every VM."""
     selector = {_SCHEDULABLE: "true", **(demands.node_selector or {})}
     return msgspec.structs.replace(demands, node_selector=selector)
+
+
+class _MigrationState(ApiObject, frozen=True):
+    completed: bool = False
+    failed: bool = False
+
+
+class _VmiCpu(ApiObject, frozen=True):
+    model: str = ""
+
+
+class _VmiDomain(ApiObject, frozen=True):
+    cpu: _VmiCpu | None = None
+
+
+class _RunningSpec(PodDemands, frozen=True):
+    domain: _VmiDomain = _VmiDomain()
+
+
+class _VmiStatus(ApiObject, frozen=True):
+    phase: str = ""
+    evacuation_node_name: str = ""
+    conditions: tuple[ConditionObject, ...] | None = None
+    migration_state: _MigrationState | None = None
+
+
+class RunningVmi(ApiObject, frozen=True):
+    """A VirtualMachineInstance, as far as it decides about a migration."""
+
+    metadata: ObjectMeta
+    spec: _RunningSpec = _RunningSpec()
+    status: _VmiStatus = _VmiStatus()
+
+    @property
+    def uid(self) -> str:
+        """Its UID."""
+        return self.metadata.uid
+
+    @property
+    def asking(self) -> Mapping[str, str]:
+        """The annotations with its request."""
+        return {} if self.metadata.annotations is None else self.metadata.annotations.asking
+
+    @property
+    def is_evacuated(self) -> bool:
+        """Whether its node is being emptied."""
+        return bool(self.status.evacuation_node_name)
+
+    @property
+    def has_just_started(self) -> bool:
+        """Whether KubeVirt has not stated yet if it can migrate."""
+        return all(one.type != "LiveMigratable" for one in self.status.conditions or ())
+
+    @property
+    def obstacle(self) -> str:
+        """The reason why it cannot migrate now, in one clause; empty if it can."""
+        conditions = {one.type: one for one in self.status.conditions or ()}
+        migratable, state = conditions.get("LiveMigratable"), self.status.migration_state
+        under_way = [kind for kind in _CHANGES if kind in conditions and conditions[kind].status == "True"]
+        if self.status.phase != "Running" or self.metadata.deletion_timestamp is not None:
+            return "it does not run"
+        if migratable is None or migratable.status != "True":
+            reason = (
+                migratable.reason if migratable is not None and migratable.reason else "no reason is given"
+            )
+            return f"it is not LiveMigratable ({reason})"
+        if under_way:
+            return f"KubeVirt is about to migrate it ({under_way[0]})"
+        if state is not None and not (state.completed or state.failed):
+            return "it migrates already"
+        return ""
+
+    def obstacle_on(self, target: SchedulableNode, source: SchedulableNode) -> str:
+        """State why its new pod would not be scheduled on a node, apart from cores; empty if it would be.
+
+        KubeVirt adds the CPU model and vendor of the source to the node selector of the new pod.
+        """
+        there = target.metadata.labels or {}
+        model = self.spec.domain.cpu.model if self.spec.domain.cpu is not None else ""
+        for label, value in (source.metadata.labels or {}).items():
+            wanted = label if label.startswith(_VENDOR) else ""
+            for prefix, selected in _LIKE_SOURCE.items() if model in ("", "host-model") else ():
+                if label.startswith(prefix):
+                    wanted = selected + label.removeprefix(prefix)
+            if wanted and there.get(wanted) != value:
+                return f"the node does not have the label {wanted}={value}"
+        return obstacle(target, beside_virt_handler(self.spec))
+
+
+RUNNING_VMIS: Kind[str, RunningVmi] = Kind("virtualmachineinstances", lambda vmi: vmi.metadata.uid, {})
+SCHEDULABLE_NODES: Kind[NodeName, SchedulableNode] = Kind(
+    "nodes",
+    lambda node: NodeName(node.metadata.name),
+    {NAME_FIELD: lambda node: node.metadata.name},
+)

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.quantity import parse_quantity
 from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.object_records import NO_SHAPE, Condition
@@ -28,6 +29,14 @@ ABSENT = msgspec.Raw(b"")
 VMI = "VirtualMachineInstance"
 _KUBEVIRT = "kubevirt.io/"
 """How the API versions of KubeVirt begin; any client can define a kind of the same name in another group."""
+_OPERATORS = {
+    "In": Operator.IN,
+    "NotIn": Operator.NOT_IN,
+    "Exists": Operator.EXISTS,
+    "DoesNotExist": Operator.ABSENT,
+    "Gt": Operator.GREATER,
+    "Lt": Operator.LESS,
+}
 
 
 class ApiObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -84,6 +93,20 @@ class ConditionObject(ApiObject, frozen=True):
     def record(self) -> Condition:
         """The condition as records have it."""
         return Condition.read(self.type, self.status, self.reason, self.message)
+
+
+class MatchExpression(ApiObject, frozen=True):
+    """An entry of `matchExpressions`, or of `matchFields`."""
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+    @property
+    def term(self) -> LabelTerm | None:
+        """The condition; None for an unknown operator: nothing meets such a condition."""
+        operator = _OPERATORS.get(self.operator)
+        return None if operator is None else LabelTerm(self.key, operator, self.values or ())
 
 
 class _StatedVm(ApiObject, frozen=True):

@@ -44,6 +44,7 @@ from kvplace.kube.object_parts import (
     ABSENT,
     ApiObject,
     ConditionObject,
+    MatchExpression,
     OwnerReference,
     PodResourceClaim,
     PodSpec,

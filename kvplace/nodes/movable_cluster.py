@@ -25,7 +25,7 @@ from kvplace.core.well_known_names import PLACED_LABEL, RELOCATED
 from kvplace.kube.api_errors import NotFound
 from kvplace.kube.concurrency import together
 from kvplace.kube.migrations import MIGRATIONS, PEACE_AFTER_MIGRATION_S, MigrationRecord
-from kvplace.kube.node_filters import SchedulableNode
+from kvplace.kube.node_filters import RunningVmi, SchedulableNode
 from kvplace.kube.object_client import ApiKind
 from kvplace.kube.node_filters import (RunningVmi)
 from kvplace.kube.watches import ListClient, Selector

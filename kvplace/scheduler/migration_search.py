@@ -34,7 +34,15 @@ from kvplace.kube.migrations import (
     MigrationRecord,
     PlannedMigration,
 )
-from kvplace.kube.node_filters import SchedulableNode, beside_virt_handler, lacking, obstacle
+from kvplace.kube.node_filters import (
+    RUNNING_VMIS,
+    SCHEDULABLE_NODES,
+    RunningVmi,
+    SchedulableNode,
+    beside_virt_handler,
+    lacking,
+    obstacle,
+)
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.node_filters import (RUNNING_VMIS, RunningVmi, SCHEDULABLE_NODES)
 from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, Selector

@@ -19,6 +19,7 @@ from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecord
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.migrations import PlannedMigration
+from kvplace.kube.node_filters import RUNNING_VMIS, SCHEDULABLE_NODES
 from kvplace.kube.object_records import (
     Condition,
     DeviceClassRecord,

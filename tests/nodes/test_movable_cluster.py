@@ -20,7 +20,7 @@ from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid, ResourceName
 from kvplace.core.well_known_names import MOVABLE, PINNED, RELOCATED
 from kvplace.kube.migrations import MigrationRecord
-from kvplace.kube.node_filters import SchedulableNode
+from kvplace.kube.node_filters import RunningVmi, SchedulableNode
 from kvplace.kube.object_records import (
     Condition,
     LedgerRecord,
