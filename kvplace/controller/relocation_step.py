@@ -57,6 +57,8 @@ class Begin:
     """The present request."""
     previous: PodPlacement | None
     """The placement in effect; None for a pod that was never placed."""
+    claim: Claim | None = None
+    """The claim that the step was decided on."""
     device_nodes: frozenset[NumaId] = frozenset()
     """NUMA nodes of its devices: the cores of a pod without a QEMU yet follow them."""
     only_better: bool = False
@@ -84,7 +86,9 @@ class Wait:
 class Finish:
     """Give up the resources that the placement in effect does not need."""
 
-    in_force: PodPlacement
+    in_effect: PodPlacement
+    is_way_back: bool = False
+    """Whether it ends the return to a placement after a failed revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,8 @@ class Resume:
     """The pod's placement, or the one that its agent restored, is no longer in the ledger."""
 
     relocation: Relocation
+    claim: Claim | None
+    """The claim that the step was decided on."""
 
 
 Step: TypeAlias = Nothing | Cannot | Begin | Write | Wait | Finish | GoBack | Resume
@@ -148,10 +154,10 @@ def next_step(
     restored_placement = _restored_placement(placed, report)
     if placed is not None and restored_placement is not None:
         is_settled = _holds(claim, placed) or _is_taken(ledger, placed)
-        return Resume(Relocation(placed, restored_placement)) if is_settled else Wait()
+        return Resume(Relocation(placed, restored_placement), claim) if is_settled else Wait()
     may_follow_devices = placed is not None and enforces and not migrates and _holds(claim, placed)
     if may_follow_devices and (device_nodes := nodes_to_follow(pod, described)):
-        return Begin(read_pod_request(pod.request), placed, device_nodes)
+        return Begin(read_pod_request(pod.request), placed, claim, device_nodes)
     return Nothing() if asked is None else _answer_edit(pod, claim, placed, report, asked, enforces, migrates)
 
 
@@ -180,14 +186,14 @@ def _answer_edit(
     obstacle = _obstacle(pod, placed, options, enforces=enforces, migrates=migrates)
     if obstacle:
         return Cannot(obstacle)
-    if placed is not None and not (_holds(claim, placed) and _is_in_force(placed, report)):
+    if placed is not None and not (_holds(claim, placed) and _is_in_effect(placed, report)):
         return Wait()
     has_qemu = report is not None and report.pinned
     follows_devices_first = bool(pod.vmi and pod_request.request.devices)  # and no other revision, until then
     if (only_better or follows_devices_first) and not has_qemu:
         return Wait()
     asking = replace(pod_request, request=replace(pod_request.request, options=options))
-    return Begin(asking, placed, only_better=only_better)
+    return Begin(asking, placed, claim, only_better=only_better)
 
 
 def place_again(
@@ -273,7 +279,7 @@ def _restored_placement(placed: PodPlacement | None, report: PodReport | None) -
     return found if is_before and found.revision < placed.revision else None
 
 
-def _is_in_force(placed: PodPlacement, report: PodReport | None) -> bool:
+def _is_in_effect(placed: PodPlacement, report: PodReport | None) -> bool:
     """Whether a placement is in effect; the placement of the bind is so from the beginning."""
     if placed.revision == 1:
         return True
@@ -301,16 +307,16 @@ def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) 
     if placed is None or placed.revision < relocation.next.revision:
         return Write(relocation.next)
     if not _holds(claim, placed):
-        return Resume(Relocation(placed, relocation.previous))  # it was written late, for a lost claim
+        return Resume(Relocation(placed, relocation.previous), claim)  # it was written late, for a lost claim
     if report is None:
         return Wait()
     if report.pinned and report.revision >= placed.revision:
-        return Finish(placed)
+        return Finish(placed, relocation.is_way_back)
     if relocation.is_way_back:
         # It cannot fail. Threads that are set anew again and again must not keep CPUs that they have left.
         left = claim.cpus & ~placed.placement.cpus
         is_measured = report.revision >= placed.revision and bool(report.cpus)
-        return Finish(placed) if is_measured and not report.cpus & left else Wait()
+        return Finish(placed, is_way_back=True) if is_measured and not report.cpus & left else Wait()
     if report.failed_revision >= placed.revision:
         return GoBack(placed, report.drift)
     return Wait()

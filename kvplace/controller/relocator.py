@@ -135,7 +135,6 @@ class Relocator:
             await self._cannot(pod, str(error))
             return False
         step = self._next(node, pod, asked)
-        claim = self._cache.ledger(node).claims.get(pod.uid)
         match step:
             case Nothing() | Wait():
                 return False
@@ -147,16 +146,16 @@ class Relocator:
                 if rest_s := self._cache.relocation_times.rest_s(node, pod.uid, pause_s):
                     self._look_again(node, rest_s)
                     return False
-                return await self._begin(node, pod, claim, step)
+                return await self._begin(node, pod, step)
             case Write(following):
                 await self._write(node, pod, following)
                 return False  # the agent is next
-            case Finish(in_force):
-                return await self._finish(node, pod, in_force)
+            case Finish():
+                return await self._finish(node, pod, step)
             case GoBack(failed, why):
                 return await self._go_back(node, pod, failed, why)
-            case Resume(relocation):
-                return await self._resume(node, pod, claim, relocation)
+            case Resume():
+                return await self._resume(node, pod, step)
 
     def _next(self, node: NodeName, pod: PodRecord, asked: Asked | None) -> Step:
         return next_step(
@@ -204,14 +203,14 @@ class Relocator:
         live = await self._read_as_stored(pod)
         return live is not None and (not step.device_nodes or self._next(node, live, None) == step)
 
-    async def _begin(self, node: NodeName, pod: PodRecord, seen: Claim | None, step: Begin) -> bool:
+    async def _begin(self, node: NodeName, pod: PodRecord, step: Begin) -> bool:
         """Claim a new placement beside the present one; returns whether that was done."""
         if not await self._may_begin(node, pod, step) or not await self._is_counted(node, pod, step):
             return False
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, str]:
             stored = ledger.claims.get(pod.uid)
-            if stored != seen:
+            if stored != step.claim:
                 return LedgerChange(), ""  # conflict with another writer
             machine = self._cache.machine(node)
             if isinstance(machine, Unusable):
@@ -286,15 +285,16 @@ class Relocator:
     # Finish and GoBack. Each answers on the pod first: while the ledger has the relocation, the step is made
     # again after a failure of either write. A replica with a late cache must not answer.
 
-    async def _finish(self, node: NodeName, pod: PodRecord, in_force: PodPlacement) -> bool:
+    async def _finish(self, node: NodeName, pod: PodRecord, step: Finish) -> bool:
         """Answer, and release the CPUs that are no longer used; returns whether that was done."""
         if not await self._is_as_stored(pod):
             return False
-        event = relocated(owner_reference(pod), node, in_force)
-        if not self._is_way_back(node, pod):
+        in_effect = step.in_effect
+        event = relocated(owner_reference(pod), node, in_effect)
+        if not step.is_way_back:
             await self._answer(pod, Condition(RELOCATED, True, "Relocated", event.note))
         elif (said := pod.condition(RELOCATED)) is None or said.status:
-            why = f"revision {in_force.revision - 1} failed on {node} and was undone"
+            why = f"revision {in_effect.revision - 1} failed on {node} and was undone"
             await self._answer(pod, Condition(RELOCATED, False, "NotRelocated", why))
         relocation: Relocation | None = None
 
@@ -303,10 +303,10 @@ class Relocator:
             claim = ledger.claims.get(pod.uid)
             if claim is None or claim.relocation is None:
                 return LedgerChange(), None
-            if claim.relocation.next.revision > in_force.revision:
+            if claim.relocation.next.revision > in_effect.revision:
                 return LedgerChange(), None  # another replica has gone on
             relocation = claim.relocation
-            after = claim_after_relocation(claim, in_force)
+            after = claim_after_relocation(claim, in_effect)
             return LedgerChange(claims=(after,)) if after else LedgerChange(releases=(pod.uid,)), None
 
         await self._cache.ledgers.change(node, decide)
@@ -318,15 +318,11 @@ class Relocator:
         RELOCATIONS.inc()
         log.info(
             "relocated to CPUs %s",
-            format_cpu_list(in_force.placement.cpus) or "of the shared pool",
+            format_cpu_list(in_effect.placement.cpus) or "of the shared pool",
             extra=_about(node, pod),
         )
         self._events.record(event)
         return True
-
-    def _is_way_back(self, node: NodeName, pod: PodRecord) -> bool:
-        claim = self._cache.ledger(node).claims.get(pod.uid)
-        return claim is not None and claim.relocation is not None and claim.relocation.is_way_back
 
     async def _go_back(self, node: NodeName, pod: PodRecord, failed: PodPlacement, why: str) -> bool:
         """Answer, and make the placement before the next one; returns whether that was done."""
@@ -345,17 +341,18 @@ class Relocator:
 
     # Resume.
 
-    async def _resume(self, node: NodeName, pod: PodRecord, seen: Claim | None, lost: Relocation) -> bool:
+    async def _resume(self, node: NodeName, pod: PodRecord, step: Resume) -> bool:
         """Claim again the placement in effect, beside the newest one; returns whether that was done.
 
         Where others have CPUs of the newest placement by now, the pod goes back to the placement in effect.
         """
         if not await self._is_as_stored(pod):
             return False
+        lost = step.relocation
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, tuple[bool, str]]:
             stored = ledger.claims.get(pod.uid)
-            if stored != seen:
+            if stored != step.claim:
                 return LedgerChange(), (True, "")  # conflict with another writer
             empty = _empty_claim(pod)
             claim = claim_with_lost_relocation(ledger, stored or empty, lost)
