@@ -135,7 +135,7 @@ def _action_on_end(pod: PodRecord, *, runs: bool) -> ClaimAction:
 
 
 def _is_reservation(claim: Claim) -> bool:
-    """Whether a claim is of a pod that waits, as far as it shows.
+    """Whether a claim is of a pod that seems to wait.
 
     A pod that was bound without regard to reservations may get other cores before it is seen to be bound.
     """

@@ -39,7 +39,7 @@ class ControllerClient(Protocol):
         ...
 
     async def request_cpus(self, pod: PodRecord, millicores: int) -> None:
-        """Let the container with QEMU of a VM's pod request so many CPUs; raises Refused or Forbidden."""
+        """Change the CPU request of the container with QEMU of a VM's pod; raises Refused or Forbidden."""
         ...
 
     async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:

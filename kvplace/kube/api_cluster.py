@@ -147,7 +147,7 @@ class ApiCluster:
         return follow(self.list_watch(kind, selector), pause=session.pause, closed=lambda: session.closed)
 
     def list_watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> ListWatch[R]:
-        """Return the selected objects of a kind as `step` wants them."""
+        """Return the selected objects of a kind in the form that `step` takes."""
         return self._list_watch(kind, selector)
 
     async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
@@ -231,7 +231,7 @@ class ApiCluster:
             raise
 
     async def request_cpus(self, pod: PodRecord, millicores: int) -> None:
-        """Let the container with QEMU of a VM's pod request so many CPUs.
+        """Change the CPU request of the container with QEMU of a VM's pod.
 
         Quotas and kube-scheduler then count them. Raises Refused when the API server does not resize the pod,
         and Forbidden when a quota or a missing right does not allow it.

@@ -108,13 +108,13 @@ class Denied(Forbidden):
     """We lack a right; or a quota, a policy or the end of a namespace forbids it, with the same code."""
 
     def __init__(self, verb: str, resource: str, said: str) -> None:
-        self.lacks_right = "cannot" in said  # the word of RBAC
+        self.lacks_right = "cannot" in said  # the verb in RBAC's messages
         fix = "; its role lacks this right: apply the installation again" if self.lacks_right else ""
         super().__init__(f"the API server denies {verb} on {resource} ({said}){fix}")
         self.verb = verb
         self.resource = resource
         self.said = said
-        """The API server's own words, which name the user."""
+        """The API server's own message, which names the user."""
 
 
 class Rejected(Misconfigured):
@@ -247,7 +247,7 @@ class Backoff:
     """Returns a number from 0 up to 1."""
 
     def pause(self, failures: int, error: BaseException | None = None) -> float:
-        """Return the seconds to wait after an error that so many failures came before."""
+        """Return the seconds to wait after an error that followed this number of failures."""
         ceiling: float = min(self.first_s * 2 ** min(failures, 30), self.longest_s)
         asked = error.retry_after if isinstance(error, ApiUnavailable) else None
         return (asked or 0.0) + self.jitter() * ceiling
@@ -269,10 +269,10 @@ async def with_retries(
 ) -> T:
     """Make a call until it succeeds or is to be tried no more; returns its answer.
 
-    Ends after so many `attempts`, or when the next one would begin after `deadline`, a time of the running
-    loop. `retried` can exclude more errors from further attempts. Raises the last error as it is.
+    Ends after this number of `attempts`, or when the next one would begin after `deadline`, a time of the
+    running loop. `retried` can exclude more errors from further attempts. Raises the last error as it is.
 
-    tenacity comes in with the first failure, which it gets as its first attempt: it costs 50 µs a call, and
+    tenacity is used from the first failure, which it gets as its first attempt: it costs 50 µs a call, and
     nearly all calls succeed.
     """
     pauses = backoff or Backoff(longest_s=5.0)

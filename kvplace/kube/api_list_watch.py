@@ -82,7 +82,7 @@ class Resource(Generic[R]):
 
 
 class ApiListWatch(Generic[R]):
-    """The selected objects of one resource, as the list+watch state machine wants them."""
+    """The selected objects of one resource, in the form of the list+watch state machine."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import msgspec
 from kvplace.core.well_known_names import MOVE_LABEL
 from kvplace.kube.api_list_watch import Resource
 from kvplace.kube.migrations import MIGRATIONS, MigrationRecord, PlannedMigration
-from kvplace.kube.node_filters import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi, SchedulableNode
+from kvplace.kube.node_filters import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi, SchedulableNode, VmiStatus
 from kvplace.kube.object_parts import ApiObject, StoredObject
 from kvplace.kube.node_filters import (RUNNING_VMIS, RunningVmi, SCHEDULABLE_NODES)
 from kvplace.kube.session import METADATA_ONLY, Call, path_of
@@ -25,11 +25,7 @@ class _MigrationSpec(ApiObject, frozen=True):
     vmi_name: str = ""
 
 
-class _MigrationStatus(ApiObject, frozen=True):
-    phase: str = ""
-
-
-def _migration_record(migration: StoredObject[_MigrationSpec, _MigrationStatus]) -> MigrationRecord:
+def _migration_record(migration: StoredObject[_MigrationSpec, VmiStatus]) -> MigrationRecord:
     meta = migration.metadata
     return MigrationRecord(
         namespace=meta.namespace,
@@ -45,7 +41,7 @@ MIGRATION_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
     MIGRATIONS: Resource.of(
         _MIGRATIONS,
         path_of(*_KUBEVIRT, _MIGRATIONS),
-        msgspec.json.Decoder(StoredObject[_MigrationSpec, _MigrationStatus]),
+        msgspec.json.Decoder(StoredObject[_MigrationSpec, VmiStatus]),
         _migration_record,
     ),
     RUNNING_VMIS: Resource.of(

@@ -47,7 +47,7 @@ _LAST_S = 5.0
 
 
 class EventReason(Enum):
-    """Why an event is written, a word for machines."""
+    """The reason of an event, for machines."""
 
     DOES_NOT_FIT = "DoesNotFit"
     FLOATING = "Floating"

@@ -34,7 +34,7 @@ class MigrationRecord:
     vmi: str
     """The name of the VMI that migrates."""
     phase: str = ""
-    """In KubeVirt's word; empty before KubeVirt has seen it."""
+    """As KubeVirt spells it; empty before KubeVirt has seen it."""
     created: str = ""
     """When it was created, RFC 3339."""
     is_ours: bool = False

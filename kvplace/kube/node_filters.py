@@ -120,7 +120,7 @@ class NodeStatus(ApiObject, frozen=True):
 
 
 class SchedulableNode(ApiObject, frozen=True):
-    """A node, as far as these filters read it."""
+    """The fields of a node that these filters read."""
 
     metadata: Metadata = Metadata()
     spec: NodeSpec = NodeSpec()
@@ -210,7 +210,9 @@ class _RunningSpec(PodDemands, frozen=True):
     domain: _VmiDomain = _VmiDomain()
 
 
-class _VmiStatus(ApiObject, frozen=True):
+class VmiStatus(ApiObject, frozen=True):
+    """The status of a VMI; a migration has the phase alone."""
+
     phase: str = ""
     evacuation_node_name: str = ""
     conditions: tuple[ConditionObject, ...] | None = None
@@ -218,11 +220,11 @@ class _VmiStatus(ApiObject, frozen=True):
 
 
 class RunningVmi(ApiObject, frozen=True):
-    """A VirtualMachineInstance, as far as it decides about a migration."""
+    """The fields of a VirtualMachineInstance that decide about a migration."""
 
     metadata: ObjectMeta
     spec: _RunningSpec = _RunningSpec()
-    status: _VmiStatus = _VmiStatus()
+    status: VmiStatus = VmiStatus()
 
     @property
     def uid(self) -> str:

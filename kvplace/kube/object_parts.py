@@ -181,7 +181,7 @@ class Resources(ApiObject, frozen=True):
 
 
 class Container(ApiObject, frozen=True):
-    """A container, as far as it decides about nodes."""
+    """The fields of a container that decide about nodes."""
 
     ports: tuple[ContainerPort, ...] | None = None
     resources: Resources = Resources()

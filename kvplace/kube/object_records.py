@@ -43,7 +43,7 @@ class Condition:
     status: bool | None
     """None is Unknown."""
     reason: str
-    """One CamelCase word for machines."""
+    """In CamelCase, for machines."""
     message: str
     """One sentence for people."""
 
@@ -111,7 +111,7 @@ class PodRecord:
     was_tried: bool = False
     """Whether kube-scheduler has tried to find it a node."""
     unschedulable: str = ""
-    """Why kube-scheduler has found no node for it yet, in its words."""
+    """The message of kube-scheduler why it has found no node for it yet."""
     nominated: NodeName = NO_NODE
     """The node that a user has nominated for it: `status.nominatedNodeName`."""
     labels: str = ""

@@ -129,7 +129,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, with the words of RBAC for its errors."""
+    """One request, with the names of RBAC for its errors."""
 
     verb: str
     """The verb of RBAC, a key of METHODS."""
