@@ -12,7 +12,6 @@ from kvplace.kube.api_list_watch import Resource
 from kvplace.kube.migrations import MIGRATIONS, MigrationRecord, PlannedMigration
 from kvplace.kube.node_filters import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi, SchedulableNode, VmiStatus
 from kvplace.kube.object_parts import ApiObject, StoredObject
-from kvplace.kube.node_filters import (RUNNING_VMIS, RunningVmi, SCHEDULABLE_NODES)
 from kvplace.kube.session import METADATA_ONLY, Call, path_of
 from kvplace.kube.watches import Kind
 

@@ -39,7 +39,6 @@ from kvplace.core.well_known_names import (
     REQUEST,
     SMT,
 )
-from kvplace.kube.object_parts import (MatchExpression)
 from kvplace.kube.object_parts import (
     ABSENT,
     ApiObject,

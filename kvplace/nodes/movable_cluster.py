@@ -27,7 +27,6 @@ from kvplace.kube.concurrency import together
 from kvplace.kube.migrations import MIGRATIONS, PEACE_AFTER_MIGRATION_S, MigrationRecord
 from kvplace.kube.node_filters import RunningVmi, SchedulableNode
 from kvplace.kube.object_client import ApiKind
-from kvplace.kube.node_filters import (RunningVmi)
 from kvplace.kube.watches import ListClient, Selector
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView

@@ -44,7 +44,6 @@ from kvplace.kube.node_filters import (
     obstacle,
 )
 from kvplace.kube.object_records import PodRecord
-from kvplace.kube.node_filters import (RUNNING_VMIS, RunningVmi, SCHEDULABLE_NODES)
 from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, Selector
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable

@@ -32,7 +32,6 @@ from kvplace.kube.object_records import (
     TopologyRecord,
     TopologyStatus,
 )
-from kvplace.kube.node_filters import (RUNNING_VMIS, SCHEDULABLE_NODES)
 from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from tests.kube.faults import FaultScript, Operation
 from tests.kube.played_vmis import PlayedVmis

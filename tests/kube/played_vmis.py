@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from kvplace.kube.memory_objects import ObjectLog
-from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.node_filters import (RUNNING_VMIS, RunningVmi, SCHEDULABLE_NODES)
+from kvplace.kube.node_filters import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi, SchedulableNode
 
 _READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.node_filters import (RunningVmi)
+from kvplace.kube.node_filters import RunningVmi, SchedulableNode
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 HOST_MODEL = "host-model-cpu.node.kubevirt.io/"

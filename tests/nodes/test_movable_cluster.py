@@ -29,7 +29,6 @@ from kvplace.kube.object_records import (
     PodReport,
     TopologyRecord,
 )
-from kvplace.kube.node_filters import (RunningVmi)
 from kvplace.nodes.cluster_view import cluster_view
 from kvplace.nodes.movable_cluster import MovableCluster, TimedPod, movable_cluster
 from kvplace.nodes.node_cache import PEACE_S
