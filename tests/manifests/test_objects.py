@@ -188,10 +188,7 @@ def test_serve_understands_the_arguments_and_listens_where_the_ports_state(objec
     assert options["scheduler_name"] == settings["SCHEDULER_NAME"]
     assert (options["strategy"], options["mode"]) == (Strategy(settings["STRATEGY"]), settings["MODE"])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    listens = {
-        name: int(options[f"{name}_address"].rpartition(":")[2])
-        for name in ("extender", "admission", "health")
-    }
+    listens = {name: options[f"{name}_address"].port for name in ("extender", "admission", "health")}
     assert ports == listens
 
 
@@ -211,7 +208,7 @@ def test_the_agent_understands_its_arguments_and_settings(objects: list[Json]) -
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {str(options["nri_socket"].parent), "/sys/fs/cgroup", str(LOCK.parent)} == mounted
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"health": int(options["health_address"].rpartition(":")[2])}
+    assert ports == {"health": options["health_address"].port}
 
 
 def test_two_agents_never_run_on_one_node(objects: list[Json]) -> None:
