@@ -67,10 +67,12 @@ def test_figures_that_link_to_a_benchmark_are_printed_by_it() -> None:
     name_of = {re.sub(r"[^\w\- ]", "", TITLES[name].lower()).replace(" ", "-"): name for name in MEASURED}
     checked, wrong = 0, []
     for path in PAGES:
-        for text, heading in re.findall(r"\[([^]]+)\]\([\w/.]*benchmarks\.md#([\w-]+)\)", path.read_text()):
-            figures = _figures(text)
+        for text, heading, result in re.findall(
+            r"\[([^]]+)\]\([\w/.]*benchmarks(?:\.md#([\w-]+)|/results/(\w+)\.md)\)", path.read_text()
+        ):
+            figures, name = _figures(text), result or name_of[heading]
             checked += len(figures)
-            if figures and figures - _figures((RESULTS / f"{name_of[heading]}.md").read_text()):
+            if figures and figures - _figures((RESULTS / f"{name}.md").read_text()):
                 wrong.append(f"{path.name}: {text}")
     assert wrong == []
     assert checked > 20
