@@ -1,4 +1,4 @@
-"""The extender's verbs as HTTP routes, over HTTP/1.1 by aiohttp and over HTTP/2 by `http2`.
+"""The extender's verbs as HTTP routes, over HTTP/1.1 by aiohttp and over HTTP/2 by `listener`.
 
 Bad input gets 400 with one sentence. kube-scheduler does not read the body of an error; the sentence is for
 the log and for users of curl.
