@@ -55,8 +55,8 @@ BURST_S = 50.0
 """A pod may have so much more than its share of the time."""
 LEAST_CHARGE_S = 10.0
 _SHARE = 10
-"""A pod has at most one part in so many of the time for deliveries: a tenant may change its value at will,
-and may control its receiver."""
+"""One pod gets at most 1 / _SHARE of the time for deliveries: a tenant may change its value at will, and may
+control its receiver."""
 
 T = TypeVar("T")
 

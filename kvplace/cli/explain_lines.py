@@ -186,9 +186,9 @@ def _unclaimed(seat: Seat) -> str:
     others = {ledger.owners[cpu] for cpu in cpus_of(seat.unclaimed) if cpu in ledger.owners}
     claims = (ledger.claims.get(uid) for uid in sorted(others))
     names = [f"{claim.namespace}/{claim.vmi or claim.pod}" for claim in claims if claim is not None]
-    whose = f"belong to {', '.join(names) or 'another pod'}" if others else "have no owner"
+    ownership = f"belong to {', '.join(names) or 'another pod'}" if others else "have no owner"
     return (
-        f"CPUs {format_cpu_list(seat.unclaimed)} of these {whose} in the ledger of the node; "
+        f"CPUs {format_cpu_list(seat.unclaimed)} of these {ownership} in the ledger of the node; "
         "`kubectl kvplace doctor` reports more"
     )
 

@@ -141,7 +141,7 @@ _VM_KEYS: Mapping[str, Callable[[VmView], str | int]] = {
     "cpus": lambda vm: -_cpus(vm),
     "memory": lambda vm: -vm.request.request.memory if vm.request else 0,
 }
-"""Keys that order VMs; equal ones stay in the order of their names. The oldest and the largest come first."""
+"""Keys that sort VMs: the oldest and the largest first, equal ones by name."""
 
 
 async def _get_vms(

@@ -132,18 +132,18 @@ def claim_while_relocating(claim: Claim, relocation: Relocation) -> Claim:
     )
 
 
-def claim_after_relocation(claim: Claim, in_force: PodPlacement) -> Claim | None:
+def claim_after_relocation(claim: Claim, in_effect: PodPlacement) -> Claim | None:
     """Return a claim reduced to one placement; None when it then holds nothing."""
-    if in_force.placement.floats:
+    if in_effect.placement.floats:
         return None
     return claim_of(
         claim.uid,
-        in_force.placement,
+        in_effect.placement,
         namespace=claim.namespace,
         pod=claim.pod,
         vmi=claim.vmi,
         since=claim.since,
-        revision=in_force.revision,
+        revision=in_effect.revision,
     )
 
 

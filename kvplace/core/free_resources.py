@@ -336,8 +336,8 @@ class Used:
 
 
 _PARTS, _PARTS_OF_PAGES = 32, 64
-"""The memory of others is published in parts of the node's memory. So the API server gets only changes that
-matter, and nodes of one type mostly stay in equal states. At least one part is kept for the host."""
+"""The memory of others is rounded to parts of the node's memory. So small changes cause no write, and nodes
+of one type mostly stay in equal states. At least one part is kept for the host."""
 
 
 def in_use(measured: Mapping[NumaId, Used], before: MemoryInUse) -> MemoryInUse:

@@ -312,13 +312,13 @@ async def watch_listed_vms(
     notes: dict[str, None] = {}
     try:
         await wait_for_list(pods)
-        for one, says in ((statuses[0], _left_out), (statuses[1], _left_out), (ledgers, _not_seen)):
+        for one, note_of in ((statuses[0], _left_out), (statuses[1], _left_out), (ledgers, _not_seen)):
             try:
                 await wait_for_list(one)
             except (NotFound, Denied) as failure:
                 watching[one].cancel()
                 if isinstance(failure, Denied):
-                    notes[says(failure)] = None
+                    notes[note_of(failure)] = None
         for store in stores:
             store.subscribe(lambda before, after: waking.set())
 

@@ -320,8 +320,8 @@ class Extender:
             if node not in nodes or isinstance(machine, Unusable) or claim is None:
                 continue
             ledger = self._cache.ledger(node)
-            came_free = grown_claim(ledger, claim)
-            placement = placement_of_claim(machine.topology, request, came_free)
+            with_freed_cpus = grown_claim(ledger, claim)
+            placement = placement_of_claim(machine.topology, request, with_freed_cpus)
             if placement is None and claim.reserved is not None:  # it fits otherwise, or shares CPUs
                 others = ledger.after(LedgerChange(releases=(uid,)))
                 holds = self.pending.held_on(node, but=uid)

@@ -48,9 +48,8 @@ MAX_STREAMS = 250
 MAX_UNREAD = 4 * MAX_BODY
 """Bytes of incomplete calls on one connection."""
 MAX_IDLE_FRAMES = 1_000
-"""Frames that bring no call forward: PING, SETTINGS, RST_STREAM, PRIORITY, empty DATA, tiny WINDOW_UPDATE.
-
-Each costs us work and its sender nearly nothing.
+"""The most frames without progress of a call: PING, SETTINGS, RST_STREAM, PRIORITY, empty DATA, tiny
+WINDOW_UPDATE. Each costs its receiver work, and its sender nearly nothing.
 """
 IDLE_FRAMES_PER_ANSWER = 100
 """Idle frames that an answer makes up for; kube-scheduler sends a handful with a call."""

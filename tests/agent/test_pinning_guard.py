@@ -39,7 +39,7 @@ from tests.agent.nodes_in_use import NODE, VM, container, machine_of, placed, pl
 THREAD = QemuThread(Tid(7), classify("CPU 0/KVM"), parse_cpu_list("2"))
 NOT_CHECKED = planned(placed(VM, "2").placement, cpuset=NO_CPUS, online=NO_CPUS)
 FOUND = PodFinding(NOT_CHECKED, Measurement((THREAD,)), pid=7)
-"""A VM whose threads are where they should be; each check puts its plan into it."""
+"""A VM with all threads on their CPUs. Each check replaces the plan."""
 
 
 class Sweep:

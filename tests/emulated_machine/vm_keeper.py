@@ -43,7 +43,7 @@ class Vm:
 
 @dataclass(frozen=True)
 class RunningVm:
-    """The names by which a VM is found."""
+    """The processes of a VM, and its libvirt."""
 
     pid: int
     """QEMU's."""

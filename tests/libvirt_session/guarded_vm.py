@@ -1,4 +1,4 @@
-"""A real VM whose threads a real guard watches; the program that sets cpusets is played by a few lines."""
+"""A real VM and the real guard of its threads. A few lines play the program that sets cpusets."""
 
 from __future__ import annotations
 
