@@ -2,32 +2,28 @@
 
 A pod uses its service account, any other process a context of a kubeconfig. Tokens and client
 certificates are read here; a token in a file is read again once a minute, since the kubelet replaces it.
-Login programs (`exec`) and OIDC are left to the official client, which is imported only for them: it takes
-half a second and 35 MB. Everything is loaded again when the API server answers 401, which
-covers rotated credentials.
+OIDC is left to the official client, which is imported only for it: it takes half a second and 35 MB.
+Everything is loaded again when the API server answers 401, which covers rotated credentials.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import contextlib
 import os
 import ssl
 import tempfile
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from kvplace.core.errors import Absent, Misconfigured
 from kvplace.kube.kubeconfig import KubeContext, kubeconfig_files, proxy_of, read_context
-
-_Result = TypeVar("_Result")
+from kvplace.kube.login_program import issued_credentials
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's token and the CA of the API server."""
@@ -35,8 +31,6 @@ _AS = ("as", "as-uid", "as-groups", "as-user-extra")
 """Keys of a user of a kubeconfig that acts as another user."""
 _IN_HEADERS = "!#$&'*+^`|"
 """Characters that the name of a header may have, besides letters, digits and all that `quote` keeps."""
-_ISSUED = {"client-certificate": "clientCertificateData", "client-key": "clientKeyData"}
-"""Fields of the answer of a login program by their key in a kubeconfig."""
 TOKEN_AGE_S = 60.0
 """A token that was read so long ago is read again."""
 
@@ -162,70 +156,15 @@ async def _of_context(context: KubeContext, token: str | None) -> Credentials:
 
 
 async def _of_login_program(context: KubeContext) -> Credentials:
-    """Run the program of a user's `exec`, which issues a token, a certificate or both.
-
-    On a terminal the program has stdin and stderr, so that it can ask; else what it reports on stderr is in
-    the error. It runs in a thread that nothing waits for: a signal ends this process although the program
-    runs.
-    """
-    try:
-        from kubernetes.config import ConfigException
-        from kubernetes.config.exec_provider import ExecProvider
-        from kubernetes.config.kube_config import ConfigNode
-    except ModuleNotFoundError as error:
-        raise _without_client(context, "exec") from error
-
     plugin = context.user["exec"]
     try:
-        nodes = ConfigNode("exec", plugin), ConfigNode("cluster", _shown_cluster(context.cluster))
-        status = await _in_thread(ExecProvider(nodes[0], None, nodes[1]).run)
-        token, certificate = status.get("token"), status.get("clientCertificateData")
-        if not token and not certificate:
-            raise ValueError("it answers with neither a token nor a certificate")
-        if certificate and not status.get("clientKeyData"):
-            raise ValueError("it answers with a certificate without its key")
-        issued = {
-            **{key: value for key, value in context.user.items() if key in _AS},
-            **({"token": token} if token else {}),
-            **{
-                f"{name}-data": base64.b64encode(status[field].encode()).decode()
-                for name, field in _ISSUED.items()
-                if certificate
-            },
-        }
+        kept = {key: value for key, value in context.user.items() if key in _AS}
+        issued = {**kept, **await issued_credentials(plugin, context.cluster)}
         return _credentials(context, _authorization(issued), issued)
-    except (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         command = plugin.get("command") if isinstance(plugin, Mapping) else plugin
-        said = f"the program {command!r} that it logs in with gives no credentials: {error}"
-        raise _unusable(context, ValueError(said)) from error
-
-
-def _shown_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the input of a program with `provideClusterInfo`: the CA in place, as ExecCredential has it."""
-    ca = _bytes(cluster, "certificate-authority")
-    shown = {key: value for key, value in cluster.items() if not key.startswith("certificate-authority")}
-    return shown if ca is None else {**shown, "certificate-authority-data": base64.b64encode(ca).decode()}
-
-
-async def _in_thread(call: Callable[[], _Result]) -> _Result:
-    """Await a call in a thread of its own; unlike `asyncio.to_thread` the process may end before it."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[_Result] = loop.create_future()
-
-    def tell(settle: Callable[[Any], None], result: Any) -> None:
-        if not ended.done():
-            settle(result)
-
-    def run() -> None:
-        try:
-            outcome: tuple[Callable[[Any], None], Any] = ended.set_result, call()
-        except Exception as error:
-            outcome = ended.set_exception, error
-        with contextlib.suppress(RuntimeError):  # the loop may be closed
-            loop.call_soon_threadsafe(tell, *outcome)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await ended
+        reason = f"the program {command!r} that it logs in with gives no credentials: {_reason(error)}"
+        raise _unusable(context, ValueError(reason)) from error
 
 
 async def _of_auth_provider(context: KubeContext) -> Credentials:
@@ -233,7 +172,11 @@ async def _of_auth_provider(context: KubeContext) -> Credentials:
     try:
         from kubernetes.aio import client, config
     except ModuleNotFoundError as error:
-        raise _without_client(context, "auth-provider") from error
+        raise Misconfigured(
+            f"context {context.name!r} of kubeconfig {context.files} cannot be used: its user logs in by "
+            "`auth-provider`, which needs the Python package kubernetes; it is not installed here (the image "
+            "of the agent leaves it out). Use a kubeconfig with a token or a client certificate"
+        ) from error
 
     configuration = client.Configuration()
     try:
@@ -254,15 +197,6 @@ async def _of_auth_provider(context: KubeContext) -> Credentials:
         raise _unusable(context, error) from error
 
 
-def _without_client(context: KubeContext, entry: str) -> Misconfigured:
-    """Refuse a user that needs Kubernetes' client, which the image of the agent leaves out."""
-    return Misconfigured(
-        f"context {context.name!r} of kubeconfig {context.files} cannot be used: its user logs in by "
-        f"`{entry}`, which needs the Python package kubernetes; it is not installed here (the image of the "
-        "agent leaves it out). Use a kubeconfig with a token or a client certificate"
-    )
-
-
 def _document(context: KubeContext) -> dict[str, Any]:
     """Write a context as a kubeconfig of its own: its files were merged and its paths made absolute here."""
     return {
@@ -274,11 +208,14 @@ def _document(context: KubeContext) -> dict[str, Any]:
 
 
 def _unusable(context: KubeContext, error: Exception) -> Misconfigured:
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    where = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
     return Misconfigured(
-        f"context {context.name!r} of kubeconfig {context.files} cannot be used{where}: {said}"
+        f"context {context.name!r} of kubeconfig {context.files} cannot be used: {_reason(error)}"
     )
+
+
+def _reason(error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return f"{error.filename}: {reason}" if isinstance(error, OSError) and error.filename else reason
 
 
 def _credentials(

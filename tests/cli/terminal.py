@@ -19,12 +19,15 @@ _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
 class Terminal:
     """A program on a terminal; ends with the block."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], *, piped: bool = False
+    ) -> None:
+        """`piped`: stdout is not the terminal, as before a pipe."""
         self._outer, inner = pty.openpty()
         self._process = subprocess.Popen(
             command,
             stdin=inner,
-            stdout=inner,
+            stdout=subprocess.DEVNULL if piped else inner,
             stderr=inner,
             env={**os.environ, "TERM": "xterm", **environment},
             start_new_session=True,

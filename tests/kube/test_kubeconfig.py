@@ -250,21 +250,23 @@ async def test_a_token_that_cannot_be_one_is_named(tmp_path: Path, token: object
 
 
 @pytest.mark.parametrize(
-    ("plugin", "said"),
+    ("plugin", "said", "reported"),
     [
         (
             ["none-of-that-name"],
             "'none-of-that-name' that it logs in with gives no credentials: .*No such file",
+            "",
         ),
         (
             ["sh", "-c", "echo session over, log in again >&2; exit 3"],
-            "'sh' .* returned 3. session over, log in again$",
+            "'sh' .* ended with exit code 3, and reports on stderr$",
+            "session over, log in again\n",
         ),
-        (["echo", "{}"], "'echo' .* gives no credentials: .*missing key"),
+        (["echo", "{}"], "'echo' .* gives no credentials: its answer has not the apiVersion", ""),
     ],
 )
-async def test_a_login_program_that_gives_no_credentials_is_named_with_what_it_reports(
-    tmp_path: Path, plugin: list[str], said: str, caplog: pytest.LogCaptureFixture
+async def test_a_login_program_that_gives_no_credentials_is_named_and_reports_on_stderr(
+    tmp_path: Path, plugin: list[str], said: str, reported: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = config(tmp_path, current="there")
     document = json.loads(path.read_text())
@@ -278,7 +280,7 @@ async def test_a_login_program_that_gives_no_credentials_is_named_with_what_it_r
     path.write_text(json.dumps(document))
     with pytest.raises(Misconfigured, match=said):
         await load_credentials(CredentialOptions(str(path)))
-    assert not caplog.records
+    assert capfd.readouterr() == ("", reported)
 
 
 def with_user(path: Path, user: dict[str, Any], **cluster: Any) -> str:

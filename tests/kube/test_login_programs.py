@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,16 +55,15 @@ def answering(status: str) -> str:
 TOKEN = answering("dict(token='issued')")
 
 
-@pytest.mark.parametrize("entry", ["exec", "auth-provider"])
-async def test_without_the_client_of_kubernetes_a_login_program_is_refused_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+async def test_without_the_client_of_kubernetes_only_oidc_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    user = {entry: {"apiVersion": VERSION, "command": "true", "name": "oidc"}}
-    path = kubeconfig(tmp_path, TOKEN, user=user)
     for module in [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    with pytest.raises(Misconfigured, match=f"`{entry}`, which needs the Python package kubernetes"):
+    assert await (await load(kubeconfig(tmp_path, TOKEN))).authorization() == "Bearer issued"
+    path = kubeconfig(tmp_path, TOKEN, user={"auth-provider": {"name": "oidc"}})
+    with pytest.raises(Misconfigured, match="`auth-provider`, which needs the Python package kubernetes"):
         await load(path)
 
 
@@ -119,9 +117,18 @@ async def test_a_program_is_informed_of_its_cluster_where_it_wants_that(tmp_path
         (answering("{}"), "it answers with neither a token nor a certificate"),
         (answering("dict(clientCertificateData='x')"), "it answers with a certificate without its key"),
         (answering("'none'"), "gives no credentials: "),
-        ("print('[')", "failed to decode process output"),
-        ("print(json.dumps(dict(apiVersion='v0', kind='x', status={})))", "does not match"),
-        ("sys.exit('session over')", "returned 1. session over$"),
+        (answering("dict(clientKeyData='x')"), "it answers with neither a token nor a certificate"),
+        (answering("dict(token='x', clientKeyData='x')"), "or a key without its certificate"),
+        (answering("dict(token=5)"), "must be strings"),
+        ("print('[')", "its answer is not valid JSON"),
+        ("os.write(1, b'\\xff')", "its answer is not valid JSON"),
+        ("print('[]')", "its answer has not the apiVersion"),
+        (
+            "print(json.dumps(dict(apiVersion='v0', kind='x', status={})))",
+            "its answer has not the apiVersion",
+        ),
+        ("sys.exit(3)", "it ended with exit code 3, and reports on stderr$"),
+        ("os.kill(os.getpid(), 9)", "it ended with exit code -9"),
         (answering("dict(token='a\\nb')"), "its token contains"),
     ],
 )
@@ -142,6 +149,65 @@ async def test_an_entry_of_another_form_is_one_sentence(tmp_path: Path, login: A
         await load(path)
 
 
+async def test_a_program_that_is_not_installed_is_named_with_the_hint_of_its_author(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path, TOKEN, command="no-such-login", installHint="Install it with apt.")
+    with pytest.raises(
+        Misconfigured, match=r"'no-such-login' .* No such file or directory. Install it with apt"
+    ):
+        await load(path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "stdin", "interactive"),
+    [
+        ("Never", "terminal", False),
+        ("IfAvailable", "terminal", True),
+        ("Always", "terminal", True),
+        (None, "terminal", True),
+        ("Never", "pipe", False),
+        ("IfAvailable", "pipe", False),
+    ],
+)
+def test_a_program_reads_stdin_where_it_may_and_stdin_is_a_terminal(
+    tmp_path: Path, mode: str | None, stdin: str, interactive: bool
+) -> None:
+    tell = "spec = json.loads(os.environ['KUBERNETES_EXEC_INFO'])['spec']\n"
+    tell += "sys.stderr.write(f\"told {spec['interactive']}, terminal {os.isatty(0)}, read\")\n"
+    tell += "sys.stderr.write(' nothing' if os.isatty(0) else f' {sys.stdin.read()!r}')\nsys.exit(1)"
+    path = kubeconfig(tmp_path, tell, interactiveMode=mode)
+    read, write = os.openpty() if stdin == "terminal" else os.pipe()
+    if stdin == "pipe":
+        os.write(write, b"requests\n")
+    done = subprocess.run(
+        [*COMMAND, "get", "vms", "--kubeconfig", path],
+        stdin=write if stdin == "terminal" else read,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    os.close(read)
+    os.close(write)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "told True, terminal True, read nothing" if interactive else "told False, terminal False, read ''"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [("Always", "interactiveMode is Always, and stdin is not a terminal"), ("always", "must be Never, IfAv")],
+)
+async def test_a_program_that_must_ask_is_not_started_without_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, said: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    path = kubeconfig(tmp_path, f"open({str(tmp_path / 'started')!r}, 'w')\n{TOKEN}", interactiveMode=mode)
+    with pytest.raises(Misconfigured, match=said):
+        await load(path)
+    assert not (tmp_path / "started").exists()
+
+
 def test_on_a_terminal_the_program_asks_and_reads_the_answer(tmp_path: Path) -> None:
     ask = "sys.stderr.write('Code from your phone: ')\nsys.stderr.flush()\ncode = sys.stdin.readline()\n"
     say = f"sys.stderr.write(f'got {{code.strip()}}\\n')\n{TOKEN}"
@@ -154,16 +220,30 @@ def test_on_a_terminal_the_program_asks_and_reads_the_answer(tmp_path: Path) -> 
         assert terminal.end() == 1
 
 
-def test_ctrl_c_ends_the_command_at_once_while_the_program_waits(tmp_path: Path) -> None:
-    wait = "sys.stderr.write('waiting\\n')\nsys.stderr.flush()\ntime.sleep(600)\n"
+def test_prompts_appear_and_are_answered_while_stdout_is_a_pipe(tmp_path: Path) -> None:
+    ask = "sys.stderr.write('x' * 1_000_000 + 'Open https://login and type AB12: ')\nsys.stderr.flush()\n"
+    say = f"sys.stderr.write(f'got {{sys.stdin.readline().strip()}}\\n')\n{TOKEN}"
+    path = kubeconfig(tmp_path, ask + say, server="http://127.0.0.1:1")
+    with Terminal([*COMMAND, "get", "vms", "-o", "json", "--kubeconfig", path], {}, piped=True) as terminal:
+        terminal.read_until("type AB12:")
+        terminal.type("yes\n")
+        terminal.read_until("got yes")
+        terminal.read_until("does not answer")
+        assert terminal.end() == 1
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_ctrl_c_ends_the_command_at_once_while_the_program_ignores_it(tmp_path: Path, piped: bool) -> None:
+    ignore = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    wait = ignore + "sys.stderr.write('waiting\\n')\nsys.stderr.flush()\ntime.sleep(600)\n"
     path = kubeconfig(tmp_path, wait, server="http://127.0.0.1:1")
-    with Terminal([*COMMAND, "get", "vms", "--kubeconfig", path], {}) as terminal:
+    with Terminal([*COMMAND, "get", "vms", "--kubeconfig", path], {}, piped=piped) as terminal:
         terminal.read_until("waiting")
         terminal.interrupt()
         assert terminal.end() == 130
 
 
-def test_a_signal_ends_a_command_in_a_pipe_while_the_program_waits(tmp_path: Path) -> None:
+def test_a_signal_ends_a_command_in_a_pipe_and_its_program_that_waits(tmp_path: Path) -> None:
     started = tmp_path / "started"
     os.mkfifo(started)
     wait = f"open({str(started)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
@@ -177,4 +257,5 @@ def test_a_signal_ends_a_command_in_a_pipe_while_the_program_waits(tmp_path: Pat
         program = int(started.read_text())
         command.terminate()
         assert command.wait(PATIENCE_S) == 130
-        os.kill(program, signal.SIGKILL)
+        with pytest.raises(ProcessLookupError):
+            os.kill(program, 0)
