@@ -243,16 +243,3 @@ def test_the_options_of_a_target_are_shown_and_checked_before_anything_is_instal
     slip = called("--nodse=2")
     assert slip.returncode == 2
     assert "unrecognized arguments: --nodse=2" in slip.stderr
-
-
-@pytest.mark.parametrize(
-    "file", ["images/serve/Containerfile", "images/agent/Containerfile", "hooks/Containerfile"]
-)
-def test_an_image_is_built_on_a_base_that_is_named_by_its_digest_only(file: str) -> None:
-    lines = (PROJECT / file).read_text().splitlines()
-    assert [line for line in lines if line.startswith("FROM")] == ["FROM ${BASE} AS build", "FROM ${BASE}"]
-    assert "ARG BASE" in lines, "no base is built on by default"
-    (check,) = [line.removeprefix("RUN ") for line in lines if "@sha256:" in line and line.startswith("RUN")]
-    for base, code in (("python@sha256:ab", 0), ("python:3.13-slim", 1), ("", 1)):
-        done = subprocess.run(["sh", "-c", check], env={"BASE": base}, capture_output=True, check=False)
-        assert (done.returncode, b"must name an image by its digest" in done.stderr) == (code, bool(code))
