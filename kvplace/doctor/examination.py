@@ -30,6 +30,7 @@ from kvplace.doctor.node_checks import (
     check_conditions,
     check_descriptions,
     check_devices,
+    check_kubelets,
     check_reserved,
 )
 from kvplace.doctor.program_checks import check_images, check_scheduler, check_serve, check_versions
@@ -61,6 +62,7 @@ CHECKS = (
     Check("releases", ("deployments", "daemonsets", "configmaps"), check_versions),
     Check("KubeVirt", ("kubevirts",), check_kubevirt, before=True),
     Check("Plugins", ("customresourcedefinitions", "kubevirts", "plugins", "configmaps"), check_plugins),
+    Check("kubelets", ("nodes", "failed pods"), check_kubelets, before=True),
     Check("agents", ("daemonsets", "pods", "nodes", VIEW), check_agents),
     Check("descriptions", ("nodes", VIEW), check_descriptions),
     Check("conditions", (VIEW,), check_conditions),

@@ -1,7 +1,8 @@
-"""Checks of the nodes: description, agent, the kubelet's CPU policy, and the devices that agents report."""
+"""Checks of the nodes: kubelet, description, agent, and the devices that agents report."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from kvplace.core.cpuset import format_cpu_list
@@ -37,6 +38,10 @@ _RELEASE = (
     """'{"status":{"enforcement":"none"}}'"""
 )
 _RUNS_VMS = "kubevirt.io/schedulable"
+OLDEST_KUBELET = (1, 29)
+"""The first release that runs restartable init containers, unless its gate `SidecarContainers` is off."""
+_REJECTED = "InitContainerRestartPolicyForbidden"
+"""The reason that a kubelet gives a pod with such a container when it does not run them."""
 
 
 def check_descriptions(found: Installation) -> Iterator[Finding]:
@@ -69,6 +74,37 @@ def check_descriptions(found: Installation) -> Iterator[Finding]:
     if len(unreadable) > _SHOWN:
         more = counted(len(unreadable) - _SHOWN, "more node")
         yield wrong(more, "nothing can be placed there", "see `kubectl kvplace get nodes`")
+
+
+def check_kubelets(found: Installation) -> Iterator[Finding]:
+    """Check that the kubelet of every node for VMs runs restartable init containers, such as the hook."""
+    old: dict[str, str] = {}
+    for node in _vm_nodes(found):
+        version = node.status.node_info.kubelet_version
+        match = re.match(r"v?(\d+)\.(\d+)", version)
+        if match is not None and (int(match[1]), int(match[2])) < OLDEST_KUBELET:
+            old[node.metadata.name] = version
+    problem = "rejects the pods of VMs that opted in: it does not run restartable init containers"
+    keep_away = "until then, keep VMs that opted in away from there, for example with a taint"
+    if old:
+        versions = some(set(old.values()))
+        oldest = ".".join(map(str, OLDEST_KUBELET))
+        yield wrong(
+            name_nodes(old),
+            f"the kubelet ({versions}) {problem}",
+            f"upgrade the kubelet to {oldest} or newer; {keep_away}",
+        )
+    rejecting = {
+        str(at(pod, "spec", "nodeName"))
+        for pod in found.of("failed pods")
+        if at(pod, "status", "reason") == _REJECTED
+    }
+    if off := rejecting - old.keys():
+        yield wrong(
+            name_nodes(off),
+            f"the kubelet {problem} ({_REJECTED})",
+            f"switch its feature gate SidecarContainers on; {keep_away}",
+        )
 
 
 def check_agents(found: Installation) -> Iterator[Finding]:

@@ -58,6 +58,7 @@ _LISTS: Mapping[str, tuple[ApiKind, str, str]] = {
     "daemonsets": (ApiKind("daemonsets", "apps"), _OURS, ""),
     "pods": (_PODS, _OURS, ""),
     "waiting pods": (_PODS, f"{PLACED_LABEL}=true", "status.phase=Pending"),
+    "failed pods": (_PODS, f"{PLACED_LABEL}=true", "status.phase=Failed"),
     "configmaps": (_CONFIG_MAPS, _PART, ""),
     "certificates": (ApiKind("certificates", "cert-manager.io"), _PART, ""),
     "kubevirts": (_KUBEVIRTS, "", ""),

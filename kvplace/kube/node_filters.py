@@ -111,12 +111,19 @@ class NodeSpec(ApiObject, frozen=True):
     taints: tuple[Taint, ...] | None = None
 
 
+class NodeSystem(ApiObject, frozen=True):
+    """The programs of a node."""
+
+    kubelet_version: str = ""
+
+
 class NodeStatus(ApiObject, frozen=True):
-    """The conditions and resources of a node."""
+    """The conditions, resources and programs of a node."""
 
     conditions: tuple[ConditionObject, ...] | None = None
     allocatable: dict[str, str] | None = None
     """The amount that pods may request, by resource."""
+    node_info: NodeSystem = NodeSystem()
 
 
 class SchedulableNode(ApiObject, frozen=True):

@@ -63,3 +63,10 @@ def problems(check: Checking, **fields: Any) -> list[str]:
     found = list(check(installation(**fields)))
     assert all(one.fix and one.about for one in found)
     return [f"{one.level.value}: {one.about}: {one.problem}" for one in found]
+
+
+def named(
+    name: str, *, component: str = "", namespace: str = "kvplace-system", **content: Any
+) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/component": component}
+    return {"metadata": {"name": name, "namespace": namespace, "labels": labels}, **content}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import yaml
 
 from harness.certificates import Authority
-from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.well_known_names import PLUGIN_SOCKET
 from kvplace.doctor.admission_checks import (
     LEFT_ALONE,
@@ -35,7 +33,6 @@ from kvplace.doctor.cluster_checks import (
 )
 from kvplace.doctor.examination import CHECKS, VIEW, examine
 from kvplace.doctor.installation import Severity
-from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions, check_reserved
 from kvplace.doctor.program_checks import (
     check_images,
     check_scheduler,
@@ -43,22 +40,11 @@ from kvplace.doctor.program_checks import (
     check_versions,
     release_of,
 )
-from kvplace.kube.node_filters import NodeStatus, SchedulableNode
-from kvplace.kube.object_parts import ConditionObject, Metadata
-from kvplace.kube.object_records import Condition
-from tests.doctor.examples import installation, problems, view
-from tests.nodes.machines import TWO
+from tests.doctor.examples import installation, named, problems
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 OF_CHOICE = ("namespace-limits", "moves-between-nodes", "dra-driver-cpu")
 """Components that an installation may lack."""
-
-
-def named(
-    name: str, *, component: str = "", namespace: str = "kvplace-system", **content: Any
-) -> dict[str, Any]:
-    labels = {"app.kubernetes.io/component": component}
-    return {"metadata": {"name": name, "namespace": namespace, "labels": labels}, **content}
 
 
 def test_the_policies_and_webhooks_that_are_searched_for_are_those_of_the_manifests() -> None:
@@ -91,7 +77,7 @@ def test_a_cluster_that_is_too_old_is_named(version: str, count: int) -> None:
 def test_on_a_cluster_that_is_too_old_no_fix_applies_kinds_that_it_does_not_know() -> None:
     there = {"deployments": (deployment("serve"),)}
     found = examine(installation(server_version="v1.28.2", objects=there))
-    assert [one.check.name for one in found.results] == ["API server", "parts", "KubeVirt"]
+    assert [one.check.name for one in found.results] == ["API server", "parts", "KubeVirt", "kubelets"]
     (old,) = found.results[0].findings
     assert old.fix == "upgrade the cluster to 1.31 or newer"
 
@@ -390,57 +376,6 @@ def test_plugins_of_others_are_named_where_kubevirt_calls_them() -> None:
     assert problems(check_plugins, objects=theirs | {"kubevirts": (kubevirt("Sidecar"),)}) == []
 
 
-def test_nodes_need_a_description_an_agent_and_its_enforcement() -> None:
-    assert problems(check_conditions, **view()) == []
-    assert "enforcement none" in problems(check_conditions, **view(enforcement="none"))[0]
-    (static,) = problems(check_conditions, **view(kubelet_cpus=4))
-    assert "kubelet's static policy holds worker: CPUs 2;" in static
-    unreadable = view(topology=None, problem="no cores")
-    assert "its NodeTopology cannot be read: no cores" in problems(check_descriptions, **unreadable)[0]
-    missing, orphan = problems(check_agents, **view())
-    assert "it is missing" in missing
-    assert "their agent is gone" in orphan
-
-
-def test_each_numa_node_of_several_cores_needs_a_reserved_cpu() -> None:
-    (both,) = problems(check_reserved, **view(topology=replace(TWO, reserved=NO_CPUS)))
-    assert "no CPU is reserved on worker: NUMA node 0, 1; QEMU's own threads" in both
-    first, second = (CpuMask(node.cpus & -node.cpus) for node in TWO.numa_nodes)
-    (one,) = problems(check_reserved, **view(topology=replace(TWO, reserved=first)))
-    assert "worker: NUMA node 1; QEMU's" in one
-    assert problems(check_reserved, **view(topology=replace(TWO, reserved=CpuMask(first | second)))) == []
-    assert problems(check_reserved, **view(topology=None, problem="no cores")) == []
-
-
-def test_of_nodes_without_a_ready_agent_those_are_named_for_which_one_is_meant() -> None:
-    ready = NodeStatus((ConditionObject("Ready", "True"),))
-    nodes = tuple(
-        SchedulableNode(Metadata(name, labels={"vms": runs_vms}), status=ready)
-        for name, runs_vms in (("control", "no"), ("worker-1", "yes"), ("worker-2", "yes"))
-    )
-    agents = named(
-        "kvplace-agent",
-        component="agent",
-        spec={"template": {"spec": {"nodeSelector": {"vms": "yes"}}}},
-        status={"desiredNumberScheduled": 2, "numberReady": 1},
-    )
-    conditions = [{"type": "Ready", "status": "True"}]
-    running = named(
-        "agent-1", component="agent", spec={"nodeName": "worker-1"}, status={"conditions": conditions}
-    )
-    objects = {"daemonsets": (agents,), "pods": (running,)}
-    (found,) = problems(check_agents, **{**view(), "nodes": nodes, "objects": objects})
-    assert "1 of 2 agents ready: worker-2; VMs" in found
-
-
-def test_what_the_agent_reports_about_its_node_is_passed_on() -> None:
-    said = Condition("Ready", False, "StateUnreadable", "damaged")
-    (found,) = problems(check_conditions, **view(conditions=(said,)))
-    assert found == "wrong: NodeTopology worker: its agent reports StateUnreadable: damaged"
-    (found,) = problems(check_conditions, **view(generation=2, observed_generation=1))
-    assert "has not read the newest description" in found
-
-
 def test_a_check_whose_objects_could_not_be_read_reports_it_and_nothing_else() -> None:
     there = {"deployments": (deployment("serve"),)}
     found = examine(installation(denied={VIEW: "you may not list nodes"}, objects=there))
@@ -452,7 +387,7 @@ def test_a_check_whose_objects_could_not_be_read_reports_it_and_nothing_else() -
 
 def test_a_cluster_without_kvplace_is_informed_what_to_do_and_not_all_that_is_missing() -> None:
     found = examine(installation(own_denials=("customresourcedefinitions",)))
-    assert [one.check.name for one in found.results] == ["API server", "parts", "KubeVirt"]
+    assert [one.check.name for one in found.results] == ["API server", "parts", "KubeVirt", "kubelets"]
     parts = found.results[1].findings
     assert [one.about for one in parts] == ["kvplace", "your rights"]
     unread = examine(installation(denied={"deployments": "you may not list deployments"}))

@@ -52,7 +52,7 @@ def as_eve(plane: ControlPlane) -> list[str]:
 def test_nothing_half_and_an_overlay_without_certificates_are_distinguished(plane: ControlPlane) -> None:
     absent = findings(plane)
     assert [one["problem"] for one in absent["parts"]] == ["it is not installed in this cluster"]
-    assert absent.keys() == {"API server", "parts", "KubeVirt"}
+    assert absent.keys() == {"API server", "parts", "KubeVirt", "kubelets"}
 
     allow_reading(plane)
     ends = time.monotonic() + PATIENCE_S
