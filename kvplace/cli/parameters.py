@@ -5,7 +5,6 @@ Only click is imported here; a command that does not use a parameter loads nothi
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
@@ -64,17 +63,6 @@ class Commands(click.Group):
 def either(words: Sequence[str]) -> str:
     """Write a choice: `a`, `a or b`, `a, b or c`."""
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-
-
-class FloatRange(click.FloatRange):
-    """A number from the least to the most."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read a number; raises BadParameter for one that is not in the range."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{number} is not in the range {self._describe_range()}", param, ctx)
-        return number
 
 
 _STDIN = "kvplace.stdin"

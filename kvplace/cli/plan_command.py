@@ -21,7 +21,6 @@ from kvplace.cli.output import (
 from kvplace.cli.parameters import (
     Answer,
     ClusterFlags,
-    FloatRange,
     InputFile,
     example_option,
     output_option,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from kvplace.core.cluster.node_choice import Strategy
     from kvplace.core.cluster.planning import Plan, PlannedVm, PlanProgress, VmRequest
     from kvplace.nodes.planning_cluster import PlanningCluster
-    from kvplace.plan.mip_bound import MipBound
     from kvplace.plan.plan_documents import ClosedTo
 
 
@@ -65,14 +63,6 @@ if TYPE_CHECKING:
 )
 @strategy_option("Which nodes VMs go to while everything fits.")
 @click.option("--make-room", is_flag=True, help="Let running VMs move inside their machines.")
-@click.option("--optimal", is_flag=True, help="Also compute an upper bound with a MIP solver (needs HiGHS).")
-@click.option(
-    "--seconds",
-    type=FloatRange(0.1, 86_400),
-    default=30.0,
-    show_default=True,
-    help="Time limit of --optimal.",
-)
 @example_option("cluster", "requests")
 @output_option(Answer.LIST)
 @cluster_flags(namespaced=False, selector=False)
@@ -84,8 +74,6 @@ def command(
     requests: str,
     strategy: Strategy,
     make_room: bool,
-    optimal: bool,
-    seconds: float,
     output: Output,
 ) -> int:
     """Place as many VMs as possible on the nodes of a cluster.
@@ -103,8 +91,7 @@ def command(
     Exit code 0 when every VM was placed, 3 when none was, 4 when some were; 130 after Ctrl-C, with the best
     plan so far.
     """  # noqa: D301 - click needs the literal backslash
-    from kvplace.core.cluster.planning import Stage, plan
-    from kvplace.plan.mip_bound import mip_bound
+    from kvplace.core.cluster.planning import plan
     from kvplace.plan.plan_documents import read_plan_cluster
 
     if live or flags.are_given:
@@ -118,19 +105,13 @@ def command(
     vms = _read_requests(requests, {vm.id for node in nodes for vm in node.running}, closed_to)
     vms = vms if there is None else there.counting(vms)
     with Progress("planning", len(vms), "VM") as progress:
-        solving = partial(progress.show, 0, "solver")
-        bound = mip_bound(nodes, vms, seconds=seconds, goes_on=solving) if optimal else None
-        hint = bound.hint if bound is not None else ()
-        solver_ended = progress.interrupted
-
-        def watch(at: PlanProgress) -> bool:
-            # A user who has ended the solver has no plan yet: the quickest one is made.
-            goes_on = progress.show(at.assigned, at.stage.value)
-            return goes_on or (solver_ended and at.stage is Stage.ONE_BY_ONE)
-
-        found = plan(nodes, vms, strategy, make_room=make_room, hint=hint, watch=watch)
+        found = plan(nodes, vms, strategy, make_room=make_room, watch=partial(_shown, progress))
     need_movable = () if there is None else there.need_movable(one.move.id for one in found.moves)
-    return _answer(found, nodes, vms, output, bound=bound, need_movable=need_movable)
+    return _answer(found, nodes, vms, output, need_movable=need_movable)
+
+
+def _shown(progress: Progress, at: PlanProgress) -> bool:
+    return progress.show(at.assigned, at.stage.value)
 
 
 def _answer(
@@ -139,7 +120,6 @@ def _answer(
     vms: Sequence[VmRequest],
     output: Output,
     *,
-    bound: MipBound | None = None,
     need_movable: Sequence[str] = (),
     restarting: Mapping[str, str] | None = None,
 ) -> int:
@@ -147,13 +127,13 @@ def _answer(
     from kvplace.plan.plan_documents import plan_document
 
     def document() -> Json:
-        written = plan_document(found, nodes, vms, bound, need_movable)
+        written = plan_document(found, nodes, vms, need_movable)
         if restarting is not None:
             written["restarting"] = [{"id": name, "reason": why} for name, why in restarting.items()]
         return written
 
     def lines() -> None:
-        _print(found, bound, need_movable, wide=output is Output.WIDE)
+        _print(found, need_movable, wide=output is Output.WIDE)
         for name, why in (restarting or {}).items():
             print_line(f"{'restarts':<12}{name}: {why}")
 
@@ -209,13 +189,13 @@ def _live(flags: ClusterFlags) -> PlanningCluster:
     return found
 
 
-def _print(plan: Plan, bound: MipBound | None, need_movable: Sequence[str], *, wide: bool) -> None:
+def _print(plan: Plan, need_movable: Sequence[str], *, wide: bool) -> None:
     from kvplace.plan.plan_documents import summary
 
     if plan.planned:
         print_table(rows_of(chosen_columns(_columns(), wide=wide), plan.planned))
         print_line()
-    for title, sentence in summary(plan, bound, need_movable):
+    for title, sentence in summary(plan, need_movable):
         print_line(f"{title:<12}{sentence}")
 
 
@@ -273,11 +253,7 @@ def evacuate(*, flags: ClusterFlags, node: str, dry_run: bool, make_room: bool, 
     if not found.vms:
         say(f"no VM of kvplace runs on node {node}")
     with Progress("planning", len(found.vms), "VM") as progress:
-
-        def watch(at: PlanProgress) -> bool:
-            return progress.show(at.assigned, at.stage.value)
-
-        planned = plan(there.nodes, found.vms, make_room=make_room, watch=watch)
+        planned = plan(there.nodes, found.vms, make_room=make_room, watch=partial(_shown, progress))
     need_movable = there.need_movable(one.move.id for one in planned.moves)
     return _answer(
         planned, there.nodes, found.vms, output, need_movable=need_movable, restarting=found.restarting

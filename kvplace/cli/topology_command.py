@@ -24,7 +24,6 @@ from kvplace.cli.output import (
 from kvplace.cli.parameters import (
     Answer,
     ClusterFlags,
-    FloatRange,
     chosen_machine,
     cpu_manager_state_option,
     machine_argument,
@@ -201,8 +200,8 @@ _MANAGER = "kvplace-describe-node"
 )
 @click.option(
     "--timeout",
-    type=FloatRange(1, 3600),
-    default=120.0,
+    type=click.IntRange(1, 3600),
+    default=120,
     show_default=True,
     help="Seconds that the pod may take, its image's download included.",
 )
@@ -216,7 +215,7 @@ def describe_node(
     reserved: str | None,
     image: str | None,
     pod_namespace: str | None,
-    timeout: float,
+    timeout: int,
     output: Output,
 ) -> None:
     """Read the sockets, NUMA nodes, caches, cores and memory of a node that has no agent.

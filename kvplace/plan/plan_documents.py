@@ -34,7 +34,6 @@ from kvplace.documents.request import MOST_VMS, RequestedVms, RequestsDocument
 from kvplace.kube.node_filters import PodDemands, demands_of
 from kvplace.machines.cluster import load_cluster, nodes_of
 from kvplace.nodes.cluster_view import agreement_needed
-from kvplace.plan.mip_bound import MipBound
 
 ClosedTo: TypeAlias = Callable[[PodDemands], ClosedNodes]
 
@@ -132,7 +131,7 @@ def refused_vms(plan: Plan) -> list[RefusedVms]:
     return sorted(found, key=lambda group: -len(group.ids))
 
 
-def summary(plan: Plan, bound: MipBound | None, need_movable: Sequence[str] = ()) -> list[tuple[str, str]]:
+def summary(plan: Plan, need_movable: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Give titled sentences about the plan; `need_movable`: VMs that must opt in to its moves."""
     total = requested(plan)
     nodes = len({vm.node for vm in plan.planned})
@@ -140,8 +139,6 @@ def summary(plan: Plan, bound: MipBound | None, need_movable: Sequence[str] = ()
         ("placed", f"{_of(plan.placed, total)} on {counted(nodes, 'node')}"),
         ("one by one", f"{_of(plan.one_by_one, total)}, in the order given"),
     ]
-    if bound is not None:
-        lines.append(("upper bound", bound_sentence(plan, bound)))
     if plan.moves:
         moved = sum(one.move.bytes_moved for one in plan.moves)
         memory = f", with {whole_mib(moved)} of memory to another NUMA node" if moved else ""
@@ -167,27 +164,10 @@ def summary(plan: Plan, bound: MipBound | None, need_movable: Sequence[str] = ()
     return lines
 
 
-def bound_sentence(plan: Plan, mip: MipBound) -> str:
-    """Compare the plan with the upper bound."""
-    bound, placed = mip.bound, plan.placed
-    ended = "" if mip.finished else f", solver stopped after {mip.seconds:.0f} s"
-    vms = f"{counted(bound.vms, 'VM')} by the MIP, placed {placed.vms}"
-    if placed >= bound:
-        best = "no plan without moves places more" if plan.moves else "the plan is optimal"
-        return f"{vms}: {best}{ended}"
-    if plan.moves:
-        ended += " (the bound is for plans without moves)"
-    if placed.vms < bound.vms:
-        return f"{vms}, gap {bound.vms - placed.vms}{ended}"
-    gap = bound.vcpus - placed.vcpus
-    return f"{vms}; {counted(bound.vcpus, 'vCPU')}, placed {placed.vcpus}, gap {gap}{ended}"
-
-
 def plan_document(
     plan: Plan,
     nodes: Sequence[ClusterNode],
     requests: Sequence[VmRequest],
-    bound: MipBound | None,
     need_movable: Sequence[str] = (),
 ) -> Json:
     """Write a plan as JSON; `running`: the VMs before the moves; `need_movable` as in `summary`."""
@@ -220,13 +200,6 @@ def plan_document(
     if plan.stopped:
         document["interrupted"] = INTERRUPTED
         document["undecided"] = [vm.id for vm in plan.undecided]
-    if bound is not None:
-        document["summary"]["bound"] = {
-            **_tally(bound.bound),
-            "reached": plan.placed >= bound.bound,
-            "finished": bound.finished,
-            "seconds": round(bound.seconds, 3),
-        }
     return document
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -109,23 +108,6 @@ def test_refused_vms_are_grouped_with_what_is_missing_on_how_many_nodes(kvplace:
     assert all(reason["shortfall"]["needed"] == 30 for reason in group["reasons"])
 
 
-def test_the_upper_bound_is_in_the_summary(kvplace: Caller) -> None:
-    called = kvplace("plan", "--requests", "-", "--optimal", stdin=TOO_MANY)
-    assert "upper bound 20 VMs by the MIP, placed 20: the plan is optimal" in called.out
-    bound = planned(kvplace, TOO_MANY, "--optimal")["summary"]["bound"]
-    assert (bound["vms"], bound["vcpus"], bound["reached"], bound["finished"]) == (20, 600, True, True)
-
-
-def test_without_the_solver_one_sentence_states_how_to_get_it(
-    kvplace: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "highspy", None)
-    called = kvplace("plan", "--requests", "-", "--optimal", stdin=THREE)
-    assert (called.code, called.out) == (2, "")
-    assert called.err.count("\n") == 1
-    assert "pip install highspy" in called.err
-
-
 def test_running_vms_move_only_with_make_room_and_each_move_is_listed(
     kvplace: Caller, tmp_path: Path
 ) -> None:
@@ -142,17 +124,6 @@ def test_running_vms_move_only_with_make_room_and_each_move_is_listed(
     assert called.code == 0
     assert "moves       1 move of running VMs first\n" in called.out
     assert f"worker: {move['id']} from {move['from']} to {move['to']}" in called.out
-
-
-def test_a_plan_with_moves_may_pass_the_bound_for_plans_without_them(kvplace: Caller, tmp_path: Path) -> None:
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(STREWN)
-    asked = '{"id":"new","vcpus":8,"cpuSet":"one-l3","count":3}'
-    flags = ("--cluster", str(cluster), "--make-room", "--optimal")
-    called = kvplace("plan", "--requests", "-", *flags, stdin=asked)
-    placed = called.out.split("by the MIP, placed ")[1].split("\n")[0]
-    assert placed == "2: no plan without moves places more"
-    assert planned(kvplace, asked, *flags)["summary"]["bound"]["reached"]
 
 
 def test_a_plan_whose_search_for_moves_stopped_at_its_bound_reports_it(
@@ -330,16 +301,3 @@ def test_what_a_request_demands_of_its_node_is_read_strictly_and_only_for_live_c
     called = kvplace("plan", "--requests", "-", stdin=json.dumps({"vcpus": 2, **keys}))
     assert (called.code, called.out) == (2, "")
     assert sentence in called.err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("plan", "--requests", "-", "--optimal", "--seconds", "nan"),
-        ("describe-node", "worker", "--timeout", "nan"),
-    ],
-)
-def test_a_time_that_is_not_a_number_is_refused(kvplace: Caller, arguments: tuple[str, ...]) -> None:
-    called = kvplace(*arguments, stdin='{"vcpus": 2}')
-    assert (called.code, called.out) == (2, "")
-    assert "nan is not in the range " in called.err

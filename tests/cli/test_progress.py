@@ -123,24 +123,6 @@ def test_ctrl_c_ends_a_thorough_search_for_moves_with_the_best_ones_so_far(folde
     assert len(last["placement"]["vcpus"]) == 28
 
 
-def test_ctrl_c_that_ends_the_solver_leaves_a_plan(folder: Path) -> None:
-    nodes = {"nodes": [{"name": "worker", "count": 40, "machine": "2x-epyc-9354-nps2"}]}
-    (folder / "cluster.json").write_text(json.dumps(nodes))
-    (folder / "vms.jsonl").write_text(
-        "".join(
-            json.dumps({"id": f"vm-{vcpus}", "vcpus": vcpus, "cpuSet": "any", "count": 40}) + "\n"
-            for vcpus in range(7, 40)
-        )
-    )
-    first, called = interrupted((*LONG["plan"], "--optimal", "--seconds", "600"), folder)
-    assert first.startswith("kvplace: planning (solver): ")
-    assert called.code == 130
-    document = json.loads(called.out)
-    assert document["interrupted"]
-    assert document["summary"]["placed"]["vms"] > 0
-    assert document["summary"]["placed"] == document["summary"]["oneByOne"]
-
-
 def test_on_a_terminal_there_is_a_bar_and_it_is_gone_at_the_end(folder: Path) -> None:
     command = [*COMMAND, "demo", "--vms", "20000", "--nodes", "100"]
     with Terminal(command, {"NO_COLOR": "1"}) as terminal:

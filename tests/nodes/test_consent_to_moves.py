@@ -64,8 +64,8 @@ def test_a_plan_names_the_vms_whose_owners_must_agree_to_its_moves() -> None:
         found = plan(there.nodes, wanted, Strategy.PACK, make_room=True)
         (moved,) = (one.move.id for one in found.moves)
         need_movable = there.need_movable([moved])
-        sentences = [sentence for _, sentence in summary(found, None, need_movable)]
-        document = plan_document(found, there.nodes, wanted, None, need_movable)
+        sentences = [sentence for _, sentence in summary(found, need_movable)]
+        document = plan_document(found, there.nodes, wanted, need_movable)
         if movable:
             assert (need_movable, "needMovable" in document) == ((), False)
         else:

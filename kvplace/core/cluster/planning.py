@@ -32,12 +32,9 @@ from kvplace.core.device_locality import located, too_few_devices
 from kvplace.core.node_devices import HeldDevices, PodDevice
 from kvplace.core.occupant import ClusterNode, Occupant
 from kvplace.core.placement import Placement, Refusal
-from kvplace.core.request import NARROW_FIRST, DeviceNuma, Request
-from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.request import DeviceNuma, Request
+from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
-
-Hint: TypeAlias = Sequence[tuple[int, int, CpuMask]]
-"""(number of a VM, index of a node, CPUs there): an assignment from another search, to start from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,6 @@ class Stage(Enum):
     HARDEST_FIRST = "the hardest first"
     BIN_PACKING = "bin packing"
     MANY = "as many as can fit"
-    SOLVER = "as the solver assigns"
     EXCHANGE = "exchanging"
     MAKE_ROOM = "making room"
 
@@ -129,7 +125,6 @@ def plan(
     strategy: Strategy = Strategy.PACK,
     *,
     make_room: bool = False,
-    hint: Hint = (),
     watch: Watch | None = None,
 ) -> Plan:
     """Place as many VMs as possible, then as many vCPUs, then with the best locality.
@@ -140,14 +135,13 @@ def plan(
     """
     shapes = shapes_of((vm.request for vm in vms), (vm.closed for vm in vms))
     watched = _Watched(watch, len(shapes))
-    found = list(_attempts(Draft.empty(nodes, watched.step), shapes, strategy, hint, watched))
+    found = list(_attempts(Draft.empty(nodes, watched.step), shapes, strategy, watched))
     one_by_one = tally(found[0], shapes)
     best = max(found, key=lambda draft: _rank(draft, shapes))
     if len(best.node_of) < len(shapes):
         watched.stage = Stage.EXCHANGE
         widest = max(found, key=lambda draft: (tally(draft, shapes).vcpus, len(draft.node_of)))
-        suggested = found[-1:] if hint else []
-        repaired = [draft.copy() for draft in (best, widest, *suggested)]
+        repaired = [draft.copy() for draft in (best, widest)]
         with suppress(Stopped):
             for draft in repaired:
                 exchange(draft, shapes)
@@ -185,7 +179,7 @@ def tally(draft: Draft, shapes: Sequence[Shape]) -> Tally:
 
 
 def _attempts(
-    empty: Draft, shapes: Sequence[Shape], strategy: Strategy, hint: Hint, watched: _Watched
+    empty: Draft, shapes: Sequence[Shape], strategy: Strategy, watched: _Watched
 ) -> Iterator[Draft]:
     """Assign the VMs in several ways, the first one by one as they arrive.
 
@@ -209,8 +203,6 @@ def _attempts(
                 (Stage.MANY, lambda draft: pack(draft, many, shapes)),
             ]
         )
-    if hint:
-        ways.append([(Stage.SOLVER, lambda draft: _follow(draft, hint, hardest, shapes))])
     for group in ways:
         all_assigned = False
         for stage, way in group:
@@ -225,22 +217,6 @@ def _attempts(
             yield draft
         if all_assigned:
             return
-
-
-def _follow(draft: Draft, hint: Hint, order: Sequence[int], shapes: Sequence[Shape]) -> None:
-    """Assign the VMs of a hint to its nodes, narrow scopes first, then the others."""
-    for vm, node, cpus in sorted(
-        hint,
-        key=lambda one: (
-            NARROW_FIRST.index(shapes[one[0]].request.options.scope),
-            -shapes[one[0]].vcpus,
-            one,
-        ),
-    ):
-        placement = draft.nodes[node].place_within(shapes[vm], cpus)
-        if placement is not None:
-            draft.assign(vm, shapes[vm], node, placement)
-    assign_all(draft, order, shapes, tightest)
 
 
 def _rank(draft: Draft, shapes: Sequence[Shape]) -> tuple[int, ...]:

@@ -316,14 +316,6 @@ def test_while_everything_fits_vms_go_where_the_strategy_sends_them(strategy: St
     assert len(used) == (2 if strategy is Strategy.SPREAD else 1)
 
 
-def test_a_hint_is_followed_where_possible() -> None:
-    cluster = nodes_of(machine(4), machine(4))
-    wanted = vms_of(4, 4, 4)
-    four = CpuMask(0b1111)
-    found = plan(cluster, wanted, hint=[(2, 1, four), (0, 0, four), (1, 0, four)])
-    assert found.placed == Tally(2, 8)
-
-
 def ended_after(steps: int, seen: list[PlanProgress]) -> Watch:
     """A watcher that notes the reports, and ends the search after so many steps."""
 

@@ -1,4 +1,4 @@
-"""An upper bound on the VMs that any plan can place, by mixed-integer programming (MIP).
+"""An upper bound on the VMs that a plan without moves can place, by mixed-integer programming (MIP).
 
 The program assigns each VM to at most one domain of its scope (an L3 group, NUMA node, socket or machine).
 Its constraints are a relaxation: each one holds for every possible placement.
@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from benchmarks._plots import NotInstalled
 from kvplace.core.allocator.available_units import AvailableUnits
 from kvplace.core.allocator.layout import ScopeDomain
 from kvplace.core.cluster.draft import Draft, DraftNode, Shape, scope_domains, shapes_of
-from kvplace.core.cluster.planning import Hint, Tally, VmRequest
-from kvplace.core.errors import Misconfigured
+from kvplace.core.cluster.planning import Tally, VmRequest
 from kvplace.core.occupant import ClusterNode
 from kvplace.core.request import NumaMemory, Request, Smt
 from kvplace.core.scalars import Bytes
@@ -41,8 +41,6 @@ _TOLERANCE = 1e-3
 _LARGEST = 1 << 24
 """Larger coefficients make the solver numerically unstable."""
 
-_NOT_INSTALLED = "--optimal needs HiGHS, which is not installed: pip install highspy"
-
 
 @dataclass(frozen=True, slots=True)
 class MipBound:
@@ -53,31 +51,22 @@ class MipBound:
     finished: bool
     """Whether the program was solved; else the bound is the best one known at the time limit."""
     seconds: float
-    hint: Hint
-    """The best assignment that the solver found; `plan` makes placements of it."""
 
 
 def mip_bound(
-    nodes: Sequence[ClusterNode],
-    requests: Sequence[VmRequest],
-    *,
-    seconds: float = 30.0,
-    goes_on: Callable[[], bool] = lambda: True,
+    nodes: Sequence[ClusterNode], requests: Sequence[VmRequest], *, seconds: float = 30.0
 ) -> MipBound:
-    """Bound the VMs that any plan without moves can place; raises Misconfigured without HiGHS.
-
-    The solver asks now and then whether it `goes_on`; ended early it gives the best bound that it knows.
-    """
+    """Bound the VMs that any plan without moves can place; raises NotInstalled without HiGHS."""
     try:
         import highspy
-    except ImportError:
-        raise Misconfigured(_NOT_INSTALLED) from None
+    except ImportError as error:
+        raise NotInstalled("highspy", "optimal") from error
     began = time.monotonic()
     program = _Program(
         Draft.empty(nodes), shapes_of((vm.request for vm in requests), (vm.closed for vm in requests))
     )
     if program.is_empty:
-        return MipBound(Tally(0, 0), True, time.monotonic() - began, ())
+        return MipBound(Tally(0, 0), True, time.monotonic() - began)
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in {
         "output_flag": False,
@@ -87,25 +76,13 @@ def mip_bound(
     }.items():
         solver.setOptionValue(name, value)
     solver.passModel(program.model())
-
-    def ask(event: highspy.highs.HighsCallbackEvent) -> None:
-        if not goes_on():
-            event.interrupt()
-
-    for asking in (solver.cbMipInterrupt, solver.cbSimplexInterrupt, solver.cbIpmInterrupt):
-        asking.subscribe(ask)
     solver.run()
-    status, solution = solver.getModelStatus(), solver.getSolution()
-    known = status in (
-        highspy.HighsModelStatus.kOptimal,
-        highspy.HighsModelStatus.kTimeLimit,
-        highspy.HighsModelStatus.kInterrupt,
-    )
+    status = solver.getModelStatus()
+    known = status in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kTimeLimit)
     return MipBound(
         program.bound(solver.getInfo().mip_dual_bound if known else math.inf),
         status == highspy.HighsModelStatus.kOptimal,
         time.monotonic() - began,
-        program.hint(list(solution.col_value)) if solution.value_valid else (),
     )
 
 
@@ -220,15 +197,6 @@ class _Program:
             return Tally(all_vms, all_vcpus)
         vms, vcpus = divmod(math.floor(objective + _TOLERANCE), self._weight)
         return Tally(vms, vcpus)
-
-    def hint(self, values: Sequence[float]) -> Hint:
-        """Assign single VMs by the counts of a solution."""
-        waiting = {shape: list(reversed(vms)) for shape, vms in self._vms.items()}
-        return tuple(
-            (waiting[variable.shape].pop(), variable.node, variable.domain.cpus)
-            for variable, value in zip(self._variables, values, strict=True)
-            for _ in range(round(value))
-        )
 
 
 def _variables(shape: Shape, index: int, node: DraftNode) -> list[_Variable]:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks._mip_bound import mip_bound
+from benchmarks._plots import NotInstalled
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.planning import Tally, VmRequest, plan
-from kvplace.core.errors import Misconfigured
 from kvplace.core.free_resources import Free, free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.occupant import ClusterNode, Occupant, within
@@ -21,7 +22,6 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
-from kvplace.plan.mip_bound import mip_bound
 from tests.core.cluster.clusters import machine, nodes_of, vms_of
 from tests.core.machines import GIB, requests, topologies
 from tests.effort import examples
@@ -90,7 +90,7 @@ def test_no_plan_places_more_than_the_bound(machines: list[Topology], asked: lis
     assert found.finished
     best = most(cluster, wanted)
     assert best <= found.bound
-    assert plan(cluster, wanted, hint=found.hint).placed <= best
+    assert plan(cluster, wanted).placed <= best
 
 
 @given(topologies(most_cpus=6, memory=True), some_vms)
@@ -111,14 +111,12 @@ def test_no_plan_places_more_than_the_bound_on_memory(topology: Topology, asked:
     st.sampled_from([Scope.ONE_NUMA, Scope.ONE_L3, Scope.ONE_SOCKET, Scope.ANY]),
 )
 @settings(max_examples=examples(40))
-def test_where_only_cpus_are_short_the_bound_is_the_optimum_and_is_reached(
+def test_where_only_cpus_are_short_the_bound_is_the_optimum(
     sizes: list[list[int]], asked: list[int], scope: Scope
 ) -> None:
     cluster = nodes_of(*(machine(*one) for one in sizes))
     wanted = vms_of(*asked, scope=scope)
-    found = mip_bound(cluster, wanted)
-    assert found.bound == most(cluster, wanted)
-    assert plan(cluster, wanted, hint=found.hint).placed == found.bound
+    assert mip_bound(cluster, wanted).bound == most(cluster, wanted)
 
 
 def test_memory_and_huge_pages_are_part_of_the_bound() -> None:
@@ -141,7 +139,7 @@ def test_whole_cores_are_part_of_the_bound() -> None:
 
 def test_a_vm_that_fits_nowhere_is_not_counted() -> None:
     found = mip_bound(nodes_of(machine(4)), vms_of(5, 6))
-    assert (found.bound, found.finished, found.hint) == (Tally(0, 0), True, ())
+    assert (found.bound, found.finished) == (Tally(0, 0), True)
 
 
 def test_running_vms_lower_the_bound() -> None:
@@ -163,15 +161,5 @@ def test_a_bound_at_the_time_limit_still_holds() -> None:
 
 def test_without_the_solver_the_error_states_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
-    with pytest.raises(Misconfigured, match=r"pip install highspy"):
+    with pytest.raises(NotInstalled, match="highspy"):
         mip_bound(nodes_of(machine(4)), vms_of(1))
-
-
-def test_a_solver_that_is_ended_early_gives_a_bound_that_still_holds() -> None:
-    cluster = nodes_of(*[machine(15, 15)] * 8)
-    wanted = vms_of(*[6, 10, 14, 9, 7] * 6)
-    asked = iter(range(1_000_000))
-    ended = mip_bound(cluster, wanted, goes_on=lambda: next(asked) < 0)
-    assert next(asked) > 0
-    assert ended.bound >= plan(cluster, wanted).placed
-    assert ended.bound <= Tally(30, 276)
