@@ -55,9 +55,9 @@ from kvplace.scheduler.joint_plan import (
     is_about_nominated_node,
 )
 from kvplace.scheduler.metrics import BINDS, FILTERS, PREEMPTION_SECONDS, PREEMPTIONS, PRIORITIZES, REFUSALS
-from kvplace.scheduler.migration_search import Background
 from kvplace.scheduler.pending_pods import Hold, PendingPod, PendingPods, PendingRequest
 from kvplace.scheduler.preemptor import Preemptor
+from kvplace.scheduler.reservations import Background, RoomContext
 from kvplace.scheduler.resource_claims import ResourceClaims
 from kvplace.scheduler.room_maker import MakeRoom, RoomMaker
 from kvplace.scheduler.stored_claims import migration_target, placement_of_claim
@@ -114,18 +114,10 @@ class Extender:
             cluster, cache, self.pending, from_nodes=self._settings.nominate_from_nodes
         )
         self._plan = JointPlan(cache, self.pending, self._fits, self.nominations, self._settings.strategy)
-        self._preemptor = Preemptor(cluster, cache, self.pending, now=now, clock=clock)
-        self.room = RoomMaker(
-            cluster,
-            cache,
-            self.pending,
-            events,
-            self._settings.make_room,
-            self._settings.strategy,
-            now=now,
-            clock=clock,
-            background=background,
-        )
+        strategy = self._settings.strategy
+        context = RoomContext(cluster, cache, self.pending, events, strategy, now, clock, background)
+        self._preemptor = Preemptor(context)
+        self.room = RoomMaker(context, self._settings.make_room)
         self._resource_claims = ResourceClaims(cluster, cache, self.pending, now)
         for node_changed in (self._fits.node_changed, self._resource_claims.node_changed):
             cache.subscribe(node_changed)

@@ -10,26 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from hashlib import blake2b
-from typing import ParamSpec, Protocol, TypeVar
 
-from kvplace.core.claim_changes import is_for_migration
-from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.room_in_cluster import MigratableVm, RoomByMigration, find_migration
 from kvplace.core.cluster.victims import OccupiedMachine
 from kvplace.core.quantity import counted
 from kvplace.core.request import Request
 from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.core.well_known_names import about_pod
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.migrations import (
     MIGRATIONS,
-    NAME_PREFIX,
-    PEACE_AFTER_MIGRATION_S,
     START_S,
     MigrationRecord,
     PlannedMigration,
@@ -45,52 +38,17 @@ from kvplace.kube.node_filters import (
 )
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, Selector
-from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.movable_vms import MovableVm, MovableVms
 from kvplace.nodes.node_machine import Unusable
-from kvplace.scheduler.cluster_calls import SchedulerClient
-from kvplace.scheduler.movable_vms import MovableVm, MovableVms
-from kvplace.scheduler.pending_pods import PendingPods
-from kvplace.scheduler.stored_claims import OwnReservation, rfc3339
+from kvplace.scheduler import limits
+from kvplace.scheduler.migration_history import MigrationHistory
+from kvplace.scheduler.reservations import OwnReservation, RoomContext, about
+from kvplace.scheduler.room_migration import MoveToNode
+from kvplace.scheduler.stored_claims import rfc3339
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-MOST_PER_HOUR = 6
-EVACUATION_S = 600.0
-"""The longest time between the migrations of one evacuation."""
-SEARCH_S = 60.0
-"""The least time between two reads of all VMIs."""
-SOON_S = 10.0
-"""The pause before the next search, if a VM will likely be able to migrate in a moment."""
-_STARTING_S = 300.0
-"""Older pods have not just started."""
-MOST_REFUSED = 16
-"""The most targets that kube-scheduler would refuse; each is left out of the next search."""
-_HOUR_S = 3600.0
 _NODE_STEPS = 100
-
-
-class Background(Protocol):
-    """Runs a computation beside the event loop, as `asyncio.to_thread` does."""
-
-    async def __call__(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of the computation."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class MoveToNode:
-    """A migration for one waiting VM, and its two reservations."""
-
-    vm: MovableVm
-    room: RoomByMigration
-    migration: PlannedMigration
-    there: OwnReservation
-    """On the target."""
-    here: OwnReservation
-    """On the node that the VM leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,69 +64,18 @@ class NoMigration:
 class MigrationSearch:
     """Finds migrations that make room, while none is under way."""
 
-    def __init__(
-        self,
-        cluster: SchedulerClient,
-        cache: NodeCache,
-        pending: PendingPods,
-        strategy: Strategy,
-        *,
-        now: Callable[[], datetime],
-        clock: Callable[[], float],
-        background: Background,
-    ) -> None:
-        """`now` is compared with dates of objects, `clock` times the rest."""
-        self._cluster = cluster
-        self._cache = cache
-        self._pending = pending
-        self._strategy = strategy
-        self._now = now
-        self._clock = clock
-        self._background = background
-        self._vms = MovableVms(cache)
+    def __init__(self, context: RoomContext) -> None:
+        self._context = context
+        self._cluster = context.cluster
+        self._cache = context.cache
+        self._vms = MovableVms(context.cache)
+        self.history = MigrationHistory(context.cache, now=context.now, clock=context.clock)
         self._next_search = float("-inf")
-        self._created: dict[str, tuple[str, float]] = {}
-        """The UID of the VMI of each migration of the last hour, by any replica, and when it was created.
-
-        A migration that has failed may be deleted, and still counts.
-        """
-        self._seen: dict[str, str] = {}
-        """The end of the reservation on the target of each migration."""
-        cache.ledgers.subscribe(self._ledger_seen)
-        cache.pods.subscribe(self._pod_seen)
 
     @property
     def is_due(self) -> bool:
         """Whether a search may begin."""
-        return self._clock() >= self._next_search and not self._is_reserved()
-
-    def _ledger_seen(self, node: NodeName) -> None:
-        """Count a migration, of any replica, once its reservation is renewed, as it has been created then.
-
-        The migration may be deleted before this replica reads it.
-        """
-        for claim in self._cache.ledger(node).claims.values():
-            if claim.reserved is None or not claim.reserved.migration:
-                continue
-            name, until = claim.reserved.migration, claim.reserved.until
-            if self._seen.setdefault(name, until) != until and name not in self._created:
-                self.begun(name, claim.uid)
-
-    def _pod_seen(self, _before: PodRecord | None, after: PodRecord | None) -> None:
-        """Count a migration, of any replica, by its target pod; its bind takes the reservation."""
-        if after is None or not after.migration.startswith(NAME_PREFIX) or after.migration in self._created:
-            return
-        age_s = self._age_s(after.created)
-        if age_s < _HOUR_S:
-            self.begun(after.migration, after.vmi_uid, age_s=age_s)
-
-    def has_created(self, migration: str) -> bool:
-        """Return whether a migration of this name was created here."""
-        return migration in self._created
-
-    def begun(self, migration: str, vmi_uid: str, *, age_s: float = 0.0) -> None:
-        """Count a migration that is about to be created, or is `age_s` old; its VM rests afterwards."""
-        self._created[migration] = vmi_uid, self._clock() - age_s
+        return self._context.clock() >= self._next_search and not self.history.is_reserved
 
     async def find(
         self, pod: PodRecord, request: Request, nodes: Collection[NodeName]
@@ -183,45 +90,30 @@ class MigrationSearch:
         vms, starting = await self._candidates(nodes or self._cache.nodes.records)
         if not vms:
             return NoMigration(soon=starting)
-        self._next_search = self._clock() + SEARCH_S
+        self._search_again_after(limits.SEARCH_S)
         migrations = await self._cluster.read_all(MIGRATIONS)
         vmis = {vmi.uid: vmi for vmi in await self._cluster.read_all(RUNNING_VMIS)}
         await self._delete_overdue(migrations)
-        why = self.why_not_now(migrations)
+        why = self.history.why_not_now(migrations)
         if any(vmi.is_evacuated for vmi in vmis.values()):
             why = "VMs are being evacuated"
         if why:
-            log.info("no VM migrates to make room: %s", why, extra=_about(pod))
+            log.info("no VM migrates to make room: %s", why, extra=about(pod))
             return NoMigration(why)
-        resting = {
-            (one.namespace, one.vmi)
-            for one in migrations
-            if not one.has_ended or self._age_s(one.created) < PEACE_AFTER_MIGRATION_S
-        }
-        able = {}
-        obstacles: Counter[str] = Counter()
-        for uid, vm in vms.items():
-            resting_too = (vm.pod.namespace, vm.pod.vmi) in resting
-            if why := "it has migrated lately" if resting_too else self._obstacle(vm, vmis):
-                obstacles[why] += 1
-                log.info("%s/%s does not migrate: %s", vm.pod.namespace, vm.pod.vmi, why, extra=_about(pod))
-            else:
-                able[uid] = vm, vmis[vm.pod.vmi_uid]
-        waiting = None if nodes else vmis.get(pod.vmi_uid)
+        able, obstacles = self._able(pod, vms, vmis, migrations)
         if not able:
             new = (vmis.get(vm.pod.vmi_uid) for vm in vms.values() if self._is_new(vm.pod))
             soon = starting or any(vmi is not None and vmi.has_just_started for vmi in new)
             if soon:
-                self._next_search = self._clock() + SOON_S
+                self._search_again_after(limits.SOON_S)
             return NoMigration(_counted(obstacles), soon)
+        waiting = None if nodes else vmis.get(pod.vmi_uid)
         if not (nodes or waiting):
             return NoMigration()
         return await self._search(pod, request, nodes, waiting, able) or NoMigration()
 
-    def _is_reserved(self) -> bool:
-        """Whether a migration is under way and its target pod not bound, by the ledgers as known here."""
-        ledgers = map(self._cache.ledger, self._cache.ledgers.nodes_with_reservations)
-        return any(is_for_migration(claim) for ledger in ledgers for claim in ledger.claims.values())
+    def _search_again_after(self, seconds: float) -> None:
+        self._next_search = self._context.clock() + seconds
 
     async def _candidates(self, nodes: Iterable[NodeName]) -> tuple[dict[PodUid, MovableVm], bool]:
         """Return the VMs that may leave the nodes, as far as the watches show.
@@ -249,39 +141,39 @@ class MigrationSearch:
     async def _delete_overdue(self, migrations: Sequence[MigrationRecord]) -> None:
         """Delete our migrations that have not started in time: their replica has ended."""
         for one in migrations:
-            if one.is_ours and not one.has_started and self._age_s(one.created) > START_S:
+            if one.is_ours and not one.has_started and self.history.age_s(one.created) > START_S:
                 await self._cluster.delete_migration(one.namespace, one.name)
 
-    def why_not_now(self, migrations: Sequence[MigrationRecord]) -> str:
-        """State in one clause the reason against a migration now; empty if one may begin."""
-        if any(one.is_ours and not one.has_ended for one in migrations):
-            return "another VM migrates to make room"
-        evacuations = [one for one in migrations if one.is_evacuation]
-        if any(not one.has_ended or self._age_s(one.created) < EVACUATION_S for one in evacuations):
-            return "VMs are being evacuated"
-        lately = {one.name for one in migrations if one.is_ours and self._age_s(one.created) < _HOUR_S}
-        begun = self._created.items()
-        self._created = {name: (vmi, at) for name, (vmi, at) in begun if self._clock() - at < _HOUR_S}
-        self._seen = {name: until for name, until in self._seen.items() if name in self._created}
-        if len(lately | self._created.keys()) >= MOST_PER_HOUR:
-            return f"{MOST_PER_HOUR} migrations have begun within an hour"
-        return ""
-
-    def _obstacle(self, vm: MovableVm, vmis: Mapping[str, RunningVmi]) -> str:
-        """State in one clause the obstacle to a migration of a VM; empty if it may migrate."""
-        vmi = vmis.get(vm.pod.vmi_uid)
-        if vmi is None or (vmi.metadata.namespace, vmi.metadata.name) != (vm.pod.namespace, vm.pod.vmi):
-            return "its VMI is gone"
-        peace_since = self._clock() - PEACE_AFTER_MIGRATION_S
-        if any(uid == vmi.uid and at > peace_since for uid, at in self._created.values()):
-            return "it has been asked to migrate lately"
-        return vmi.obstacle
+    def _able(
+        self,
+        pod: PodRecord,
+        vms: Mapping[PodUid, MovableVm],
+        vmis: Mapping[str, RunningVmi],
+        migrations: Sequence[MigrationRecord],
+    ) -> tuple[dict[PodUid, tuple[MovableVm, RunningVmi]], Counter[str]]:
+        """Return the VMs that can migrate now, and count the obstacles of the others."""
+        stay = self.history.migrated_lately(migrations)
+        able = {}
+        obstacles: Counter[str] = Counter()
+        for uid, vm in vms.items():
+            key, vmi = (vm.pod.namespace, vm.pod.vmi), vmis.get(vm.pod.vmi_uid)
+            if key in stay:
+                why = "it has migrated lately"
+            elif vmi is None or (vmi.metadata.namespace, vmi.metadata.name) != key:
+                why = "its VMI is gone"
+            elif self.history.was_asked_lately(vmi.uid):
+                why = "it has been asked to migrate lately"
+            else:
+                why = vmi.obstacle
+            if why:
+                obstacles[why] += 1
+                log.info("%s/%s does not migrate: %s", *key, why, extra=about(pod))
+            elif vmi is not None:
+                able[uid] = vm, vmi
+        return able, obstacles
 
     def _is_new(self, pod: PodRecord) -> bool:
-        return self._age_s(pod.created) < _STARTING_S
-
-    def _age_s(self, created: str) -> float:
-        return (self._now() - datetime.fromisoformat(created)).total_seconds() if created else 0.0
+        return self.history.age_s(pod.created) < limits.STARTING_S
 
     async def _search(
         self,
@@ -295,14 +187,14 @@ class MigrationSearch:
         machines = await self._machines(pod)
         vms = {uid: MigratableVm(uid, vm.pod.node, _request_of(vm)) for uid, (vm, _) in able.items()}
         read: dict[NodeName, _ReadNode] = {}
-        for _ in range(MOST_REFUSED):
-            room = await self._background(
+        for _ in range(limits.MOST_REFUSED):
+            room: RoomByMigration | None = await self._context.background(
                 find_migration,
                 machines,
                 list(vms.values()),
                 request,
                 nodes or machines.keys(),
-                self._strategy,
+                self._context.strategy,
             )
             if room is None:
                 return None
@@ -332,7 +224,7 @@ class MigrationSearch:
             if isinstance(machine, Unusable) or not self._cache.enforces(node):
                 continue
             await turns.spend(_NODE_STEPS)
-            ledger, holds = self._cache.ledger(node), self._pending.held_on(node, but=pod.uid)
+            ledger, holds = self._cache.ledger(node), self._context.pending.held_on(node, but=pod.uid)
             found[node] = self._cache.occupied(machine, ledger, holds)
         return found
 
@@ -344,7 +236,7 @@ class MigrationSearch:
         return _ReadNode(nodes[0], tuple(pods)) if nodes else _ReadNode()
 
     def _move(self, pod: PodRecord, vm: MovableVm, room: RoomByMigration) -> MoveToNode:
-        since = rfc3339(self._now())
+        since = rfc3339(self._context.now())
         mark = blake2b(f"{vm.pod.vmi_uid} {since}".encode(), digest_size=4).hexdigest()
         return MoveToNode(
             vm,
@@ -382,7 +274,3 @@ def _counted(obstacles: Mapping[str, int]) -> str:
 
 def _request_of(vm: MovableVm) -> Request:
     return replace(read_pod_request(vm.pod.request).request, options=vm.options)
-
-
-def _about(pod: PodRecord) -> dict[str, object]:
-    return about_pod(pod.uid, pod.namespace, pod.name, vmi=pod.vmi)

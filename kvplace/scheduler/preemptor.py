@@ -19,14 +19,12 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from itertools import islice
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.claim_changes import LONGEST_S, kept_for, reserve
+from kvplace.core.claim_changes import LONGEST_S
 from kvplace.core.cluster.victim_search import VictimSearch
 from kvplace.core.cluster.victims import (
     DisruptionBudget,
@@ -38,64 +36,49 @@ from kvplace.core.cluster.victims import (
     violated_by,
 )
 from kvplace.core.errors import Unavailable
-from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.request import OnFailure, Request
-from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import MARKER_RESOURCE
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.ledgers import no_change
 from kvplace.kube.object_records import PodRecord
-from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.scheduler.cluster_calls import SchedulerClient
+from kvplace.scheduler import limits
 from kvplace.scheduler.extender_protocol import PreemptionArgs, PreemptionResult, SentVictims
 from kvplace.scheduler.metrics import PREEMPTIONS
-from kvplace.scheduler.pending_pods import PendingPod, PendingPods
+from kvplace.scheduler.pending_pods import PendingPod
+from kvplace.scheduler.reservations import (
+    RoomContext,
+    future_claim,
+    reserve_what_leaves,
+    until_when,
+    without,
+)
 from kvplace.scheduler.stored_claims import rfc3339
 
 log = logging.getLogger(__name__)
 
-MOST_NODES = 500
-"""Nodes that one call checks: first the nodes in kube-scheduler's call."""
-MOST_SECONDS = 4.0
-"""The longest search of one call; kube-scheduler waits meanwhile, and gives up after httpTimeout."""
-MOST_EQUALS = 16
-"""The most nodes with equally cheap victims that are compared by placement."""
-PATIENCE_SECONDS = 120.0
-"""The longest wait of a pod for another one that ends anyway, before others are evicted for it."""
-_REFUSED_SECONDS = 2.0
-"""The greatest age of a refusal: kube-scheduler asks Filter and preempt in one attempt."""
 _QUESTION_STEPS, _LEAVING_STEPS = 2_000, 50
 """Steps of asking about the victims on one node, and of listing the pods that leave it."""
-_SEARCHES = 3
-"""The most searches of one call: a node may change before its cores are reserved."""
 
 
 class Preemptor:
     """Answers preempt, and reserves the cores that victims release for the waiting pod."""
 
-    def __init__(
-        self,
-        cluster: SchedulerClient,
-        cache: NodeCache,
-        pending: PendingPods,
-        *,
-        now: Callable[[], datetime],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`now` dates reservations, `clock` times the waits for other pods."""
-        self._cluster = cluster
-        self._cache = cache
-        self._pending = pending
-        self._now = now
-        self._clock = clock
+    def __init__(self, context: RoomContext) -> None:
+        self._cluster = context.cluster
+        self._cache = context.cache
+        self._pending = context.pending
+        self._now = context.now
+        self._clock = context.clock
 
     # Calls of Filter.
 
     def refused(self, pending: PendingPod, nodes: Collection[NodeName]) -> None:
         """Remember the nodes where only cores are missing: kube-scheduler has found everything else there."""
-        pending.curable = tuple(islice(nodes, MOST_NODES))
+        pending.curable = tuple(islice(nodes, limits.VICTIM_NODES))
         pending.curable_at = self._clock()
 
     async def outranks(self, pod: PodRecord, nodes: Collection[NodeName], request: Request) -> bool:
@@ -108,7 +91,7 @@ class Preemptor:
             lower = self._outranked(ledger, pod)
             if isinstance(machine, Unusable) or not lower:
                 continue
-            left, holds = _without(ledger, lower), self._pending.held_on(node, but=pod.uid)
+            left, holds = without(ledger, lower), self._pending.held_on(node, but=pod.uid)
             free = machine.free(left, holds, self._cache.free_devices(machine, left, holds))
             placement = try_place(machine.topology, free, request)
             if placement is not None and await self._reserve(pod, node, placement, ()):
@@ -130,23 +113,18 @@ class Preemptor:
         Reservations of pods with lower priority end, if they are in the way.
         """
         now = self._now()
-        whole = claim_of(
-            pod.uid, placement, namespace=pod.namespace, pod=pod.name, vmi=pod.vmi, since=rfc3339(now)
-        )
-        until = rfc3339(now + timedelta(seconds=LONGEST_S))
+        whole, until = future_claim(pod, placement, rfc3339(now)), until_when(now, LONGEST_S)
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
             known = ledger.claims.get(pod.uid)
             if known is not None:
                 return LedgerChange(), known.reserved is not None and known.since == whole.since
-            machine = self._cache.machine(node)
+            machine, held = self._cache.machine(node), self._pending.held_on(node, but=pod.uid)
             if isinstance(machine, Unusable):
                 return LedgerChange(), False
             for lower in (frozenset[PodUid](), self._outranked(ledger, pod)):
-                left = _without(ledger, lower.union(gone))
-                free = machine.free(left, self._pending.held_on(node, but=pod.uid))
-                if free.can_give(whole):
-                    reserved = reserve(ledger, kept_for(whole, ledger, free), but=NO_CPUS, until=until)
+                reserved = reserve_what_leaves(ledger, machine, held, whole, lower.union(gone), until=until)
+                if reserved is not None:
                     return LedgerChange(claims=(reserved,), releases=tuple(sorted(lower))), True
             return LedgerChange(), False
 
@@ -165,9 +143,9 @@ class Preemptor:
         if args.never:
             PREEMPTIONS.labels("none").inc()
             return PreemptionResult()
-        ends = self._clock() + MOST_SECONDS
+        ends = self._clock() + limits.VICTIM_SEARCH_S
         candidates = self._candidates(args)
-        for _ in range(_SEARCHES):
+        for _ in range(limits.VICTIM_SEARCHES):
             best = await self._best_victims(args, candidates, requested.pod_request.request, ends)
             if best is None:
                 break
@@ -221,7 +199,7 @@ class Preemptor:
             if best is not None:
                 _, victims = best
                 equals += cost == victims.cost
-                if cost > victims.cost or not victims.tenants or equals > MOST_EQUALS:
+                if cost > victims.cost or not victims.tenants or equals > limits.EQUAL_NODES:
                     break
             # Asked anew: a node may have changed meanwhile, and many searches at once would take memory.
             for question in self._questions(node, args, candidates[node], request, budgets):
@@ -237,9 +215,9 @@ class Preemptor:
         pending = self._pending.get(args.pod.uid)
         curable, pending.curable = pending.curable, ()
         nodes = dict(args.victims)
-        for node in curable if self._clock() - pending.curable_at <= _REFUSED_SECONDS else ():
+        for node in curable if self._clock() - pending.curable_at <= limits.REFUSED_S else ():
             nodes.setdefault(node, SentVictims((), 0))
-        return dict(islice(nodes.items(), MOST_NODES))
+        return dict(islice(nodes.items(), limits.VICTIM_NODES))
 
     def _questions(
         self,
@@ -254,7 +232,7 @@ class Preemptor:
         if isinstance(machine, Unusable):
             return
         uid, ledger = args.pod.uid, self._cache.ledger(node)
-        ledger = _without(ledger, self._outranked(ledger, args.pod))
+        ledger = without(ledger, self._outranked(ledger, args.pod))
         known = ((one, self._cache.pods.get(one)) for one in (*ledger.claims, *sent.uids))
         leaving = self._leaving(node)
         staying = self._awaited_in_vain(uid, leaving)
@@ -290,16 +268,12 @@ class Preemptor:
 
     def _awaited_in_vain(self, uid: PodUid, leaving: frozenset[PodUid]) -> frozenset[PodUid]:
         """Return the pods that count as staying, because the waiting pod has waited for them too long."""
-        waiting, oldest = self._pending.get(uid).leaving, self._clock() - PATIENCE_SECONDS
+        waiting, oldest = self._pending.get(uid).leaving, self._clock() - limits.LEAVING_S
         return frozenset(other for other in leaving if waiting.get(other, oldest) < oldest)
 
 
 def _rank(node: NodeName, victims: Victims) -> tuple[object, ...]:
     return victims.cost, victims.quality, node
-
-
-def _without(ledger: Ledger, gone: Collection[PodUid]) -> Ledger:
-    return ledger.after(LedgerChange(releases=tuple(gone))) if gone else ledger
 
 
 # Questions about the victims on one node, from one state of it.

@@ -1,7 +1,7 @@
 """Makes room: movable VMs get other cores of their node, so that a waiting VM fits.
 
 Filter names a VM that fits on no node. If moves help, `room_moves` carries them out; otherwise one VM may go
-to another node (`migrator`). Meanwhile no VM is evicted for the waiting one.
+to another node (`room_migration`). Meanwhile no VM is evicted for the waiting one.
 
 An attempt may stop at any time, for example at its deadline, or if the node has changed. Then only the begun
 moves are completed or undone, and the reservation ends because it is not renewed.
@@ -12,44 +12,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import Enum
 
-from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.room_in_cluster import MOST_NODES, RoomOnNode, find_room
 from kvplace.core.errors import BadAnnotation, KvplaceError
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.core.well_known_names import about_pod
 from kvplace.kube.concurrency import Turns
-from kvplace.kube.events import EventRecorder, owner_reference, room_not_made
+from kvplace.kube.events import owner_reference, room_not_made
 from kvplace.kube.object_records import PodRecord
-from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.movable_vms import MovableVms
 from kvplace.nodes.node_machine import NodeSnapshot
-from kvplace.scheduler.cluster_calls import SchedulerClient
+from kvplace.scheduler import limits
 from kvplace.scheduler.metrics import ROOMS
-from kvplace.scheduler.migration_search import SOON_S, Background, NoMigration
-from kvplace.scheduler.migrator import Migrator
-from kvplace.scheduler.movable_vms import MovableVms
-from kvplace.scheduler.pending_pods import PendingPods, PendingRequest
+from kvplace.scheduler.migration_search import MigrationSearch, NoMigration
+from kvplace.scheduler.pending_pods import PendingRequest
+from kvplace.scheduler.reservations import RoomContext, RoomStopped, about
+from kvplace.scheduler.room_migration import RoomMigration
 from kvplace.scheduler.room_moves import RoomMoves
-from kvplace.scheduler.stored_claims import RoomStopped
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 4
-"""The most VMs that one replica makes room for at a time, with one move each, on different nodes."""
-PAUSE_S = 60.0
-"""The pause of making room for a VM after its end, or after a search without success."""
-_DECIDED_S = 4.0
-"""The longest wait of a preempt call for the search; kube-scheduler gives up after 10 s."""
-_REST = 4
-"""The pause after a search, in multiples of its duration."""
-_TRY_S = 10.0
-"""The time between searches for pods that wait because every node has too few CPUs."""
 _TOO_FEW_CPUS = "Insufficient cpu"
 """The text of kube-scheduler for it; a pod that waits for its volume, for example, needs no room."""
 _SNAPSHOT_STEPS, _DESCRIBE_STEPS = 100, 1_000
@@ -74,64 +59,50 @@ class _Making:
     pod: PodRecord
     request: Request
     nodes: tuple[NodeName, ...]
+    pause_s: float
+    """The pause of making room for the VM afterwards."""
     found: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when moves have been found; without any, the making is over."""
     node: NodeName | None = None
-    pause_s: float = PAUSE_S
-    """The pause of making room for the VM afterwards."""
 
 
 class RoomMaker:
     """Makes room for VMs that wait."""
 
-    def __init__(
-        self,
-        cluster: SchedulerClient,
-        cache: NodeCache,
-        pending: PendingPods,
-        events: EventRecorder,
-        mode: MakeRoom,
-        strategy: Strategy,
-        *,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        clock: Callable[[], float] = time.monotonic,
-        background: Background = asyncio.to_thread,
-    ) -> None:
-        """`now` dates reservations, `clock` times how long moves may take, `background` runs searches."""
-        self._cluster = cluster
-        self._cache = cache
-        self._pending = pending
-        self._events = events
+    def __init__(self, context: RoomContext, mode: MakeRoom) -> None:
+        self._context = context
+        self._cache = context.cache
+        self._pending = context.pending
         self._mode = mode
-        self._now = now
-        self._clock = clock
-        self._background = background
-        self._migrator = Migrator(
-            cluster, cache, pending, events, strategy, now=now, clock=clock, background=background
-        )
-        self._vms = MovableVms(cache)
+        self._clock = context.clock
+        self._vms = MovableVms(context.cache)
+        self._migrations = MigrationSearch(context)
         self._making: dict[PodUid, _Making] = {}
         self._asked: asyncio.Queue[_Making] = asyncio.Queue()
         self._rest_until = float("-inf")
         if mode is not MakeRoom.OFF:
-            cache.ledgers.subscribe(lambda _node: pending.wake())
+            self._cache.ledgers.subscribe(lambda _node: self._pending.wake())
 
     # Calls of the extender.
 
-    def fits_nowhere(self, pod: PodRecord, requested: PendingRequest, nodes: Collection[NodeName]) -> None:
-        """Make room for a pod on one of the nodes soon, if the mode allows it and its pause is over."""
+    def fits_nowhere(self, pod: PodRecord, requested: PendingRequest, nodes: Collection[NodeName]) -> bool:
+        """Make room for a pod on one of the nodes soon, if the mode allows it and its pause is over.
+
+        Returns whether it will be tried.
+        """
         if self._mode is MakeRoom.OFF:
-            return
+            return False
         if self._mode is MakeRoom.ON_REQUEST and not requested.pod_request.make_room:
-            return
+            return False
         now, uid = self._clock(), pod.uid
         if self._is_reserved(uid):
-            return  # another replica makes room for it, or has ended: then the reservation does, too
+            return False  # another replica makes room for it, or has ended: then the reservation does, too
         is_due = max(self._pending.get(uid).no_room_before, self._rest_until) <= now
-        if uid in self._making or not is_due or len(self._making) >= AT_ONCE:
-            return
-        making = self._making[uid] = _Making(pod, requested.pod_request.request, tuple(nodes))
+        if uid in self._making or not is_due or len(self._making) >= limits.AT_ONCE:
+            return False
+        making = self._making[uid] = _Making(pod, requested.pod_request.request, tuple(nodes), limits.PAUSE_S)
         self._asked.put_nowait(making)
+        return True
 
     async def is_under_way(self, uid: PodUid) -> bool:
         """Return whether room is being made for a pod, after waiting for the search."""
@@ -139,7 +110,7 @@ class RoomMaker:
         if making is None:
             return self._is_reserved(uid)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DECIDED_S):
+            async with asyncio.timeout(limits.DECIDED_S):
                 await making.found.wait()
         return self._making.get(uid) is making
 
@@ -162,45 +133,31 @@ class RoomMaker:
 
         It tries one VM after the other, beginning with the one that has waited longest for a try.
         """
-        tried: dict[PodUid, float] = {}
         while True:
-            await asyncio.sleep(_TRY_S)
-            pods = self._cache.pods.records.values()
-            waiting = [pod for pod in pods if pod.vmi and _TOO_FEW_CPUS in pod.unschedulable]
-            tried = {pod.uid: tried.get(pod.uid, float("-inf")) for pod in waiting}
-            waiting = [
-                pod for pod in waiting if self._pending.needs_room(pod.uid) and not self._is_reserved(pod.uid)
-            ]
-            if not waiting or not self._migrator.search.is_due:
+            await asyncio.sleep(limits.TRY_S)
+            if not self._migrations.is_due:
                 continue
-            pod = min(waiting, key=lambda one: (tried[one.uid], -one.priority, one.created, one.uid))
-            tried[pod.uid] = self._clock()
-            with contextlib.suppress(BadAnnotation):  # its Filter call names the fault
-                requested = self._pending.request_of(pod)
-                if requested is not None:
-                    self.fits_nowhere(pod, requested, ())
+            pods = self._cache.pods.records.values()
+            waiting = [
+                (self._pending.get(pod.uid).no_room_before, -pod.priority, pod.created, pod.uid, pod)
+                for pod in pods
+                if pod.vmi and _TOO_FEW_CPUS in pod.unschedulable and self._pending.needs_room(pod.uid)
+            ]
+            for *_, pod in sorted(waiting):
+                with contextlib.suppress(BadAnnotation):  # its Filter call names the fault
+                    requested = self._pending.request_of(pod)
+                    if requested is not None and self.fits_nowhere(pod, requested, ()):
+                        break
 
     # One VM.
 
     async def _make(self, making: _Making) -> None:
         outcome = "none"
         try:
-            room = await self._find(making)
-            if room is not None:
+            work = await self._find_work(making)
+            if work is not None:
                 making.found.set()
-                moves = RoomMoves(
-                    self._cluster,
-                    self._cache,
-                    self._pending,
-                    self._events,
-                    making.pod,
-                    room,
-                    now=self._now,
-                    clock=self._clock,
-                )
-                await moves.carry_out()
-                outcome = "made"
-            elif self._mode is MakeRoom.NODES and await self._leave_node(making):
+                await work.carry_out()
                 outcome = "made"
         except (RoomStopped, KvplaceError) as error:
             outcome = "stopped"
@@ -211,25 +168,28 @@ class RoomMaker:
             self._pending.get(making.pod.uid).no_room_before = self._clock() + making.pause_s
             ROOMS.labels(outcome).inc()
 
-    async def _leave_node(self, making: _Making) -> bool:
-        """Make room by a migration; returns whether one was found, and raises RoomStopped if it made none."""
-        move = await self._migrator.search.find(making.pod, making.request, making.nodes)
+    async def _find_work(self, making: _Making) -> RoomMoves | RoomMigration | None:
+        """Search for moves inside a node, then for a migration."""
+        room = await self._find(making)
+        if room is not None:
+            return RoomMoves(self._context, making.pod, room)
+        if self._mode is not MakeRoom.NODES:
+            return None
+        move = await self._migrations.find(making.pod, making.request, making.nodes)
         if isinstance(move, NoMigration):
             if move.soon:
-                making.pause_s = SOON_S
+                making.pause_s = limits.SOON_S
             elif move.why:
                 self._say_why(making, f"no VM migrates: {move.why}")
-            return False
+            return None
         making.node = move.here.node
-        making.found.set()
-        await self._migrator.carry_out(move, making.pod, lambda: self._pending.needs_room(making.pod.uid))
-        return True
+        return RoomMigration(self._context, self._migrations.history, move, making.pod)
 
     def _say_why(self, making: _Making, why: str) -> None:
         """Write an event on the waiting VM; none if it waits no longer, since its owner knows its end."""
-        log.info("no room is made any more: %s", why, extra=_about(making.pod, making.node))
+        log.info("no room is made any more: %s", why, extra=about(making.pod, making.node or ""))
         if self._pending.needs_room(making.pod.uid):
-            self._events.record(room_not_made(owner_reference(making.pod), why))
+            self._context.events.record(room_not_made(owner_reference(making.pod), why))
 
     async def _find(self, making: _Making) -> RoomOnNode | None:
         """Search for moves on the nodes with movable VMs, the nodes with most free CPUs first.
@@ -254,8 +214,8 @@ class RoomMaker:
         if not crowded:
             return None
         started = self._clock()
-        found = await self._background(find_room, crowded, making.request)
-        self._rest_until = self._clock() + _REST * (self._clock() - started)
+        found: RoomOnNode | None = await self._context.background(find_room, crowded, making.request)
+        self._rest_until = self._clock() + limits.REST * (self._clock() - started)
         if found is None or any(other.node == found.node for other in self._making.values()):
             return None
         making.node = found.node
@@ -266,7 +226,3 @@ def _may_hold(snapshot: NodeSnapshot, request: Request) -> bool:
     """Whether a node has enough free CPUs, wherever they are."""
     free = snapshot.free
     return (free.cpus if request.owns_cpus else free.pool).bit_count() >= request.vcpus
-
-
-def _about(pod: PodRecord, node: NodeName | None) -> dict[str, object]:
-    return about_pod(pod.uid, pod.namespace, pod.name, vmi=pod.vmi, node=node or NodeName(""))

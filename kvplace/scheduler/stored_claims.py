@@ -1,52 +1,32 @@
-"""The scheduler's claims and reservations in a ledger.
+"""The scheduler's claims in a ledger.
 
 A stored claim stands for one placement: the same request, placed inside the claim. A bound pod shows in its
 placement whether it was bound with a claim.
-
-The replica that makes room renews its reservation meanwhile. A reservation ends if nothing renews it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.claim_changes import RESERVED_S, reserved_for_target
-from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError, Unavailable
+from kvplace.core.claim_changes import reserved_for_target
+from kvplace.core.errors import BadAnnotation
 from kvplace.core.free_resources import Free
-from kvplace.core.ledger import Claim, Ledger, LedgerChange
+from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.pending_pods import PendingRequest
-
-log = logging.getLogger(__name__)
-
-RENEW_S = 10.0
-"""A reservation is renewed this often while room is being made."""
-
-
-class RoomStopped(Exception):
-    """No room is made for a VM any more; the message is the reason in one clause."""
 
 
 def rfc3339(moment: datetime) -> str:
     """Write the moment of a claim, in UTC; to the microsecond, so that no two attempts make equal claims."""
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def until_when(now: datetime) -> str:
-    """Return when a reservation that is written now ends, for people."""
-    ends = now + timedelta(seconds=RESERVED_S)
-    return ends.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,43 +104,3 @@ def is_bound_with(pod: PodRecord | None, claim: Claim | None, *, uid: PodUid, no
     expected = (claim.cpus, claim.owned) if claim is not None else (NO_CPUS, NO_CPUS)
     is_ours = bound.revision > 1 or (bound.placement.cpus, bound.placement.owned) == expected
     return bound.pod_uid == uid and is_ours
-
-
-@dataclass(frozen=True, slots=True)
-class OwnReservation:
-    """A reservation by its place, and by the date of the attempt: no two attempts make equal ones."""
-
-    node: NodeName
-    uid: PodUid
-    """Its key: the UID of the waiting pod, or of the VMI that migrates."""
-    since: str
-
-    def find(self, ledger: Ledger) -> Claim | None:
-        """Return it in the ledger of its node, unless it has become a claim, or is another attempt's."""
-        claim = ledger.claims.get(self.uid)
-        is_ours = claim is not None and claim.reserved is not None and claim.since == self.since
-        return claim if is_ours else None
-
-    async def renew(self, ledgers: Ledgers, now: datetime) -> None:
-        """Begin its time again; if that fails, the next time may do."""
-
-        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
-            claim = self.find(ledger)
-            if claim is None or claim.reserved is None:
-                return LedgerChange(), None
-            renewed = replace(claim.reserved, until=until_when(now))
-            return LedgerChange(claims=(replace(claim, reserved=renewed),)), None
-
-        with contextlib.suppress(Conflict, Unavailable):
-            await ledgers.change(self.node, decide)
-
-    async def give_back(self, ledgers: Ledgers) -> None:
-        """End it, if it is still there; if that fails, it ends by itself."""
-
-        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
-            return LedgerChange(releases=() if self.find(ledger) is None else (self.uid,)), None
-
-        try:
-            await ledgers.change(self.node, decide)
-        except KvplaceError as error:
-            log.info("a reservation is left to end by itself: %s", error, extra={"node": self.node})

@@ -11,7 +11,7 @@ from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NodeName
 from kvplace.kube.migrations import MigrationRecord
 from kvplace.kube.object_records import PodRecord
-from kvplace.scheduler import migration_search, room_maker
+from kvplace.scheduler import limits, migration_history
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.protocol.network import Network
 from tests.protocol.node import SimulatedNode
@@ -27,10 +27,10 @@ _ARRIVAL_S = 30.0
 def busy_moves() -> Iterator[None]:
     """Let VMs migrate more often than in a cluster, where stories would be too short for it."""
     quick = {
-        (migration_search, "SEARCH_S"): 2.0,
-        (migration_search, "PEACE_AFTER_MIGRATION_S"): 5.0,
-        (migration_search, "MOST_PER_HOUR"): 1000,
-        (room_maker, "PAUSE_S"): 4.0,
+        (limits, "SEARCH_S"): 2.0,
+        (migration_history, "PEACE_AFTER_MIGRATION_S"): 5.0,
+        (limits, "MOST_PER_HOUR"): 1000,
+        (limits, "PAUSE_S"): 4.0,
     }
     before = {(module, name): getattr(module, name) for module, name in quick}
     for (module, name), value in quick.items():

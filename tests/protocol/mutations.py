@@ -30,10 +30,10 @@ from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_records import PodRecord, ResourceClaimRecord, TopologyStatus
 from kvplace.nodes import node_machine
-from kvplace.scheduler import binder, migrator, preemptor, resource_claims, room_moves
+from kvplace.nodes.movable_vms import MovableVms
+from kvplace.scheduler import binder, reservations, resource_claims, room_migration, room_moves
 from kvplace.scheduler.binder import Binder
-from kvplace.scheduler.migration_search import MigrationSearch
-from kvplace.scheduler.movable_vms import MovableVms
+from kvplace.scheduler.migration_history import MigrationHistory
 from kvplace.scheduler.pending_pods import PendingPods
 from kvplace.scheduler.preemptor import Preemptor
 from kvplace.scheduler.resource_claims import ResourceClaims
@@ -303,9 +303,9 @@ def leave_the_target_of_a_migration_to_others() -> None:
 
 @_mutation
 def begin_a_migration_while_another_one_is_under_way() -> None:
-    _put(MigrationSearch, "why_not_now", lambda *_args: "")
-    _put(MigrationSearch, "_is_reserved", lambda _self: False)
-    _put(migrator, "is_for_migration", lambda _claim: False)
+    _put(MigrationHistory, "why_not_now", lambda *_args: "")
+    _put(MigrationHistory, "is_reserved", False)
+    _put(room_migration, "is_for_migration", lambda _claim: False)
 
 
 # Relocating.
@@ -415,7 +415,7 @@ def reserve_for_a_vm_of_equal_priority_what_another_one_waits_for() -> None:
 
 @_mutation
 def let_others_have_what_sharing_vms_are_to_get() -> None:
-    _put(preemptor, "kept_for", lambda whole, *_others: whole)
+    _put(reservations, "kept_for", lambda whole, *_others: whole)
 
 
 @_mutation

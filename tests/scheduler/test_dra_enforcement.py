@@ -18,7 +18,7 @@ from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.kube.memory_objects import with_status
 from kvplace.kube.object_records import CPU_DRIVER, DeviceRequest, PodRecord, ResourceClaimRecord
-from kvplace.scheduler.movable_vms import MovableVms
+from kvplace.nodes.movable_vms import MovableVms
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Moment, Operation
 from tests.nodes.machines import EIGHT, TWO

@@ -14,8 +14,8 @@ from kvplace.core.well_known_names import RELOCATED
 from kvplace.kube.events import EventReason
 from kvplace.kube.object_records import ResourceClaimRecord
 from kvplace.scheduler.extender import ExtenderSettings
-from kvplace.scheduler.room_maker import AT_ONCE, PAUSE_S, MakeRoom
-from kvplace.scheduler.room_moves import PATIENCE_S
+from kvplace.scheduler.limits import AT_ONCE, MOVES_S, PAUSE_S
+from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.relocations import SHARE, NodeAgent, edit, until_written
 from tests.controller.replicas import asking_pod, replica
 from tests.kube.faults import Operation
@@ -226,7 +226,7 @@ async def test_a_move_that_no_client_confirms_is_given_up_and_its_cores_stay_its
         assert not (await one.filter(big)).names
         await one.until(lambda: moved(agent))
         (mover,) = moved(agent)
-        await asyncio.sleep(PATIENCE_S + 10)
+        await asyncio.sleep(MOVES_S + 10)
         assert "in time" in notes(cluster, "big", EventReason.ROOM_NOT_MADE)[0]
         assert not await one.extender.room.is_under_way(big.uid)
         claim = agent.ledger.claims[mover.uid]

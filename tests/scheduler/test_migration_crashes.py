@@ -10,7 +10,7 @@ from kvplace.core.scalars import PodUid
 from kvplace.kube.migrations import START_S, UNSCHEDULABLE_S, MigrationRecord
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
-from kvplace.scheduler.migration_search import SEARCH_S
+from kvplace.scheduler.limits import SEARCH_S
 from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import Replica, asking_pod, replica

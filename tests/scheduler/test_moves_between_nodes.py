@@ -15,12 +15,13 @@ from kvplace.kube.events import EventReason
 from kvplace.kube.migrations import PEACE_AFTER_MIGRATION_S, START_S, MigrationRecord
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
-from kvplace.scheduler.migration_search import (
+from kvplace.scheduler.limits import (
+    BOUND_AFTER_MIGRATION_S,
     EVACUATION_S,
     MOST_PER_HOUR,
+    POLL_S,
     SEARCH_S,
 )
-from kvplace.scheduler.migrator import BOUND_S, POLL_S
 from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import Replica, asking_pod, replica
@@ -101,7 +102,7 @@ async def test_the_waiting_vm_has_a_minute_to_be_bound_after_the_migration(
         await two_crowded(one, agents)
         big = await asked(one)
         await virt.whole(await virt.until_created())
-        await asyncio.sleep(BOUND_S - 2 * POLL_S)
+        await asyncio.sleep(BOUND_AFTER_MIGRATION_S - 2 * POLL_S)
         assert reservations(cluster) == [("a", big.uid)]
         await asyncio.sleep(4 * POLL_S)
         assert reservations(cluster) == []

@@ -15,8 +15,8 @@ from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.well_known_names import RELEASED_AT
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
+from kvplace.scheduler.limits import MOVES_S
 from kvplace.scheduler.room_maker import MakeRoom
-from kvplace.scheduler.room_moves import PATIENCE_S
 from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Operation
@@ -192,7 +192,7 @@ async def test_waiting_pods_are_tried_again_when_what_was_reserved_is_given_up(
     async with replica(cluster, extending=AUTOMATIC) as one:
         big, _ = await begun(one, agent)
         asking_pod(cluster, "small", 4)
-        await asyncio.sleep(PATIENCE_S - 5)
+        await asyncio.sleep(MOVES_S - 5)
         before = cluster.node_annotations("n1").get(RELEASED_AT)
         assert reservation(agent, big) is not None
         await one.until(lambda: big.uid not in agent.ledger.claims)

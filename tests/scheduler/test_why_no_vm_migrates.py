@@ -12,7 +12,7 @@ from kvplace.kube.events import EventReason
 from kvplace.kube.migrations import MigrationRecord
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
-from kvplace.scheduler.migration_search import MOST_PER_HOUR, SEARCH_S, SOON_S
+from kvplace.scheduler.limits import MOST_PER_HOUR, SEARCH_S, SOON_S
 from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import Replica, asking_pod, replica

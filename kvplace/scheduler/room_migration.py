@@ -1,0 +1,205 @@
+"""Makes room by one live migration: a running VM goes to another node, and a waiting VM gets its cores.
+
+The order of the writes decides the state after a crash:
+
+1. The cores on the target are reserved under the UID of the VMI, bound to the name of the migration.
+2. The VM's present cores are reserved for the waiting pod.
+3. The migration is created. Its target pod alone is offered the target, and its bind takes the reservation.
+4. The claim of the source ends with its QEMU, and the waiting pod is bound.
+
+The ledgers and the migration hold all state, and this process only renews the reservations. So after a crash
+the VM runs where it is or where it went: reservations end by themselves, and KubeVirt ends a migration if its
+target pod finds no node. One move is under way in a cluster. Each replica reserves before it searches for
+moves of others, so of two replicas that begin at the same time at least one gives up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+from kvplace.core.claim_changes import is_for_migration, reserve_for_migration
+from kvplace.core.cluster.room_in_cluster import RoomByMigration
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import KvplaceError, Unavailable
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.kube.events import owner_reference, room_not_made
+from kvplace.kube.migrations import MIGRATIONS, START_S, MigrationRecord, PlannedMigration, read_migration
+from kvplace.kube.object_records import PodRecord
+from kvplace.kube.watches import LEDGERS
+from kvplace.nodes.movable_vms import MovableVm
+from kvplace.nodes.node_machine import Unusable
+from kvplace.scheduler import limits
+from kvplace.scheduler.metrics import ROOM_MIGRATIONS
+from kvplace.scheduler.migration_history import MigrationHistory
+from kvplace.scheduler.reservations import (
+    OwnReservation,
+    RoomContext,
+    RoomStopped,
+    check_unchanged,
+    future_claim,
+    given_back,
+    reserve_what_leaves,
+    tell_both,
+    until_when,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveToNode:
+    """A migration for one waiting VM, and its two reservations."""
+
+    vm: MovableVm
+    room: RoomByMigration
+    migration: PlannedMigration
+    there: OwnReservation
+    """On the target."""
+    here: OwnReservation
+    """On the node that the VM leaves."""
+
+
+class RoomMigration:
+    """Carries out one migration that makes room."""
+
+    def __init__(
+        self, context: RoomContext, history: MigrationHistory, move: MoveToNode, pod: PodRecord
+    ) -> None:
+        """`pod` waits for the room."""
+        self._context = context
+        self._history = history
+        self._move = move
+        self._pod = pod
+
+    async def carry_out(self) -> None:
+        """Make room by the migration, and return when the waiting pod is bound.
+
+        Raises RoomStopped or a KvplaceError when no room was made; the VM runs on then, and nothing is
+        reserved.
+        """
+        move = self._move
+        async with given_back(self._context.cache.ledgers, move.there, move.here):
+            try:
+                await self._reserve_there()
+                await self._reserve_here()
+                await self._create()
+                await self._follow()
+            except (RoomStopped, KvplaceError) as stopped:
+                if self._history.has_begun(move.migration.name):
+                    why = f"the migration {move.migration.name} made no room: {stopped}"
+                    self._context.events.record(room_not_made(owner_reference(move.vm.pod), why))
+                raise
+
+    async def _reserve_there(self) -> None:
+        """Reserve the VM's cores on the target; no pod owns them until the target pod is bound."""
+        move, kept = self._move, self._move.there
+        cache = self._context.cache
+        whole = claim_of(
+            kept.uid,
+            move.room.placement,
+            namespace=move.vm.pod.namespace,
+            pod=move.migration.name,
+            vmi=move.vm.pod.vmi,
+            since=kept.since,
+        )
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
+            if any(is_for_migration(claim) for claim in ledger.claims.values()):
+                return LedgerChange(), kept.find(ledger) is not None
+            machine = cache.machine(kept.node)
+            if isinstance(machine, Unusable) or not cache.enforces(kept.node):
+                return LedgerChange(), False
+            if not machine.can_give(whole, ledger, self._context.pending.held_on(kept.node)):
+                return LedgerChange(), False
+            until = until_when(self._context.now())
+            claim = reserve_for_migration(whole, move.migration.name, until=until)
+            return LedgerChange(claims=(claim,)), True
+
+        if not await cache.ledgers.change(kept.node, decide, at_once=True):
+            raise RoomStopped(f"{kept.node} has changed since the migration was found")
+
+    async def _reserve_here(self) -> None:
+        """Reserve the VM's present cores for the waiting pod."""
+        vm, kept, pod, cache = self._move.vm, self._move.here, self._pod, self._context.cache
+        await check_unchanged(self._context.cluster, vm)
+        whole = future_claim(pod, self._move.room.room, kept.since)
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
+            if ledger.claims.get(pod.uid) is not None:
+                return LedgerChange(), kept.find(ledger) is not None
+            machine = cache.machine(kept.node)
+            if isinstance(machine, Unusable) or ledger.claims.get(vm.pod.uid) != vm.claim:
+                return LedgerChange(), False
+            held = self._context.pending.held_on(kept.node, but=pod.uid)
+            until = until_when(self._context.now())
+            reserved = reserve_what_leaves(ledger, machine, held, whole, (vm.pod.uid,), until=until)
+            return LedgerChange(claims=() if reserved is None else (reserved,)), reserved is not None
+
+        if not await cache.ledgers.change(kept.node, decide, at_once=True):
+            raise RoomStopped(f"{kept.node} has changed since the migration was found")
+
+    async def _create(self) -> None:
+        """Create the migration, unless another move is under way or KubeVirt would refuse it."""
+        move, cluster = self._move, self._context.cluster
+        for record in await cluster.read_all(LEDGERS):
+            for claim in record.ledger.claims.values():
+                if is_for_migration(claim) and move.there.find(record.ledger) != claim:
+                    raise RoomStopped("another VM migrates to make room")
+        # Read after the ledgers: a move has a reservation there until its migration is in this list.
+        if why := self._history.why_not_now(await cluster.read_all(MIGRATIONS)):
+            raise RoomStopped(why)
+        self._history.begun(move.migration.name, move.vm.pod.vmi_uid)
+        await cluster.create_migration(move.migration, dry_run=True)
+        with contextlib.suppress(Unavailable):  # it may be there: the next reads show it
+            await cluster.create_migration(move.migration)
+        ROOM_MIGRATIONS.inc()
+        source, cpus = move.room.vm.node, format_cpu_list(move.room.placement.cpus)
+        tell_both(
+            self._context.events,
+            move.vm.pod,
+            self._pod,
+            f"migrates from {source} to CPUs {cpus} of {move.room.target}",
+            to_mover=f" (migration {move.migration.name})",
+            to_waiting=f" on {source}",
+        )
+
+    async def _follow(self) -> None:
+        """Renew both reservations until the pod is bound; raises RoomStopped when it will not be."""
+        migration, cluster, clock = self._move.migration, self._context.cluster, self._context.clock
+        created = renewed = clock()
+        succeeded: float | None = None
+        record: MigrationRecord | None = None
+        while self._waits:
+            await asyncio.sleep(limits.POLL_S)
+            now = clock()
+            if now - renewed >= limits.RENEW_S:
+                renewed = now
+                for kept in (self._move.there, self._move.here):
+                    await kept.renew(self._context.cache.ledgers, self._context.now())
+            try:
+                record = await read_migration(cluster, migration.namespace, migration.name)
+            except Unavailable:
+                continue
+            if record is not None and record.phase == "Succeeded":
+                succeeded = succeeded or now
+            if succeeded is not None:
+                if now - succeeded > limits.BOUND_AFTER_MIGRATION_S and self._waits:
+                    raise RoomStopped("the VM that waits was not bound in time")
+                continue
+            if record is None and now - created > limits.UNANSWERED_S:
+                raise RoomStopped("the migration was deleted")
+            if record is not None and record.phase == "Failed":
+                raise RoomStopped("KubeVirt reports that the migration failed")
+            if now - created > START_S and (record is None or not record.has_started):
+                await cluster.delete_migration(migration.namespace, migration.name)
+                raise RoomStopped(f"the migration did not start within {START_S:g} s")
+        known = self._context.cache.pods.get(self._pod.uid)
+        if known is not None and known.node:
+            return
+        if record is None or not record.has_started:
+            await cluster.delete_migration(migration.namespace, migration.name)
+        raise RoomStopped("the VM waits no longer")
+
+    @property
+    def _waits(self) -> bool:
+        return self._context.pending.needs_room(self._pod.uid)
