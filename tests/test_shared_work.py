@@ -40,7 +40,7 @@ def test(number):
     [
         ("tests/core/test_cpuset.py::test_a[x::y]", "core"),
         ("tests/core/allocator/test_exact.py::test_b", "core"),
-        ("tests/linux/test_cgroup.py::test_c", CHANGES_THE_MACHINE),
+        ("tests/linux/test_cgroups.py::test_c", CHANGES_THE_MACHINE),
         ("tests/real_node/test_nri.py::test_d", CHANGES_THE_MACHINE),
         ("tests/test_project.py::test_e", ""),
         ("test_elsewhere.py::test_f", ""),

@@ -1,4 +1,4 @@
-"""The files of a small host; deliveries run in virtual time, the other tests in the time of real files."""
+"""The files of a small host; tests of pauses run in virtual time, the others in the time of real files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.virtual_time import JumpingLoop
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], AbstractEventLoop]]:
     """Choose the event loop of a test."""
-    if item.path.name == "test_deliveries.py":
+    if item.path.name == "test_back_off.py":
         return {"virtual": JumpingLoop}
     return {"real": asyncio.new_event_loop}
 

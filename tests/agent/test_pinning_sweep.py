@@ -14,15 +14,15 @@ from harness.played_qemu import PlayedQemus, played_qemus
 from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
 from kvplace.agent.conditions import PinnedReason
 from kvplace.agent.node_plan import ClaimContainer, PodPlan
-from kvplace.agent.pinning_sweep import READ_ANEW_S, PinningSweep
+from kvplace.agent.pinning_sweep import READ_ANEW_S, PinningSweep, WatchedPod
 from kvplace.agent.verification import PodFinding
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy
-from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NumaId, PodUid
 from kvplace.linux.threads import Tid, affinity_of, set_affinity
-from tests.agent.nodes_in_use import placed_otherwise, planned
+from tests.agent.nodes_in_use import VM, placed, placed_otherwise, planned
 
 ONLINE = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())
 FIRST, SECOND = (list(cpus_of(ONLINE)) * 2)[:2]
@@ -355,3 +355,26 @@ print(look(PinningSweep(Path("/sys/fs/cgroup")), target).problem)
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "Operation not permitted; the agent needs CAP_SYS_NICE" in told.stdout
+
+
+def test_memory_is_read_although_the_agent_has_a_cgroup_namespace_of_its_own(tmp_path: Path) -> None:
+    """With version 2 runtimes give it one. Then /proc shows cgroups as seen from that of the agent."""
+    cgroup = tmp_path / "cgroup/kubepods/pod2/compute"
+    cgroup.mkdir(parents=True)
+    with played_qemus(1, vcpus=1) as made:
+        (pid,) = made.pids
+        process = tmp_path / f"proc/{pid}"
+        process.mkdir(parents=True)
+        for name in ("task", "comm"):
+            (process / name).symlink_to(f"/proc/{pid}/{name}")
+        (process / "cgroup").write_text("0::/../../pod2/compute\n")
+        (cgroup / "cgroup.procs").write_text(f"{pid}\n")
+        (cgroup / "cgroup.controllers").write_text("cpuset memory\n")
+        (cgroup / "cpuset.cpus.effective").write_text("0-1\n")
+        (cgroup / "memory.numa_stat").write_text("anon N0=8192 N1=4096\n")
+        compute = ClaimContainer("compute", cgroup)
+        plan = planned(placed(VM, "0").placement, compute, cpuset=NO_CPUS, online=NO_CPUS)
+        watched = WatchedPod(plan, tmp_path / "cgroup", tmp_path / "proc")
+        measured = watched.measure(1000, memory=True)
+        watched.close()
+    assert measured.memory == {0: 8192, 1: 4096}

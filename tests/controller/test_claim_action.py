@@ -8,15 +8,16 @@ import pytest
 
 from kvplace.controller.claim_action import (
     ClaimAction,
+    ClaimAges,
     action_from_cache,
     action_from_live_pod,
     claim_of_bound_pod,
     replaces,
 )
-from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, Reserved
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, Reserved, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
 from kvplace.kube.object_records import PodRecord
 
 PATIENCE = 60.0
@@ -233,3 +234,45 @@ def test_what_a_migration_needs_on_its_target_stays_while_it_is_renewed_although
         kept, NodeName("n"), None, was_deleted=False, runs=False, age_s=age, patience_s=PATIENCE
     )
     assert now is expected
+
+
+NODE = NodeName("n")
+CLAIM = claim_of(PodUid("u"), Placement(Policy.SHARE, (), NO_CPUS), since="1970-01-01T00:00:00.000000Z")
+
+
+class Clock:
+    seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_a_claim_ages_from_the_first_check_of_it_and_a_new_date_makes_it_new() -> None:
+    clock = Clock()
+    ages = ClaimAges(clock)
+    assert ages.age_s(NODE, CLAIM) == 0
+    ages.look(NODE, [CLAIM])
+    clock.seconds = 130.0
+    ages.look(NODE, [CLAIM])
+    assert ages.age_s(NODE, CLAIM) == 30
+    assert ages.age_s(NodeName("other"), CLAIM) == 0
+    again = replace(CLAIM, since="1960-01-01T00:00:00.000000Z")
+    assert ages.age_s(NODE, again) == 0
+    ages.look(NODE, [again])
+    clock.seconds = 150.0
+    assert ages.age_s(NODE, again) == 20
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    clock = Clock()
+    ages = ClaimAges(clock)
+    ages.look(NODE, [CLAIM])
+    ages.look(NODE, [])
+    assert not ages._seen
+    ages.look(NODE, [CLAIM])
+    ages.forget(NODE, CLAIM.uid)
+    ages.forget(NODE, PodUid("unknown"))
+    assert not ages._seen
+    clock.seconds = 200.0
+    ages.look(NODE, [CLAIM])
+    assert ages.age_s(NODE, CLAIM) == 0

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
-from kvplace.controller.controller import WorkQueue
+from kvplace.controller.controller import ControllerSettings, WorkQueue
+from kvplace.controller.reconciler import Reconciler
 from kvplace.core.scalars import NodeName
+from tests.controller.replicas import replica
+from tests.kube.faulty_cluster import FaultyCluster
 
 A, B = NodeName("a"), NodeName("b")
 
@@ -77,8 +81,8 @@ async def test_a_node_that_becomes_due_while_it_is_worked_on_is_taken_after_that
 
 async def test_each_replica_has_its_own_order_within_the_spread() -> None:
     orders = set()
-    for replica in ("one", "two", "three", "four"):
-        each, began = queue(replica, spread_s=0.2), now()
+    for name in ("one", "two", "three", "four"):
+        each, began = queue(name, spread_s=0.2), now()
         for number in range(10):
             each.add(NodeName(f"node-{number}"))
         order: list[NodeName] = []
@@ -87,3 +91,24 @@ async def test_each_replica_has_its_own_order_within_the_spread() -> None:
         assert now() - began <= 0.2
         orders.add(tuple(order))
     assert len(orders) == 4
+
+
+async def test_of_many_nodes_that_are_due_at_once_one_begins_in_each_turn(
+    cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[NodeName] = []
+
+    async def reconcile(_: Reconciler, node: NodeName) -> None:
+        begun.append(node)
+
+    monkeypatch.setattr(Reconciler, "reconcile", reconcile)
+    async with replica(cluster, settings=ControllerSettings(spread_s=0.0, round_s=3600.0)) as one:
+        await asyncio.sleep(1.0)
+        begun.clear()
+        seen = [0]
+        for number in range(50):
+            one.controller._queue.add(NodeName(f"due-{number}"))
+        while len(begun) < 50:
+            await asyncio.sleep(0)
+            seen.append(len(begun))
+    assert max(after - before for before, after in pairwise(seen)) <= 1

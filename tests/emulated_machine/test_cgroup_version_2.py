@@ -13,10 +13,10 @@ from harness.emulated_machine.machine import PROJECT, EmulatedMachine
 from harness.emulated_machine.shape import TWO_CPUS
 
 FILES = (
-    "tests/linux/test_affinity.py",
-    "tests/linux/test_container_cgroups.py",
+    "tests/linux/test_threads.py",
+    "tests/linux/test_container_watch_folders.py",
     "tests/linux/test_container_watch.py",
-    "tests/linux/test_cpuset_hierarchy.py",
+    "tests/linux/test_cgroups_in_kernel.py",
     "tests/agent/test_cgroup_source.py",
 )
 

@@ -1,17 +1,27 @@
-"""Memory by NUMA node, in the layouts of both cgroup versions and of numa_maps."""
+"""Memory by NUMA node: read from cgroups, numa_maps and the node's files, and moved to other nodes."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from kvplace.core.scalars import NumaId
+from kvplace.core.scalars import Bytes, NumaId
 from kvplace.linux.cgroups import UNIFIED, folders_of
-from kvplace.linux.kernel_files import Gone, KernelError, read_cpu_list
-from kvplace.linux.numa_memory import MOST_NUMA_MAPS, READ_WITHIN_S, memory_of_cgroup, memory_of_process
+from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_cpu_list
+from kvplace.linux.numa_memory import (
+    MOST_NUMA_MAPS,
+    READ_WITHIN_S,
+    NodeUse,
+    memory_of_cgroup,
+    memory_of_process,
+    memory_use,
+    migrate_memory,
+)
 
 MIB = 1 << 20
 N0, N1 = NumaId(0), NumaId(1)
@@ -103,3 +113,94 @@ def test_a_memory_map_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     moments = iter((0.0, 1.0, READ_WITHIN_S + 1.0))
     with pytest.raises(KernelError, match=r"numa_maps takes too long to be read: 131072 bytes until now"):
         memory_of_process(tmp_path, lambda: next(moments))
+
+
+def write_node(sys: Path, node: int, meminfo: str, **pages: tuple[int, int]) -> None:
+    folder = sys / "devices/system/node" / f"node{node}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "meminfo").write_text(meminfo)
+    for size, (total, free) in pages.items():
+        of_size = folder / "hugepages" / f"hugepages-{size.removeprefix('kib')}kB"
+        of_size.mkdir(parents=True)
+        (of_size / "nr_hugepages").write_text(f"{total}\n")
+        (of_size / "free_hugepages").write_text(f"{free}\n")
+
+
+def test_the_page_cache_counts_as_free_and_huge_pages_are_counted_apart(tmp_path: Path) -> None:
+    meminfo = (
+        "Node 1 MemTotal:       8388608 kB\nNode 1 MemFree:        1048576 kB\n"
+        "Node 1 Active(anon):    524288 kB\nNode 1 Active(file):    524288 kB\n"
+        "Node 1 Inactive(file):  524288 kB\nNode 1 SReclaimable:    102400 kB\n"
+    )
+    write_node(tmp_path, 1, meminfo, kib2048=(1024, 1000), kib1048576=(0, 0))
+    mib = 1 << 20
+    assert memory_use(tmp_path) == {
+        NumaId(1): NodeUse(
+            memory=Bytes(6144 * mib),
+            used=Bytes((6144 - 1024 - 1024 - 100) * mib),
+            pages={Bytes(2 * mib): (1024, 24)},
+        )
+    }
+
+
+def test_a_machine_that_shows_no_numa_nodes_reports_nothing(tmp_path: Path) -> None:
+    assert memory_use(tmp_path) == {}
+
+
+@pytest.mark.parametrize("meminfo", ["", "Node 0 MemTotal: 5 kB\n", "junk"])
+def test_a_file_without_its_numbers_is_named(tmp_path: Path, meminfo: str) -> None:
+    write_node(tmp_path, 0, meminfo)
+    with pytest.raises(KernelError, match=r"node0/meminfo does not contain MemTotal and MemFree"):
+        memory_use(tmp_path)
+
+
+def test_this_machine_uses_some_of_its_memory_and_not_more_than_it_has() -> None:
+    for use in memory_use(Path("/sys")).values():
+        assert 0 < use.used < use.memory
+
+
+NODE = NumaId(0)
+
+
+@pytest.fixture
+def ended() -> int:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def test_a_process_whose_memory_is_where_it_should_be_keeps_it() -> None:
+    assert migrate_memory(os.getpid(), [NODE], [NODE]) == 0
+
+
+def test_without_sources_or_targets_nothing_is_asked_of_the_kernel(ended: int) -> None:
+    assert migrate_memory(ended, [], [NODE]) == migrate_memory(ended, [NODE], []) == 0
+
+
+def test_a_process_that_has_ended_is_gone(ended: int) -> None:
+    with pytest.raises(Gone, match=str(ended)):
+        migrate_memory(ended, [NODE], [NODE])
+
+
+def test_a_node_that_the_machine_does_not_have_is_an_error_that_names_it() -> None:
+    assert not Path("/sys/devices/system/node/node63").exists()
+    with pytest.raises((KernelError, NotPermitted), match="NUMA node 63"):
+        migrate_memory(os.getpid(), [NODE], [NumaId(63)])
+
+
+_AS_NOBODY = """
+import os
+from kvplace.linux.numa_memory import migrate_memory
+os.setuid(65534)
+try:
+    migrate_memory(1, [0], [0])
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give its rights up for a child")
+def test_without_the_right_the_error_names_the_capability() -> None:
+    child = subprocess.run([sys.executable, "-c", _AS_NOBODY], capture_output=True, text=True, check=True)
+    assert child.stdout.startswith("NotPermitted")
+    assert "CAP_SYS_NICE" in child.stdout

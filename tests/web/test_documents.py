@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -14,8 +15,13 @@ from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import NO_CPUS, NodeName
 from kvplace.core.well_known_names import PINNED
-from kvplace.kube.object_records import Condition
+from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.object_records import Condition, TopologyRecord
+from kvplace.kube.store import Store
+from kvplace.kube.watches import AGENT_PODS, AGENTS
 from kvplace.machines.server_types import read_machine
+from kvplace.service.process import in_background
+from kvplace.web.documents import GONE, Agents
 from tests.core.requests import request_with
 from tests.kube.claims import claim, taking
 from tests.nodes.machines import TWO
@@ -253,3 +259,55 @@ async def test_states_of_kubevirt_are_those_of_the_command_line() -> None:
         assert (new["pods"], new["state"], new["sentence"]) == ([], "NotCreated", why)
         status, _ = await anna.json("/api/vms/shop/other")
         assert status == 404
+
+
+NODE = NodeName("worker")
+WELL = TopologyRecord(NODE, TWO, by_agent=True, generation=3, observed_generation=3)
+NOT_READY = Condition("Ready", False, "NoCpusets", "no cgroup hierarchy is mounted")
+
+
+async def trouble(described: TopologyRecord | None, *, pods: list[str]) -> str:
+    cluster, store = MemoryCluster(), Store(AGENT_PODS, AGENTS)
+    agents = Agents(store)
+    for node in pods:
+        cluster.put_agent_pod(node)
+    async with in_background(store.run(cluster)):
+        await agents.announce([])
+        return agents.trouble(NODE, described)
+
+
+@pytest.mark.parametrize(
+    ("described", "said"),
+    [
+        (None, ""),
+        (WELL, ""),
+        (
+            replace(WELL, conditions=(NOT_READY,)),
+            "its agent reports NoCpusets: no cgroup hierarchy is mounted",
+        ),
+        (replace(WELL, generation=4), "its agent has not seen the newest description yet"),
+        (replace(WELL, by_agent=False, observed_generation=None), ""),
+    ],
+)
+async def test_an_agent_that_runs_is_believed(described: TopologyRecord | None, said: str) -> None:
+    assert await trouble(described, pods=["worker"]) == said
+
+
+@pytest.mark.parametrize(
+    ("described", "said"),
+    [
+        (None, ""),
+        (WELL, GONE),
+        (replace(WELL, by_agent=False), GONE),
+        (replace(WELL, by_agent=False, observed_generation=None), ""),
+    ],
+    ids=["nothing is described", "by the agent", "by hand, beside an agent", "by hand"],
+)
+async def test_an_agent_without_a_pod_on_its_node_is_gone(
+    described: TopologyRecord | None, said: str
+) -> None:
+    assert await trouble(described, pods=["another"]) == said
+
+
+def test_no_client_is_called_gone_before_the_pods_are_known() -> None:
+    assert Agents(Store(AGENT_PODS, AGENTS)).trouble(NODE, WELL) == ""

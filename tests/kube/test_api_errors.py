@@ -1,4 +1,4 @@
-"""The retry policy: what is tried again, how often, until when, and after which pauses."""
+"""The retry policy, and foreign messages about an outage as sentences that name the program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.errors import Conflict, Corrupt, Forbidden, KvplaceError, Refused, Unavailable
-from kvplace.kube.api_errors import RETRIES, ApiUnavailable, Backoff, with_retries
+from kvplace.kube.api_errors import RETRIES, ApiUnavailable, Backoff, passes, unanswered, with_retries
 
 LONGEST = Backoff(first_s=1, longest_s=8, jitter=lambda: 1.0)
 
@@ -109,3 +109,59 @@ def test_a_pause_is_never_longer_than_agreed(chance: float, failures: int) -> No
     backoff = Backoff(first_s=0.2, longest_s=30, jitter=lambda: chance)
     assert 0 <= backoff.pause(failures) <= 30
     assert backoff.pause(failures, ApiUnavailable("busy", retry_after=5)) >= 5
+
+
+LOOK = "`kubectl -n kvplace-system get pods` shows whether it runs"
+FAILED = 'Internal error occurred: failed calling webhook "%s": failed to call webhook: '
+EXPIRED = "x509: certificate has expired or is not yet valid: current time ... is after ..."
+POST = 'Post "https://kvplace-serve.kvplace-system.svc:443/admit/vmi?timeout=10s": '
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (
+            f"{FAILED % 'vmi.kvplace.io'}{POST}dial tcp 10.1.2.3:443: connect: connection refused",
+            (
+                "`kvplace serve` does not answer the API server (webhook vmi.kvplace.io): "
+                f"dial tcp 10.1.2.3:443: connect: connection refused; {LOOK}"
+            ),
+        ),
+        (
+            f"{FAILED % 'pod.kvplace.io'}{POST}tls: failed to verify certificate: {EXPIRED}",
+            (
+                "the API server does not accept the certificate of `kvplace serve` (webhook pod.kvplace.io): "
+                f"tls: failed to verify certificate: {EXPIRED}; `kubectl kvplace doctor` reports why"
+            ),
+        ),
+        (
+            f"patch vms: HTTP 500 ({FAILED % 'v.example.org'}no endpoints available for service v)",
+            "webhook v.example.org does not answer the API server: no endpoints available for service v",
+        ),
+        (
+            'running Filter on extender: Post "https://kvplace-extender:9443/v1/filter": EOF',
+            f"`kvplace serve` does not answer kube-scheduler: EOF; {LOOK}",
+        ),
+    ],
+)
+def test_an_outage_is_reported_with_who_does_not_answer_and_where_to_check(
+    message: str, sentence: str
+) -> None:
+    assert unanswered(message) == sentence
+
+
+@pytest.mark.parametrize(
+    ("message", "may_pass"),
+    [
+        ('Internal error occurred: failed calling webhook "vm.kvplace.io": EOF', True),
+        ('Operation cannot be fulfilled on resourcequotas "q": the object has been modified', True),
+        ('pods "virt-launcher-a" is forbidden: exceeded quota: q, requested: count/pods=1', False),
+        ('admission webhook "v.example.org" denied the request: no', False),
+    ],
+)
+def test_an_outage_passes_and_a_refusal_does_not(message: str, may_pass: bool) -> None:
+    assert passes(message) is may_pass
+
+
+def test_a_refusal_is_not_an_outage() -> None:
+    assert unanswered('admission webhook "vm.kvplace.io" denied the request: cpu-set is one of ...') == ""

@@ -1,26 +1,35 @@
-"""Certificates follow their files: a renewed one is used at once, a broken one never."""
+"""Listeners: their addresses, certificates that follow their files, and the end of a certificate."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import socket
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.certificates import Certificates
 from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Misconfigured
-from kvplace.service.listening import RenewedTls, TlsFiles
+from kvplace.service.connections import Address, listening_socket
+from kvplace.service.listening import RenewedTls, TlsFiles, certificate_end, listening
 from kvplace.service.process import in_background
 
 
 @contextlib.asynccontextmanager
-async def listening(tls: RenewedTls) -> AsyncIterator[int]:
+async def greeting(tls: RenewedTls) -> AsyncIterator[int]:
     """Greet everybody who may connect; gives the port."""
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -54,7 +63,7 @@ async def test_a_renewed_certificate_is_shown_to_the_next_caller_without_a_resta
 ) -> None:
     client = certificates.as_client(None)
     tls = RenewedTls(TlsFiles(*certificates.serve))
-    async with listening(tls) as port:
+    async with greeting(tls) as port:
         before = await serial_shown(port, client)
         certificates.ours.issue("serve")
         assert tls.renew()
@@ -70,7 +79,7 @@ async def test_a_broken_file_leaves_the_old_certificate_in_use_until_it_is_repai
 ) -> None:
     client = certificates.as_client(None)
     tls = RenewedTls(TlsFiles(*certificates.serve))
-    async with listening(tls) as port:
+    async with greeting(tls) as port:
         before = await serial_shown(port, client)
         good = [file.read_bytes() for file in certificates.ours.issue("serve")]
         certificates.serve[broken].write_text("half a file")
@@ -85,7 +94,7 @@ async def test_a_broken_file_leaves_the_old_certificate_in_use_until_it_is_repai
 async def test_a_missing_file_leaves_the_old_certificate_in_use(certificates: Certificates) -> None:
     client = certificates.as_client(None)
     tls = RenewedTls(TlsFiles(*certificates.serve))
-    async with listening(tls) as port:
+    async with greeting(tls) as port:
         before = await serial_shown(port, client)
         certificates.serve[1].unlink()
         assert not tls.renew()
@@ -101,7 +110,7 @@ async def test_a_file_that_goes_while_it_is_loaded_leaves_the_old_certificate_in
     def is_gone(path: Path) -> bytes:
         raise FileNotFoundError(2, "No such file or directory", str(path))
 
-    async with listening(tls) as port:
+    async with greeting(tls) as port:
         before = await serial_shown(port, client)
         certificates.ours.issue("serve")
         with monkeypatch.context() as gone:
@@ -115,7 +124,7 @@ async def test_a_file_that_goes_while_it_is_loaded_leaves_the_old_certificate_in
 async def test_changed_files_are_noticed_while_we_run(certificates: Certificates) -> None:
     client = certificates.as_client(None)
     tls = RenewedTls(TlsFiles(*certificates.serve, check_every_s=0.01))
-    async with listening(tls) as port, in_background(tls.keep_renewed()):
+    async with greeting(tls) as port, in_background(tls.keep_renewed()):
         before = await serial_shown(port, client)
         certificates.ours.issue("serve")
         async with asyncio.timeout(PATIENCE_S):
@@ -131,7 +140,7 @@ async def test_a_replaced_client_ca_admits_its_clients_and_no_longer_those_of_th
     tls = RenewedTls(TlsFiles(*certificates.serve, client_ca))
     ours = certificates.as_client(certificates.client)
     strangers = certificates.as_client(certificates.stranger.issue("other-client"))
-    async with listening(tls) as port:
+    async with greeting(tls) as port:
         assert await serial_shown(port, ours)
         assert not await serial_shown(port, strangers)
         client_ca.write_bytes(certificates.stranger.file.read_bytes())
@@ -161,3 +170,104 @@ def test_an_encrypted_key_is_refused_and_no_user_is_asked_for_its_passphrase(
     )
     with pytest.raises(Misconfigured, match=f"with key {key} cannot be used"):
         RenewedTls(TlsFiles(certificate, key))
+
+
+def test_the_end_is_that_of_the_certificate_that_ends_first(certificates: Certificates) -> None:
+    leaf, authority = certificates.serve[0].read_bytes(), certificates.ours.file.read_bytes()
+    expected = [x509.load_pem_x509_certificate(one).not_valid_after_utc for one in (leaf, authority)]
+    assert [certificate_end(leaf), certificate_end(authority)] == expected
+    assert certificate_end(leaf + authority) == min(expected)
+
+
+@given(st.binary())
+def test_bytes_that_are_not_a_certificate_have_no_end(junk: bytes) -> None:
+    assert certificate_end(junk) is None
+    framed = b"-----BEGIN CERTIFICATE-----" + junk + b"-----END CERTIFICATE-----"
+    assert certificate_end(framed) is None
+
+
+@given(st.data())
+def test_a_certificate_that_is_cut_off_or_disturbed_does_no_harm(data: st.DataObject) -> None:
+    import base64
+
+    der = data.draw(st.binary(min_size=1, max_size=400))
+    certificate_end(
+        b"-----BEGIN CERTIFICATE-----\n" + base64.b64encode(der) + b"\n-----END CERTIFICATE-----\n"
+    )
+
+
+OF_BOTH_FAMILIES = ["127.0.0.1", "::1"]
+
+
+async def reached_at(address: Address, hosts: list[str]) -> list[str]:
+    """Listen on an address, and return the hosts at which /hello answers."""
+
+    async def hello(_: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    application = web.Application()
+    application.add_routes([web.get("/hello", hello)])
+    found = []
+    async with listening("test", application, address) as bound, aiohttp.ClientSession() as session:
+        for host in hosts:
+            try:
+                async with session.get(f"http://{Address(host, bound.port)}/hello") as answer:
+                    assert await answer.text() == "hello"
+                    found.append(host)
+            except aiohttp.ClientConnectorError:
+                pass
+    return found
+
+
+@pytest.fixture
+def no_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answer as a kernel does that was started with ipv6.disable=1."""
+    make = socket.socket.__init__
+
+    def make_but_not_ipv6(self: socket.socket, family: int = -1, *rest: Any, **named: Any) -> None:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        make(self, family, *rest, **named)
+
+    monkeypatch.setattr(socket.socket, "__init__", make_but_not_ipv6)
+
+
+@pytest.mark.parametrize("text", [":0", "[::]:0"])
+async def test_all_addresses_are_those_of_both_families(text: str) -> None:
+    assert await reached_at(Address.parse(text), OF_BOTH_FAMILIES) == OF_BOTH_FAMILIES
+
+
+@pytest.mark.parametrize("host", OF_BOTH_FAMILIES)
+async def test_a_listener_on_one_address_is_reached_there_only(host: str) -> None:
+    assert await reached_at(Address(host, 0), OF_BOTH_FAMILIES) == [host]
+
+
+async def test_ipv4_alone_can_be_asked_for() -> None:
+    assert await reached_at(Address.parse("0.0.0.0:0"), OF_BOTH_FAMILIES) == ["127.0.0.1"]
+
+
+async def test_without_ipv6_in_the_kernel_all_addresses_are_those_of_ipv4(no_ipv6: None) -> None:
+    assert await reached_at(Address.parse(":0"), ["127.0.0.1"]) == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::1"])
+async def test_a_port_that_one_family_uses_already_is_not_taken_for_the_other_alone(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with closing(socket.create_server((host, 0), family=family)) as taken:
+        address = Address("", taken.getsockname()[1])
+        with pytest.raises(Misconfigured, match=f"cannot listen on {address}: Address already in use"):
+            await reached_at(address, [])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ""])
+async def test_an_answer_does_not_wait_until_the_one_before_it_is_acknowledged(host: str) -> None:
+    """Nagle's algorithm would hold it back: kube-scheduler gets many small ones over one connection."""
+    loop = asyncio.get_running_loop()
+    with closing(await listening_socket(Address(host, 0))) as listener:
+        _, caller = await asyncio.open_connection("127.0.0.1", listener.getsockname()[1])
+        accepted, _ = await loop.sock_accept(listener)
+        transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, accepted)
+        assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        transport.close()
+        caller.close()
+        await caller.wait_closed()

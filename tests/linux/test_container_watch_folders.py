@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.pod_cgroups import GUARANTEED, PodCgroups, container_id, pod_uid
-from kvplace.linux.container_watch import ContainerCgroup, ContainerWatch
+from kvplace.linux.container_watch import ContainerCgroup, ContainerWatch, cgroup_folder
 
 UID = pod_uid(1)
 UNDERSCORES = UID.replace("-", "_")
@@ -73,3 +73,30 @@ def test_containers_of_all_qos_classes_are_found_in_real_cgroups(pods: PodCgroup
 
 def test_a_tree_that_ends_while_it_is_listed_is_not_an_error(tmp_path: Path) -> None:
     assert containers_in(tmp_path / "gone") == []
+
+
+ROOT = Path("/sys/fs/cgroup/cpuset")
+
+
+@pytest.mark.parametrize(
+    ("named", "folder"),
+    [
+        ("/kubepods/burstable/pod1/abc", "kubepods/burstable/pod1/abc"),
+        ("kubepods/pod1/abc", "kubepods/pod1/abc"),
+        (
+            "kubepods-burstable-pod1_2.slice:cri-containerd:abc",
+            "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice/cri-containerd-abc.scope",
+        ),
+        ("kubepods-pod1.slice:crio:abc", "kubepods.slice/kubepods-pod1.slice/crio-abc.scope"),
+        ("system.slice::abc", "system.slice/abc.scope"),
+        ("-.slice:cri-containerd:abc", "cri-containerd-abc.scope"),
+        (":cri-containerd:abc", "cri-containerd-abc.scope"),
+    ],
+)
+def test_a_path_and_a_systemd_scope_have_a_folder(named: str, folder: str) -> None:
+    assert cgroup_folder(ROOT, named) == ROOT / folder
+
+
+@pytest.mark.parametrize("named", ["", "/", "/../../etc", "/kubepods/../.."])
+def test_what_no_runtime_uses_has_none(named: str) -> None:
+    assert cgroup_folder(ROOT, named) is None
