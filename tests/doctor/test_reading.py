@@ -1,4 +1,4 @@
-"""The reading of a cluster: changes meanwhile are no faults, and a pod on trial shows who refuses it."""
+"""The reading of a cluster: changes meanwhile are not faults, and a pod on trial shows who refuses it."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
 Not here, since it takes stories by the thousand until they meet: a claim that is released although a bind has
 taken it over (tests/controller/test_races.py notices it), claims that are not restored
 (tests/controller/test_controller.py), relocations that a replica ends which has not seen the next one begin
-(tests/controller/test_relocation_lagging_replicas.py), and reservations that nothing ends, or that their VM is
-not bound to when other cores are released (tests/scheduler/test_reserved_room.py).
+(tests/controller/test_relocation_lagging_replicas.py), and reservations that nothing ends, or that their VM
+is not bound to when other cores are released (tests/scheduler/test_reserved_room.py).
 """
 
 from __future__ import annotations
