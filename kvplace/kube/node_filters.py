@@ -254,6 +254,13 @@ class RunningVmi(ApiObject, frozen=True):
         return all(one.type != "LiveMigratable" for one in self.status.conditions or ())
 
     @property
+    def never_migrates(self) -> str:
+        """KubeVirt's reason and message why it cannot migrate live; empty if none is stated."""
+        found = (one for one in self.status.conditions or () if one.type == "LiveMigratable")
+        stated = next((one for one in found if one.status == "False"), None)
+        return "" if stated is None else ": ".join(filter(None, (stated.reason, stated.message)))
+
+    @property
     def obstacle(self) -> str:
         """The reason why it cannot migrate now, in one clause; empty if it can."""
         conditions = {one.type: one for one in self.status.conditions or ()}

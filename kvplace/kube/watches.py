@@ -175,8 +175,16 @@ class Interrupted:
 WatchEvent: TypeAlias = Init | InitApply[R] | InitDone | Apply[R] | Delete[R] | Alive | Interrupted
 
 
-class WatchClient(Protocol):
-    """A cluster that can be watched."""
+class ListClient(Protocol):
+    """A cluster with objects that can be listed."""
+
+    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
+        """Read all selected objects of a kind once."""
+        ...
+
+
+class WatchClient(ListClient, Protocol):
+    """A cluster that can be watched, too."""
 
     def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
         """Follow the selected objects of a kind until the cluster is closed.
@@ -185,12 +193,4 @@ class WatchClient(Protocol):
         busy or has forgotten the past: it tries again with growing pauses. Interrupted by Corrupt states that
         the past has changed, as after a restore of etcd; the records that follow are of the new one.
         """
-        ...
-
-
-class ListClient(Protocol):
-    """A cluster with objects that can be listed."""
-
-    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
-        """Read all selected objects of a kind once."""
         ...

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from kvplace.core.errors import KvplaceError
 from kvplace.core.node_devices import NO_NUMA, DeviceReport, PodDevice
@@ -42,10 +41,6 @@ PROBE_S = 300.0
 """The pause before an API server without these kinds is asked again."""
 
 
-class DraClient(WatchClient, ListClient, Protocol):
-    """The cluster calls of reading devices."""
-
-
 class DraDevices:
     """Devices by node and by the names that an allocation has for them."""
 
@@ -64,7 +59,7 @@ class DraDevices:
         self.slices.subscribe(self._slice_seen)
         self.claims.subscribe(self._claim_seen)
 
-    async def run(self, cluster: DraClient) -> None:
+    async def run(self, cluster: WatchClient) -> None:
         """Follow the cluster until cancelled, as soon as the API server serves these kinds."""
         while True:
             try:

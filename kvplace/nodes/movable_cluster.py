@@ -20,7 +20,7 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.label_terms import LabelTerms
 from kvplace.core.occupant import ClusterNode
 from kvplace.core.placement import Reason, Refusal
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import PLACED_LABEL, RELOCATED
 from kvplace.kube.api_errors import NotFound
 from kvplace.kube.concurrency import together
@@ -30,8 +30,8 @@ from kvplace.kube.object_client import ApiKind
 from kvplace.kube.watches import ListClient, Selector
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
+from kvplace.nodes.movable_vms import is_settled
 from kvplace.nodes.node_cache import PEACE_S
-from kvplace.nodes.node_machine import NodeMachine
 from kvplace.nodes.planning_cluster import (
     DemandingPod,
     FormReader,
@@ -138,7 +138,7 @@ def movable_cluster(
         has_settled = now - started >= timedelta(seconds=PEACE_AFTER_MIGRATION_S)
         if not rests:
             inside.add(names[uid])
-        if vmi is not None and not rests and has_settled and _agrees_to_migrate(vmi) and not vmi.obstacle:
+        if vmi is not None and not rests and has_settled and may_migrate(vmi.asking) and not vmi.obstacle:
             between[names[uid]] = closed.to(vmi, vm.node)
         if rests:
             stay["they got other cores lately"] += 1
@@ -188,38 +188,23 @@ def _obstacle(vm: VmView, vmi: RunningVmi | None, node: NodeView) -> str:
         return "their annotations cannot be read"
     if not _enforces(node):
         return "no agent sets cpusets on their nodes"
-    if vm.state is not VmState.PINNED or not _is_settled(vm, node):
+    placed, claim, report = vm.placement, vm.claim, node.reports.get(vm.pod.uid)
+    if vm.state is not VmState.PINNED or placed is None or claim is None or vm.request is None:
         return "they are not pinned"
-    assert vm.placement is not None
-    assert vm.request is not None
-    answered = vm.placement.options or vm.request.request.options
+    if not is_settled(vm.pod, placed, claim, node.machine, report):
+        return "they are not pinned"
+    answered = placed.options or vm.request.request.options
     if wanted != (answered if vm.is_vmi else wanted):
         return "their annotations were edited"
-    if not vm.placement.placement.policy.is_movable or vm.placement.placement.guest_cells:
+    if not placed.placement.policy.is_movable or placed.placement.guest_cells:
         return "their policy or their guest NUMA cells fix their cores"
     if vm.request.request.devices:
         return "they have devices of the host"
     return ""
 
 
-def _is_settled(vm: VmView, node: NodeView) -> bool:
-    """Whether ledger, pod and agent state the same about a VM."""
-    placed, report, claim = vm.placement, node.reports.get(PodUid(vm.pod.uid)), vm.claim
-    if placed is None or report is None or claim is None or vm.request is None:
-        return False
-    is_reported = report.pinned and report.running and report.revision == placed.revision
-    is_claimed = claim.relocation is None and claim.revision == placed.revision
-    machine = node.machine
-    is_same = isinstance(machine, NodeMachine) and machine.topology.fingerprint == placed.topology
-    return is_reported and is_claimed and is_same and report.failed_revision < placed.revision
-
-
 def _enforces(node: NodeView) -> bool:
     return node.described is not None and node.described.enforcement.by_agent
-
-
-def _agrees_to_migrate(vmi: RunningVmi) -> bool:
-    return may_migrate(vmi.asking)
 
 
 def _moment(text: str | None) -> datetime:

@@ -20,7 +20,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.request import PinningOptions
 from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.object_records import PodRecord
+from kvplace.kube.object_records import PodRecord, PodReport
 from kvplace.nodes.node_cache import PEACE_S, NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable, with_claimed_devices
 
@@ -122,7 +122,10 @@ class MovableVms:
             consents = self._consents(pod, asking, asked, options)
         except BadAnnotation:
             return None
-        if not (consents and _is_settled(placed, pod, claim, machine) and self._is_pinned(placed, pod)):
+        described = self._cache.topologies.get(node)
+        report = described.pods.get(uid) if described is not None else None
+        has_own_cores = placed.placement.policy.is_movable and not placed.placement.guest_cells
+        if not (consents and has_own_cores and is_settled(pod, placed, claim, machine, report)):
             return None
         migrates = may_migrate(asking) if read_options(asking) is not None else asked.may_migrate
         return MovableVm(pod, claim, placed, options, migrates)
@@ -159,17 +162,6 @@ class MovableVms:
         wanted = wanted if pod.vmi else wanted.of_plain_pod()
         return is_movable(asking) and wanted == answered
 
-    def _is_pinned(self, placed: PodPlacement, pod: PodRecord) -> bool:
-        described = self._cache.topologies.get(pod.node)
-        report = described.pods.get(pod.uid) if described is not None else None
-        return (
-            report is not None
-            and report.pinned
-            and report.running
-            and report.revision == placed.revision
-            and report.failed_revision < placed.revision
-        )
-
 
 def _vmi_of(pod: PodRecord) -> VmiKey:
     return pod.namespace, pod.vmi_uid
@@ -179,17 +171,26 @@ def _runs(pod: PodRecord) -> bool:
     return not pod.deleting and not pod.has_ended
 
 
-def _is_settled(placed: PodPlacement, pod: PodRecord, claim: Claim, machine: NodeMachine) -> bool:
-    """Whether its claim equals its placement, on the machine that is there now."""
-    placement = placed.placement
+def is_settled(
+    pod: PodRecord,
+    placed: PodPlacement,
+    claim: Claim,
+    machine: NodeMachine | Unusable,
+    report: PodReport | None,
+) -> bool:
+    """Whether pod, ledger and agent state the same placement of a VM, on the machine that is there now."""
     return (
-        (placed.pod_uid, placed.node) == (pod.uid, pod.node)
-        and placed.topology == machine.topology.fingerprint
-        and placement.policy.is_movable
-        and not placement.guest_cells
+        isinstance(machine, NodeMachine)
+        and (placed.pod_uid, placed.node, placed.topology)
+        == (pod.uid, pod.node, machine.topology.fingerprint)
         and claim.relocation is None
-        and (placement.cpus, placement.owned) == (claim.cpus, claim.owned)
-        and placed.revision == claim.revision
+        and (claim.cpus, claim.owned, claim.revision)
+        == (placed.placement.cpus, placed.placement.owned, placed.revision)
+        and report is not None
+        and report.pinned
+        and report.running
+        and report.revision == placed.revision
+        and report.failed_revision < placed.revision
     )
 
 

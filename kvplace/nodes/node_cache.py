@@ -31,7 +31,6 @@ from kvplace.kube.watches import (
     PODS,
     TOPOLOGIES,
     VMIS,
-    ListClient,
     WatchClient,
 )
 from kvplace.nodes.dra_devices import DraDevices
@@ -84,7 +83,7 @@ class RelocationTimes:
             self._seen.pop(node, None)
 
 
-class NodeClient(WatchClient, ListClient, LedgerClient, Protocol):
+class NodeClient(WatchClient, LedgerClient, Protocol):
     """The cluster calls of the cache."""
 
 

@@ -26,9 +26,9 @@ from kvplace.core.strict_json import did_you_mean
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import PLACED_LABEL
 from kvplace.kube.concurrency import together
-from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
+from kvplace.kube.node_filters import PodDemands, RunningVmi, SchedulableNode, obstacle
 from kvplace.kube.object_client import ApiKind
-from kvplace.kube.object_parts import ApiObject, ConditionObject, Metadata
+from kvplace.kube.object_parts import ApiObject, Metadata
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, agrees
@@ -167,25 +167,6 @@ def _with_waiting(
     return replace(cluster, nodes=nodes, waiting=waiting)
 
 
-class _MigratingStatus(ApiObject, frozen=True):
-    conditions: tuple[ConditionObject, ...] = ()
-
-
-class MigratingVmi(ApiObject, frozen=True):
-    """The fields of a VMI that decide on its live migration."""
-
-    metadata: Metadata
-    status: _MigratingStatus = _MigratingStatus()
-
-    @property
-    def obstacle(self) -> str:
-        """The reason why KubeVirt cannot migrate it live; empty if it can."""
-        for one in self.status.conditions:
-            if one.type == "LiveMigratable" and one.status == "False":
-                return ": ".join(filter(None, (one.reason, one.message)))
-        return ""
-
-
 @dataclass(frozen=True)
 class Evacuation:
     """The VMs of a node, and the other nodes."""
@@ -205,7 +186,7 @@ async def read_evacuation(cluster: ListClient, reader: FormReader, node: NodeNam
         reader.read_list_as(
             DemandingPod, _PODS, labels=f"{PLACED_LABEL}=true", fields=f"spec.nodeName={node}"
         ),
-        reader.read_list_as(MigratingVmi, _VMIS, labels=f"kubevirt.io/nodeName={node}"),
+        reader.read_list_as(RunningVmi, _VMIS, labels=f"kubevirt.io/nodeName={node}"),
     )
     names = [one.metadata.name for one in nodes]
     if node not in names:
@@ -219,7 +200,7 @@ def evacuation(
     nodes: Iterable[SchedulableNode],
     waiting: Iterable[DemandingPod],
     leaving: Iterable[DemandingPod],
-    vmis: Iterable[MigratingVmi],
+    vmis: Iterable[RunningVmi],
 ) -> Evacuation:
     """Let every VM of a node make its present request, on all nodes but this one.
 
@@ -227,7 +208,7 @@ def evacuation(
     """
     others = [one for one in nodes if one.metadata.name != node]
     elsewhere = planning_cluster(view, others, waiting)
-    obstacles = {f"{vmi.metadata.namespace}/{vmi.metadata.name}": vmi.obstacle for vmi in vmis}
+    obstacles = {f"{vmi.metadata.namespace}/{vmi.metadata.name}": vmi.never_migrates for vmi in vmis}
     names = names_of_claims(view)
     vms, restarting = [], {}
     for pod in leaving:

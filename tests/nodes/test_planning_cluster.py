@@ -20,14 +20,13 @@ from kvplace.core.placement import Placement, PodPlacement, Reason
 from kvplace.core.request import OnFailure, PinningOptions, Policy, Request, Scope
 from kvplace.core.request_json import PodRequest, write_request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
-from kvplace.kube.node_filters import PodDemands, SchedulableNode, demands_of
+from kvplace.kube.node_filters import PodDemands, RunningVmi, SchedulableNode, demands_of
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import ClusterView, cluster_view
 from kvplace.nodes.node_machine import NodeSnapshot
 from kvplace.nodes.planning_cluster import (
     DemandingPod,
     Evacuation,
-    MigratingVmi,
     PlanningCluster,
     evacuation,
     planning_cluster,
@@ -163,7 +162,7 @@ def leaving(uid: str, vcpus: int, *, vmi: str = "", **spec: Any) -> tuple[PodRec
     return replace(record, node=OPEN, vmi=vmi, phase="Running"), pod
 
 
-def evacuated(*pods: tuple[PodRecord, DemandingPod], vmis: tuple[MigratingVmi, ...] = ()) -> Evacuation:
+def evacuated(*pods: tuple[PodRecord, DemandingPod], vmis: tuple[RunningVmi, ...] = ()) -> Evacuation:
     objects = (*OBJECTS[:1], scheduled(CORDONED), *OBJECTS[2:])
     view = cluster_view(
         [NodeRecord(NodeName(one.metadata.name), one.metadata.name) for one in objects],
@@ -195,7 +194,7 @@ def test_vms_that_cannot_migrate_and_pods_are_named_with_the_reason() -> None:
     condition = {"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable"}
     stays = {"metadata": {"name": "db", "namespace": "shop"}, "status": {"conditions": [condition]}}
     moves = {"metadata": {"name": "web", "namespace": "shop"}, "status": {}}
-    vmis = tuple(msgspec.convert(one, MigratingVmi) for one in (stays, moves))
+    vmis = tuple(msgspec.convert(one, RunningVmi) for one in (stays, moves))
     found = evacuated(leaving("a", 1, vmi="db"), leaving("b", 1, vmi="web"), leaving("c", 1), vmis=vmis)
     assert found.restarting == {"shop/db": "DisksNotLiveMigratable", "shop/c": "a pod does not migrate"}
 
