@@ -114,8 +114,10 @@ def _summary(machine: Machine) -> Iterator[str]:
         f"{counted(len(topology.numa_nodes), 'NUMA node')}, {counted(len(topology.l3_groups), 'L3 cache')}, "
         f"{counted(len(topology.cores), 'core')}, {counted(topology.cpus.bit_count(), 'CPU')}"
     )
-    if topology.sockets != topology.packages:
+    if topology.socket_noun == "NUMA node":
         yield "every core is a socket of its own: one-socket and spread-sockets go by NUMA nodes"
+    elif topology.socket_noun == "machine":
+        yield "every core is a socket and a NUMA node of its own: the machine counts as one socket"
     for what, cpus in (
         ("reserved for the host", topology.reserved),
         ("isolated by the kernel", topology.isolated),

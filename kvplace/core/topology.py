@@ -111,13 +111,23 @@ class Topology:
 
     @cached_property
     def sockets(self) -> tuple[Package, ...]:
-        """The packages, or the NUMA nodes where every package is one core.
+        """The packages; where each is one core, the NUMA nodes; where each of these is too, the machine.
 
         Hypervisors make such packages by default, as do s390x and POWER: they state nothing about distance.
         """
-        if len(self.packages) == 1 or {package.cpus for package in self.packages} != set(self.cores):
+        if self.socket_noun == "socket":
             return self.packages
+        if self.socket_noun == "machine":
+            return (Package(PackageId(0), self.cpus),)
         return tuple(Package(PackageId(node.id), node.cpus) for node in self.numa_nodes if node.cpus)
+
+    @cached_property
+    def socket_noun(self) -> str:
+        """The level that counts as socket: `socket`, `NUMA node` or `machine`."""
+        cores = set(self.cores)
+        if len(cores) == 1 or {package.cpus for package in self.packages} != cores:
+            return "socket"
+        return "machine" if {node.cpus for node in self.numa_nodes if node.cpus} == cores else "NUMA node"
 
     @cached_property
     def kind_of_core(self) -> Mapping[CpuMask, int]:

@@ -21,7 +21,10 @@ from kvplace.core.topology import NumaNode, Topology
 from kvplace.core.topology_levels import Discovery, Levels, union
 
 _PARSABLE = re.compile(r"# The following is the parsable format|# CPU,", re.IGNORECASE)
-_EXTENDED = re.compile(r"CPU +(?:NODE|SOCKET|CORE|L1d)\b")
+_COLUMN = r"[A-Z]\w*(?::\w+)*%?"
+_EXTENDED = re.compile(
+    rf"(?=.*\bCPU\b)(?=.*\b(?:NODE|SOCKET|CORE|L1d)\b){_COLUMN}(?: +{_COLUMN})* *$", re.MULTILINE
+)
 _JSON = re.compile(r'\{\s*"cpus"\s*:')
 _NO_MEMORY = "lscpu reports no memory and no huge pages: they are not counted"
 

@@ -41,19 +41,26 @@ from kvplace.linux.tree import (
 )
 from kvplace.machines.server_types import read_machine
 
+_BEGINNING = 4096
 _EXPECTED = (
     "a folder or tar archive with a machine's sys/, a NodeTopology, the output of `virsh capabilities` or"
     " `lscpu -p`, or a node's cpu-map"
 )
 _NOT_READ = (
+    (r"CPU(?: model|-Modell):\s", "virsh nodeinfo"),
+    (r"CPUs present:\s|CPU map:\s", "virsh nodecpumap"),
+    (r"\s*\d+:\s+\d+ KiB$", "virsh freecell"),
     (r"Architecture:\s|CPU op-mode\(s\):\s|CPU\(s\):\s", "lscpu"),
-    (r'\{\s*"lscpu"', "lscpu --json"),
-    (r"CPU model:\s", "virsh nodeinfo"),
-    (r"available: \d+ nodes?\b", "numactl --hardware"),
+    (r"NAME +ONE-SIZE +ALL-SIZE\b", "lscpu --caches"),
+    (r'\{\s*"(?:lscpu|caches)"', "lscpu --json"),
+    (r"available: \d+ nodes?\b|node distances:$", "numactl --hardware"),
+    (r"physcpubind:\s", "numactl --show"),
     (r"processor\s*:\s*\d", "cat /proc/cpuinfo"),
+    (r"MemTotal:\s", "cat /proc/meminfo"),
     (r"Machine \(", "lstopo"),
+    (r"<!DOCTYPE topology\b|<topology\b", "lstopo --of xml"),
 )
-"""How the output of other programs begins; it does not name the CPUs of each core and cache."""
+"""Lines near the beginning of other programs' output, also below a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,7 @@ def _of_content(path: Path, content: bytes) -> Machine:
         raise BadTopology(f"{path} is empty; give {_EXPECTED}")
     if looks_like_archive(content):
         return _of_tree(path, content, _stem(path))
+    _refuse_other_output(path, text[:_BEGINNING].decode("utf-8", "replace"))
     if text.startswith(b"<"):
         from kvplace.libvirt.capabilities import read_capabilities
 
@@ -146,6 +154,14 @@ def _of_content(path: Path, content: bytes) -> Machine:
         found = read_lscpu(table, what=str(path))
         return Machine(_stem(path), found.topology, found.notes)
     return _of_document(path, _document(path, text))
+
+
+def _refuse_other_output(path: Path, beginning: str) -> None:
+    for line, program in _NOT_READ:
+        if re.search(f"^(?:{line})", beginning.replace("\r", ""), re.MULTILINE):
+            raise BadTopology(
+                f"{path} is the output of `{program}`, which kvplace does not read; give {_EXPECTED}"
+            )
 
 
 def _of_tree(path: Path, archive: bytes | None, name: str) -> Machine:
@@ -161,12 +177,6 @@ def _document(path: Path, content: bytes) -> Mapping[str, Any]:
 
     try:
         text = content.decode("utf-8")
-        for beginning, program in _NOT_READ:
-            if re.match(beginning, text):
-                raise BadTopology(
-                    f"{path} is the output of `{program}`, which does not list each CPU with its core and"
-                    f" cache; give {_EXPECTED}"
-                )
         if ":" not in text:
             raise BadTopology(f"{path} does not describe a machine; give {_EXPECTED}")
         return read_document(text, str(path))

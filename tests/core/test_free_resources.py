@@ -132,7 +132,7 @@ def test_every_free_block_is_the_largest_of_its_kind_by_counting(machine: Topolo
     free = machine.allocatable & ~taken
     found = free_blocks_of(machine, machine.allocatable, free)
     domains = {
-        Level.SOCKET: [package.cpus for package in machine.packages],
+        Level.SOCKET: [socket.cpus for socket in machine.sockets],
         Level.NUMA: [node.cpus for node in machine.numa_nodes],
         Level.L3: list(machine.l3_groups),
     }

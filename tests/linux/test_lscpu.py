@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.cpuset import cpus_of
+from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.errors import BadTopology
 from kvplace.core.scalars import NO_BYTES, NO_CPUS
 from kvplace.core.topology import Topology
@@ -154,3 +154,18 @@ def test_what_lscpu_prints_here_is_this_machine(options: list[str]) -> None:
     assert found.cores == here.cores
     assert [package.cpus for package in found.packages] == [package.cpus for package in here.packages]
     assert [node.cpus for node in found.numa_nodes] == [node.cpus for node in here.numa_nodes if node.cpus]
+
+
+def test_the_columns_may_stand_in_any_order() -> None:
+    text = "SOCKET NODE CORE L3 CPU ONLINE\n0 0 0 0 0 yes\n0 0 0 0 2 yes\n1 1 1 1 1 yes\n1 1 1 1 3 yes\n"
+    assert is_table_of_lscpu(text)
+    found = read_lscpu(text, what="lscpu").topology
+    assert [format_cpu_list(core) for core in found.cores] == ["0,2", "1,3"]
+    assert not is_table_of_lscpu("CPU NODE: a\nCORE\n")
+
+
+def test_a_table_with_names_of_several_words_is_refused_with_the_form_that_is_read() -> None:
+    text = "CPU SOCKET CORE MODELNAME\n0 0 0 Some CPU of 2020\n"
+    assert is_table_of_lscpu(text)
+    with pytest.raises(BadTopology, match="has 7 values for 4 columns; save the output of `lscpu -p`"):
+        read_lscpu(text, what="lscpu")

@@ -229,7 +229,8 @@ def placement_of(available: AvailableUnits, chosen: ChosenCores) -> Placement:
         numa_memory=request.options.numa_memory if available.free.memory else NumaMemory.OFF,
     )
     if request.options.guest_numa is GuestNuma.MIRROR:
-        placement = replace(placement, guest_cells=mirrored(topology, vcpus, placement.memory))
+        pages = {node: bytes_in_pages(counts) for node, counts in placement.huge_pages.items()}
+        placement = replace(placement, guest_cells=mirrored(topology, vcpus, placement.memory or pages))
     return placement
 
 

@@ -205,8 +205,8 @@ def refuse(available: AvailableUnits, *, never: bool, fits: Callable[[Request], 
     request = available.request
     scope = request.options.scope
     reason, noun = _REASONS[scope.level], scope.within.noun
-    if scope.within is Level.SOCKET and available.topology.sockets != available.topology.packages:
-        noun = Level.NUMA.noun
+    if scope.within is Level.SOCKET:
+        noun = available.topology.socket_noun
     domains = available.layout.domains[scope.within]
     kind = unit_name(request, available.need)
     best, where = _most([(available.units_in(domain), domain.name) for domain in domains])

@@ -148,10 +148,11 @@ class Layout:
     def domains(self) -> Mapping[Level, tuple[ScopeDomain, ...]]:
         """The parts of each level that may hold all CPUs of a VM, in the machine's order."""
         topology = self.topology
-        socket = "socket" if topology.sockets == topology.packages else "numa"
         return {
             Level.MACHINE: (self._domain(THE_MACHINE, topology.cpus),),
-            Level.SOCKET: tuple(self._domain(f"{socket} {p.id}", p.cpus) for p in topology.sockets),
+            Level.SOCKET: tuple(
+                self._domain(_socket_name(topology, socket.id), socket.cpus) for socket in topology.sockets
+            ),
             Level.NUMA: tuple(
                 self._domain(f"numa {node.id}", node.cpus) for node in topology.numa_nodes if node.cpus
             ),
@@ -217,6 +218,12 @@ class Layout:
             divides_nodes=len(parts) > len({part.node for part in parts}),
             shares_l3=len(set(groups)) < len(groups),
         )
+
+
+def _socket_name(topology: Topology, number: int) -> str:
+    return {"machine": THE_MACHINE, "NUMA node": f"numa {number}"}.get(
+        topology.socket_noun, f"socket {number}"
+    )
 
 
 def _segments_of(topology: Topology) -> Iterator[Segment]:

@@ -94,13 +94,13 @@ def find_suggestions(
     answer = make_room(topology, occupants, request, only=only, devices=free.devices, most_moves=1)
     if isinstance(answer, NoMoves):
         return Suggestions(tuple(found), answer)
-    moves = [_moves_suggestion(request, answer)] if answer.moves else []
+    moves = [_moves_suggestion(topology, request, answer)] if answer.moves else []
     return Suggestions((*moves, *found))
 
 
-def _moves_suggestion(request: Request, plan: MovePlan) -> Suggestion:
+def _moves_suggestion(topology: Topology, request: Request, plan: MovePlan) -> Suggestion:
     text = ", then ".join(move_text(move) for move in plan.moves)
-    sentence = f"move {text}, and it fits {where(request, plan.placement)}"
+    sentence = f"move {text}, and it fits {where(topology, request, plan.placement)}"
     return Suggestion("moves", None, sentence, request, plan.placement, plan.moves)
 
 
@@ -111,14 +111,14 @@ def move_text(move: Move) -> str:
     return f"{move.id} from {before} to {after}{memory}"
 
 
-def where(request: Request, placement: Placement) -> str:
+def where(topology: Topology, request: Request, placement: Placement) -> str:
     """Name the L3 group, sockets or NUMA nodes of a placement, as its scope does."""
     match request.options.scope.level:
         case Level.L3:
             return f"on L3 group {placement.l3_groups[0]}"
-        case Level.SOCKET:
+        case Level.SOCKET if topology.socket_noun == "socket":
             return _counted("socket", placement.packages)
-        case Level.NUMA | Level.MACHINE:
+        case _:
             return _counted("NUMA node", placement.numa_nodes)
 
 
@@ -243,7 +243,9 @@ class _Trial:
     def _suggestion(self, field: str, value: Any, what: str, request: Request) -> Suggestion:
         placement = self._place(request)
         assert placement is not None
-        return Suggestion(field, value, f"{what} it fits {where(request, placement)}", request, placement)
+        return Suggestion(
+            field, value, f"{what} it fits {where(self._topology, request, placement)}", request, placement
+        )
 
 
 def refusal_document(refusal: Refusal, suggestions: Suggestions = NO_SUGGESTIONS) -> Json:

@@ -77,9 +77,11 @@ def shares(machine: Topology, request: Request, cpus: int) -> list[int]:
 
 
 def sockets(machine: Topology) -> Sequence[Package]:
-    """The packages; where each of several is one core, the NUMA nodes stand in for them."""
+    """The packages; where each of several is one core, the NUMA nodes or the machine stand in for them."""
     if len(machine.packages) > 1 and all(package.cpus in machine.cores for package in machine.packages):
-        return [make_package(node.id, node.cpus) for node in machine.numa_nodes if node.cpus]
+        nodes = [make_package(node.id, node.cpus) for node in machine.numa_nodes if node.cpus]
+        single = all(node.cpus in machine.cores for node in nodes)
+        return [make_package(0, machine.cpus)] if single else nodes
     return machine.packages
 
 

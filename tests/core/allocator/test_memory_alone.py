@@ -148,6 +148,15 @@ def test_a_guest_that_mirrors_gets_a_cell_without_vcpus_for_such_a_node() -> Non
     ]
 
 
+def test_the_cells_of_a_guest_hold_its_huge_pages_where_its_memory_is_not_stated() -> None:
+    request = Request(4, PinningOptions(scope=Scope.ANY, guest_numa=GuestNuma.MIRROR), huge_pages={GIB: 6})
+    found = placed(TWO_SOCKETS, everything(TWO_SOCKETS, "0-7"), request)
+    assert [(cell.node, cell.vcpus, cell.memory // GIB) for cell in found.guest_cells] == [
+        (0, (0, 1, 2, 3), 4),
+        (1, (), 2),
+    ]
+
+
 def test_pages_that_linux_takes_page_by_page_are_given_evenly_and_those_of_cells_near_first() -> None:
     request = Request(4, PinningOptions(scope=Scope.ANY), memory=6 * GIB, huge_pages={GIB: 6})
     free = everything(TWO_SOCKETS)
