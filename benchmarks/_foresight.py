@@ -29,7 +29,7 @@ def fewest_split(events: Sequence[Event], node_cpus: Sequence[int], *, seconds: 
     try:
         import highspy
     except ImportError as error:
-        raise NotInstalled("highspy", "optimal") from error
+        raise NotInstalled("highspy", "bench") from error
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     solver.setOptionValue("time_limit", seconds)

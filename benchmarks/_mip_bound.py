@@ -60,7 +60,7 @@ def mip_bound(
     try:
         import highspy
     except ImportError as error:
-        raise NotInstalled("highspy", "optimal") from error
+        raise NotInstalled("highspy", "bench") from error
     began = time.monotonic()
     program = _Program(
         Draft.empty(nodes), shapes_of((vm.request for vm in requests), (vm.closed for vm in requests))

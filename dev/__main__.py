@@ -18,7 +18,7 @@ from harness.real_node import options as node_options
 PROJECT = Path(__file__).resolve().parent.parent
 VENV = Environment(PROJECT)
 RUNTIME = (Section.RUNTIME, Section.BUILD)
-QUICK = (*RUNTIME, Section.AGENT, Section.TESTS, Section.OPTIMAL, Section.BENCH, Section.RELEASE)
+QUICK = (*RUNTIME, Section.AGENT, Section.TESTS, Section.BENCH, Section.RELEASE)
 NEEDS_NOTHING = (
     "not control_plane and not node_programs and not libvirt_session and not real_node and not emulated"
     " and not debian_packages"

@@ -24,7 +24,6 @@ class Section(StrEnum):
     TESTS = "tests"
     LIBVIRT = "libvirt"
     LINT = "lint"
-    OPTIMAL = "optimal"
     BENCH = "bench"
     MUTATION = "mutation"
     DEV = "dev"
@@ -38,7 +37,6 @@ _SELECTIONS: dict[Section, tuple[str, ...]] = {
     Section.TESTS: ("--group", "tests"),
     Section.LIBVIRT: ("--group", "libvirt"),
     Section.LINT: ("--group", "lint"),
-    Section.OPTIMAL: ("--extra", "optimal"),
     Section.BENCH: ("--extra", "bench"),
     Section.MUTATION: ("--group", "mutation"),
     Section.DEV: ("--group", "dev"),

@@ -10,7 +10,7 @@ from benchmarks._foresight import Foresight, fewest_split
 from benchmarks._load import vm_of
 from kvplace.simulate.scenario import Arrival, Departure, Event, SimulatedVm
 
-pytest.importorskip("highspy", reason="needs the extra `optimal`")
+pytest.importorskip("highspy", reason="needs the extra `bench`")
 
 
 def _load(*steps: int) -> list[Event]:
