@@ -42,7 +42,7 @@ def test_with(helm): print("with")
 @pytest.mark.timeout(1)
 def test_again(helm): print("again")
 
-def test_with_what_cannot_be_built(publishing_programs): pass
+def test_with_a_program_that_cannot_be_built(publishing_programs): pass
 """
 
 
@@ -61,7 +61,7 @@ def _run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_a_test_needs_is_built_once_and_outside_its_time_limit(tmp_path: Path) -> None:
+def test_the_programs_of_a_test_are_built_once_and_outside_its_time_limit(tmp_path: Path) -> None:
     done = _run(tmp_path, CI="true")
     assert "3 passed, 1 error" in done.stdout, done.stdout + done.stderr
     said = re.findall(r"building \w+|\bwith(?:out)?$|\bagain$", done.stdout, re.MULTILINE)
@@ -69,7 +69,7 @@ def test_what_a_test_needs_is_built_once_and_outside_its_time_limit(tmp_path: Pa
     assert "BuildFailed: undefined: nonsense" in done.stdout
 
 
-def test_pytest_alone_builds_nothing_and_reports_at_once_what_it_skips(tmp_path: Path) -> None:
+def test_pytest_alone_builds_nothing_and_reports_skipped_tests_at_once(tmp_path: Path) -> None:
     done = _run(tmp_path, XDG_CACHE_HOME=str(tmp_path / "empty"))
     assert "1 passed, 3 skipped" in done.stdout, done.stdout + done.stderr
     before, _first, _after = done.stdout.partition("\n\n")

@@ -89,7 +89,9 @@ def test_under_ci_all_faults_are_reported_in_one_run(monkeypatch: pytest.MonkeyP
     assert steps.done == ["checks", "tests"]
 
 
-def test_a_quick_run_takes_fewer_examples_and_what_needs_only_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_run_takes_fewer_examples_and_only_tests_that_need_python_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     steps = Steps(monkeypatch, {})
     assert targets.quick(["tests/core"]) == 0
     assert steps.done == ["tests"]

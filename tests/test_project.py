@@ -87,7 +87,7 @@ def test_every_pin_carries_hashes_and_stands_in_a_section() -> None:
 
 
 @pytest.mark.parametrize("sections", [RUNTIME, IMAGES, CHECKS], ids=["demo", "images", "test"])
-def test_what_a_target_installs_needs_nothing_that_it_does_not_install(sections: tuple[Section, ...]) -> None:
+def test_a_target_installs_all_that_its_packages_import(sections: tuple[Section, ...]) -> None:
     text = Constraints.read(PROJECT / "constraints.txt").text(sections)
     found = [Requirement(pin) for pin in re.findall(r"^([\w.-]+==[^\\\n]+)", text, re.MULTILINE)]
     names = {normalised(pin.name) for pin in found if pin.marker is None or pin.marker.evaluate()}
@@ -137,7 +137,7 @@ def test_the_top_level_has_nothing_but_folders_and_the_files_that_belong_there()
     assert files - hidden - documents == {"pyproject.toml", "constraints.txt", "Makefile", "make"}
 
 
-def test_every_module_states_what_it_is_for() -> None:
+def test_every_module_has_a_docstring_with_its_purpose() -> None:
     silent = []
     for path in files_of_the_project(".py"):
         with path.open() as lines:
@@ -210,7 +210,7 @@ def test_make_and_the_script_for_machines_without_it_know_the_same_targets() -> 
     assert set(listed[1].split()) == {*TARGETS, "help"}
 
 
-def test_continuous_integration_runs_what_a_person_runs() -> None:
+def test_continuous_integration_runs_the_commands_of_a_person() -> None:
     lines = [line for line in (PROJECT / ".ci" / "run").read_text().splitlines() if not line.startswith("#")]
     assert lines == ['exec "$(dirname -- "$0")/../make" test']
 

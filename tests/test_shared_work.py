@@ -55,7 +55,7 @@ def test_the_named_folders_exist() -> None:
     assert all((PROJECT / "tests" / folder).is_dir() for folder in named)
 
 
-def test_the_markers_of_what_needs_more_than_python_are_those_of_the_project() -> None:
+def test_the_markers_of_tests_that_need_more_than_python_are_those_of_the_project() -> None:
     pytest_settings = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["pytest"]
     assert {line.partition(":")[0] for line in pytest_settings["markers"]} == MORE_THAN_PYTHON
     assert set(NEEDS_NOTHING.split(" and ")) == {f"not {marker}" for marker in MORE_THAN_PYTHON}

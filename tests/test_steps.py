@@ -16,7 +16,7 @@ def test_a_command_that_fails_is_named_and_the_others_are_not(tmp_path: Path) ->
         assert failures() == ["fails"]
 
 
-def test_what_still_runs_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
+def test_running_commands_are_ended_with_their_children(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with beside({"runs": ["sh", "-c", f"sleep 600 >{pipe} & wait"]}, cwd=tmp_path, environment={}):

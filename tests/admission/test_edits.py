@@ -82,7 +82,7 @@ def test_the_patch_of_any_edits_makes_the_edited_document_and_the_given_one_stay
     ],
     ids=lambda value: "edit" if callable(value) else str(value),
 )
-def test_only_what_changed_is_named(
+def test_only_changes_are_named(
     before: Json, edit: Callable[[EditedObject], None], operations: list[tuple[str, str]]
 ) -> None:
     patch: list[Operation] = []
@@ -90,7 +90,7 @@ def test_only_what_changed_is_named(
     assert [(entry["op"], entry["path"]) for entry in patch] == operations
 
 
-def test_what_is_put_into_an_added_value_needs_no_operation_of_its_own() -> None:
+def test_a_field_of_an_added_value_needs_no_operation_of_its_own() -> None:
     patch: list[Operation] = []
     after = edited({}, patch)
     labels = after.object("metadata").object("labels")

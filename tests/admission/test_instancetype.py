@@ -72,7 +72,9 @@ def test_another_kind_is_refused_with_the_kinds_that_exist() -> None:
         (("metadata", "annotations"), {"cpu-set": "any"}, "annotations.cpu-set"),
     ],
 )
-def test_what_kubevirt_refuses_is_refused(path: tuple[str, ...], value: Any, named: str) -> None:
+def test_an_instancetype_that_kubevirt_refuses_is_refused(
+    path: tuple[str, ...], value: Any, named: str
+) -> None:
     conflicting = _template("database")
     at = conflicting["spec"]["template"]
     for key in path[:-1]:

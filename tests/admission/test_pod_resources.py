@@ -40,7 +40,7 @@ SHARING = [
 
 @pytest.mark.parametrize("annotations", SHARING)
 @pytest.mark.parametrize("given", ["400m", "1500m"])
-def test_a_vm_that_will_own_no_cpus_requests_what_kubevirt_states(
+def test_a_vm_that_will_own_no_cpus_keeps_the_request_of_kubevirt(
     annotations: dict[str, str], given: str
 ) -> None:
     raw = launcher(annotations=annotations)
@@ -86,7 +86,7 @@ def with_others(*, beside: str, sidecar: str, init: str, overhead: str) -> Json:
         ("3900m", "0", "0", "0", Fraction("4.315")),
     ],
 )
-def test_whatever_else_counts_for_a_pod_is_part_of_what_it_requests(
+def test_whatever_else_counts_for_a_pod_is_part_of_its_request(
     beside: str, sidecar: str, init: str, overhead: str, effective: Fraction
 ) -> None:
     raw = with_others(beside=beside, sidecar=sidecar, init=init, overhead=overhead)
@@ -104,13 +104,13 @@ def test_a_cpu_limit_of_compute_that_is_not_a_number_is_refused() -> None:
     )
 
 
-def test_a_request_above_what_the_vm_will_own_stays() -> None:
+def test_a_request_above_the_future_owned_cpus_stays() -> None:
     raw = launcher()
     container(raw, "compute")["resources"]["requests"]["cpu"] = "9500m"
     assert cpu(admit(raw, vmi_of(raw))[0], "compute") == "9500m"
 
 
-def test_a_limit_below_what_the_vm_will_own_is_raised_because_the_request_must_count_it() -> None:
+def test_a_limit_below_the_future_owned_cpus_is_raised_because_the_request_must_count_them() -> None:
     raw = launcher()
     container(raw, "compute")["resources"] = {"requests": {"cpu": "1m"}, "limits": {"cpu": "1m"}}
     after, warnings = admit(raw, vmi_of(raw))

@@ -50,7 +50,7 @@ def test_an_amount_that_yaml_reads_as_a_number_with_a_point_is_the_amount(number
     assert stated_request(pods[0]) == stated_request(pods[1])
 
 
-def test_a_vm_states_what_its_vmi_would() -> None:
+def test_a_vm_gives_the_request_of_its_vmi() -> None:
     assert stated_request(vm()) == stated_request(vmi())
 
 
@@ -66,12 +66,14 @@ def test_a_plain_pod_states_the_request_that_it_gets_and_nothing_that_needs_a_vm
     "annotations", [None, {}, {"team": "db"}, {"kvplace.io/cpu-policy": Policy.NONE.value}]
 )
 @pytest.mark.parametrize("make", [vmi, vm, plain_pod])
-def test_what_asks_for_no_cores_states_nothing(make: Any, annotations: dict[str, str] | None) -> None:
+def test_an_object_that_has_not_opted_in_gives_no_request(
+    make: Any, annotations: dict[str, str] | None
+) -> None:
     assert stated_request(make(annotations)) is None
 
 
 @pytest.mark.parametrize("make", [vmi, vm, plain_pod])
-def test_what_admission_would_refuse_is_refused_with_its_sentence(make: Any) -> None:
+def test_an_object_that_admission_would_refuse_is_refused_with_the_same_sentence(make: Any) -> None:
     with pytest.raises(BadAnnotation, match="did you mean 'one-numa'"):
         stated_request(make({"cpu-set": "one-num"}))
 

@@ -80,7 +80,7 @@ def test_vcpus_come_from_the_topology_else_the_limit_else_the_request_else_one(
         ({"memory": {"hugepages": {"pageSize": "1Gi"}}}, GI, {GI: 1}),
     ],
 )
-def test_memory_is_what_the_guest_gets_and_huge_pages_hold_all_of_it(
+def test_memory_is_that_of_the_guest_and_huge_pages_hold_all_of_it(
     domain: dict[str, Any], memory: int, huge_pages: dict[int, int]
 ) -> None:
     found = size(vmi(**domain))

@@ -162,7 +162,7 @@ def test_two_sidecars_of_ours_are_refused() -> None:
     assert sentence.endswith("has 2 entries with the command kvplace-hook; keep one")
 
 
-def test_kubevirts_own_pinning_is_refused_with_what_to_do() -> None:
+def test_kubevirts_own_pinning_is_refused_with_the_fix() -> None:
     raw = vmi({"cpu-set": "any"}, cpu={"cores": 4, "dedicatedCpuPlacement": True})
     assert refusal(raw) == (
         "VirtualMachineInstance default/db: spec.domain.cpu.dedicatedCpuPlacement and annotation "
@@ -218,7 +218,7 @@ def test_a_vmi_larger_than_every_known_machine_is_warned_about() -> None:
     assert admit(raw, largest_node=None)[1] == ()
 
 
-def test_a_cpu_limit_below_what_the_pod_must_request_is_warned_about() -> None:
+def test_a_cpu_limit_below_the_needed_request_of_the_pod_is_warned_about() -> None:
     limited = {"limits": {"cpu": "4"}}
     isolates = {**ASKS, "kvplace.io/emulator-threads": "isolate"}
     assert admit(vmi(ASKS, resources=limited))[1] == ()

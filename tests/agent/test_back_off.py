@@ -48,7 +48,7 @@ async def running(deliveries: Deliveries[int]) -> AsyncIterator[None]:
         await task
 
 
-async def test_the_same_value_again_does_not_hasten_what_has_failed() -> None:
+async def test_the_same_value_again_does_not_hasten_a_failed_delivery() -> None:
     receiver = Receiver()
     receiver.errors = [Unavailable("away")]
     deliveries = Deliveries(receiver.take, again_s=60)
@@ -81,7 +81,7 @@ async def test_a_value_that_is_replaced_before_its_turn_is_not_delivered() -> No
     assert sorted(receiver.taken) == [(A, 1), (A, 3), (B, 9)]
 
 
-async def test_what_was_not_taken_is_tried_again_and_does_not_hold_others_up() -> None:
+async def test_a_value_that_was_not_taken_is_tried_again_and_does_not_delay_others() -> None:
     receiver = Receiver()
     receiver.errors = [Unavailable("away")]
     deliveries = Deliveries(receiver.take, again_s=0.05)
@@ -116,7 +116,7 @@ async def test_no_pause_is_longer_than_the_longest() -> None:
     assert asyncio.get_running_loop().time() - began == pytest.approx(0.01 + 11 * 0.02)
 
 
-async def test_what_was_refused_or_dropped_is_not_tried_again() -> None:
+async def test_a_refused_or_dropped_value_is_not_tried_again() -> None:
     receiver = Receiver()
     receiver.errors = [Refused("gone"), Unavailable("away")]
     deliveries = Deliveries(receiver.take, again_s=0)

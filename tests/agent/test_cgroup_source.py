@@ -145,7 +145,7 @@ async def becomes(read: Callable[[], object], wanted: object) -> None:
     assert read() == wanted
 
 
-async def test_an_exclusive_vm_gets_its_cpu_and_what_ran_there_is_moved_off(
+async def test_an_exclusive_vm_gets_its_cpu_and_containers_that_ran_there_leave_it(
     pods: PodCgroups, node: Node
 ) -> None:
     qemu = pods.process(pods.container(VM, COMPUTE))
@@ -234,7 +234,9 @@ async def test_cpus_are_taken_from_others_as_soon_as_they_are_claimed(pods: PodC
         await becomes(lambda: allowed(app.pid), "0")
 
 
-async def test_what_another_client_writes_is_put_back_and_counted(pods: PodCgroups, node: Node) -> None:
+async def test_a_cpuset_that_another_client_writes_is_put_back_and_counted(
+    pods: PodCgroups, node: Node
+) -> None:
     folder = pods.container(PLAIN, APP)
     app = pods.process(folder)
     node.read_objects(VM_POD, PLAIN_POD)
@@ -320,7 +322,7 @@ async def test_a_repair_that_was_given_up_is_tried_again_later(
         await becomes(node.problem, "")
 
 
-async def test_a_sweep_finds_what_no_event_was_about(
+async def test_a_sweep_finds_a_change_without_an_event(
     pods: PodCgroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(pods, sweep_s=0.01)
@@ -413,7 +415,7 @@ async def test_memory_nodes_that_another_client_keeps_setting_are_given_up_with_
 
 
 @pytest.mark.parametrize("error", [Misconfigured("no right"), Gone("it has ended")], ids=["denied", "gone"])
-async def test_what_cannot_be_set_is_reported_and_the_rest_goes_on(
+async def test_a_cpuset_that_cannot_be_set_is_reported_and_the_others_are_set(
     pods: PodCgroups, node: Node, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = pods.container(PLAIN, APP), pods.container(LATER, NEW)

@@ -95,7 +95,7 @@ def test_repairs_that_were_given_up_are_reported_only_while_something_differs() 
     assert replace(GOOD, given_up=True).condition.status is True
 
 
-def test_a_refusal_and_a_problem_come_before_what_differs() -> None:
+def test_a_refusal_and_a_problem_come_before_differences() -> None:
     refusal = ClaimRefusal(PinnedReason.CPUS_IN_USE, "CPU 2 is in use.")
     refused = replace(GOOD, plan=replace(PLAN, refusal=refusal), differences=(MOVED,))
     assert (refused.condition.reason, refused.as_placed) == ("CpusInUse", False)

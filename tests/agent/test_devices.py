@@ -168,7 +168,7 @@ async def test_a_node_without_podresources_has_unknown_devices_and_is_ready(agen
     assert "DevicesKnown" not in agent.condition("Ready").message
 
 
-async def test_what_the_kubelet_stated_last_counts_while_it_restarts_and_no_longer_than_a_minute(
+async def test_the_last_answer_of_the_kubelet_counts_while_it_restarts_for_at_most_a_minute(
     kubelet: PlayedKubelet, agent: Agent, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await agent.until(lambda: free(agent) == [1, 2])
@@ -230,7 +230,7 @@ def test_of_more_devices_than_a_machine_has_only_some_are_read() -> None:
     assert given_devices(["PCI_RESOURCE_A=" + ",".join(["0000:00:00.0"] * 10_000)], ()) == ()
 
 
-def test_what_the_kubelet_lists_gets_addresses_and_the_nodes_of_sysfs() -> None:
+def test_devices_that_the_kubelet_lists_get_addresses_and_numa_nodes_from_sysfs() -> None:
     listed = (PodDevice(GPU, N0), PodDevice(VF, N0, FIRST))
     stated = (GivenDevice("NVIDIA_COM_GP102GL", "0000:3b:00.0"), GivenDevice("INTEL_COM_VF", FIRST))
     nodes = {"0000:3b:00.0": N1, FIRST: NO_NUMA}
@@ -240,7 +240,7 @@ def test_what_the_kubelet_lists_gets_addresses_and_the_nodes_of_sysfs() -> None:
     )
 
 
-def test_what_the_kubelet_lists_stays_where_containers_state_something_else() -> None:
+def test_devices_that_the_kubelet_lists_stay_where_containers_state_others() -> None:
     listed = (PodDevice(VF, N0, FIRST),)
     both = (GivenDevice("INTEL_COM_VF", FIRST), GivenDevice("INTEL_COM_VF", SECOND))
     assert with_addresses(listed, both, {FIRST: N1, SECOND: N1}) == listed

@@ -73,7 +73,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-async def test_what_the_vm_uses_is_not_counted_a_second_time(node: Node) -> None:
+async def test_memory_that_a_vm_uses_is_not_counted_a_second_time(node: Node) -> None:
     node.uses(30, 300)
     node.vm_uses(20, 200)
     found = await node.measured()

@@ -63,7 +63,7 @@ def test_a_placement_of_another_pod_or_node_or_that_cannot_be_read_does_not_coun
         assert own.state.pods == {}
 
 
-def test_listeners_are_called_for_what_changes_the_state_and_for_nothing_else() -> None:
+def test_listeners_are_called_for_changes_of_the_state_only() -> None:
     own = NodeObjects(NODE, EIGHT)
     calls = []
     own.subscribe(lambda: calls.append(own.state))
@@ -81,7 +81,7 @@ def test_listeners_are_called_for_what_changes_the_state_and_for_nothing_else() 
     assert calls[-1].ledger.owned == CPUS
 
 
-def test_what_was_seen_of_a_pod_counts_until_it_has_ended() -> None:
+def test_the_confirmed_revision_of_a_pod_counts_until_the_pod_has_ended() -> None:
     own = NodeObjects(NODE, EIGHT)
     calls = []
     own.pods.apply(Apply(POD))

@@ -67,7 +67,7 @@ def test_a_pod_without_its_claims_container_is_left_out() -> None:
     assert plan_node(node_with(placed(VM, "2-3")), [SIDECAR]).pods == {}
 
 
-def test_a_pod_that_the_watch_does_not_have_yet_is_known_by_what_its_sandbox_was_made_with() -> None:
+def test_a_pod_that_the_watch_does_not_have_yet_is_known_by_the_annotations_of_its_sandbox() -> None:
     compute = replace(COMPUTE, placement=placed(VM, "2-3").to_json())
     assert plan_node(node_with(), [compute]).pods[VM].bound == placed(VM, "2-3")
 
@@ -84,7 +84,7 @@ def test_a_vm_that_has_moved_does_not_go_back_when_its_pod_is_deleted_by_force()
     assert plan_node(own.state, [compute]).pods[VM].revision == 2
 
 
-def test_what_is_refused_is_reported_and_what_is_only_observed_is_not_set() -> None:
+def test_a_refused_claim_is_reported_and_an_observed_one_is_not_set() -> None:
     state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "3"), ledger=Ledger())
     other = container("compute", OTHER_VM, cpus="3")
     refusal = plan_node(state, [COMPUTE, other]).pods[VM].refusal

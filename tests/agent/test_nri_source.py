@@ -82,7 +82,7 @@ class TestCreation:
         compute = Node(state).started(VM, "compute")
         assert compute.spec == Cpuset(parse_cpu_list("2-3"), parse_cpu_list("1"))
 
-    def test_a_claim_that_overlaps_what_runs_gets_the_shared_pool(self) -> None:
+    def test_a_claim_that_overlaps_a_running_one_gets_the_shared_pool(self) -> None:
         node = Node(node_with(placed(VM, "2-3"), placed(OTHER_VM, "3-4"), ledger=Ledger()))
         first, second = node.started(VM, "compute"), node.started(OTHER_VM, "compute")
         assert (node.cgroup(first), node.cgroup(second)) == ("2-3", "0-1,5-7")
@@ -338,7 +338,7 @@ class TestRestarts:
         assert (node.cgroup(compute), node.cgroup(other)) == ("2-3", "0-1,4-7")
         assert [_spec(found) for found in (compute, other, unstarted)] == ["2-3", "0-1,4-7", "0-1,4-7"]
 
-    def test_what_ended_while_the_runtime_was_down_is_forgotten(self) -> None:
+    def test_containers_that_ended_while_the_runtime_was_down_are_forgotten(self) -> None:
         node = Node(ONE_VM)
         node.started(VM, "compute")
         node.runtime.disconnect()
@@ -346,7 +346,7 @@ class TestRestarts:
         node.runtime.connect(node.source)
         assert list(node.keeper.containers()) == []
 
-    def test_what_runs_is_not_touched_when_nothing_has_changed(self) -> None:
+    def test_running_containers_are_not_updated_when_nothing_has_changed(self) -> None:
         node = Node(ONE_VM)
         node.started(VM, "compute")
         node.started(PLAIN, "app")
@@ -364,7 +364,7 @@ class TestRestarts:
         node.restart_agent()
         assert node.cgroup(compute) == "2-3"
 
-    def test_before_the_objects_are_known_what_runs_keeps_the_cpus_that_its_spec_states(self) -> None:
+    def test_before_the_objects_are_known_running_containers_keep_the_cpus_of_their_specs(self) -> None:
         node = Node(ONE_VM)
         pod = node.runtime.run_pod(VM, placement=placed(VM, "6-7"))  # it has moved since
         compute, other = node.runtime.create(pod, "compute"), node.started(PLAIN, "app")
@@ -452,7 +452,7 @@ async def test_changes_are_carried_out_until_the_agent_ends() -> None:
     assert running.cancelled()
 
 
-async def test_changes_are_carried_out_although_what_others_write_cannot_be_noticed(
+async def test_changes_are_carried_out_although_writes_of_others_cannot_be_noticed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def used_up() -> Inotify:

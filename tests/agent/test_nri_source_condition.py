@@ -73,7 +73,7 @@ def test_a_container_that_may_not_use_its_cpus_is_named() -> None:
     assert node.report.conditions[TopologyCondition.CPUSETS_ENFORCED].status
 
 
-async def test_what_cannot_be_set_is_tried_again_although_nothing_happens(
+async def test_a_cpuset_that_cannot_be_set_is_tried_again_without_an_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cpuset_keeper, "SET_AGAIN_S", 0.0)

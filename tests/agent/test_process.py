@@ -62,7 +62,7 @@ async def test_a_host_without_cpus_is_an_error_that_names_the_file(host: Host) -
             pass
 
 
-async def test_it_ends_when_the_past_has_changed_since_it_remembers_what_it_wrote(host: Host) -> None:
+async def test_it_ends_when_the_api_server_was_restored_since_it_remembers_its_own_writes(host: Host) -> None:
     with pytest.raises(ExceptionGroup) as ended:
         async with asyncio.timeout(PATIENCE_S), running_agent(host.settings(), RestoredCluster()):
             await asyncio.Event().wait()

@@ -139,7 +139,7 @@ async def test_the_fingerprint_follows_the_running_pods(host: Host, cluster: Fau
         await agent.until(lambda: fingerprint() == "pfp0v001eb2dc6239a6499da")
 
 
-async def test_what_components_report_is_the_status(host: Host, cluster: FaultyCluster) -> None:
+async def test_the_reports_of_all_components_form_the_status(host: Host, cluster: FaultyCluster) -> None:
     report = PodReport(PodUid("uid"), "vms", "a", revision=1, pinned=True, running=True)
     async with publishing(host, cluster) as agent:
         await agent.until(lambda: agent.condition("Ready").reason == "NotEnforced")
@@ -310,7 +310,9 @@ async def test_a_cluster_without_resource_topologies_is_asked_once(
         Operation.WRITE_RESOURCE_TOPOLOGY,
     ],
 )
-async def test_what_fails_is_tried_again(host: Host, cluster: FaultyCluster, operation: Operation) -> None:
+async def test_a_failed_write_is_tried_again(
+    host: Host, cluster: FaultyCluster, operation: Operation
+) -> None:
     cluster.faults.fail(operation, Unavailable("the API server is away"), times=2)
     async with publishing(host, cluster) as agent:
         await agent.until(lambda: agent.status.conditions and agent.zones())

@@ -20,7 +20,7 @@ from kvplace.service.connections import Address
 from tests.agent.hosts import CONFIG, NODE, STATE, STATIC_STATE, Host
 
 
-def test_the_machine_is_what_sysfs_states(host: Host) -> None:
+def test_the_machine_is_the_one_in_sysfs(host: Host) -> None:
     host.huge_pages(1, 4)
     found = read_this_machine(host.settings())
     assert [package.cpus for package in found.topology.packages] == [

@@ -129,7 +129,7 @@ async def test_files_written_again_with_the_same_content_change_nothing(host: Ho
         assert changes.count == 0
 
 
-async def test_what_has_changed_while_another_agent_still_ran_is_noticed_at_the_start(host: Host) -> None:
+async def test_a_change_while_another_agent_still_ran_is_noticed_at_the_start(host: Host) -> None:
     watch = MachineWatch(replace(host.settings(), check_machine_every_s=NEVER_S))
     changes = Changes(watch)
     host.online({0, 1, 2, 3, 4, 5})

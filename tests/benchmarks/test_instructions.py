@@ -10,7 +10,7 @@ import pytest
 from benchmarks._instructions import Instructions, counted_in
 
 
-def test_what_perf_counted_is_read_and_what_it_could_not_count_is_missing() -> None:
+def test_counts_of_perf_are_read_and_events_that_it_could_not_count_are_missing() -> None:
     head = "# started on Mon Nov 23 08:30:44 2026\n\n"
     assert counted_in(f"{head}778881599,,instructions,12865864697,100.00,0.12,insn per cycle\n") == 778881599
     assert counted_in(f"{head}778881599,,instructions:u,12865864697,100.00,,\n") == 778881599

@@ -49,7 +49,7 @@ PLOTS = {
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_a_plot_has_a_title_its_grid_behind_and_its_legend_beside_what_it_shows(
+def test_a_plot_has_a_title_its_grid_behind_and_its_legend_beside_the_data(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra `bench`")

@@ -85,7 +85,7 @@ def test_the_report_has_the_medians_and_the_range_of_the_rounds() -> None:
     ]
 
 
-def test_the_settings_differ_in_what_the_page_names() -> None:
+def test_the_settings_differ_as_the_page_states() -> None:
     titles = ("alone", "without kvplace", "without kvplace, 1 CPU requested", "exclusive")
     assert titles == neighbours.TITLES
     without, more, exclusive = neighbours.SETTINGS

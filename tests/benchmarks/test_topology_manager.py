@@ -75,7 +75,7 @@ COUNTS = st.dictionaries(
     st.lists(st.tuples(COUNTS, st.integers(1, 3)), min_size=1, max_size=3),
     st.integers(0, 5),
 )
-def test_kvplace_predicts_what_the_rebuilt_kubelet_takes(
+def test_kvplace_predicts_the_devices_that_the_rebuilt_kubelet_takes(
     policy: str, resources: list[tuple[dict[NumaId, tuple[int, int]], int]], seed: int
 ) -> None:
     names = [ResourceName(f"a.b/{number}") for number in range(len(resources))]

@@ -80,7 +80,7 @@ def test_kvplace_splits_nothing_that_need_not_be_split(seed: int) -> None:
     assert (tally.sockets, tally.numa, tally.l3, tally.in_use, tally.refused) == (0, 0, 0, 0, 0)
 
 
-def test_an_allocator_that_takes_the_lowest_cpus_splits_what_best_fit_does_not() -> None:
+def test_an_allocator_that_takes_the_lowest_cpus_splits_vms_and_best_fit_does_not() -> None:
     first = PeerMachine(FOUR_NODES, lambda _, free, count: lowest(CpuMask(free), count))
     careless = run(FOUR_NODES, first, EVEN, 1, count=150)
     careful = run(FOUR_NODES, PeerMachine(FOUR_NODES, best_fit), EVEN, 1, count=150)

@@ -106,7 +106,7 @@ def is_valid(leaf: bytes, trusted: bytes, at: datetime) -> bool:
     return len(chain) > 1 and all(one.not_valid_before_utc <= at < one.not_valid_after_utc for one in chain)
 
 
-async def test_what_is_missing_is_made_and_the_scheduler_and_serve_trust_each_other(
+async def test_missing_certificates_are_made_and_the_scheduler_and_serve_trust_each_other(
     keeper: Keeper, store: StoredSecrets, tmp_path: Path
 ) -> None:
     await keeper.check()
@@ -121,7 +121,7 @@ async def test_what_is_missing_is_made_and_the_scheduler_and_serve_trust_each_ot
     ]
 
 
-async def test_what_is_right_is_left_alone(keeper: Keeper, store: StoredSecrets, clock: Clock) -> None:
+async def test_valid_certificates_are_left_alone(keeper: Keeper, store: StoredSecrets, clock: Clock) -> None:
     await keeper.check()
     store.writes.clear()
     clock.now += timedelta(days=59)

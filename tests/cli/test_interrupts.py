@@ -53,7 +53,7 @@ def test_a_second_interrupt_ends_a_clean_up_that_hangs() -> None:
         run_until_interrupt(main())
 
 
-def test_what_ends_by_itself_gives_its_answer_and_leaves_no_handler() -> None:
+def test_a_command_that_ends_by_itself_gives_its_answer_and_leaves_no_handler() -> None:
     async def main() -> str:
         return "answer"
 

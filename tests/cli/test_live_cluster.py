@@ -97,7 +97,7 @@ async def test_a_cluster_without_kubevirt_is_called_so(stub: ApiStub, flags: Clu
             await ApiRollouts(cluster.session).read_all(VMS)
 
 
-async def test_what_is_not_there_is_no_answer_about_room(stub: ApiStub, flags: ClusterFlags) -> None:
+async def test_a_missing_resource_is_not_an_answer_about_room(stub: ApiStub, flags: ClusterFlags) -> None:
     stub.script = [status(404, "the server could not find the requested resource")]
     with pytest.raises(Absent, match="list pods: the server could not find"):
         async with open_cluster(flags) as cluster:
@@ -160,7 +160,7 @@ async def test_a_server_that_is_down_is_named(tmp_path: Path) -> None:
             await read_cluster(cluster.api)
 
 
-async def test_what_went_wrong_inside_is_not_reworded(flags: ClusterFlags) -> None:
+async def test_an_error_from_inside_is_not_reworded(flags: ClusterFlags) -> None:
     with pytest.raises(KvplaceError, match=r"^mine$"):
         async with open_cluster(flags):
             raise Misconfigured("mine")

@@ -25,7 +25,7 @@ def test_help_names_every_command_and_every_exit_code(kvplace: Caller) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_that_states_what_it_does(kvplace: Caller, command: str) -> None:
+def test_every_command_has_help_with_its_purpose(kvplace: Caller, command: str) -> None:
     called = kvplace(command, "--help")
     assert called.code == 0
     assert called.out.startswith(f"Usage: kvplace {command}")

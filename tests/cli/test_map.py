@@ -318,7 +318,7 @@ def test_a_name_cannot_steer_the_terminal(kvplace: Caller) -> None:
     assert "db�[2J�[red]" in called.err
 
 
-def test_the_picture_in_the_documents_is_what_its_command_draws(kvplace: Caller, tmp_path: Path) -> None:
+def test_the_picture_in_the_documents_is_the_drawing_of_its_command(kvplace: Caller, tmp_path: Path) -> None:
     file = tmp_path / "core-map.svg"
     words = (PICTURES / "core-map.txt").read_text(encoding="utf-8").split()
     assert words[:2] == ["kvplace", "map"]
@@ -362,7 +362,7 @@ def test_a_narrow_terminal_loses_nothing(name: str, width: int) -> None:
     assert [format_cpu_list(l3) for l3 in topology.l3_groups if format_cpu_list(l3) not in numbers] == []
 
 
-def test_a_name_that_can_only_be_a_node_without_a_kubeconfig_is_refused_with_what_is_missing(
+def test_a_name_that_can_only_be_a_node_is_refused_for_the_missing_kubeconfig(
     kvplace: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("KUBECONFIG", raising=False)

@@ -71,7 +71,7 @@ def test_vmis_and_plain_pods_are_placed_too(kvplace: Caller, tmp_path: Path) -> 
     assert "kvplace.io/emulator-threads:" not in of_pod
 
 
-def test_what_does_not_fit_is_answered_with_the_reason_and_the_changes_that_help(
+def test_a_vm_that_does_not_fit_is_answered_with_the_reason_and_the_changes_that_help(
     kvplace: Caller, tmp_path: Path
 ) -> None:
     file = _file(tmp_path, _vm("big", 100), _vm("small"))
@@ -144,7 +144,7 @@ def test_a_file_of_another_kind_is_named_with_its_kind(kvplace: Caller, tmp_path
         ({"cpu-set": "any", "kvplace.io/cpu-set": "one-l3"}, "contradicts"),
     ],
 )
-def test_what_admission_refuses_is_refused_with_its_place(
+def test_a_vm_that_admission_refuses_is_refused_with_its_place_in_the_file(
     kvplace: Caller, tmp_path: Path, annotations: dict[str, str], said: str
 ) -> None:
     wrong = _vm("wrong")

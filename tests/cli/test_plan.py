@@ -95,7 +95,7 @@ def test_the_exit_code_states_whether_all_some_or_none_were_placed(
     assert kvplace("plan", "--requests", "-", stdin=requests).code == code
 
 
-def test_refused_vms_are_grouped_with_what_is_missing_on_how_many_nodes(kvplace: Caller) -> None:
+def test_refused_vms_are_grouped_with_the_shortfall_and_the_number_of_nodes(kvplace: Caller) -> None:
     called = kvplace("plan", "--requests", "-", stdin=TOO_MANY)
     assert "refused     4 VMs" in called.out
     assert (
@@ -295,7 +295,7 @@ def test_any_text_gives_vms_or_one_sentence(text: str) -> None:
         ({"nodeSelector": {"zone": 1}}, "nodeSelector.zone"),
     ],
 )
-def test_what_a_request_demands_of_its_node_is_read_strictly_and_only_for_live_clusters(
+def test_demands_of_a_request_on_its_node_are_read_strictly_and_only_for_live_clusters(
     kvplace: Caller, keys: dict[str, Any], sentence: str
 ) -> None:
     called = kvplace("plan", "--requests", "-", stdin=json.dumps({"vcpus": 2, **keys}))

@@ -44,7 +44,7 @@ def test_an_answer_of_place_pins_a_kubevirt_domain(kvplace: Caller, tmp_path: Pa
     assert [int(pin.get("cpuset", "")) for pin in pins[:vcpus]] == answer.document["placement"]["vcpus"]
 
 
-def test_a_mirrored_guest_gets_its_cells_and_stderr_reports_what_it_does_not_get(
+def test_a_mirrored_guest_gets_its_cells_and_stderr_reports_the_missing_parts(
     kvplace: Caller, tmp_path: Path
 ) -> None:
     xml = DOMAINS / "01-amd64-plain-4vcpu.domain.xml"

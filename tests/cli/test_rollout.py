@@ -81,7 +81,7 @@ def test_a_wrong_call_is_one_sentence(kvplace: Caller, arguments: list[str], sen
     assert len(answer.err.splitlines()) == 1
 
 
-def test_what_is_wrong_with_the_input_is_reported_before_a_missing_yes(
+def test_faults_of_the_input_are_reported_before_a_missing_yes(
     kvplace: Caller, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"

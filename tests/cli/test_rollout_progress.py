@@ -40,7 +40,7 @@ def bind(cluster: MemoryRollouts, name: str) -> None:
     cluster.bind(name)
 
 
-def test_when_nothing_changes_it_is_reported_once_what_is_waited_for(
+def test_when_nothing_changes_the_reason_of_the_wait_is_reported_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def run() -> Report:
@@ -56,7 +56,9 @@ def test_when_nothing_changes_it_is_reported_once_what_is_waited_for(
     assert told.startswith("kvplace: nothing has changed for 30 s: 6 VMs still bound; Ctrl-C leaves")
 
 
-def test_a_deletion_reports_what_is_left_at_most_once_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_deletion_reports_the_remaining_vms_at_most_once_a_second(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     moments = {9: 0.5, 8: 1.0, 7: 1.5, 1: 2.5, 0: 9.0}
     now = [0.0]
     tell = told_what_is_left(lambda: now[0])

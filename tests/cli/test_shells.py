@@ -96,7 +96,7 @@ def test_tab_completes_commands_options_words_server_types_and_files(terminal: T
     terminal.read_until("etion")
 
 
-def test_tab_shows_what_there_is_to_choose_from(terminal: Terminal) -> None:
+def test_tab_shows_the_possible_values(terminal: Terminal) -> None:
     terminal.type("kvplace plan --strategy \t\t")
     assert "pack" in terminal.read_until("spread")
 

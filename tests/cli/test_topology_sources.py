@@ -34,7 +34,7 @@ def test_this_machine_is_shown_without_a_file(kvplace: Caller) -> None:
     assert document["metadata"]["name"]
 
 
-def test_what_a_captured_machine_does_not_describe_is_reported_on_stderr(kvplace: Caller) -> None:
+def test_gaps_in_the_description_of_a_captured_machine_are_reported_on_stderr(kvplace: Caller) -> None:
     path = captured_folder("topologies") / "lscpu" / "s390-nested-virt.tar.gz"
     called = kvplace("topology", str(path), "-o", "json")
     assert json.loads(called.out)["metadata"]["name"] == "s390-nested-virt"

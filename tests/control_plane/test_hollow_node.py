@@ -319,7 +319,7 @@ def test_a_process_gets_its_grace_period_and_its_end_is_reported(
     wait_until_gone(control_plane, pods.path, "polite", ready["metadata"]["resourceVersion"])
 
 
-def test_a_pod_that_wants_what_a_hollow_node_cannot_give_reports_it(pods: Pods) -> None:
+def test_a_pod_that_a_hollow_node_cannot_run_reports_it(pods: Pods) -> None:
     pods.create(
         "wanting",
         pods.shell(
@@ -334,7 +334,7 @@ def test_a_pod_that_wants_what_a_hollow_node_cannot_give_reports_it(pods: Pods) 
     assert pods.wait("wanting", is_refused)["status"]["phase"] == "Pending"
 
 
-def test_nodes_come_with_what_kubevirt_and_the_scheduler_search_for(
+def test_nodes_come_with_the_labels_and_resources_that_kubevirt_and_the_scheduler_need(
     control_plane: ControlPlane, nodes: NodesInBackground
 ) -> None:
     name = f"big-{secrets.token_hex(4)}"

@@ -144,7 +144,7 @@ def test_a_start_of_three_calls_is_pinned_each_time_and_shutdown_ends_the_hook(
     assert not list(sockets.glob("*/*.sock"))
 
 
-def test_only_the_pins_are_new_in_what_libvirt_is_given(
+def test_only_the_pins_are_new_in_the_domain_for_libvirt(
     launcher_side: LauncherSide, vmi: dict[str, Any], sockets: Path, sidecar: Sidecar
 ) -> None:
     report = launcher_side.call_hook(vmi, sockets, collect_timeout_s=60, calls=1)

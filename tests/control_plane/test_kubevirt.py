@@ -82,7 +82,7 @@ def test_a_vm_becomes_a_vmi_and_a_pod_and_goes_when_it_is_deleted(
     kubevirt.gone(VMS, namespace, "one")
 
 
-def test_admission_fills_in_what_a_vmi_leaves_open(kubevirt: KubeVirt, namespace: str) -> None:
+def test_admission_sets_the_defaults_of_a_vmi(kubevirt: KubeVirt, namespace: str) -> None:
     vmi = kubevirt.create(VMIS, namespace, small_vmi("one", domain={"cpu": {"cores": 2}}))
 
     assert vmi["spec"]["architecture"] == "amd64"
@@ -114,7 +114,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize(("domain", "complaint"), MALFORMED.values(), ids=MALFORMED.keys())
 @pytest.mark.parametrize("kind", [VMIS, VMS])
-def test_a_malformed_spec_is_refused_with_what_is_wrong(
+def test_a_malformed_spec_is_refused_with_the_fault(
     kubevirt: KubeVirt, namespace: str, kind: str, domain: dict[str, Any], complaint: str
 ) -> None:
     manifest = (small_vm if kind == VMS else small_vmi)("one", domain=domain)

@@ -56,7 +56,7 @@ def test_a_vmi_with_dedicated_cpus_needs_a_cpuset_and_a_topology(launcher_side: 
         launcher_side.domain_xml_of(json.loads(domains.kept("05-amd64-dedicated").vmi))
 
 
-def test_what_is_not_a_vmi_is_refused_with_the_reason(launcher_side: LauncherSide) -> None:
+def test_a_document_that_is_not_a_vmi_is_refused_with_the_reason(launcher_side: LauncherSide) -> None:
     with pytest.raises(LauncherSideFailed, match='unknown field "speck"'):
         launcher_side.default_vmi({"metadata": {"name": "x"}, "speck": {}})
 
@@ -92,7 +92,7 @@ def test_fewer_calls_can_be_asked_for(
     assert report.shutdown is None
 
 
-def test_a_domain_from_a_file_is_what_the_first_call_carries(
+def test_the_first_call_carries_the_domain_of_the_file(
     launcher_side: LauncherSide, vmi: dict[str, Any], no_sidecars: Path, tmp_path: Path
 ) -> None:
     domain = tmp_path / "domain.xml"

@@ -116,7 +116,7 @@ def test_a_pod_that_is_gone_keeps_its_claim_while_the_agent_sees_its_container(p
     assert live_action(pod, 0, runs=True) is ClaimAction.KEEP
 
 
-def test_what_the_kubelet_reports_as_ended_is_released_whatever_the_agent_reported_last() -> None:
+def test_the_claim_of_a_pod_that_the_kubelet_reports_as_ended_is_released_despite_the_agent() -> None:
     assert live_action(replace(BOUND, phase="Failed"), 0, runs=True) is ClaimAction.RELEASE
 
 
@@ -157,7 +157,7 @@ def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
     ],
     ids=["the same", "another bind's", "newer than the pod that was read", "under relocation"],
 )
-def test_what_a_bound_pod_reports_replaces_a_claim_of_the_same_revision_that_states_something_else(
+def test_the_placement_of_a_bound_pod_replaces_a_different_claim_of_the_same_revision(
     cpus: int, revision: int, relocating: bool, expected: bool
 ) -> None:
     restored = claim_of_bound_pod(BOUND)
@@ -226,7 +226,7 @@ def test_a_pod_without_a_placement_of_its_own_has_no_claim_to_lose(pod: PodRecor
 
 
 @pytest.mark.parametrize(("age", "expected"), [(29, ClaimAction.KEEP), (31, ClaimAction.RELEASE)])
-def test_what_a_migration_needs_on_its_target_stays_while_it_is_renewed_although_no_pod_has_its_uid(
+def test_the_reservation_of_a_migration_stays_while_it_is_renewed_although_no_pod_has_its_uid(
     age: float, expected: ClaimAction
 ) -> None:
     kept = replace(claim(), reserved=Reserved(CpuMask(12), "2026-01-02T03:19:05Z", "move-1"))
@@ -263,7 +263,7 @@ def test_a_claim_ages_from_the_first_check_of_it_and_a_new_date_makes_it_new() -
     assert ages.age_s(NODE, again) == 20
 
 
-def test_what_is_gone_is_forgotten() -> None:
+def test_claims_that_are_gone_are_forgotten() -> None:
     clock = Clock()
     ages = ClaimAges(clock)
     ages.look(NODE, [CLAIM])

@@ -133,7 +133,7 @@ async def test_a_pod_that_is_gone_before_its_agent_reported_it_keeps_its_cores_l
         assert not one.claims()
 
 
-async def test_the_cores_of_a_node_that_is_gone_are_released_with_what_its_agent_reported_last(
+async def test_the_cores_of_a_node_that_is_gone_are_released_with_the_last_report_of_its_agent(
     cluster: FaultyCluster,
 ) -> None:
     """Until its NodeTopology is collected the machine may register again, with its containers."""

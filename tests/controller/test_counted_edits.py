@@ -28,7 +28,7 @@ async def running(one: Replica, policy: Policy, millicores: int) -> PodRecord:
 
 
 @pytest.mark.parametrize("policy", [Policy.NONE, Policy.SHARE, Policy.NUMA])
-async def test_a_vm_that_becomes_exclusive_requests_what_it_will_own(
+async def test_a_vm_that_becomes_exclusive_requests_the_cpus_that_it_will_own(
     cluster: FaultyCluster, agent: NodeAgent, policy: Policy
 ) -> None:
     async with replica(cluster) as one:

@@ -144,7 +144,7 @@ async def test_the_claim_of_an_earlier_attempt_goes_only_once_the_pod_is_bound_e
         assert pod.uid in one.claims("n2")
 
 
-async def test_a_claim_that_differs_from_what_its_pod_runs_on_is_made_to_agree(
+async def test_a_claim_that_differs_from_the_placement_of_its_pod_is_corrected(
     cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, controller=False) as before:

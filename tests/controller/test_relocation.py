@@ -165,7 +165,7 @@ async def test_a_plain_pod_is_edited_itself(cluster: FaultyCluster, agent: NodeA
         assert after.placement.policy is Policy.SHARE
 
 
-async def test_what_the_agent_cannot_carry_out_is_taken_back_and_not_tried_again_until_the_next_edit(
+async def test_a_relocation_that_the_agent_refuses_is_undone_and_not_tried_again_until_the_next_edit(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster) as one:
@@ -187,7 +187,7 @@ async def test_what_the_agent_cannot_carry_out_is_taken_back_and_not_tried_again
         assert "no free huge pages" in found.message
 
 
-async def test_what_failed_is_taken_back_although_a_user_has_taken_the_claim_away_meanwhile(
+async def test_a_failed_relocation_is_undone_although_a_user_has_removed_the_claim_meanwhile(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster) as one:
@@ -314,7 +314,7 @@ async def test_a_way_back_to_cpus_that_the_machine_no_longer_has_ends_without_a_
         ({}, {"kvplace.io/smt": "isolate", "kvplace.io/cpu-policy": "share"}, "isolate"),
     ],
 )
-async def test_what_a_running_vm_must_not_do_is_answered_and_changes_nothing(
+async def test_an_edit_that_is_forbidden_for_a_running_vm_is_answered_and_changes_nothing(
     cluster: FaultyCluster, agent: NodeAgent, options: dict[str, Any], asking: dict[str, str], why: str
 ) -> None:
     async with replica(cluster) as one:

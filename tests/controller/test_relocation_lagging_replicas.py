@@ -21,7 +21,7 @@ from tests.controller.replicas import replica
 from tests.kube.faulty_cluster import FaultyCluster
 
 
-async def test_a_replica_that_lags_behind_does_not_relocate_again_what_another_one_has_relocated(
+async def test_a_replica_that_lags_behind_does_not_relocate_a_vm_that_another_one_has_relocated(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     lagging = LaggingView(cluster)
@@ -68,7 +68,7 @@ async def test_a_replica_that_lags_behind_does_not_end_a_relocation_that_has_beg
         await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
 
 
-async def test_a_replica_that_lags_behind_does_not_begin_what_failed_again_from_a_pod_older_than_its_claim(
+async def test_a_replica_with_a_pod_older_than_its_claim_does_not_begin_a_failed_relocation_again(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     lagging = LaggingView(cluster)

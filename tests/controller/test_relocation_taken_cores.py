@@ -19,7 +19,7 @@ from tests.controller.replicas import asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster
 
 
-async def test_when_its_next_cores_were_given_away_meanwhile_it_goes_back_to_what_it_runs_by(
+async def test_a_vm_whose_next_cores_were_given_away_goes_back_to_its_present_placement(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster) as one:

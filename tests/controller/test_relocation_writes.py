@@ -29,7 +29,7 @@ from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
 
 
-async def test_a_way_back_ends_as_soon_as_no_thread_may_run_on_what_it_leaves(
+async def test_a_way_back_ends_as_soon_as_no_thread_may_run_on_the_cores_it_leaves(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     """Else a VM that sets its threads anew again and again would keep its relocation open."""

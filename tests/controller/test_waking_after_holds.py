@@ -140,7 +140,7 @@ async def test_plans_for_a_node_that_kube_scheduler_rejects_wake_who_was_refused
 
 
 @pytest.mark.parametrize(("takes", "is_left"), [(3, True), (6, False)])
-async def test_who_was_refused_is_woken_for_what_another_pod_leaves_of_the_cores_of_a_plan(
+async def test_a_refused_pod_is_tried_again_for_cores_of_a_plan_that_another_pod_leaves(
     cluster: FaultyCluster, takes: int, is_left: bool
 ) -> None:
     async with replica(cluster, extending=PLANNING) as one:

@@ -165,7 +165,9 @@ def test_a_typo_in_a_value_is_answered_with_the_word_that_was_meant() -> None:
 
 @pytest.mark.parametrize("key", ["cpu-set", "kvplace.io/cpu-set"])
 @pytest.mark.parametrize("value", ["0-3", "2,34", "4"])
-def test_cpus_in_place_of_a_scope_are_answered_with_what_the_annotation_names(key: str, value: str) -> None:
+def test_cpus_in_place_of_a_scope_are_answered_with_the_meaning_of_the_annotation(
+    key: str, value: str
+) -> None:
     with pytest.raises(BadAnnotation, match="it names a scope, not CPUs: kvplace chooses the CPUs, as many"):
         read_options({key: value})
 

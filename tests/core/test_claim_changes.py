@@ -69,7 +69,7 @@ def test_it_owns_the_cores_of_both_placements_and_the_memory_that_both_need() ->
     assert claim.memory == {0: 2 * GIB, 1: GIB}
 
 
-def test_afterwards_it_holds_what_a_bind_with_the_new_placement_would_have_claimed() -> None:
+def test_after_a_relocation_the_claim_equals_that_of_a_bind_with_the_new_placement() -> None:
     moving = claim_while_relocating(claimed(OLD), Relocation(NEW, OLD))
     after = claim_after_relocation(moving, NEW)
     assert after is not None
@@ -102,7 +102,7 @@ def test_the_way_back_is_one_more_revision_that_answers_the_same_options_and_giv
     assert claim_after_relocation(back, OLD) == claimed(OLD)
 
 
-def test_a_relocation_that_was_lost_is_put_back_with_what_others_have_left_of_a_pool() -> None:
+def test_a_lost_relocation_is_restored_with_the_cpus_that_others_left_in_the_old_pool() -> None:
     pool, shared = placed(0b1111, policy=Policy.NUMA), placed(0b0010, revision=2, policy=Policy.SHARE)
     other = claim_of(PodUid("other"), placed(0b1000).placement)
     ledger = Ledger().after(LedgerChange(claims=(other, claimed(shared))))
@@ -112,7 +112,7 @@ def test_a_relocation_that_was_lost_is_put_back_with_what_others_have_left_of_a_
     assert held_by_others(ledger, named) == 0b1000
 
 
-def test_a_relocation_to_a_pool_that_was_lost_is_put_back_with_what_others_have_left_of_it() -> None:
+def test_a_lost_relocation_to_a_pool_is_restored_with_the_cpus_that_others_left_in_it() -> None:
     pool = placed(0b1111, revision=2, policy=Policy.NUMA)
     other = replace(claimed(placed(0b1000)), uid=PodUid("other"))
     ledger = Ledger().after(LedgerChange(claims=(other, claimed(pool))))
@@ -173,7 +173,7 @@ def reserved(ledger: Ledger, owned: int, *, but: int = 0) -> Ledger:
 
 
 @given(owned=cpu_masks, wanted=cpu_masks, but=cpu_masks)
-def test_what_is_free_is_owned_at_once_and_the_rest_goes_to_no_other_pod(
+def test_a_reservation_owns_free_cpus_at_once_and_the_rest_goes_to_no_other_pod(
     owned: CpuMask, wanted: CpuMask, but: CpuMask
 ) -> None:
     ledger = reserved(ledger_of(claim("a", owned)), wanted, but=but)
@@ -187,7 +187,7 @@ def test_what_is_free_is_owned_at_once_and_the_rest_goes_to_no_other_pod(
     ledger.check()
 
 
-def test_what_others_leave_becomes_its_own_and_what_they_name_does_not() -> None:
+def test_a_reservation_owns_cpus_that_others_release_and_not_those_that_others_name() -> None:
     sharer = claim("b", 0b1000, 0, Policy.SHARE)
     ledger = reserved(ledger_of(claim("a", 0b0110), sharer), 0b1111)
     assert list(grown(ledger)) == []
@@ -198,7 +198,7 @@ def test_what_others_leave_becomes_its_own_and_what_they_name_does_not() -> None
     assert kept.reserved == ledger.claims[C].reserved
 
 
-def test_a_later_call_reserves_what_others_passed_before_and_keeps_what_is_owned() -> None:
+def test_a_later_call_reserves_cpus_that_were_excepted_before_and_keeps_owned_ones() -> None:
     ledger = reserved(ledger_of(claim("a", 0b0011)), 0b1111, but=0b0100)
     assert ledger.claims[C].owned == 0b1000
     assert free_of(TWO, ledger).cpus & 0b0100
@@ -206,7 +206,7 @@ def test_a_later_call_reserves_what_others_passed_before_and_keeps_what_is_owned
     assert (ledger.claims[C].owned, ledger.claims[C].still_in_use) == (0b1100, 0b0011)
 
 
-def test_what_is_reserved_and_shared_is_named_from_the_beginning() -> None:
+def test_shared_cpus_of_a_reservation_are_named_from_the_beginning() -> None:
     whole = claim("c", 0b11, 0, Policy.SHARE)
     kept = reserve(ledger_of(claim("a", 0b10)), whole, but=NO_CPUS, until=UNTIL)
     assert (kept.cpus, kept.owned, kept.still_in_use) == (0b11, 0, 0)
@@ -246,7 +246,7 @@ def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(wanted=cpu_masks)
-def test_what_a_migration_needs_on_its_target_is_taken_and_has_no_owner_until_its_pod_is_bound(
+def test_the_cpus_of_a_migration_on_its_target_are_taken_without_an_owner_until_its_pod_is_bound(
     wanted: CpuMask,
 ) -> None:
     whole = claim("vmi", wanted)

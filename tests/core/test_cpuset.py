@@ -24,12 +24,12 @@ def recorded() -> dict[str, Any]:
     return table
 
 
-def test_what_kubernetes_parses_is_parsed_alike() -> None:
+def test_lists_that_kubernetes_parses_give_the_same_cpus() -> None:
     for case in recorded()["parse_ok"]:
         assert list(cpus_of(parse_cpu_list(case["text"]))) == case["expect"], case
 
 
-def test_what_kubernetes_refuses_is_refused() -> None:
+def test_lists_that_kubernetes_refuses_are_refused() -> None:
     for text in recorded()["parse_error"]:
         with pytest.raises(ValueError, match=r"^CPU list "):
             parse_cpu_list(text)
@@ -84,7 +84,7 @@ def test_any_text_is_either_a_set_or_one_sentence(text: str) -> None:
     ("text", "expected"),
     [("0-3\n", "0-3"), ("0-3\n\0", "0-3"), ("0, 2 ,4", "0,2,4"), (" \n", ""), ("\0", ""), ("007", "7")],
 )
-def test_blanks_around_items_and_what_sysfs_puts_at_the_end_are_tolerated(text: str, expected: str) -> None:
+def test_blanks_around_items_and_the_line_end_of_sysfs_are_tolerated(text: str, expected: str) -> None:
     assert format_cpu_list(parse_cpu_list(text)) == expected
 
 

@@ -41,7 +41,7 @@ def test_huge_pages_of_a_vm_are_not_taken_from_the_other_memory_too() -> None:
         assert free.pages_by_node == {(0, GIB): 112, (1, GIB): 128}
 
 
-def test_what_is_free_is_what_may_be_given_out_less_what_is_owned_or_named() -> None:
+def test_free_cpus_are_the_available_ones_less_owned_and_named_ones() -> None:
     machine = read_machine("epyc-7502p")
     owned = with_vm(machine, Ledger(), "own", Request(4, PinningOptions(scope=Scope.ONE_L3)))
     ledger = with_vm(
@@ -54,7 +54,7 @@ def test_what_is_free_is_what_may_be_given_out_less_what_is_owned_or_named() -> 
     assert dict(free.uses) == ledger.shared_use
 
 
-def test_a_map_of_the_node_narrows_what_is_free_and_changes_nothing_else() -> None:
+def test_a_map_of_the_node_narrows_the_free_cpus_and_changes_nothing_else() -> None:
     machine = read_machine("2x-xeon-6338")
     narrow = free_of(machine, Ledger(), only=CpuMask(0b1111_0000))
     assert narrow.pool == narrow.cpus == 0b1111_0000 & machine.allocatable
@@ -161,7 +161,7 @@ def used(taken: int, pages: int = 0, memory: int = 64 * GIB) -> Used:
     return Used(Bytes(memory), Bytes(taken), {TWO_MIB: (1024, pages)} if pages else {})
 
 
-def test_vms_get_what_others_leave() -> None:
+def test_vms_get_the_memory_that_others_leave() -> None:
     others = MemoryInUse({N0: Bytes(10 * GIB)}, {N0: {TWO_MIB: 24}})
     before, after = (free_of(TOPOLOGY, Ledger(), holds) for holds in ((), (others.claim(),)))
     assert dict(before.memory)[N0] - dict(after.memory)[N0] == 10 * GIB
@@ -176,7 +176,7 @@ def test_one_part_at_least_is_kept_for_the_host_and_huge_pages_that_nothing_uses
     )
 
 
-def test_what_is_in_use_is_rounded_up() -> None:
+def test_memory_in_use_is_rounded_up() -> None:
     found = in_use({N0: used(5 * GIB, pages=17)}, NOTHING_IN_USE)
     assert found == MemoryInUse({N0: Bytes(6 * GIB)}, {N0: {TWO_MIB: 32}})
 
@@ -194,7 +194,7 @@ def test_small_changes_are_not_published_and_large_ones_are() -> None:
     st.lists(st.floats(0, 1), min_size=1, max_size=6),
     st.integers(1, 4096),
 )
-def test_what_is_published_covers_what_is_used_and_fits_the_node(
+def test_the_published_amount_covers_the_use_and_fits_the_node(
     memory: int, shares: list[float], total: int
 ) -> None:
     published = NOTHING_IN_USE
@@ -207,7 +207,7 @@ def test_what_is_published_covers_what_is_used_and_fits_the_node(
         assert in_use(measured, published) == published
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_memory_in_use_is_written_and_read_again() -> None:
     found = MemoryInUse({N0: Bytes(3 * GIB), N1: Bytes(1)}, {N0: {TWO_MIB: 3}, N1: {}})
     assert found.document()["0"] == {"memory": "3Gi", "hugePages": {"2Mi": 3}}
     assert read_memory_in_use(found.document(), "status.inUse") == found

@@ -183,7 +183,7 @@ def test_vcpus_of_one_guest_core_are_all_the_vcpus_of_one_host_core(
     st.integers(0, 1 << 44),
     st.sampled_from([1 << 10, 1 << 20, 1 << 21, 1 << 30]),
 )
-def test_what_is_apportioned_adds_up_and_stays_near_its_weights(
+def test_apportioned_amounts_add_up_and_stay_near_their_weights(
     weights: list[int], total: int, granule: int
 ) -> None:
     amounts = apportion(total, weights, granule)

@@ -29,7 +29,9 @@ TERMS = st.one_of(
 
 
 @given(st.lists(TERMS, max_size=4).map(tuple))
-def test_what_is_sent_to_the_api_server_reads_back_as_what_was_meant(terms: tuple[LabelTerm, ...]) -> None:
+def test_the_selector_sent_to_the_api_server_reads_back_with_the_same_meaning(
+    terms: tuple[LabelTerm, ...],
+) -> None:
     assert read_label_terms(",".join(map(str, terms))) == terms
 
 

@@ -245,7 +245,7 @@ def test_a_claim_that_its_schema_forbids_is_named(change: dict[str, Any]) -> Non
         ([], "spec is []; it must be an object"),
     ],
 )
-def test_what_is_wrong_in_a_ledger_is_reported_in_the_words_of_the_document(spec: Any, words: str) -> None:
+def test_a_fault_in_a_ledger_is_reported_in_the_words_of_the_document(spec: Any, words: str) -> None:
     with pytest.raises(Corrupt) as error:
         read_ledger(spec)
     assert words in str(error.value)
@@ -261,7 +261,7 @@ def test_owners_that_their_schema_forbids_are_named(owners: Any) -> None:
         read_ledger(SPEC | {"owners": owners})
 
 
-def test_what_is_empty_in_a_claim_is_not_written() -> None:
+def test_empty_fields_of_a_claim_are_not_written() -> None:
     assert claim_document(claim_of("a", 0, since="")) == {
         "namespace": "default",
         "pod": "pod-of-a",

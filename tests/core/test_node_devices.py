@@ -67,6 +67,6 @@ def test_a_pci_device_is_on_the_numa_node_of_its_bus() -> None:
         ({"pci": [{"name": "pci0000:c0"}]}, "status.devices.pci[0].numaNode is null"),
     ],
 )
-def test_what_cannot_be_read_is_named(document: Any, sentence: str) -> None:
+def test_an_unreadable_field_is_named(document: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         read_device_report(document, "status.devices")

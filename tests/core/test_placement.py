@@ -114,19 +114,19 @@ def test_the_placement_is_written_in_the_words_of_its_contract() -> None:
     }
 
 
-def test_what_an_agent_adds_to_a_placement_is_written_only_where_it_reports_more_than_the_default() -> None:
+def test_the_fields_of_an_agent_are_written_only_where_they_differ_from_the_default() -> None:
     text = replace(PLACED, enforced=True, revision=2).to_json()
     assert json.loads(text) == DOCUMENT | {"enforced": True, "revision": 2}
 
 
-def test_what_the_hook_does_with_a_remote_device_is_written_only_where_it_is_not_the_default() -> None:
+def test_the_mode_for_remote_devices_is_written_only_where_it_differs_from_the_default() -> None:
     text = replace(PLACED, device_numa=DeviceNuma.SOCKET).to_json()
     assert json.loads(text) == DOCUMENT | {"deviceNuma": "socket"}
     with pytest.raises(BadAnnotation, match="deviceNuma is 'near'; it must be one of preferred, required, s"):
         PodPlacement.from_json(text.replace('"socket"', '"near"'))
 
 
-def test_what_a_guest_sees_of_the_host_is_written_only_for_guests_that_asked() -> None:
+def test_the_view_of_a_guest_is_written_only_for_guests_that_mirror_the_host() -> None:
     cells = (
         GuestCell(0, node=NumaId(0), vcpus=(0, 1), memory=4 * GIB, distances=(10, 21), threads=2),
         GuestCell(1, node=NumaId(1), vcpus=(2, 3), memory=4 * GIB, distances=(21, 10), threads=2),
@@ -148,7 +148,7 @@ def test_what_a_guest_sees_of_the_host_is_written_only_for_guests_that_asked() -
         PodPlacement.from_json(text.replace('"guestThreads":2', '"guestThreads":3'))
 
 
-def test_a_placement_of_only_what_the_hook_needs_is_enough() -> None:
+def test_the_fields_that_the_hook_needs_make_a_placement() -> None:
     needed = ("version", "podUid", "node", "policy", "vcpus", "cpus")
     bound = PodPlacement.from_json(json.dumps({key: DOCUMENT[key] for key in needed} | {"later": [1]}))
     assert (bound.enforced, bound.revision) == (False, 1)

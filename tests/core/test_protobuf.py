@@ -14,7 +14,7 @@ numbers = st.integers(1, (1 << 29) - 1)
 
 
 @given(st.dictionaries(numbers, st.binary(max_size=300), max_size=5))
-def test_what_is_written_is_read_back(fields: dict[int, bytes]) -> None:
+def test_written_fields_are_read_back(fields: dict[int, bytes]) -> None:
     message = b"".join(bytes_field(number, value) for number, value in fields.items())
     assert read_bytes_fields(message) == fields
 

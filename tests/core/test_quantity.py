@@ -60,7 +60,7 @@ def test_every_form_of_a_quantity_has_its_value(text: str | float, value: Fracti
     "text",
     ["", "Gi", "8gi", "8 Gi", "8GB", "1K", "1e", "0x10", "1_000", "--1", "1e1000", "٣", "NaN", "8Gii", inf],
 )
-def test_what_is_not_a_quantity_is_refused_by_name(text: str | float) -> None:
+def test_text_that_is_not_a_quantity_is_refused_by_name(text: str | float) -> None:
     with pytest.raises(ValueError) as caught:
         parse_quantity(text)
     assert repr(text) in str(caught.value)

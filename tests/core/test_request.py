@@ -69,7 +69,7 @@ def changed(request: Request, name: str) -> Request:
     return replace(request, **{name: OTHERS[name]})
 
 
-def test_every_field_decides_but_what_becomes_of_a_vm_that_does_not_fit() -> None:
+def test_every_field_but_on_failure_decides() -> None:
     sizes = {field.name for field in fields(Request)} - {"options"}
     assert OTHERS.keys() == (sizes | OPTIONS) - {"on_failure"}
 

@@ -45,7 +45,7 @@ RIGHT = (
 )
 
 
-def test_mypy_refuses_each_type_for_another_and_accepts_what_is_one(tmp_path: Path) -> None:
+def test_mypy_refuses_each_type_for_another_and_accepts_its_own_values(tmp_path: Path) -> None:
     snippet = tmp_path / "snippet.py"
     snippet.write_text(MIXED + "\n".join((*WRONG, *RIGHT)) + "\n")
     cache = f"--cache-dir={tmp_path / 'cache'}"

@@ -104,7 +104,7 @@ def test_whatever_matters_for_placing_changes_the_fingerprint(other: Topology) -
     assert other.fingerprint != MACHINE.fingerprint
 
 
-def test_the_farther_direction_counts_and_what_is_unknown_is_a_neighbour() -> None:
+def test_the_farther_direction_counts_and_an_unknown_distance_is_that_of_a_neighbour() -> None:
     lopsided = replace(
         MACHINE,
         numa_nodes=(make_numa_node(0, 0b0101, 0, {}, {1: 12}), make_numa_node(1, 0b1010, 0, {}, {0: 32})),

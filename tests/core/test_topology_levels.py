@@ -20,7 +20,7 @@ def _levels(online: int = 0b1111) -> Levels:
 
 
 @given(st.lists(SETS, min_size=8, max_size=8), st.integers(1, 255))
-def test_whatever_each_cpu_reports_the_level_is_a_partition_that_keeps_what_no_client_denies(
+def test_whatever_each_cpu_reports_the_level_is_a_partition_with_all_undisputed_groups(
     said: list[CpuMask], online: int
 ) -> None:
     levels = _levels(online)

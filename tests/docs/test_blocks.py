@@ -22,7 +22,7 @@ def test_every_block_is_taken_by_a_test_or_has_a_reason() -> None:
     )
 
 
-def test_what_a_test_takes_has_no_reason_not_to_be_run() -> None:
+def test_a_block_that_a_test_takes_has_no_reason_not_to_be_run() -> None:
     both = [
         f"{one.page}:{one.line}: {one.text.splitlines()[0]}"
         for one in EXAMPLES
@@ -31,7 +31,7 @@ def test_what_a_test_takes_has_no_reason_not_to_be_run() -> None:
     assert both == [], "delete these in tests/docs/not_run.py"
 
 
-def test_what_is_named_is_there_once() -> None:
+def test_a_named_block_is_there_once() -> None:
     """A page may repeat a block word for word."""
     wrong = [
         taker

@@ -20,7 +20,7 @@ def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path)
 
 
-def test_the_first_command_prints_what_the_first_page_shows(shell: Shell) -> None:
+def test_the_first_command_prints_the_output_on_the_first_page(shell: Shell) -> None:
     command, *shown = block("README.md", "$ kvplace place").splitlines()
     (printed,) = shell.run(command.removeprefix("$ "))
     assert printed.splitlines() == shown

@@ -90,7 +90,7 @@ def test_every_word_that_shows_in_the_domain_has_an_example() -> None:
 
 
 @pytest.mark.parametrize(("key", "value", "example"), EXAMPLES, ids=lambda text: text[:20])
-def test_an_example_is_what_comes_out(key: str, value: str, example: str) -> None:
+def test_an_example_is_the_real_result(key: str, value: str, example: str) -> None:
     quoted = {text for text in in_code_marks(example) if text.startswith("<")}
     if example == "no `<numatune>`":
         assert domain_of({key: value}, 4, 8).find("numatune") is None

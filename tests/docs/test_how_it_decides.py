@@ -44,7 +44,7 @@ def printed(checkout: Path) -> str:
     return done.stdout
 
 
-def test_the_commands_print_what_the_page_shows(printed: str) -> None:
+def test_the_commands_print_the_output_on_the_page(printed: str) -> None:
     assert len(COMMANDS) >= 10
     assert [line.rstrip() for line in printed.splitlines()] == TRANSCRIPT.splitlines()
 

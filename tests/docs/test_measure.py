@@ -66,7 +66,7 @@ def _printed(folder: Path, rows: dict[int, tuple[int, int]], longest: str, over:
         ({4: (96, 98)}, "00004 00002", ("4", "over 20000")),
     ],
 )
-def test_the_percentiles_are_those_of_all_vcpus_and_of_what_the_histogram_leaves_out(
+def test_the_percentiles_are_those_of_all_vcpus_and_of_values_above_the_histogram(
     tmp_path: Path, rows: dict[int, tuple[int, int]], over: str, expected: tuple[str, str]
 ) -> None:
     printed = _printed(tmp_path, rows, "00009 00030", over)

@@ -37,7 +37,7 @@ def test_every_annotation_is_explained(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", WORDS)
-def test_every_value_is_explained_and_the_first_is_what_one_gets_without_the_key(key: str) -> None:
+def test_every_value_is_explained_and_the_first_is_the_default(key: str) -> None:
     default = getattr(PinningOptions(), WORDS[key])
     below = section(section(page("annotations.md"), "Values of each annotation"), f"`{key}`")
     assert first_cells(below) == {member.value for member in type(default)}

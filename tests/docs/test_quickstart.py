@@ -25,7 +25,7 @@ def test_files_and_scripts_are_those_of_the_installation_page() -> None:
     assert {one.text for one in REPEATED} <= {one.text for one in blocks("docs/install.md")}
 
 
-def test_a_transcript_has_commands_and_what_they_print() -> None:
+def test_a_transcript_has_commands_and_their_output() -> None:
     text = "$ kubectl get nodes\nNAME\n...\n\n$ date\n"
     assert commands_and_output(Block("", 1, "", CONSOLE, text)) == ("kubectl get nodes\ndate\n", ["NAME"])
 
@@ -40,7 +40,7 @@ def test_a_transcript_has_commands_and_what_they_print() -> None:
         ("pod/virt-launcher-web-server-867w6 met", "pod/virt-launcher-web-server-abcde met"),
     ],
 )
-def test_what_machines_decide_is_not_compared(shown: str, printed: str) -> None:
+def test_output_that_depends_on_the_machine_is_not_compared(shown: str, printed: str) -> None:
     assert masked(shown) == masked(printed)
 
 

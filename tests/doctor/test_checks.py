@@ -153,7 +153,7 @@ def test_a_bundle_may_hold_an_old_ca_beside_the_present_one(tmp_path: Path) -> N
     assert problems(check_webhooks, objects=objects, now=datetime.now(UTC)) == []
 
 
-def test_a_refusal_by_the_webhook_is_what_is_wanted() -> None:
+def test_a_refusal_by_the_webhook_is_a_success() -> None:
     refused = 'admission webhook "pod.kvplace.io" denied the request: annotation kvplace.io/doctor'
     assert problems(check_admission_answers, admission_answer=refused) == []
     away = 'failed calling webhook "pod.kvplace.io": connection refused'
@@ -385,7 +385,7 @@ def test_a_check_whose_objects_could_not_be_read_reports_it_and_nothing_else() -
     assert [one.problem for one in results["ledgers"].findings] == ["you may not list nodes"]
 
 
-def test_a_cluster_without_kvplace_is_informed_what_to_do_and_not_all_that_is_missing() -> None:
+def test_a_cluster_without_kvplace_gets_one_next_step_instead_of_all_missing_parts() -> None:
     found = examine(installation(own_denials=("customresourcedefinitions",)))
     assert [one.check.name for one in found.results] == ["API server", "parts", "KubeVirt", "kubelets"]
     parts = found.results[1].findings

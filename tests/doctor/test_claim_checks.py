@@ -27,7 +27,7 @@ def test_vms_without_claims_without_measurements_and_beside_their_cores_are_name
     assert "their node's ledger does not give them" in problems(check_vms, **view(pod("db", pinned=True)))[0]
 
 
-def test_a_pod_that_outlives_its_qemu_is_named_once_and_with_what_ends_it() -> None:
+def test_a_pod_that_outlives_its_qemu_is_named_once_with_its_fix() -> None:
     held = replace(pod("db", pinned=False), vmi="db", compute_terminated=True)
     (found,) = check_vms(installation(**view(held)))
     assert found.about == "Pod default/pod-db"

@@ -97,7 +97,7 @@ def test_of_nodes_without_a_ready_agent_those_are_named_for_which_one_is_meant()
     assert "1 of 2 agents ready: worker-2; VMs" in found
 
 
-def test_what_the_agent_reports_about_its_node_is_passed_on() -> None:
+def test_problems_that_the_agent_reports_about_its_node_are_passed_on() -> None:
     said = Condition("Ready", False, "StateUnreadable", "damaged")
     (found,) = problems(check_conditions, **view(conditions=(said,)))
     assert found == "wrong: NodeTopology worker: its agent reports StateUnreadable: damaged"
@@ -117,7 +117,7 @@ def seen(view: ClusterView) -> Installation:
         ("", TopologyRecord(WORKER, topology=None, problem="no cores"), "get nodetopology worker -o yaml"),
     ],
 )
-def test_of_a_node_that_is_badly_described_the_fix_names_what_describes_it(
+def test_the_fix_of_a_badly_described_node_names_the_source_of_its_description(
     cpu_map: str, topology: TopologyRecord | None, look_at: str
 ) -> None:
     described = [] if topology is None else [topology]

@@ -314,7 +314,9 @@ def test_after_all_that_it_is_well_again(installed: Installed) -> None:
     assert findings_of(examined_when(installed, lambda found: found.level is None)) == []
 
 
-def test_what_the_caller_may_not_read_is_reported_and_not_taken_for_missing(installed: Installed) -> None:
+def test_objects_that_the_caller_may_not_read_are_reported_and_not_taken_for_missing(
+    installed: Installed,
+) -> None:
     found = examined(installed.plane.kubeconfig, user="eve")
     assert found.level is Severity.UNCHECKED
     assert {finding.level for one in found.results for finding in one.findings} == {Severity.UNCHECKED}
@@ -335,7 +337,7 @@ def test_version_names_the_releases_of_client_and_server(installed: Installed) -
     assert __version__ in nowhere.err
 
 
-def test_version_prints_what_it_knows_and_names_the_rights_that_are_missing(installed: Installed) -> None:
+def test_version_prints_the_known_versions_and_names_the_missing_rights(installed: Installed) -> None:
     called = call_process("version", "--kubeconfig", str(installed.plane.kubeconfig), "--as", "eve")
     assert called.code == ExitCode.DONE
     assert [line.split()[0] for line in called.out.splitlines()] == ["client", "Kubernetes"]

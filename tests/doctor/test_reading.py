@@ -46,7 +46,7 @@ def problems_in(cluster: Changing) -> tuple[list[str], list[float]]:
         ([CLAIMED, UNCLAIMED], [ENDED], False),
     ],
 )
-def test_what_changes_between_two_lists_is_not_a_fault(
+def test_a_change_between_two_lists_is_not_a_fault(
     ledgers: list[tuple[LedgerRecord, ...]], pods: list[tuple[PodRecord, ...]], *, is_vmi: bool
 ) -> None:
     assert problems_in(Changing(ledgers, pods, is_vmi=is_vmi)) == ([], [5.0])
@@ -61,7 +61,7 @@ def test_what_changes_between_two_lists_is_not_a_fault(
         (UNCLAIMED, GONE, True, "did not pass admission"),
     ],
 )
-def test_what_stays_half_there_is_a_fault(
+def test_a_difference_that_stays_is_a_fault(
     ledgers: tuple[LedgerRecord, ...], pods: tuple[PodRecord, ...], said: str, *, is_vmi: bool
 ) -> None:
     (problem,), _ = problems_in(Changing([ledgers], [pods], is_vmi=is_vmi))

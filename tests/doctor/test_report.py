@@ -32,7 +32,7 @@ def examined(name: str, *findings: Finding) -> Examined:
     return Examined(Check(name, (), lambda _: ()), findings)
 
 
-def test_what_may_not_be_read_is_reported_once_and_last() -> None:
+def test_missing_rights_to_read_are_reported_once_and_last() -> None:
     found = Examination(
         (
             examined("serve", DENIED),

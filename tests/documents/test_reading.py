@@ -44,7 +44,7 @@ def test_keys_and_dates_are_texts_as_in_json() -> None:
     }
 
 
-def test_aliases_and_merge_keys_mean_what_they_mean_to_kubectl() -> None:
+def test_aliases_and_merge_keys_have_the_same_meaning_as_for_kubectl() -> None:
     text = "base: &base {1: a, cpu: {cores: 2}}\nin: [*base, {<<: *base, 1: b}, {<<: [{x: 1}, {x: 2, y: 3}]}]"
     base = {"1": "a", "cpu": {"cores": 2}}
     assert read_document(text, "c.yaml") == {"base": base, "in": [base, {**base, "1": "b"}, {"x": 1, "y": 3}]}
@@ -116,6 +116,6 @@ def test_a_list_counts_as_the_objects_in_it(kind: str) -> None:
 @pytest.mark.parametrize(
     ("text", "is_a"), [("[1]", "a list"), ("just words", "a string"), ("--- 5", "a number")]
 )
-def test_what_is_not_an_object_is_refused_with_its_place(text: str, is_a: str) -> None:
+def test_a_document_that_is_not_an_object_is_refused_with_its_place(text: str, is_a: str) -> None:
     with pytest.raises(BadBody, match=rf"^all contains {is_a}; it must be a Kubernetes object"):
         manifests_in(text, "all")

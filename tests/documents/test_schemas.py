@@ -104,7 +104,7 @@ def changed(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "model", "document"), WHOLE)
-def test_what_the_reader_accepts_the_schema_accepts(
+def test_a_document_that_the_reader_accepts_is_valid_by_the_schema(
     name: str, model: type[DocumentModel], document: dict[str, Any]
 ) -> None:
     schema, accepted = schema_of(name), 0

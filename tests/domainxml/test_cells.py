@@ -142,7 +142,9 @@ def test_an_odd_number_of_vcpus_costs_the_guest_its_siblings_with_a_warning() ->
         ),
     ],
 )
-def test_cells_make_up_the_guests_memory_without_what_devices_add(memory: str, shares: list[int]) -> None:
+def test_cells_make_up_the_guests_memory_without_the_memory_of_devices(
+    memory: str, shares: list[int]
+) -> None:
     answer = rewrite(domain(memory, "<vcpu>4</vcpu>"), TWO_CELLS)
     assert [int(cell["memory"]) for cell in cells(answer)] == shares
 

@@ -159,7 +159,7 @@ def test_a_bus_has_32_slots_and_the_number_of_buses_has_an_end() -> None:
     assert "32 devices in guest cell 6 get no expander bus: none is left" in said
 
 
-def test_what_kubevirt_before_1_8_drops_between_its_calls_is_written_again() -> None:
+def test_targets_that_kubevirt_before_1_8_drops_between_its_calls_are_written_again() -> None:
     nodes = {source(n): n % 2 for n in range(4)}
     answer, _ = placed(document(*(hostdev(n) for n in range(4))), nodes)
     root = etree.fromstring(answer)

@@ -85,7 +85,7 @@ def test_a_valid_document_stays_valid_with_devices_behind_expander_buses() -> No
 
 
 @pytest.mark.parametrize("placement", [MANY_VCPUS, TWO_NODES, mirroring(cells=3, vcpus=48, threads=2)])
-def test_kubevirts_documents_are_valid_but_for_what_it_leaves_empty(placement: Placement) -> None:
+def test_kubevirts_documents_are_valid_but_for_fields_that_it_leaves_empty(placement: Placement) -> None:
     for path in sorted(DOMAINS.glob("*.domain.xml")):
         if placement.guest_cells and ("s390x" in path.name or "numa-hugepages" in path.name):
             continue  # no cells there, or KubeVirt's own

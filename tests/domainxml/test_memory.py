@@ -141,7 +141,7 @@ def test_a_mirroring_vm_that_migrates_keeps_the_memory_of_each_cell_on_one_node(
 
 
 @pytest.mark.parametrize("total", [10**10, (8 << 30) - (1 << 20), (8 << 30) - 1])
-def test_cells_that_were_cut_to_whole_mebibytes_are_what_was_placed(total: int) -> None:
+def test_cells_that_were_cut_to_whole_mebibytes_match_the_placement(total: int) -> None:
     shares = {NumaId(0): Bytes(-(-total // 2)), NumaId(1): Bytes(total // 2)}
     cuts = apportion(total, list(shares.values()), CELL_GRANULE)
     cells = "".join(

@@ -185,7 +185,7 @@ def test_a_prefix_that_nothing_declares_or_with_an_odd_uri_stays_part_of_its_nam
 
 
 @each_document
-def test_what_is_unpinned_has_no_number_of_a_cpu_or_node_left_and_is_otherwise_as_it_was(path: Path) -> None:
+def test_an_unpinned_domain_names_no_cpu_or_node_and_is_otherwise_unchanged(path: Path) -> None:
     xml = path.read_bytes()
     try:
         removed = unpin(rewrite(xml, FOUR_VCPUS))

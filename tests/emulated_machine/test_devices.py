@@ -60,7 +60,7 @@ def placed_on(machine: EmulatedMachine, node: int, mode: DeviceNuma = DeviceNuma
 
 
 @on_machines(WITH_DEVICES)
-def test_the_numa_node_of_every_device_is_what_hwloc_sees_there(machine: EmulatedMachine) -> None:
+def test_the_numa_node_of_every_device_equals_the_view_of_hwloc_there(machine: EmulatedMachine) -> None:
     roots = {0: FIRST, 1: SECOND}
     functions = {node: machine.call(devices.virtual_functions, root, 2) for node, root in roots.items()}
     seen = machine.call(devices.device_nodes)

@@ -48,7 +48,7 @@ def assert_as_others_see_it(seen: Observation) -> None:
 
 
 @on_machines(*SHAPES)
-def test_a_machine_is_what_lscpu_and_hwloc_see_there(machine: EmulatedMachine) -> None:
+def test_a_machine_equals_the_view_of_lscpu_and_hwloc_there(machine: EmulatedMachine) -> None:
     seen = machine.call(observe)
     assert_as_others_see_it(seen)
     shape, found = machine.shape, seen.topology

@@ -219,7 +219,7 @@ def test_pod_ledger_and_domain_state_the_same_of_a_vm(name: str, served: dict[st
     assert set(vm.pins("iothreadpin", "iothread")) <= {format_cpu_list(placement.emulator_cpus)}
 
 
-def test_no_vm_is_given_what_is_another_vms_alone(served: dict[str, Served]) -> None:
+def test_no_vm_is_given_cpus_that_another_vm_owns(served: dict[str, Served]) -> None:
     for name, vm in served.items():
         for other in served.values():
             if other is not vm and other.pod["spec"]["nodeName"] == vm.pod["spec"]["nodeName"]:

@@ -71,7 +71,7 @@ def crowded(
         yield Crowded(cluster, virt, kvplace, nodes, vm_namespace)
 
 
-def test_a_vm_migrates_to_reserved_cores_and_the_waiting_one_gets_what_it_leaves(crowded: Crowded) -> None:
+def test_a_vm_migrates_to_reserved_cores_and_the_waiting_one_gets_its_old_cores(crowded: Crowded) -> None:
     cluster, kvplace = crowded.cluster, crowded.kvplace
     source_uid = crowded.source["metadata"]["uid"]
     crowded.agents_report()

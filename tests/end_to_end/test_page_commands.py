@@ -138,7 +138,7 @@ def test_commands_that_check_answer(shell: Shell, commands: str) -> None:
 
 
 @pytest.mark.parametrize(("command", "output"), SHOWN, ids=[command.strip() for command, _ in SHOWN])
-def test_a_command_prints_what_the_page_shows(shell: Shell, command: str, output: str) -> None:
+def test_a_command_prints_the_output_on_the_page(shell: Shell, command: str, output: str) -> None:
     """Apart from numbers, times and random names: which VM is bound first is not decided.
 
     Events of other tests may be added.
@@ -166,7 +166,7 @@ def test_without_the_plugin_the_program_in_the_image_of_serve_answers(
     assert "worker-1" in explained
 
 
-def test_the_symptoms_begin_with_what_explains_them(
+def test_the_symptoms_begin_with_the_commands_that_explain_them(
     shell: Shell, cluster: ControlPlane, virt: KubeVirt
 ) -> None:
     pod = _wait_until_pinned(cluster, virt, "database")

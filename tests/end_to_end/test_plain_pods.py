@@ -49,7 +49,7 @@ def test_a_plain_pod_with_a_request_in_cranes_words_is_placed_by_a_hand_written_
         wait_for(cluster, ledgers, "by-hand", lambda ledger: not ledger["spec"]["owners"])
 
 
-def test_a_plain_pod_that_fits_no_described_node_waits_and_states_what_is_missing(
+def test_a_plain_pod_that_fits_no_described_node_waits_with_the_shortfall(
     cluster: ControlPlane, kvplace: Installation, vm_namespace: str
 ) -> None:
     pods = f"/api/v1/namespaces/{vm_namespace}/pods"

@@ -70,7 +70,7 @@ def made(cluster: ControlPlane, namespace: str) -> dict[str, str]:
     return {vm["metadata"]["name"]: vm["metadata"]["uid"] for vm in cluster.request("GET", path)["items"]}
 
 
-def test_the_commands_of_the_page_do_what_it_reports(cluster: ControlPlane, shop: str) -> None:
+def test_the_commands_of_the_page_do_as_the_page_shows(cluster: ControlPlane, shop: str) -> None:
     commands = block("docs/rollout.md", "kvplace rollout list")
     answers: list[subprocess.CompletedProcess[str]] = []
     for line in commands.splitlines():
@@ -201,7 +201,7 @@ def test_mistakes_are_one_sentence_before_anything_is_made(
             cluster.request("DELETE", f"{vmis}/taken-03")
 
 
-def test_the_role_is_enough_and_what_planning_needs_is_named(
+def test_the_role_is_enough_and_the_rights_of_planning_are_named(
     cluster: ControlPlane, shop: str, tmp_path: Path
 ) -> None:
     cluster.create_service_account(shop, "author")

@@ -219,7 +219,7 @@ async def test_a_vm_whose_cores_the_ledger_gives_to_another_pod_is_reported(
     assert document["unclaimed"] == "1,9"
 
 
-async def test_what_was_measured_on_a_node_that_is_down_or_gone_is_called_old(
+async def test_a_measurement_of_a_node_that_is_down_or_gone_is_called_old(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     await bound(objects, cluster, 0, 1, 8, 9)
@@ -228,15 +228,13 @@ async def test_what_was_measured_on_a_node_that_is_down_or_gone_is_called_old(
     assert "the node is not Ready" in printed(await explained(objects, cluster, "vm/db"))
 
 
-async def test_a_pod_of_a_deleted_node_reports_what_becomes_of_it(
-    objects: Objects, cluster: FaultyCluster
-) -> None:
+async def test_a_pod_of_a_deleted_node_reports_its_future(objects: Objects, cluster: FaultyCluster) -> None:
     await bound(objects, cluster, node="deleted")
     found = await explained(objects, cluster, "vm/db")
     assert "the API server has no such node any more" in printed(found)
 
 
-async def test_a_bound_pod_reports_what_its_containers_wait_for(
+async def test_a_bound_pod_reports_the_reason_why_its_containers_wait(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     waiting = {
@@ -272,7 +270,7 @@ async def test_a_vm_whose_name_begins_like_another_one_is_not_mixed_up_with_it(
     assert (found.notes, found.fitting) == ((), None)
 
 
-async def test_a_pod_that_outlives_its_qemu_is_informed_what_keeps_it_and_not_that_it_has_no_cores(
+async def test_a_pod_that_outlives_its_qemu_names_its_running_containers_and_not_missing_cores(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     ended = {"name": "compute", "state": {"terminated": {"exitCode": 2}}}

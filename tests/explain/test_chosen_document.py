@@ -25,7 +25,7 @@ def test_a_target_is_written_as_kubectl_writes_it(text: str, kind: TargetKind, n
 
 
 @pytest.mark.parametrize("text", ["", "vm/", "node/worker", "vm/a/b", "vm/a=b", "vm/a,b", "pod/..", "a b"])
-def test_another_target_is_refused_with_what_to_write(text: str) -> None:
+def test_another_target_is_refused_with_the_accepted_forms(text: str) -> None:
     with pytest.raises(BadBody, match="write vm/NAME, vmi/NAME or pod/NAME"):
         read_target(text, "default")
 

@@ -88,7 +88,7 @@ async def test_nodes_and_reasons_are_those_that_filter_gives() -> None:
             assert found.nodes == 8
 
 
-def test_what_kube_scheduler_refuses_comes_first_and_names_the_nodes_that_had_the_cores() -> None:
+def test_refusals_of_kube_scheduler_come_first_and_name_the_nodes_that_had_the_cores() -> None:
     nodes = [
         asked("a", obstacle="the node is cordoned (spec.unschedulable)"),
         asked("b", obstacle="the node is cordoned (spec.unschedulable)", taken="0-15"),
@@ -132,7 +132,7 @@ def test_a_move_of_a_running_vm_is_suggested_where_all_of_them_are_known() -> No
     assert "move team/" in move.sentence
 
 
-def test_what_a_suggested_move_needs_is_reported_unless_the_owner_has_agreed() -> None:
+def test_a_suggested_move_names_the_needed_consent_unless_the_owner_has_agreed() -> None:
     node = asked("n", occupants=(occupant("team/db", "0,8"), occupant("team/web", "4,12")))
     for movable, needs in ((set(), True), ({"team/db", "team/web"}, False)):
         found = fit([replace(node, movable=frozenset(movable))], request_with(8, scope=Scope.ONE_SOCKET))

@@ -40,7 +40,7 @@ class OneNode:
 
 
 @pytest.mark.parametrize("reserved", [False, True])
-async def test_what_is_claimed_or_reserved_for_a_waiting_pod_does_not_keep_it_away(*, reserved: bool) -> None:
+async def test_cores_claimed_or_reserved_for_a_waiting_pod_do_not_keep_it_away(*, reserved: bool) -> None:
     cluster = FaultyCluster()
     cluster.create_node("worker", topology=TWO)
     pod = cluster.create_pod("solver", request=write_request(PodRequest(request_with(4))))

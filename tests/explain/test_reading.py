@@ -133,7 +133,7 @@ async def test_a_vm_with_a_request_beside_its_template_is_reported_with_the_righ
     )
 
 
-async def test_a_waiting_vm_states_what_kube_scheduler_states_and_what_keeps_it_from_each_node(
+async def test_a_waiting_vm_shows_the_message_of_kube_scheduler_and_the_obstacle_on_each_node(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     await cluster.write_ledger(

@@ -77,5 +77,5 @@ def test_a_kubelet_rejects_the_pod_whose_request_no_longer_fits() -> None:
     assert "requested: 1000, used: 3500, capacity: 4000" in rejected["message"]
 
 
-def test_what_has_ended_leaves_its_place_to_others() -> None:
+def test_an_ended_program_leaves_its_place_to_others() -> None:
     assert rejection(pod("4"), [pod("4", phase="Failed")], 4) is None

@@ -143,7 +143,7 @@ def too_few_vcpus(pod: PodFolder) -> None:
     ],
 )
 @pytest.mark.parametrize("on_failure", list(OnFailure))
-def test_what_prevents_pinning_is_an_error_or_an_unchanged_domain_by_on_failure(
+def test_an_obstacle_to_pinning_is_an_error_or_an_unchanged_domain_by_on_failure(
     env: PodEnvironment,
     pod: PodFolder,
     capfd: pytest.CaptureFixture[str],

@@ -212,7 +212,7 @@ async def test_memory_is_bound_in_every_mode(serve: Any, mode: NumaMemory) -> No
 
 
 @pytest.mark.parametrize("mode", DeviceNuma)
-async def test_what_becomes_of_a_remote_device_reaches_the_hook(serve: Any, mode: DeviceNuma) -> None:
+async def test_the_mode_for_remote_devices_reaches_the_hook(serve: Any, mode: DeviceNuma) -> None:
     served = await serve(FOUR, {"cpu-set": "one-numa", "kvplace.io/device-numa": mode.value})
     assert served.bound.device_numa is mode
 
@@ -250,7 +250,7 @@ async def test_a_mirroring_guest_in_huge_pages_has_cells_of_whole_pages(serve: A
     assert etree.fromstring(served.xml).find("memoryBacking/hugepages") is not None
 
 
-async def test_a_mirroring_guest_that_may_grow_is_pinned_and_the_log_states_what_growing_means(
+async def test_a_mirroring_guest_that_may_grow_is_pinned_and_the_log_gives_the_effect_of_growth(
     serve: Any, capfd: Any
 ) -> None:
     served = await serve(FOUR, SPREAD_MIRROR, free="1,33,17,49")

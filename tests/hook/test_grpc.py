@@ -330,7 +330,7 @@ def test_an_oversized_message_is_refused_at_its_first_bytes_and_the_caller_stopp
 @pytest.mark.parametrize(
     ("changed", "http_status"), [({"method": "GET"}, "405"), ({"content_type": "text/html"}, "415")]
 )
-def test_what_is_not_grpc_gets_an_http_status(changed: dict[str, str], http_status: str) -> None:
+def test_a_request_that_is_not_grpc_gets_an_http_status(changed: dict[str, str], http_status: str) -> None:
     server, heard = spoken(headers(header_block(**changed), "END_STREAM"))
     assert heard == []
     assert answer_of(server).headers[":status"] == http_status

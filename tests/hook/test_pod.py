@@ -82,7 +82,7 @@ def test_a_pod_that_does_not_know_its_node_goes_by_its_uid(env: PodEnvironment, 
         ("name", "", "has neither the annotation kvplace.io/placement nor cpu-map yet"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_sentence(
+def test_an_unreadable_file_is_refused_in_one_sentence(
     env: PodEnvironment, pod: PodFolder, name: str, text: str, sentence: str
 ) -> None:
     pod.write(name, text)

@@ -92,7 +92,7 @@ def test_a_checkout_elsewhere_works_too(hook: HookProcess, tmp_path: Path) -> No
     assert os.access(PROJECT / "hooks/onDefineDomain", os.X_OK)
 
 
-def test_a_python_without_the_xml_library_is_informed_what_to_install(hook: HookProcess) -> None:
+def test_a_python_without_the_xml_library_names_the_package_to_install(hook: HookProcess) -> None:
     hook.pod.bind(ON_THIS_MACHINE)
     command = [sys.executable, "-S", str(PROJECT / "hooks/onDefineDomain")]
     command += ["--vmi", "{}", "--domain", DOMAIN.decode()]

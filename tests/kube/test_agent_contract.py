@@ -117,7 +117,7 @@ class Contract:
         assert by_hand.topology.reserved == parse_cpu_list("0,2")
         assert (observed.by_agent, observed.topology) == (False, by_hand.topology)
 
-    async def test_what_an_agent_measures_stays_known_where_a_person_writes_a_machine_that_makes_no_sense(
+    async def test_measurements_of_an_agent_stay_known_where_a_person_writes_an_invalid_machine(
         self, world: World
     ) -> None:
         node = await a_node(world)

@@ -119,7 +119,7 @@ async def test_kubectl_shows_how_the_cpus_of_a_node_are_used(api_world: ApiWorld
     assert row[:7] == [name, "4", "1", "2", "0", "0", "2"]
 
 
-async def test_a_long_note_is_cut_to_what_the_server_takes(api_world: ApiWorld) -> None:
+async def test_a_long_note_is_cut_to_the_limit_of_the_server(api_world: ApiWorld) -> None:
     about = pod_reference(api_world.namespace, "vm", api_world.create_pod("vm"))
     await api_world.cluster.record_event(does_not_fit(about, "kein Platz für " + "ü" * 2000))
     (stored,) = api_world.events(EventReason.DOES_NOT_FIT)
@@ -194,7 +194,7 @@ async def test_the_api_server_does_not_track_the_fields_of_a_written_ledger(api_
         assert "managedFields" not in stored["metadata"]
 
 
-def test_what_an_agent_sees_is_kept_apart_from_what_the_machine_is(ledger_server: ControlPlane) -> None:
+def test_the_reports_of_an_agent_are_kept_apart_from_the_machine(ledger_server: ControlPlane) -> None:
     name = f"worker-{secrets.token_hex(4)}"
     status = {
         "kubeletCpus": "2-3",

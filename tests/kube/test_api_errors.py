@@ -87,7 +87,7 @@ def only_refusals(error: KvplaceError) -> bool:
     return isinstance(error, Refused)
 
 
-async def test_what_is_tried_again_can_be_narrowed_down_but_not_widened() -> None:
+async def test_the_retried_errors_can_be_narrowed_but_not_widened() -> None:
     for error in (Conflict("changed"), Refused("no")):
         call = Call(error)
         with pytest.raises(type(error)):

@@ -182,7 +182,7 @@ class Contract:
 
     # Disruption budgets
 
-    async def test_disruption_budgets_are_read_with_what_they_select(self, world: World) -> None:
+    async def test_disruption_budgets_are_read_with_their_selectors(self, world: World) -> None:
         world.create_disruption_budget("everything", {})
         world.create_disruption_budget("of-vm", {"matchLabels": {"kubevirt.io/created-by": "vm"}})
         expressions = [
@@ -343,7 +343,7 @@ class Contract:
         assert await world.cluster.create_ledger(node) == made
         assert await world.cluster.read_ledger(node) == made
 
-    async def test_a_write_answers_what_is_stored(self, world: World) -> None:
+    async def test_a_write_returns_the_stored_ledger(self, world: World) -> None:
         record = await world.cluster.create_ledger(world.named("worker"))
         full = claim("pod-a", 1, 3, vmi="vm", memory={0: 5, 1: 7}, huge_pages={1: {1 << 30: 2}})
         sharing = claim("pod-b", 2, policy=Policy.SHARE, owned=0)

@@ -38,7 +38,7 @@ def record(spec: object) -> LedgerRecord:
     return ledger_record(msgspec.json.decode(document, type=RawObject))
 
 
-def test_a_ledger_is_what_its_document_states() -> None:
+def test_a_ledger_is_read_from_its_document() -> None:
     spec = {"owners": OWNERS, "claims": {"u1": FIRST, "u2": SECOND}, "summary": {"pods": 2}}
     assert record(spec).ledger == read_ledger(spec)
 
@@ -79,7 +79,7 @@ def test_equal_claims_of_two_pods_are_distinguished() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_read_is_the_problem_of_the_record(spec: object) -> None:
+def test_an_unreadable_ledger_is_the_problem_of_its_record(spec: object) -> None:
     found = record(spec)
     assert found.problem
     assert not found.ledger.claims
@@ -102,7 +102,7 @@ def read(spec: Json, metadata: Json | None = None) -> LedgerRecord:
 
 
 @given(ledgers(), changes)
-def test_a_ledger_that_kvplace_wrote_is_replaced_by_what_the_change_makes_of_it(
+def test_a_ledger_that_kvplace_wrote_is_replaced_by_the_changed_ledger(
     ledger: Ledger, change: LedgerChange
 ) -> None:
     try:
@@ -149,7 +149,7 @@ def assert_is_patched(record: LedgerRecord, change: LedgerChange) -> None:
     assert {key: spec[key] for key in ("owners", "claims")} == merge_patch(record.ledger, change)
 
 
-async def test_what_a_user_has_added_to_a_ledger_stays_through_every_write(api_world: ApiWorld) -> None:
+async def test_fields_that_a_user_has_added_to_a_ledger_stay_through_every_write(api_world: ApiWorld) -> None:
     node = api_world.named("labelled")
     made = await api_world.cluster.create_ledger(node)
     labelled = {"metadata": {"labels": {"owner": "me"}, "annotations": {"rack": "7"}}}

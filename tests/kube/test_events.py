@@ -168,7 +168,7 @@ async def test_the_end_does_not_wait_for_an_api_server_that_takes_no_events(
     assert "some events are lost" in caplog.text
 
 
-async def test_what_is_remembered_and_what_waits_is_bounded(
+async def test_remembered_and_waiting_events_are_bounded(
     cluster: FaultyCluster, recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_REMEMBERED", 3)

@@ -74,7 +74,7 @@ async def test_changes_soon_after_a_write_gather_a_moment_and_then_go_together(c
         assert ledgers.writes == 2
 
 
-async def test_a_change_for_which_others_wait_is_written_at_once_and_takes_along_what_has_gathered(
+async def test_a_change_for_which_others_wait_is_written_at_once_with_the_gathered_changes(
     cluster: Recording,
 ) -> None:
     async with process(cluster, gather_seconds=3600.0) as ledgers:
@@ -150,7 +150,7 @@ async def test_a_pod_that_was_refused_is_asked_again_when_a_release_of_its_group
         assert cluster.stored().claims.keys() == {"new"}
 
 
-async def test_what_a_release_frees_goes_first_to_the_pod_for_which_it_is_reserved(
+async def test_released_cores_go_first_to_the_pod_for_which_they_are_reserved(
     cluster: Recording,
 ) -> None:
     async with process(cluster, gather_seconds=3600.0) as ledgers:
@@ -173,7 +173,7 @@ async def test_what_a_release_frees_goes_first_to_the_pod_for_which_it_is_reserv
         assert ledgers.writes == before + 2
 
 
-async def test_whoever_writes_next_gives_a_waiting_pod_what_has_been_released_for_it(
+async def test_the_next_write_gives_a_waiting_pod_the_cores_released_for_it(
     cluster: Recording,
 ) -> None:
     async with process(cluster) as ledgers:

@@ -313,7 +313,7 @@ async def test_a_login_program_is_searched_for_beside_the_kubeconfig_as_kubectl_
     assert await found.authorization() == "Bearer issued"
 
 
-async def test_what_is_null_is_not_given(tmp_path: Path) -> None:
+async def test_a_null_field_counts_as_missing(tmp_path: Path) -> None:
     path = config(tmp_path, current="there")
     files = with_user(path, {"exec": None, "token": None, "username": "me", "password": None, "as": None})
     found = await load_credentials(CredentialOptions(files))

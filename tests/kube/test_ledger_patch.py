@@ -50,7 +50,7 @@ BOTH = Ledger().after(taking(claim("a", 0, 1), claim("b", 2, 3)))
 @example(
     Ledger({}, {PodUid("pod-a"): claim_on({0: 5}, {0: {1 << 30: 1}})}), LedgerChange((claim_on({1: 5}, {}),))
 )
-def test_a_merge_patch_stores_what_the_change_states(ledger: Ledger, change: LedgerChange) -> None:
+def test_a_merge_patch_stores_the_change(ledger: Ledger, change: LedgerChange) -> None:
     try:
         after = ledger.after(change)
     except OwnershipConflict:
@@ -59,7 +59,7 @@ def test_a_merge_patch_stores_what_the_change_states(ledger: Ledger, change: Led
 
 
 @given(ledgers(), changes)
-def test_a_merge_patch_names_only_what_differs(ledger: Ledger, change: LedgerChange) -> None:
+def test_a_merge_patch_names_only_differences(ledger: Ledger, change: LedgerChange) -> None:
     before = ledger_document(ledger)
     patch = merge_patch(ledger, change)
     for part in ("owners", "claims"):

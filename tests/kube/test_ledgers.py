@@ -116,7 +116,7 @@ async def test_a_ledger_that_was_deleted_meanwhile_is_created_again(cluster: Rec
         assert ledgers.nodes_claimed_by(PodUid("b")) == {"n"}
 
 
-async def test_what_is_current_is_never_older_than_our_own_last_write(cluster: Recording) -> None:
+async def test_the_current_ledger_is_never_older_than_our_own_last_write(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
         cluster.pause_watches(LEDGERS)
         for number in range(3):
@@ -263,7 +263,7 @@ async def test_a_conflict_that_is_found_in_an_old_ledger_is_checked_in_the_new_o
         cluster.resume_watches(LEDGERS)
 
 
-async def test_a_write_that_is_lost_is_counted_by_what_it_was_lost_to(cluster: Recording) -> None:
+async def test_a_lost_write_is_counted_by_its_cause(cluster: Recording) -> None:
     def counted() -> list[float]:
         return [LEDGER_CONFLICTS.labels(kind)._value.get() for kind in ("version", "owner")]
 

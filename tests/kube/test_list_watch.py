@@ -117,7 +117,7 @@ async def test_between_changes_it_reports_whether_the_api_server_still_speaks() 
         await anext(events)
 
 
-async def test_pauses_grow_while_nothing_works_and_respect_what_the_server_asks() -> None:
+async def test_pauses_grow_while_nothing_works_and_respect_the_pause_that_the_server_asks_for() -> None:
     pauses = Pauses()
     failures = [unavailable() for _ in range(6)]
     await run_out(Script(*failures, unavailable(retry_after=7)), pauses)

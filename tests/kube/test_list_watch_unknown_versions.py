@@ -42,7 +42,7 @@ async def test_a_version_that_may_be_at_fault_is_not_asked_for_again(failure: Kv
 
 
 @pytest.mark.parametrize("failure", [Denied("watch", "things", "no"), Unauthenticated("401"), unavailable()])
-async def test_what_states_nothing_about_the_version_leaves_it_in_use(failure: KvplaceError) -> None:
+async def test_a_failure_that_does_not_concern_the_version_leaves_it_in_use(failure: KvplaceError) -> None:
     stream = Script(failure)
     assert (await step(Script(failure), InitListed("9"))).state == InitListed("9")
     assert (await step(stream, Watching("9", stream))).state == InitListed("9")
@@ -56,7 +56,9 @@ async def test_a_watch_that_is_refused_as_such_is_not_repeated_in_a_hurry() -> N
 
 
 @pytest.mark.parametrize(("listed", "goes_back"), [("8", True), ("9", False), ("after-9", False)])
-async def test_a_list_that_is_older_than_what_was_seen_is_reported(listed: str, goes_back: bool) -> None:
+async def test_a_list_that_is_older_than_the_changes_before_it_is_reported(
+    listed: str, goes_back: bool
+) -> None:
     seen: tuple[Any, ...] = (Page((), "", "7"), None, Change(Apply("a"), "9"), Expired("410"))
     events = follow(Script(*seen, Page((), "", listed)), pause=Pauses(), clock=lambda: 0.0)
     received = [await anext(events) for _ in range(8 if goes_back else 7)]
@@ -77,7 +79,7 @@ async def test_a_version_that_the_server_does_not_know_is_listed_anew(
     assert seen[2:] == [(Init, ""), (InitApply, "a"), (InitDone, "")]
 
 
-async def test_the_api_server_states_of_a_version_that_it_cannot_read_what_leads_to_a_list(
+async def test_a_version_that_the_api_server_cannot_read_leads_to_a_list(
     api_world: ApiWorld,
 ) -> None:
     move = await step(

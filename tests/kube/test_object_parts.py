@@ -49,7 +49,7 @@ def test_pods_that_differ_in_amounts_and_names_have_one_shape() -> None:
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_what_decides_about_nodes_makes_another_shape(changed: dict[str, Any]) -> None:
+def test_a_field_that_decides_about_nodes_makes_another_shape(changed: dict[str, Any]) -> None:
     assert shape(**changed) not in (shape(), NO_SHAPE)
 
 

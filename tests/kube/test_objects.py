@@ -236,7 +236,7 @@ def test_a_spec_that_makes_no_sense_becomes_a_problem_never_an_error(spec: Any) 
     assert not ledger.problem or not ledger.ledger.owners
 
 
-def test_what_the_kubelet_holds_is_read_from_the_status_of_a_machine_that_is_known() -> None:
+def test_cpus_that_the_kubelet_holds_are_read_from_the_status_of_a_known_machine() -> None:
     reader = TopologyReader()
 
     def seen(status: Any) -> tuple[bool, int, str]:

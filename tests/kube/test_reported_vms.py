@@ -19,7 +19,7 @@ from kvplace.kube.reported_vms import LAUNCHER_RESOURCE, LauncherPod
         ({"status": "False", "reason": "NotRunning", "message": "over"}, None, "over", True),
     ],
 )
-def test_what_the_agent_reports_of_a_pod(
+def test_the_condition_of_a_pod_is_read_from_the_report_of_the_agent(
     condition: dict[str, Any], pinned_since: float | None, unpinned: str, *, was_pinned: bool
 ) -> None:
     pod = read({"type": PINNED, "lastTransitionTime": "1970-01-01T00:00:01Z", **condition})

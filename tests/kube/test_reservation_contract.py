@@ -16,7 +16,9 @@ A, B = map(PodUid, ("pod-a", "pod-b"))
 
 
 class Contract:
-    async def test_it_waits_for_what_is_owned_gets_it_after_and_becomes_a_claim(self, world: World) -> None:
+    async def test_it_waits_for_owned_cpus_gets_them_after_their_release_and_becomes_a_claim(
+        self, world: World
+    ) -> None:
         record = await world.cluster.create_ledger(world.named("worker"))
         record = await world.cluster.write_ledger(record, taking(claim(A, 1)))
         whole = claim(B, 1, 2)

@@ -98,7 +98,7 @@ def test_a_denied_right_names_verb_and_resource() -> None:
     )
 
 
-def test_what_is_denied_for_another_reason_than_a_right_gives_no_advice_about_roles() -> None:
+def test_a_denial_for_another_reason_than_a_right_gives_no_advice_about_roles() -> None:
     body = b'{"message": "events is forbidden: namespace shop is being terminated"}'
     failure = error_of_response(403, {}, body, verb="create", resource="events")
     assert isinstance(failure, Forbidden)
@@ -152,7 +152,9 @@ async def test_the_time_is_that_of_the_api_server(stub: ApiStub, tmp_path: Path)
 # Trying again
 
 
-async def test_what_the_server_turned_away_for_load_is_tried_again(stub: ApiStub, tmp_path: Path) -> None:
+async def test_a_request_that_the_server_rejects_for_load_is_tried_again(
+    stub: ApiStub, tmp_path: Path
+) -> None:
     stub.script = [status(429, retry_after=1), status(429), answer({"ok": True})]
     async with await hurried(stub, tmp_path) as session:
         assert await session.request(GET) == b'{"ok": true}'
@@ -413,7 +415,7 @@ async def test_the_certificate_of_the_server_is_checked(control_plane: ControlPl
     ],
     ids=["plain HTTP", "an alert", "nothing"],
 )
-async def test_what_does_not_speak_tls_is_named_by_what_it_does(
+async def test_a_server_that_does_not_speak_tls_is_named_by_its_answer(
     tmp_path: Path, says: bytes, kind: type[KvplaceError], said: str
 ) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -133,7 +133,9 @@ BOMB = (
         ),
     ],
 )
-def test_what_is_not_a_machine_is_refused_in_one_sentence_that_names_it(xml: bytes, words: str) -> None:
+def test_a_document_that_is_not_a_machine_is_refused_in_one_sentence_that_names_it(
+    xml: bytes, words: str
+) -> None:
     with pytest.raises(BadTopology) as raised:
         read_capabilities(xml, what="/here/caps.xml")
     assert str(raised.value).startswith("/here/caps.xml")

@@ -157,7 +157,7 @@ def test_a_libvirt_that_has_no_pins_yet_takes_them(tmp_path: Path) -> None:
     assert asked(tmp_path, honest)[0] == {"changed": 3}
 
 
-def test_what_talks_to_a_libvirt_has_no_rights_on_the_node(tmp_path: Path) -> None:
+def test_the_process_that_talks_to_a_libvirt_has_no_rights_on_the_node(tmp_path: Path) -> None:
     found: dict[str, str] = {}
 
     def looks_at_its_client(peer: socket.socket, call: int, serial: int) -> None:

@@ -37,7 +37,7 @@ def pins(libvirt_session: LibvirtSession) -> LibvirtPins:
     return LibvirtPins(socket=socket_below_root(libvirt_session))
 
 
-async def test_pins_reach_the_threads_and_what_libvirt_reports(
+async def test_pins_reach_the_threads_and_the_reports_of_libvirt(
     libvirt_session: LibvirtSession, pins: LibvirtPins
 ) -> None:
     first, second = two_cpus(libvirt_session)
@@ -64,7 +64,7 @@ async def test_pins_reach_the_threads_and_what_libvirt_reports(
         assert [pin.get("cpuset") for pin in document.iterfind("cputune/iothreadpin")] == [str(first)]
 
 
-async def test_only_what_differs_is_set(libvirt_session: LibvirtSession, pins: LibvirtPins) -> None:
+async def test_only_pins_that_differ_are_set(libvirt_session: LibvirtSession, pins: LibvirtPins) -> None:
     first, second = two_cpus(libvirt_session)
     with libvirt_session.running(minimal_domain("differs", inside=VM)) as domain:
         same = DomainPins(vcpus={0: mask_of([first]), 1: mask_of([first])}, emulator=mask_of([first]))
@@ -73,7 +73,7 @@ async def test_only_what_differs_is_set(libvirt_session: LibvirtSession, pins: L
         assert await pins.pin(domain.pid, other) == 1
 
 
-async def test_what_libvirt_refuses_is_an_error_with_its_words(
+async def test_a_refusal_of_libvirt_is_an_error_with_its_words(
     libvirt_session: LibvirtSession, pins: LibvirtPins
 ) -> None:
     first, second = two_cpus(libvirt_session)

@@ -41,7 +41,7 @@ def test_qemu_has_neither_privileges_nor_another_user_than_the_pods(libvirt_sess
     assert inside
 
 
-def test_the_session_driver_refuses_what_it_refuses_in_a_pod(libvirt_session: LibvirtSession) -> None:
+def test_the_session_driver_refuses_the_same_tuning_as_in_a_pod(libvirt_session: LibvirtSession) -> None:
     import libvirt
 
     shares = minimal_domain("shares", inside="<cputune><shares>512</shares></cputune>")

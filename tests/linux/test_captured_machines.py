@@ -179,7 +179,7 @@ def _archive(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def test_what_is_not_a_machine_is_refused_with_what_to_give_instead(tmp_path: Path) -> None:
+def test_input_that_is_not_a_machine_is_refused_with_the_accepted_forms(tmp_path: Path) -> None:
     junk = tmp_path / "junk.tar"
     junk.write_bytes(b"not an archive")
     empty = tmp_path / "empty"

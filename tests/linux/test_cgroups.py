@@ -133,7 +133,7 @@ def test_contents_that_make_no_sense_name_the_file(process: Path, content: str, 
         kernel_files.allowed_cpus_of(process)
 
 
-def test_what_cannot_be_read_for_another_reason_is_neither_gone_nor_forbidden(process: Path) -> None:
+def test_a_file_that_is_unreadable_for_another_reason_is_neither_gone_nor_forbidden(process: Path) -> None:
     with pytest.raises(KernelError, match="cannot be read: Is a directory"):
         read_text(process)
 

@@ -129,7 +129,7 @@ def test_the_kernel_watches_nothing_that_has_ended(pods: PodCgroups, watch: Cont
     assert watches(watch) == before
 
 
-def test_what_has_ended_while_reports_were_lost_is_not_watched_either(
+def test_a_container_that_has_ended_while_reports_were_lost_is_not_watched(
     pods: PodCgroups, watch: ContainerWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = watches(watch)

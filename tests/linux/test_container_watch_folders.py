@@ -58,7 +58,7 @@ def test_a_static_pod_has_the_hash_of_its_manifest_as_uid(tmp_path: Path) -> Non
         f"other/kubepods/pod{UID}/{ID}",
     ],
 )
-def test_what_is_not_a_container_of_a_pod_is_left_out(tmp_path: Path, path: str) -> None:
+def test_a_cgroup_that_is_not_a_container_of_a_pod_is_left_out(tmp_path: Path, path: str) -> None:
     (tmp_path / path).mkdir(parents=True)
     assert [found.folder for found in containers_in(tmp_path) if found.folder == tmp_path / path] == []
 
@@ -98,5 +98,5 @@ def test_a_path_and_a_systemd_scope_have_a_folder(named: str, folder: str) -> No
 
 
 @pytest.mark.parametrize("named", ["", "/", "/../../etc", "/kubepods/../.."])
-def test_what_no_runtime_uses_has_none(named: str) -> None:
+def test_a_path_that_no_runtime_uses_has_no_folder(named: str) -> None:
     assert cgroup_folder(ROOT, named) is None

@@ -59,7 +59,7 @@ def test_every_recorded_checksum_of_version_4_fits_its_content() -> None:
             read_cpu_manager_state(wrong)
 
 
-def test_what_the_kubelet_restores_is_restored_and_what_it_refuses_is_refused() -> None:
+def test_each_file_is_restored_or_refused_as_the_kubelet_does() -> None:
     for case in recorded("restore_cases"):
         text = json.dumps(case["file"])
         if case["expect"] is None and case["description"] not in READ_HERE_ALL_THE_SAME:
@@ -79,7 +79,7 @@ def test_what_the_kubelet_restores_is_restored_and_what_it_refuses_is_refused() 
         assert state.pods == {pod: parse_cpu_list(cpus) for pod, cpus in pods.items()}
 
 
-def test_what_containers_and_pods_hold_together_is_held() -> None:
+def test_the_held_cpus_are_those_of_containers_and_pods_together() -> None:
     assert format_cpu_list(read_cpu_manager_state(VERSION_2).held) == "2-5"
     case = next(case for case in recorded("restore_cases") if "baselines" in case["description"])
     assert format_cpu_list(read_cpu_manager_state(json.dumps(case["file"])).held) == "4-10"

@@ -107,7 +107,7 @@ def unplug(tree: WrittenTree, machine: Topology, gone: int) -> WrittenTree:
         ("4-7", ["0-1", "2-3"], ["0-3"], ["0-3", ""]),
     ],
 )
-def test_what_is_off_line_leaves_smaller_cores_and_nodes(
+def test_offline_cpus_leave_smaller_cores_and_nodes(
     offline: str, cores: list[str], l3_groups: list[str], nodes: list[str]
 ) -> None:
     found = discover(unplug(sysfs_of(SMT), SMT, parse_cpu_list(offline)))

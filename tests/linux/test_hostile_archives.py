@@ -153,7 +153,7 @@ def test_a_file_longer_than_any_of_sysfs_is_refused_with_its_name() -> None:
     assert f"{CPU}/online is longer than 262144 bytes" in said
 
 
-def test_an_archive_without_a_machine_is_refused_with_what_it_should_contain() -> None:
+def test_an_archive_without_a_machine_is_refused_with_the_folders_it_should_contain() -> None:
     assert "contains no sys/devices/system/cpu" in refused(archive({"etc/passwd": "root"}))
 
 
@@ -198,7 +198,7 @@ def test_circular_links_end(tmp_path: Path) -> None:
     assert discover(open_tree(tmp_path)).topology.cpus == 1
 
 
-def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     for path, words in (
         (tmp_path / "gone", "cannot be read: No such file"),
         (lay(tmp_path) / CPU / "online" / "below", "cannot be read: Not a directory"),

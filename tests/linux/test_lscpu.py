@@ -144,7 +144,7 @@ def test_any_end_of_a_table_is_read_or_refused(end: str, beginning: str) -> None
 @pytest.mark.parametrize(
     "options", [["-p"], ["-e"], ["-J", "-e"], ["-p=CPU,SOCKET,CORE,NODE,CACHE,ONLINE", "-a"]]
 )
-def test_what_lscpu_prints_here_is_this_machine(options: list[str]) -> None:
+def test_the_output_of_lscpu_here_gives_this_machine(options: list[str]) -> None:
     program = shutil.which("lscpu")
     if program is None:
         pytest.skip("lscpu is not installed")

@@ -25,7 +25,7 @@ TWO_SOCKETS = read_machine("2x-epyc-9354-nps2")
 
 @pytest.mark.parametrize("name", machine_names())
 @pytest.mark.parametrize("masks", [False, True], ids=["lists", "masks"])
-def test_what_the_kernel_shows_of_a_machine_is_read_back_as_that_machine(name: str, masks: bool) -> None:
+def test_the_sysfs_files_of_a_machine_give_that_machine_again(name: str, masks: bool) -> None:
     machine = read_machine(name)
     found = discover(sysfs_of(machine, masks=masks))
     assert replace(found.topology, reserved=machine.reserved) == machine

@@ -212,7 +212,7 @@ def sleeper() -> Iterator[Tid]:
         process.kill()
 
 
-def test_what_is_set_is_read_back_and_is_what_proc_states(sleeper: Tid) -> None:
+def test_an_affinity_that_is_set_is_read_back_and_equals_proc(sleeper: Tid) -> None:
     for cpu in bits_of(MINE):
         set_affinity(sleeper, mask_of([cpu]))
         assert affinity_of(sleeper) == mask_of([cpu])

@@ -216,7 +216,7 @@ def test_a_healthy_cluster_is_quiet(ask: Ask, minute: int) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.alert)
-def test_an_alert_fires_when_its_time_has_come_alone_and_names_what_is_at_fault(ask: Ask, case: Case) -> None:
+def test_an_alert_fires_after_its_time_alone_and_names_the_fault(ask: Ask, case: Case) -> None:
     assert ask(case.series, case.quiet) == []
     (found,) = ask(case.series, case.fires)
     assert found["alert"] == case.alert

@@ -134,7 +134,7 @@ def test_serve_writes_the_cpus_of_a_claim_and_all_else_of_it_stays(plane: Contro
     assert after == before
 
 
-def test_the_number_of_cpus_is_read_from_what_the_api_server_stores(plane: ControlPlane) -> None:
+def test_the_number_of_cpus_is_read_from_the_stored_claim(plane: ControlPlane) -> None:
     name = allocated(plane, cpus=6)
 
     async def run() -> int:
@@ -155,7 +155,7 @@ def test_the_number_of_cpus_is_read_from_what_the_api_server_stores(plane: Contr
         ({"users": 2}, "no ResourceClaim that several pods use"),
     ],
 )
-def test_serve_may_not_clear_what_is_not_its_own(plane: ControlPlane, made: Any, why: str) -> None:
+def test_serve_may_not_clear_claims_of_others(plane: ControlPlane, made: Any, why: str) -> None:
     name = allocated(plane, **made)
     token = plane.service_account_token("kvplace-system", "kvplace-serve")
     for change in ({"allocation": None, "reservedFor": None}, {"reservedFor": None}):

@@ -81,7 +81,7 @@ def test_reserved_cpus_are_a_setting_of_the_operators_folder(
     assert agents["RESERVED_CPUS"] == "0-1,32-33"
 
 
-def test_the_main_scheduler_is_to_do_what_ours_does() -> None:
+def test_the_main_scheduler_gets_the_configuration_of_ours() -> None:
     ours = yaml.safe_load((PROJECT / "manifests" / "scheduler" / "configuration.yaml").read_text())
     told = yaml.safe_load(block("docs/scheduler.md", "kind: KubeSchedulerConfiguration"))
     of_the_place = {"schedulerName", "urlPrefix", "tlsConfig"}

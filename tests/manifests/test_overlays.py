@@ -176,7 +176,7 @@ def test_other_secrets_and_webhooks_are_closed_to_the_keeper(installed: ControlP
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_a_component_changes_what_it_reports_and_the_api_server_accepts_it(
+def test_a_component_changes_the_objects_of_its_description_and_the_api_server_accepts_them(
     installed: ControlPlane, manifests: Path, render: Render, component: str
 ) -> None:
     folder = overlay(manifests, component)

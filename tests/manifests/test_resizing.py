@@ -16,7 +16,7 @@ from harness.control_plane.cluster import (
 from tests.manifests.policies import refused
 
 
-def test_serve_raises_what_a_pod_requests_and_never_lowers_it(cluster: ControlPlane) -> None:
+def test_serve_raises_the_requests_of_a_pod_and_never_lowers_them(cluster: ControlPlane) -> None:
     serve = cluster.service_account_token("kvplace-system", "kvplace-serve")
     namespace = cluster.create_namespace(f"test-{secrets.token_hex(4)}")
     node = f"worker-{secrets.token_hex(4)}"

@@ -64,16 +64,16 @@ def everybodys(cluster: ControlPlane) -> set[Right]:
     return granted(cluster, namespace, cluster.service_account_token(namespace, "default"))
 
 
-async def test_serve_is_granted_what_it_asks_the_api_server_and_nothing_else(tmp_path: Path) -> None:
+async def test_serve_is_granted_exactly_the_rights_that_it_uses(tmp_path: Path) -> None:
     of_choice = _granted_by("dra-driver-cpu/rbac.yaml") - CHECKED_WITH_THE_ALLOCATION
     assert _granted_by("rbac/serve.yaml") | of_choice == await rights_in_use(tmp_path, "serve")
 
 
-async def test_a_component_grants_what_serve_asks_for_migrations_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_component_grants_exactly_the_rights_that_serve_uses_for_migrations(tmp_path: Path) -> None:
     assert _granted_by("moves-between-nodes/rbac.yaml") == await rights_in_use(tmp_path, "migrations")
 
 
-async def test_the_agent_is_granted_what_it_asks_the_api_server_and_nothing_else(tmp_path: Path) -> None:
+async def test_the_agent_is_granted_exactly_the_rights_that_it_uses(tmp_path: Path) -> None:
     assert _granted_by("agent/rbac.yaml") == await rights_in_use(tmp_path, "agent")
 
 

@@ -30,7 +30,7 @@ def test_the_selected_constraints_contain_every_dependency_and_the_build_tools()
         assert names <= {name.lower() for name in pinned}
 
 
-def test_what_is_copied_exists_and_is_not_ignored_by_the_build() -> None:
+def test_copied_files_exist_and_are_not_ignored_by_the_build() -> None:
     allowed = re.findall(r"^!(\S+)$", (PROJECT / ".dockerignore").read_text(), re.MULTILINE)
     copies = re.findall(r"^COPY (?!--from)(.+) \S+$", CONTAINERFILE, re.MULTILINE)
     sources = [source for words in copies for source in words.split()]

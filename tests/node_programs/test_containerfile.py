@@ -61,7 +61,7 @@ def containerfile(tmp_path: Path) -> Containerfile:
     return Containerfile.read(tmp_path / "Containerfile")
 
 
-def test_the_last_stage_states_what_a_container_runs(containerfile: Containerfile) -> None:
+def test_the_last_stage_gives_the_command_of_a_container(containerfile: Containerfile) -> None:
     found = containerfile.configuration()
     assert (found.entrypoint, found.command) == (("program",), ("serve", "now"))
     assert found.environment["PATH"].startswith("/opt/kvplace/bin:/usr/local/bin:")
@@ -70,7 +70,7 @@ def test_the_last_stage_states_what_a_container_runs(containerfile: Containerfil
     assert found.labels == {"org.title": "a program", "org.licenses": "Apache-2.0"}
 
 
-def test_what_comes_from_the_project_is_distinguished_from_what_comes_from_another_stage(
+def test_files_of_the_project_are_distinguished_from_files_of_another_stage(
     containerfile: Containerfile,
 ) -> None:
     assert containerfile.copies(of_last_stage=True) == [Copy(("hooks/program", "other"), "/usr/local/bin/")]
@@ -93,7 +93,7 @@ def test_a_file_that_installs_nothing_is_refused(tmp_path: Path) -> None:
         Containerfile.read(tmp_path / "Containerfile").pins(tmp_path / "constraints.txt")
 
 
-def test_of_debian_the_image_has_what_its_own_stage_installs(containerfile: Containerfile) -> None:
+def test_the_image_has_the_debian_packages_that_its_own_stage_installs(containerfile: Containerfile) -> None:
     assert containerfile.debian_packages() == ["libc-bin", "libvirt0"]
 
 

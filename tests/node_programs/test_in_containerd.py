@@ -36,7 +36,7 @@ def layers_of(runtime: ContainerRuntime, image: Image) -> list[str]:
     return list(described["info"]["imageSpec"]["rootfs"]["diff_ids"])
 
 
-def test_what_two_images_share_is_stored_once(container_runtime: ContainerRuntime) -> None:
+def test_layers_of_two_images_are_stored_once(container_runtime: ContainerRuntime) -> None:
     images = [hook_image(), agent_image()]
     for image in images:
         container_runtime.import_image(archive(image))

@@ -217,7 +217,7 @@ def imports_of(module: str) -> set[str]:
     return found
 
 
-def test_what_the_agent_imports_only_when_it_needs_it_is_in_the_image(built: BuiltImage) -> None:
+def test_modules_that_the_agent_imports_late_are_in_the_image(built: BuiltImage) -> None:
     if built.name != "agent":
         return
     own = {f"kvplace.agent.{path.stem}" for path in (PROJECT / "kvplace" / "agent").glob("[a-z]*.py")}

@@ -39,7 +39,7 @@ def members(layer: bytes) -> dict[str, tarfile.TarInfo]:
         return {member.name: member for member in archive}
 
 
-def test_an_archive_holds_every_layer_under_its_digest_and_what_a_container_runs(
+def test_an_archive_holds_every_layer_under_its_digest_and_the_command_of_a_container(
     root: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"

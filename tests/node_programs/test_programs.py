@@ -25,7 +25,7 @@ from harness.node_programs.programs import NodePrograms, system_program
         ("virt_chroot", "--help", "virt-chroot"),
     ],
 )
-def test_a_program_runs_and_states_what_it_is(
+def test_a_program_runs_and_prints_its_name_and_version(
     node_programs: NodePrograms, program: str, argument: str, answer: str
 ) -> None:
     done = subprocess.run(

@@ -110,7 +110,7 @@ async def test_watched_nodes_are_those_that_are_read_and_then_the_changed_ones(
         assert (first, [node.exists for node in nodes]) == (False, [False])
 
 
-async def test_what_may_not_be_watched_is_an_error_at_once(cluster: FaultyCluster) -> None:
+async def test_a_missing_right_to_watch_is_an_error_at_once(cluster: FaultyCluster) -> None:
     class Denying(FaultyCluster):
         async def watch(self, kind: Any, selector: Any = None) -> AsyncIterator[Any]:
             yield Interrupted(Forbidden("you may not list nodes"))

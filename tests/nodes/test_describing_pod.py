@@ -88,7 +88,7 @@ class Cluster:
             assert self.pods == {}, "the pod is left behind"
 
 
-async def test_the_machine_is_what_the_pod_prints_and_its_notes_are_kept_apart() -> None:
+async def test_the_pod_prints_the_machine_and_its_notes_are_kept_apart() -> None:
     cluster = Cluster(
         {"phase": "Pending"},
         ended(),
@@ -101,7 +101,7 @@ async def test_the_machine_is_what_the_pod_prints_and_its_notes_are_kept_apart()
 
 
 @pytest.mark.parametrize("log", [b"", b"{", b"\xff\x00", b'{"kind": "Pod"}', b"[1]", b'{"spec": {}}'])
-async def test_what_is_not_a_machine_is_refused(log: bytes) -> None:
+async def test_output_that_is_not_a_machine_is_refused(log: bytes) -> None:
     with pytest.raises(BadTopology):
         await Cluster(ended(), log=log).describe()
 
@@ -169,7 +169,7 @@ class Kubelet:
         return self.says
 
 
-async def test_what_the_kubelet_reserves_is_reserved() -> None:
+async def test_cpus_that_the_kubelet_reserves_are_reserved() -> None:
     reserved, said = await reserved_by_kubelet(Kubelet({"reservedSystemCPUs": "1,9"}), NODE, TWO)
     assert reserved == parse_cpu_list("1,9")
     assert said == "CPU 1,9 is reserved, as the kubelet's reservedSystemCPUs state"

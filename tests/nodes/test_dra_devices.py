@@ -73,7 +73,7 @@ def test_names_of_all_known_drivers_are_read_and_the_nodes_own_map_is_surer(
     assert with_attributes(attributes) == 1
 
 
-def test_the_pcie_root_is_surer_than_what_the_driver_states() -> None:
+def test_the_pcie_root_counts_more_than_the_attribute_of_the_driver() -> None:
     attributes = {f"{STANDARD}pcieRoot": {"string": "pci0000:00"}, f"{STANDARD}numaNode": {"int": 1}}
     assert with_attributes(attributes) == 0
 
@@ -172,7 +172,7 @@ def test_the_nodes_of_hundreds_of_allocated_devices_are_found_and_vanished_ones_
     assert devices.numa_nodes(NodeName("n2"), TWO, keys, None) == frozenset()
 
 
-def test_what_is_gone_is_forgotten() -> None:
+def test_slices_that_are_gone_are_forgotten() -> None:
     devices = known(one := slice_of(*GPUS))
     devices.claims.apply(Apply(allocated := allocated_to("a", "gpu1")))
     devices.slices.apply(Delete(one))

@@ -58,7 +58,7 @@ def free_cpus(cache: NodeCache) -> int:
     return snapshot.free.cpus
 
 
-def test_free_is_what_kubelet_ledger_and_holds_leave(cache: NodeCache) -> None:
+def test_cpus_of_the_kubelet_the_ledger_and_holds_are_not_free(cache: NodeCache) -> None:
     assert free_cpus(cache) == mask_of([0, 1, 4, 5, 6, 7])
     see_ledger(cache, ledger(0b1, "1"))
     assert free_cpus(cache) == mask_of([1, 4, 5, 6, 7])
@@ -124,7 +124,7 @@ def test_it_has_synced_once_every_store_has() -> None:
     assert cache.has_synced
 
 
-async def test_it_ends_when_the_past_has_changed_since_it_remembers_what_it_wrote() -> None:
+async def test_it_ends_when_the_api_server_was_restored_since_it_remembers_its_own_writes() -> None:
     with pytest.raises(ExceptionGroup) as ended:
         async with running_node_cache(RestoredCluster()):
             pass

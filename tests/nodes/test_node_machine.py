@@ -38,7 +38,7 @@ def described(cpu_map: str = "", kubelet_cpus: int = 0) -> NodeMachine | Unusabl
     return describe_node(NodeRecord(NodeName("n"), "uid", cpu_map=cpu_map), topology)
 
 
-def test_a_node_gives_out_what_its_topology_does_not_reserve() -> None:
+def test_a_node_gives_out_the_cpus_that_its_topology_does_not_reserve() -> None:
     machine = described()
     assert machine == NodeMachine(RESERVING, mask_of(range(1, 8)))
     assert not machine.is_narrowed
@@ -64,7 +64,7 @@ def test_its_cpu_map_and_the_cpus_that_the_kubelet_holds_limit_that(
 
 
 @pytest.mark.parametrize("device_numa", [DeviceNuma.PREFERRED, DeviceNuma.REQUIRED])
-def test_a_node_with_devices_and_fewer_cpus_than_its_machine_refuses_what_does_not_fit(
+def test_a_node_with_devices_and_fewer_cpus_than_its_machine_refuses_a_vm_that_does_not_fit(
     device_numa: DeviceNuma,
 ) -> None:
     counts = [DeviceCount(VF, NumaId(0), 2, 2)]
@@ -83,7 +83,7 @@ def test_a_node_with_devices_and_fewer_cpus_than_its_machine_refuses_what_does_n
     assert (for_now.never, for_ever.never) == (False, True)
 
 
-def test_a_node_without_a_topology_is_what_its_cpu_map_states() -> None:
+def test_a_node_without_a_topology_is_the_machine_of_its_cpu_map() -> None:
     machine = describe_node(
         NodeRecord(NodeName("n"), "uid", cpu_map='{"socket0": ["2", "3"], "socket1": ["9"]}'), None
     )
@@ -108,7 +108,7 @@ def test_why_a_node_cannot_be_used() -> None:
     assert empty == Unusable("its annotation cpu-map: '{\"socket0\": []}': names no CPU")
 
 
-def test_what_others_use_of_the_memory_is_not_free() -> None:
+def test_memory_that_others_use_is_not_free() -> None:
     in_use = MemoryInUse({NumaId(0): Bytes(GIB)})
     record = TopologyRecord(NodeName("n"), EIGHT, in_use=in_use)
     machine = describe_node(NodeRecord(NodeName("n"), "uid"), record)

@@ -151,7 +151,7 @@ def test_a_vm_that_is_being_bound_is_counted_once() -> None:
     assert {node.name: node.free.cpus.bit_count() for node in planned_on.nodes}[OPEN] == 2
 
 
-def test_what_is_left_of_a_deleted_node_is_not_planned_on() -> None:
+def test_the_remains_of_a_deleted_node_are_not_planned_on() -> None:
     planned_on = cluster(objects=OBJECTS[1:])
     assert OPEN not in {node.name for node in planned_on.nodes}
     assert OPEN not in planned_on.closed_to(PodDemands())
@@ -252,7 +252,7 @@ def seen(
     st.sampled_from(Enforcement),
     st.booleans(),
 )
-def test_a_plan_finds_free_what_the_scheduler_finds_free(
+def test_a_plan_finds_the_same_cpus_free_as_the_scheduler(
     requests: list[Request], kubelet_cpus: int, enforcement: Enforcement, pods_are_read: bool
 ) -> None:
     view = seen(

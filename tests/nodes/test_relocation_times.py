@@ -74,7 +74,7 @@ def test_it_rests_from_the_end_of_its_relocation(loop: JumpingLoop) -> None:
 
 
 @pytest.mark.parametrize("how", ["its claim is gone", "it has rested"])
-def test_what_no_longer_matters_is_forgotten(loop: JumpingLoop, how: str) -> None:
+def test_times_that_no_longer_matter_are_forgotten(loop: JumpingLoop, how: str) -> None:
     async def story() -> None:
         followed = Followed()
         followed.holds(MOVING)

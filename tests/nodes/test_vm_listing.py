@@ -50,7 +50,7 @@ def test_a_vm_whose_pod_runs_is_starting_until_kubevirt_states_that_its_guest_do
     assert _listed(POD) == [("db", "Running", "")]
 
 
-def test_what_the_agent_has_measured_counts_more_than_a_phase_that_lags() -> None:
+def test_a_measurement_of_the_agent_counts_more_than_a_late_phase() -> None:
     measured = replace(POD, conditions=(Condition(PINNED, True, "Read", "every thread is in its place"),))
     assert _listed(measured, replace(VMI, status="Scheduled")) == [("db", "Pinned", "Scheduled")]
 
@@ -70,13 +70,13 @@ def test_a_vm_that_was_stopped_is_there_beside_its_pod_that_has_ended() -> None:
     ]
 
 
-def test_labels_select_vms_without_a_pod_by_what_their_pods_would_have() -> None:
+def test_labels_select_vms_without_a_pod_by_the_labels_of_their_future_pods() -> None:
     web, db = (replace(VM, name=name, status="Stopped", labels={"app": name}) for name in ("web", "db"))
     chosen = Selector(label_terms=read_label_terms("app=web"))
     assert _listed(web, db, selector=chosen) == [("web", "NotCreated", "Stopped")]
 
 
-def test_what_is_reserved_for_a_vm_that_waits_is_listed_with_what_others_still_use() -> None:
+def test_a_reservation_of_a_waiting_vm_is_listed_with_the_cpus_that_others_still_use() -> None:
     waiting = replace(POD, node=NO_NODE, phase="Pending")
     node = NodeName("worker")
     reserved = Reserved(CpuMask(0b1100), "2026-01-02T03:05:00Z")
@@ -107,7 +107,7 @@ class _WithoutKinds(FaultyCluster):
         return await super().read_all(kind, selector)
 
 
-async def test_who_may_not_see_what_is_reserved_is_informed_while_a_vm_waits() -> None:
+async def test_a_missing_right_to_see_reservations_is_reported_while_a_vm_waits() -> None:
     cluster = _WithoutKinds({LEDGERS})
     assert (await read_listed_vms(cluster, PLACED_PODS)).notes == ()
     cluster.create_pod("late", namespace="shop", uid="late", request=REQUEST)

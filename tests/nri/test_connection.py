@@ -53,7 +53,7 @@ def test_messages_are_read_as_they_were_written_however_the_stream_is_cut(
 
 
 @given(messages)
-def test_no_frame_is_longer_than_what_a_runtime_reads_at_once(message: Message) -> None:
+def test_no_frame_is_longer_than_one_read_of_a_runtime(message: Message) -> None:
     sizes = _sizes_of(write_message(message))
     assert max(sizes) <= 4096
     assert sum(sizes) == 10 + len(message.body)
@@ -89,7 +89,7 @@ def test_frames_of_other_connections_are_skipped_as_nri_itself_does() -> None:
         (wire.frames(1, wire.ttrpc(1, 3, b"")), "message of type 3"),
     ],
 )
-def test_what_is_not_nri_is_refused_before_it_is_stored(junk: bytes, sentence: str) -> None:
+def test_bytes_that_are_not_nri_are_refused_before_they_are_stored(junk: bytes, sentence: str) -> None:
     with pytest.raises(BadPeer, match=sentence):
         list(FrameReader().receive(junk))
 

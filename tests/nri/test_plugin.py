@@ -51,7 +51,9 @@ NO_CONTAINER = NriContainer(ContainerId(""), SandboxId(""), "")
 
 @pytest.mark.usefixtures("plugin")
 class TestCalls:
-    async def test_it_registers_and_subscribes_to_what_its_handler_wants(self, runtime: FakeRuntime) -> None:
+    async def test_it_registers_and_subscribes_to_the_events_of_its_handler(
+        self, runtime: FakeRuntime
+    ) -> None:
         end = await runtime.plugin()
         assert await end.register() == ("kvplace", "50")
         assert await end.configure() == 1 << 3 | 1 << 5 | 1 << 9
@@ -99,7 +101,7 @@ class TestCalls:
         end, _ = await runtime.ready_plugin()
         assert await end.call("CreateContainer", SUBJECT) == b""
 
-    async def test_an_update_shows_what_was_asked_and_is_answered_with_ours(
+    async def test_an_update_shows_the_resources_asked_for_and_is_answered_with_ours(
         self, runtime: FakeRuntime, handler: RecordedHandler
     ) -> None:
         end, _ = await runtime.ready_plugin()

@@ -27,7 +27,7 @@ async def _hung_up(end: PluginEnd) -> None:
     assert await end.reader.read() == b""
 
 
-async def test_it_carries_what_is_chosen_from_the_containers_that_exist_and_hangs_up(
+async def test_it_carries_the_chosen_updates_of_existing_containers_and_hangs_up(
     runtime: FakeRuntime,
 ) -> None:
     def choose(containers: Sequence[NriContainer]) -> list[ContainerUpdate]:

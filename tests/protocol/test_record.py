@@ -16,7 +16,7 @@ STORIES = 52
 """Two parts: fifty stories, and the others."""
 
 
-def test_what_was_noted_is_read_again(tmp_path: Path) -> None:
+def test_recorded_runs_are_read_again(tmp_path: Path) -> None:
     part = Part(100, 50, Kind.ROOM)
     told = Told(Counter(bound=3), {17, -4}, {120: "6: a waits, and it fits on n1"})
     Record(tmp_path / "record", "c0ffee").add(part, told)

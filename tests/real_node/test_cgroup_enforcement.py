@@ -94,7 +94,9 @@ async def test_programs_of_new_containers_begin_on_the_shared_pool_but_where_run
         await asyncio.to_thread(pod.remove)
 
 
-async def test_what_the_runtime_is_asked_to_write_is_undone(container_runtime: ContainerRuntime) -> None:
+async def test_a_cpuset_that_the_runtime_is_asked_to_write_is_undone(
+    container_runtime: ContainerRuntime,
+) -> None:
     async with enforced(container_runtime):
         pod = await run_pod(container_runtime, pod_uid(3))
         container = await run_container(pod, 0)

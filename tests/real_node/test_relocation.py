@@ -41,7 +41,7 @@ def test_an_exclusive_vm_shares_its_cpus_and_owns_one_again_without_being_restar
     assert vm.compute.qemu() == qemu
 
 
-def test_what_the_machine_cannot_give_is_answered_and_changes_nothing(vms: Vms) -> None:
+def test_an_edit_that_the_machine_cannot_satisfy_is_answered_and_changes_nothing(vms: Vms) -> None:
     vm = vms.start("modest", node="n1")
     vm.pinned(1)
 

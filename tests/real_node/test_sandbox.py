@@ -52,7 +52,7 @@ def test_hierarchies_are_mounted_again_with_their_controllers_and_nothing_else()
     ]
 
 
-def test_a_machine_without_a_cpuset_of_version_1_is_refused_with_what_to_change() -> None:
+def test_a_machine_without_a_cpuset_of_version_1_is_refused_with_the_fix() -> None:
     with pytest.raises(NoControlGroups, match=r"systemd\.unified_cgroup_hierarchy=0"):
         hierarchies("28 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n")
 
@@ -64,7 +64,7 @@ def test_it_has_processes_a_name_and_control_groups_of_its_own(sandbox: Sandbox)
     assert sandbox.run("cat", "/sys/fs/cgroup/cpuset/cpuset.cpus").strip() == sandbox.cpuset(1)
 
 
-def test_what_is_written_in_it_is_not_written_on_this_machine(sandbox: Sandbox) -> None:
+def test_files_written_in_it_are_not_written_on_this_machine(sandbox: Sandbox) -> None:
     sandbox.write("/etc/kvplace-test/mark", "inside")
 
     assert sandbox.run("cat", "/etc/kvplace-test/mark") == "inside"
@@ -156,7 +156,7 @@ def test_a_frozen_container_does_not_outlive_its_sandbox(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("sandbox_machine")
-def test_what_a_killed_supervisor_could_not_remove_goes_when_the_next_sandbox_starts(tmp_path: Path) -> None:
+def test_the_remains_of_a_killed_supervisor_go_when_the_next_sandbox_starts(tmp_path: Path) -> None:
     with _starter(tmp_path) as starter:
         assert starter.stdout is not None
         pid, _, *groups = starter.stdout.readline().split()

@@ -52,7 +52,7 @@ def small(name: str) -> dict[str, Any]:
     return vm
 
 
-def test_every_template_is_started_or_states_what_it_needs() -> None:
+def test_every_template_is_started_or_listed_with_its_needs() -> None:
     assert {path.stem for path in TEMPLATES.glob("*.yaml")} == POLICIES.keys() | NOT_HERE.keys()
 
 

@@ -103,7 +103,7 @@ def test_the_chart_passes_helms_own_checks(helm: Path, unpacked: Path) -> None:
     assert subprocess.run(lint, capture_output=True, check=False).returncode == 0
 
 
-def test_the_api_server_accepts_what_helm_makes(helm: Path, plane: ControlPlane, unpacked: Path) -> None:
+def test_the_api_server_accepts_the_objects_of_helm(helm: Path, plane: ControlPlane, unpacked: Path) -> None:
     text = templated(helm, unpacked / "kvplace", "serve.replicas=3", "apiServerPorts=[443,8443]")
     definitions = [
         entry

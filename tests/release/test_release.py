@@ -69,7 +69,7 @@ def test_the_manifests_name_each_image_by_the_digest_of_its_archive(released: Pa
 
 
 @pytest.mark.parametrize("name", ["serve", "hook", "agent"])
-def test_the_software_list_names_what_is_in_the_image(released: Path, name: str) -> None:
+def test_the_software_list_names_the_packages_of_the_image(released: Path, name: str) -> None:
     image = read_archive(released / f"kvplace-{name}-{__version__}.oci.tar")
     document = json.loads((released / f"kvplace-{name}-{__version__}.cdx.json").read_text())
     assert document["bomFormat"] == "CycloneDX"

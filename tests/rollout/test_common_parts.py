@@ -43,7 +43,7 @@ def of_vmi() -> Json:
 
 
 @pytest.mark.parametrize("template", [of_vm(), of_vmi()])
-async def test_what_all_vms_would_have_in_common_is_named_unless_there_is_only_one(template: Json) -> None:
+async def test_parts_that_all_vms_would_share_are_named_unless_there_is_only_one_vm(template: Json) -> None:
     rollouts = rollouts_of(MemoryRollouts())
     prepared = await rollouts.prepare(rollout(template=template), plan=False)
     *common, _ = prepared.forecast.summary
@@ -72,7 +72,7 @@ async def test_vms_that_would_use_the_disk_of_one_of_them_are_refused() -> None:
 
 
 @pytest.mark.parametrize("volumes", [None, 1, [None], [{"name": 1}]])
-async def test_what_has_another_shape_is_left_to_the_api_server(volumes: object) -> None:
+async def test_fields_of_another_shape_are_left_to_the_api_server(volumes: object) -> None:
     template = vm()
     template["spec"]["template"]["spec"]["volumes"] = volumes
     template["spec"]["dataVolumeTemplates"] = volumes

@@ -17,7 +17,7 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 
-async def test_a_deletion_reports_what_is_left_and_ends_when_the_last_pod_has_ended() -> None:
+async def test_a_deletion_reports_the_remaining_vms_and_ends_when_the_last_pod_has_ended() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)
     await rollouts.create(await rollouts.prepare(rollout(until="created")))
@@ -35,7 +35,7 @@ async def test_a_deletion_reports_what_is_left_and_ends_when_the_last_pod_has_en
 
 
 @pytest.mark.parametrize("name", ["web,tier=db", "web,!app", "", "Web"])
-async def test_what_cannot_be_the_name_of_a_rollout_selects_no_vms(name: str) -> None:
+async def test_an_invalid_name_of_a_rollout_selects_no_vms(name: str) -> None:
     class Listed(MemoryRollouts):
         async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
             raise AssertionError(f"VMs were selected by {selector}")
@@ -44,7 +44,7 @@ async def test_what_cannot_be_the_name_of_a_rollout_selects_no_vms(name: str) ->
         await rollouts_of(Listed()).delete(name)
 
 
-async def test_a_deletion_that_takes_too_long_states_what_is_left() -> None:
+async def test_a_deletion_that_takes_too_long_names_the_remaining_vms() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)
     await rollouts.create(await rollouts.prepare(rollout(until="created")))

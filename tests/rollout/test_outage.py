@@ -86,7 +86,7 @@ def test_an_outage_of_a_minute_fails_no_vm_and_is_named_while_it_lasts() -> None
     assert said.startswith(f"2 VMs still without an answer ({SENTENCE}; ")
 
 
-def test_what_is_never_answered_for_is_given_up_while_the_others_come_up() -> None:
+def test_vms_whose_creation_is_never_answered_are_given_up_while_the_others_come_up() -> None:
     async def work() -> Report:
         cluster = Away(lambda name: name.endswith("3"))
         async with moving(cluster, pause_s=0.1):
@@ -116,7 +116,7 @@ def test_a_run_that_is_stopped_in_an_outage_ends_at_once_and_states_why_vms_are_
     ]
 
 
-def test_the_timeout_ends_an_outage_and_what_was_not_made_is_among_the_failed() -> None:
+def test_the_timeout_ends_an_outage_and_vms_that_were_not_made_are_among_the_failed() -> None:
     async def work() -> Report:
         return await run_of(Away(lambda name: True), timeout="20s").run()
 

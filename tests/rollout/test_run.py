@@ -94,7 +94,7 @@ async def test_a_wave_that_fails_too_often_is_the_last_one() -> None:
     assert report.exit_code is ExitCode.PARTLY_DONE
 
 
-async def test_what_is_not_there_in_time_is_among_the_failed_with_what_it_waits_for() -> None:
+async def test_vms_that_are_late_are_among_the_failed_with_the_reason_of_the_wait() -> None:
     cluster = MemoryRollouts()
 
     def step(cluster: MemoryRollouts, name: str) -> None:
@@ -389,7 +389,7 @@ async def test_a_name_that_a_user_takes_in_the_same_moment_is_refused() -> None:
         await rollouts.begin(prepared)
 
 
-async def test_status_reports_what_the_vms_state_and_delete_leaves_nothing() -> None:
+async def test_status_reports_the_states_of_the_vms_and_delete_leaves_nothing() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)
 
@@ -466,7 +466,7 @@ async def test_a_deletion_spares_a_vm_that_was_made_again() -> None:
         await cluster.delete_vm("VirtualMachine", NAMESPACE, "web-01", "another")
 
 
-async def test_the_forecast_names_nodes_and_what_is_left_to_others() -> None:
+async def test_the_forecast_names_nodes_and_vms_that_are_left_to_others() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)
     prepared = await rollouts.prepare(rollout(template=vm(cores=20)))

@@ -24,7 +24,7 @@ from tests.rollout.memory_rollouts import NAMESPACE
 Json = dict[str, Any]
 
 
-def test_what_the_cluster_keeps_is_the_same_rollout_again(tmp_path: Path) -> None:
+def test_the_record_in_the_cluster_gives_the_same_rollout_again(tmp_path: Path) -> None:
     (tmp_path / "web.json").write_text(json.dumps(vm()))
     document = {
         "name": "web", "waves": [1, "10%"], "timeout": "2m", "until": "running", "maxInFlight": 3,

@@ -10,7 +10,7 @@ from kvplace.rollout.tracker import MakingState, due, wave_ends
 TO_MAKE, UNDER_WAY, READY, FAILED = MakingState
 
 
-def test_what_the_waves_leave_forms_the_last_one() -> None:
+def test_the_remainder_forms_the_last_wave() -> None:
     assert wave_ends([1, "10%"], 500) == (1, 51, 500)
     assert wave_ends([], 7) == (7,)
     assert wave_ends([100], 7) == (7,)

@@ -357,7 +357,7 @@ async def test_sharing_vms_claim_named_cpus_and_own_none(cluster: Counting) -> N
         assert "no socket with 2 free CPUs" in await one.bind(asking_pod(cluster, "x", 2), "a")
 
 
-async def test_what_crane_asked_is_answered_in_its_words_too(cluster: Counting) -> None:
+async def test_a_request_in_cranes_spelling_is_answered_in_cranes_spelling_too(cluster: Counting) -> None:
     cluster.create_node("two", topology=TWO)
     async with replica(cluster, controller=False) as one:
         asked = PodRequest(Request(6), crane_result=True)

@@ -100,7 +100,7 @@ async def test_a_replica_that_starts_anew_knows_every_claim_before_it_answers() 
         assert (await after.filter(asking_pod(cluster, "small", 3))).names == ["a"]
 
 
-async def test_a_node_that_is_made_anew_under_its_name_starts_with_what_still_runs() -> None:
+async def test_a_node_that_is_made_again_under_its_name_starts_with_its_running_pods() -> None:
     cluster = Counting()
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:

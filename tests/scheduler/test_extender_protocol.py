@@ -75,7 +75,7 @@ def test_keys_are_read_in_any_case() -> None:
     )
 
 
-def test_unknown_keys_and_what_later_kubernetes_adds_to_a_pod_are_skipped() -> None:
+def test_unknown_keys_and_fields_of_later_kubernetes_are_skipped() -> None:
     assert read_extender_args(body(ARGS | {"Later": {"deep": [1]}})) == read_extender_args(body(ARGS))
 
 

@@ -181,7 +181,7 @@ async def test_a_node_with_only_a_hand_written_cpu_map_can_be_used(cluster: Faul
         assert refused.unresolvable == {"hand": "no socket with 4 free CPUs, best 1 on hand socket 1"}
 
 
-async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: FaultyCluster) -> None:
+async def test_the_cpu_map_of_a_node_narrows_the_cpus_of_its_topology(cluster: FaultyCluster) -> None:
     cluster.create_node("n", cpu_map='{"socket0": ["2", "3", "4"]}', topology=EIGHT)
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 3)
@@ -234,7 +234,7 @@ async def test_a_vm_that_may_float_gets_every_node_when_none_has_room(cluster: F
         assert (await one.filter(sitting)).names == ["a"]
 
 
-async def test_a_pod_without_a_request_is_an_error_that_states_what_to_do(cluster: FaultyCluster) -> None:
+async def test_a_pod_without_a_request_is_an_error_with_its_fix(cluster: FaultyCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         answer = await one.filter(cluster.create_pod("early"))

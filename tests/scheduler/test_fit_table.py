@@ -198,7 +198,7 @@ def test_nothing_is_placed_where_counting_shows_that_nothing_fits(placed: list[i
     assert placed == []
 
 
-def test_what_was_not_asked_for_longest_is_dropped(
+def test_the_request_that_was_not_asked_for_longest_is_dropped(
     monkeypatch: pytest.MonkeyPatch, placed: list[int]
 ) -> None:
     monkeypatch.setattr(fit_table, "_KEPT", 5)  # a bound and a placement of each request
@@ -382,7 +382,7 @@ def test_thousands_of_refusals_by_count_are_put_into_words_once_for_each_kind_of
     assert len(placed) <= 2
 
 
-def test_only_what_a_narrowed_machine_could_not_hold_when_empty_never_fits() -> None:
+def test_only_a_vm_that_a_narrowed_empty_machine_cannot_hold_never_fits() -> None:
     narrowed = NodeSnapshot(NodeMachine(EIGHT, CpuMask(0x3F)), Free(CpuMask(0x03), CpuMask(0x03)))
     table = table_of(lambda node: narrowed)
     for vcpus, never in ((4, False), (6, False), (7, True)):
@@ -401,7 +401,7 @@ def test_nodes_that_cannot_be_used_are_refused_until_they_change() -> None:
     assert isinstance(result(table.answers([A], SIX))[A], Candidate)
 
 
-def test_what_is_gone_is_forgotten() -> None:
+def test_nodes_that_are_gone_are_forgotten() -> None:
     nodes: dict[NodeName, NodeSnapshot | Unusable] = {A: snapshot(EIGHT)}
     table = table_of(lambda node: nodes.get(node, NOT_KNOWN))
     kept = []

@@ -118,7 +118,7 @@ async def test_an_unexpected_error_gets_500_and_one_sentence(
     assert "filter failed" in caplog.messages
 
 
-async def test_ten_megabytes_get_400_and_what_to_do(
+async def test_ten_megabytes_get_400_and_the_fix(
     one: Replica, url: str, session: aiohttp.ClientSession
 ) -> None:
     pod = asking_pod(one.cluster, "vm")

@@ -28,7 +28,7 @@ from tests.scheduler.http2_client import PSEUDO_HEADERS, Calls, Client, Wire, ov
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-async def test_a_call_is_answered_with_what_the_route_states() -> None:
+async def test_a_call_is_answered_with_the_answer_of_the_route() -> None:
     calls = Calls(b'{"Error":""}')
     client = Client(calls)
     stream = client.ask(b'{"PodName":"a"}', "/v1/bind")
@@ -243,7 +243,7 @@ async def test_the_listener_keeps_no_connection_that_is_closed() -> None:
 
 
 @pytest.mark.parametrize("offered", ["h2", "http/1.1", ""])
-async def test_the_listener_speaks_what_the_handshake_agreed_on(offered: str, tmp_path: Path) -> None:
+async def test_the_listener_speaks_the_protocol_of_the_handshake(offered: str, tmp_path: Path) -> None:
     calls = Calls()
     with certificates(tmp_path) as (server, client):
         if offered:

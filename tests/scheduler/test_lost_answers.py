@@ -102,7 +102,7 @@ async def test_a_claim_that_its_machine_no_longer_serves_is_left_to_the_controll
         assert await one.bind(pod, "a") == ""
 
 
-async def test_what_is_written_on_the_pod_is_of_the_machine_that_was_decided_on(cluster: Counting) -> None:
+async def test_the_placement_on_the_pod_is_of_the_machine_that_was_decided_on(cluster: Counting) -> None:
     async with replica(cluster, controller=False) as one:
         hold = cluster.faults.hold(Operation.CREATE_LEDGER)
         pod = asking_pod(cluster, "vm", 8)

@@ -103,7 +103,7 @@ async def test_a_nomination_that_fails_changes_nothing(cluster: Counting) -> Non
             assert await one.bind(pod, names[0]) == ""
 
 
-async def test_what_another_client_has_nominated_since_stays(cluster: Counting) -> None:
+async def test_a_later_nomination_by_another_client_stays(cluster: Counting) -> None:
     first, _ = several(cluster, 2)
     async with replica(cluster, extending=ALWAYS) as one:
         await seen(one, 2)

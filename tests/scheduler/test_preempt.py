@@ -223,7 +223,7 @@ async def test_whom_a_pod_waits_for_is_forgotten_with_their_claims_and_with_the_
     assert not one.extender.pending.get(pod.uid).leaving
 
 
-async def test_what_victims_leave_is_kept_for_whom_they_were_evicted(one: Replica) -> None:
+async def test_the_cores_of_victims_are_kept_for_the_vm_that_needed_them(one: Replica) -> None:
     vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
     pod = important(one.cluster)
     assert (await one.filter(pod)).names == []
@@ -244,7 +244,7 @@ async def test_what_victims_leave_is_kept_for_whom_they_were_evicted(one: Replic
     assert await one.bind(pod, "two") == ""
 
 
-async def test_a_pod_of_still_higher_priority_takes_what_is_reserved(one: Replica) -> None:
+async def test_a_pod_of_still_higher_priority_takes_the_reserved_cores(one: Replica) -> None:
     vms = [await running(one, f"vm-{number}", 8, priority=number * 5000) for number in range(2)]
     pod = important(one.cluster)
     assert await answer(one, sent(pod, two=vms[:1])) == {"two": ["vm-0"]}

@@ -43,7 +43,7 @@ def reservation(agent: NodeAgent, pod: PodRecord) -> Claim | None:
     return claim if claim is not None and claim.reserved is not None else None
 
 
-async def test_what_is_free_is_its_own_at_once_and_the_rest_when_the_moved_vm_has_left_it(
+async def test_free_cpus_are_owned_at_once_and_the_rest_when_the_moved_vm_has_left_them(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=AUTOMATIC) as one:
@@ -82,7 +82,7 @@ async def test_another_replica_binds_the_vm_there_when_the_one_that_made_room_ha
 
 
 @pytest.mark.parametrize("left", ["first", "second"])
-async def test_a_vm_gets_what_is_reserved_for_it_though_other_cores_have_been_released(
+async def test_a_vm_gets_its_reserved_cores_though_other_cores_have_been_released(
     cluster: FaultyCluster, agent: NodeAgent, left: str
 ) -> None:
     async with replica(cluster, controller=False) as one:
@@ -100,7 +100,7 @@ async def test_a_vm_gets_what_is_reserved_for_it_though_other_cores_have_been_re
         assert agent.ledger.claims[big.uid].reserved is None
 
 
-async def test_what_was_reserved_stays_with_its_vm_when_its_bind_is_refused(
+async def test_a_reservation_stays_with_its_vm_when_its_bind_is_refused(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     """An earlier version leaves what is reserved in a claim with which it binds: it may be bound with it."""
@@ -117,7 +117,7 @@ async def test_what_was_reserved_stays_with_its_vm_when_its_bind_is_refused(
         assert await one.bind(big, "n1") == ""
 
 
-async def test_no_other_client_is_bound_to_what_is_reserved_by_any_replica(
+async def test_no_other_pod_is_bound_to_reserved_cores_by_any_replica(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=AUTOMATIC) as one, replica(cluster) as two:
@@ -186,7 +186,7 @@ async def test_a_reservation_ends_with_the_need_for_it_though_its_replica_has_en
         assert not two.cache.ledgers.nodes_claimed_by(big.uid)
 
 
-async def test_waiting_pods_are_tried_again_when_what_was_reserved_is_given_up(
+async def test_waiting_pods_are_tried_again_when_a_reservation_is_given_up(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=AUTOMATIC) as one:

@@ -289,7 +289,7 @@ async def test_room_is_made_for_a_few_vms_at_a_time_and_one_on_each_node(
         assert len(moved(agent)) == 1
 
 
-async def test_two_moves_are_made_one_after_the_other_and_no_client_gets_what_the_first_one_frees(
+async def test_two_moves_are_made_one_after_the_other_and_no_other_pod_gets_the_cores_of_the_first(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=AUTOMATIC) as one:

@@ -90,7 +90,7 @@ NOT_HIS: dict[str, tuple[str, str, Json | None]] = {
 
 
 @pytest.mark.parametrize("what", NOT_HIS)
-def test_what_is_not_his_is_forbidden(tenant: Tenant, placed: Json, what: str) -> None:
+def test_objects_of_others_are_forbidden(tenant: Tenant, placed: Json, what: str) -> None:
     method, path, body = NOT_HIS[what]
     kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
     with pytest.raises(RequestRefused) as refused:

@@ -17,7 +17,7 @@ The last known states of nodes: at most one for each node.
 
 
 @pytest.mark.timeout(300)
-def test_what_is_gone_is_forgotten() -> None:
+def test_objects_that_are_gone_are_forgotten() -> None:
     async def live() -> list[dict[str, int]]:
         async with Churn() as churn:
             kept = []

@@ -14,7 +14,7 @@ from tests.nodes.machines import EIGHT
 from tests.serve.served import settings_for
 
 
-async def test_every_node_is_described_before_what_was_read_is_kept_from_the_garbage_collector(
+async def test_every_node_is_described_before_the_objects_read_are_hidden_from_the_garbage_collector(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the first plan makes thousands of objects, and a full collection walks them while others wait."""

@@ -157,7 +157,7 @@ def seen() -> tuple[float, float]:
     return samples[f"{name}_count"], samples[f"{name}_sum"]
 
 
-async def test_what_holds_the_loop_up_is_seen_as_its_delay() -> None:
+async def test_a_blocked_loop_is_seen_as_its_delay() -> None:
     count, late_s = seen()
     watching = asyncio.create_task(watch_loop())
     await asyncio.sleep(0)  # it waits for its timer now

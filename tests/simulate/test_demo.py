@@ -124,7 +124,7 @@ def test_the_report_is_json_that_adds_up(report: DemoReport) -> None:
     assert len(document["vms"]) == document["placed"]
 
 
-def test_the_example_shows_only_what_the_hook_changed(report: DemoReport) -> None:
+def test_the_example_shows_only_the_changes_of_the_hook(report: DemoReport) -> None:
     example = report.example(NodeName(report.core_map().name))
     assert example is not None
     lines = domain_diff(example)

@@ -35,7 +35,9 @@ def test_kubevirt_knows_every_field_of_a_template(name: str, vm_schema: dict[str
     assert list(violations(TEMPLATES[name], vm_schema)) == []
 
 
-def test_the_check_against_kubevirts_schema_finds_what_kubevirt_would_drop(vm_schema: dict[str, Any]) -> None:
+def test_the_check_against_kubevirts_schema_finds_fields_that_kubevirt_would_drop(
+    vm_schema: dict[str, Any],
+) -> None:
     vm = read_templates()["database"]
     domain = vm["spec"]["template"]["spec"]["domain"]
     domain["cpu"]["cores"] = "16"

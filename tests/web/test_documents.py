@@ -47,7 +47,7 @@ async def test_a_node_is_described_with_its_map_and_its_vms() -> None:
         assert (await anna.json("/api/nodes/nowhere"))[1] == {"error": "the cluster has no node nowhere"}
 
 
-async def test_a_vm_for_which_room_is_made_shows_what_is_reserved_for_it() -> None:
+async def test_a_vm_for_which_room_is_made_shows_its_reserved_cores() -> None:
     stage = StagedCluster()
     stage.add_node("worker", TWO)
     vm = await stage.run_vm("worker", 4, name="db")
@@ -176,7 +176,7 @@ async def test_a_file_that_a_browser_has_is_not_sent_again() -> None:
         assert (status, body) == (304, b"")
 
 
-async def test_events_carry_what_changed_and_resume_where_a_reader_was() -> None:
+async def test_events_carry_the_changes_and_resume_where_a_reader_was() -> None:
     stage = await cluster_of(TWO, 3)
     async with mapped(stage) as url, visitor(url) as anna:
         _, cluster = await anna.json("/api/cluster")

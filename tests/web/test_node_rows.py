@@ -57,7 +57,7 @@ def row(rows: NodeRows, name: str) -> Json:
     return document
 
 
-async def test_a_row_states_what_is_free_and_in_what_pieces() -> None:
+async def test_a_row_gives_the_free_cpus_and_the_largest_free_blocks() -> None:
     stage = StagedCluster()
     stage.add_node("worker", TWO)
     async with rows_of(stage) as (rows, _):
@@ -100,7 +100,7 @@ async def test_vms_that_strayed_are_counted_until_they_are_back() -> None:
         assert (row(rows, "worker-0")["notPinned"], rows.totals()["notPinned"]) == (0, 0)
 
 
-async def test_a_reader_is_informed_just_what_changed_since_he_checked_however_long_ago() -> None:
+async def test_a_reader_gets_exactly_the_changes_since_the_last_request_however_long_ago() -> None:
     stage = await cluster_of(TWO, 4)
     async with rows_of(stage) as (rows, _):
         first = rows.revision
@@ -237,7 +237,7 @@ async def test_a_page_more_than_allowed_is_refused_until_another_one_is_closed()
                 pass
 
 
-async def test_what_a_reader_asks_for_that_no_other_needs_is_not_kept() -> None:
+async def test_rows_that_only_one_reader_asks_for_are_not_kept() -> None:
     async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
         rows.revision = 2000
         feed = Feed(rows, (), streams=1)

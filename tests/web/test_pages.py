@@ -60,7 +60,7 @@ async def test_a_free_block_shows_the_nodes_that_have_it(browser: Browser) -> No
         await page.until("document.querySelectorAll('.tile').length === 2")
 
 
-async def test_what_happens_in_the_cluster_is_shown_without_loading_the_page_again(browser: Browser) -> None:
+async def test_changes_of_the_cluster_are_shown_without_loading_the_page_again(browser: Browser) -> None:
     stage = StagedCluster()
     stage.add_node("worker-0", TWO)
     async with reading(stage, browser) as page:
@@ -268,7 +268,7 @@ async def test_names_that_resemble_html_are_shown_as_they_are(browser: Browser) 
         assert await page.evaluate("document.querySelectorAll('img').length") == 0
 
 
-async def test_what_is_not_there_is_reported_in_a_sentence(browser: Browser) -> None:
+async def test_a_missing_node_or_vm_is_reported_in_a_sentence(browser: Browser) -> None:
     async with (
         mapped(await cluster_of(TWO, 1)) as url,
         new_page(browser) as page,
@@ -313,7 +313,7 @@ def test_a_browser_that_is_stopped_leaves_no_process_behind(tmp_path: Path) -> N
     wait_until(lambda: not processes(), lambda: f"processes {processes()} are left")
 
 
-async def test_the_overview_names_what_needs_attention_and_each_nodes_fragmentation(browser: Browser) -> None:
+async def test_the_overview_names_problems_and_the_fragmentation_of_each_node(browser: Browser) -> None:
     stage = StagedCluster()
     stage.add_node("busy", TWO)
     stage.cluster.create_node("bare")

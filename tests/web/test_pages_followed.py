@@ -11,7 +11,7 @@ from tests.web.staged_cluster import StagedCluster, cluster_of, mapped
 LOADS = "performance.getEntriesByType('resource').filter(one => one.name.includes('/api/vms/')).length"
 
 
-async def test_what_a_reader_has_opened_stays_open_when_the_page_changes(browser: Browser) -> None:
+async def test_a_part_that_a_reader_has_opened_stays_open_when_the_page_changes(browser: Browser) -> None:
     stage = await cluster_of(TWO, 1, share=0.3)
     vm = await stage.run_vm("worker-0", 2, name="db")
     assert vm is not None
@@ -107,7 +107,7 @@ async def test_a_request_that_cannot_be_read_is_shown_as_it_stands(browser: Brow
             assert (await page.text(".facts")).endswith(f"requested\n{request}")
 
 
-async def test_enter_leads_to_what_was_typed_and_not_to_what_was_found_before(browser: Browser) -> None:
+async def test_enter_leads_to_the_typed_name_and_not_to_the_earlier_result(browser: Browser) -> None:
     stage = StagedCluster()
     for name in ("rack-1", "rack-2"):
         stage.add_node(name, TWO)

@@ -152,7 +152,7 @@ def test_watching_nodes_prints_when_one_is_cordoned(cluster: SmallCluster) -> No
         assert watching.wait() == 130
 
 
-def test_watching_prints_what_changes_until_it_is_interrupted(cluster: SmallCluster) -> None:
+def test_watching_prints_changes_until_it_is_interrupted(cluster: SmallCluster) -> None:
     options = ["-n", cluster.other, "-w", "--no-headers", "--kubeconfig", str(cluster.plane.kubeconfig)]
     with subprocess.Popen(
         [*COMMAND, "get", "vms", *options],

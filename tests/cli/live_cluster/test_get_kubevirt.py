@@ -69,7 +69,7 @@ def test_vms_without_a_pod_are_listed_with_kubevirts_word(
     cluster.plane.remove_namespace(namespace)
 
 
-def test_who_may_only_list_pods_is_informed_what_is_left_out(
+def test_a_user_who_may_only_list_pods_is_informed_of_the_missing_vms(
     on_cluster: Call, cluster: SmallCluster, kubevirt: KubeVirt
 ) -> None:
     plane, user = cluster.plane, "pods-only"

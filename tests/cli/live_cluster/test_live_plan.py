@@ -9,7 +9,9 @@ from tests.cli.live_cluster.small_cluster import MERGE_PATCH, Call, SmallCluster
 from tests.docs.blocks import block
 
 
-def test_vms_are_planned_on_what_the_ledgers_leave_free(on_cluster: Call, cluster: SmallCluster) -> None:
+def test_vms_are_planned_on_the_cpus_that_the_ledgers_leave_free(
+    on_cluster: Call, cluster: SmallCluster
+) -> None:
     free = {}
     for name in (cluster.first, cluster.second):
         node = json.loads(on_cluster("get", "node", name, "-o", "json").out)

@@ -23,7 +23,7 @@ from tests.cli.live_cluster.small_cluster import (
 from tests.nodes.machines import TWO
 
 
-def test_nodes_with_what_is_used_and_how_fragmented_it_is(on_cluster: Call, cluster: SmallCluster) -> None:
+def test_nodes_are_listed_with_used_cpus_and_fragmentation(on_cluster: Call, cluster: SmallCluster) -> None:
     called = on_cluster("top", "nodes", "-l", f"tag={cluster.first.rpartition('-')[2]}")
     assert (called.code, called.err) == (0, "")
     table, summary = called.out.split("\n\n")
@@ -60,7 +60,7 @@ def test_the_fullest_nodes_come_first_when_wanted(on_cluster: Call, cluster: Sma
     assert (document["cluster"]["owned"], document["cluster"]["free"]) == (6, 24)
 
 
-def test_vms_by_what_they_hold(on_cluster: Call, cluster: SmallCluster) -> None:
+def test_vms_are_sorted_by_their_cpus(on_cluster: Call, cluster: SmallCluster) -> None:
     called = on_cluster("top", "vms", "-n", cluster.namespace)
     _, *lines = rows(called.out)
     assert [(line[0], line[2], line[3]) for line in lines] == [

@@ -56,7 +56,7 @@ def test_equal_questions_get_equal_answers(case: Case) -> None:
 
 
 @given(cases)
-def test_a_refusal_counts_what_is_missing_and_knows_what_no_departure_can_fix(case: Case) -> None:
+def test_a_refusal_counts_the_shortage_and_knows_when_no_departure_can_fix_it(case: Case) -> None:
     machine, free, request = case
     refusal = place(machine, free, request)
     assume(isinstance(refusal, Refusal))

@@ -128,7 +128,7 @@ def test_of_equally_good_cpus_sharing_vms_get_those_that_others_use_least_or_nea
 
 @settings(max_examples=examples(150))
 @given(cases(7, tangled=None))
-def test_the_search_that_skips_like_cpus_finds_what_a_search_of_all_of_them_finds(case: Case) -> None:
+def test_the_search_that_skips_like_cpus_finds_the_result_of_the_full_search(case: Case) -> None:
     machine, free, request = case
     judge = Judge(machine, free, request)
     usable = judge.usable(free.cpus if request.owns_cpus else free.pool)
@@ -143,7 +143,7 @@ def test_the_search_that_skips_like_cpus_finds_what_a_search_of_all_of_them_find
 
 @settings(max_examples=examples(50))
 @given(cases(6, tangled=None))
-def test_the_search_for_all_free_sets_at_once_finds_what_each_search_finds(case: Case) -> None:
+def test_the_search_for_all_free_sets_at_once_finds_the_result_of_each_single_search(case: Case) -> None:
     machine, free, request = case
     keys = BestKeys(machine, free, request)
     for cpus in range(machine.cpus + 1):

@@ -97,7 +97,7 @@ def test_fourteen_numa_nodes_with_a_cpu_in_each_of_two_packages_share_it_out_eve
     assert key_of_valid(machine, free, request, answer)[:2] == (2, nodes)
 
 
-def test_what_two_packages_cannot_share_evenly_is_refused_and_will_never_fit() -> None:
+def test_a_vm_that_two_packages_cannot_share_evenly_is_refused_and_will_never_fit() -> None:
     nodes = 14
     # The first package has six CPUs left and the second 13: neither 7 and 7 nor 14 in one.
     machine = two_packages_with_a_cpu_of_each_numa_node(nodes, reserved=0xFF | 1 << 27)

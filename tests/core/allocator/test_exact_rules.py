@@ -120,7 +120,7 @@ def test_the_numbers_of_cpus_and_nodes_do_not_decide_how_good_an_answer_is(case:
 
 @settings(max_examples=examples(40))
 @given(st.integers(0, 1 << 32))
-def test_no_answer_depends_on_what_was_asked_before(seed: int) -> None:
+def test_no_answer_depends_on_earlier_questions(seed: int) -> None:
     chance = Random(seed)
     machine = random_machine(chance, 24)
     questions = []
@@ -135,7 +135,7 @@ def test_no_answer_depends_on_what_was_asked_before(seed: int) -> None:
 
 
 @given(cases | crowded)
-def test_what_does_not_fit_is_hopeless_only_when_the_empty_machine_has_no_room_for_it(case: Case) -> None:
+def test_a_vm_never_fits_only_when_the_empty_machine_has_no_room_for_it(case: Case) -> None:
     machine, _, request = case
     answer = place(*case)
     assume(isinstance(answer, Refusal))

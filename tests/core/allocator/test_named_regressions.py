@@ -173,7 +173,7 @@ def test_nova_memory_of_vms_that_own_no_cpus_counts_on_their_node_too() -> None:
 # The kubelet's static policy
 
 
-def test_kubelet_mask_what_does_not_fit_a_socket_is_not_filled_up_from_another() -> None:
+def test_kubelet_mask_a_vm_that_does_not_fit_a_socket_gets_no_cpus_of_another() -> None:
     """Asked to use node 0 the kubelet answers 0-2,4,6-8,10 for eight: two of them are of node 1."""
     even, odd = "0,2,4,6,8,10", "1,3,5,7,9,11"
     two_sockets = machine(

@@ -73,7 +73,7 @@ def test_a_vm_over_two_numa_nodes_takes_the_two_that_it_fills_however_many_pairs
     assert cpus == parse_cpu_list("12-15,18-20")
 
 
-def test_what_a_vm_leaves_over_lies_in_the_smaller_of_its_numa_nodes_under_a_common_l3() -> None:
+def test_the_cpus_left_free_lie_in_the_smaller_numa_node_under_a_common_l3() -> None:
     nodes, cpus = numa_nodes_and_cpus("0-3,6-10", 7)
     assert nodes == (0, 1)
     assert cpus == parse_cpu_list("0-1,6-10")

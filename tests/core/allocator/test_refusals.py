@@ -228,7 +228,7 @@ def test_the_largest_vm_that_could_be_spread_is_named_when_the_shares_do_not_com
 
 
 @pytest.mark.parametrize("seed", range(rounds(300, quick=60)))
-def test_what_is_missing_by_count_is_what_the_refusal_names(seed: int) -> None:
+def test_the_counted_shortage_is_the_shortage_in_the_refusal(seed: int) -> None:
     machine, free, request = random_case(seed, 16)
     more = replace(request, vcpus=3 * request.vcpus), replace(request, memory=Bytes(64 * GIB))
     for asked in (request, *more, replace(request, huge_pages={GIB: 3})):

@@ -91,7 +91,7 @@ def test_vms_that_name_shared_cpus_are_dealt_over_the_least_used(policy: Policy)
     assert set(used.values()) <= {2, 3, 4}  # whole cores behind one L3 cache come first
 
 
-def test_an_exclusive_vm_never_gets_what_a_sharing_one_names() -> None:
+def test_an_exclusive_vm_never_gets_cpus_that_a_sharing_one_names() -> None:
     ledger = with_vm(MACHINE, Ledger(), "shares", Request(5, PinningOptions(policy=Policy.SHARE)))
     owner = placed(ledger, Request(20, PinningOptions(scope=Scope.ONE_NUMA)))
     assert not owner.owned & ledger.claims[PodUid("uid-shares")].cpus

@@ -39,7 +39,7 @@ def test_of_equal_nodes_the_first_by_name_is_named() -> None:
     assert groups.summary == "2 nodes: no NUMA node with 8 free CPUs, best 6 on a numa 0"
 
 
-def test_what_time_may_fix_and_what_it_cannot_are_two_groups_the_larger_first() -> None:
+def test_refusals_that_time_may_fix_and_others_are_two_groups_the_larger_first() -> None:
     groups = grouped(
         {
             NodeName("a"): lacking(6, "numa 0"),

@@ -198,7 +198,7 @@ def test_pack_prefers_an_exact_free_block_to_the_fullest_node() -> None:
 
 @pytest.mark.parametrize("strategy", [Strategy.PACK, Strategy.SPREAD])
 @pytest.mark.parametrize(("memory", "expected"), [(1, "memory is short"), (32, "cpus are short")])
-def test_a_vm_goes_where_it_uses_what_would_be_stranded(
+def test_a_vm_goes_where_it_uses_resources_that_would_be_stranded(
     strategy: Strategy, memory: int, expected: str
 ) -> None:
     request = Request(2, memory=memory * GIB)

@@ -102,7 +102,7 @@ def test_running_vms_keep_their_devices_when_they_make_room() -> None:
 
 
 @given(st.data())
-def test_what_is_free_on_a_draft_is_what_its_vms_leave(data: st.DataObject) -> None:
+def test_the_free_devices_of_a_draft_are_those_that_its_vms_leave(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
     policy = data.draw(st.sampled_from(["none", "best-effort", "single-numa-node"]))
     start = node("a", *counts, policy=policy)

@@ -175,7 +175,7 @@ def occupied(
 
 @given(st.data())
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
-def test_what_is_free_on_a_draft_is_what_the_ledger_would_leave(data: st.DataObject) -> None:
+def test_the_free_cpus_of_a_draft_are_those_that_the_ledger_would_leave(data: st.DataObject) -> None:
     topology = data.draw(topologies(most_cpus=16, memory=True))
     running = tuple(data.draw(occupied(topology, ANY_REQUEST, most=3)))
     draft = Draft.empty([ClusterNode(NodeName("node"), topology, running)])

@@ -36,7 +36,7 @@ def test_a_vm_that_shares_a_cpu_of_an_owner_is_a_fault() -> None:
     ]
 
 
-def test_what_is_reserved_for_a_vm_is_named_as_that_and_is_not_a_fault() -> None:
+def test_cpus_reserved_for_a_vm_are_named_as_reserved_and_are_not_a_fault() -> None:
     whole = claim("db", 0b111100, 0b111000)
     ledger = ledger_of(claim("web", 0b1100))
     kept = reserve(ledger, whole, but=NO_CPUS, until="2026-01-02T03:05:00Z")

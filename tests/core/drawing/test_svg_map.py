@@ -258,7 +258,7 @@ def declared(sheet: str, what: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_text_has_contrast_enough_on_what_is_behind_it_in_light_and_dark_mode(dark: bool) -> None:
+def test_every_text_has_contrast_enough_on_its_background_in_light_and_dark_mode(dark: bool) -> None:
     style = parsed(busy()).find(f"{SVG}style")
     assert style is not None
     light_rules, _, dark_rules = (style.text or "").partition("@media (prefers-color-scheme: dark) {")
