@@ -38,7 +38,8 @@ from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.metrics import NOMINATIONS, PLANNED
-from kvplace.scheduler.pending_pods import Hold, PendingPods, PendingRequest, waits
+from kvplace.scheduler.pending_pods import Hold, PendingPods, PendingRequest
+from kvplace.scheduler.waiting_pods import waits
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ class Nominations:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WATCH_S):
                 while self._cache.pods.get(pod.uid) == pod:
-                    await self._pending.news()
+                    await self._pending.waiting.news()
 
     def _is_due(self, uid: PodUid, node: NodeName) -> bool:
         """Whether a pod still goes to a node: by the plan, or by a claim that was stored along."""
@@ -305,16 +306,18 @@ class JointPlan:
         pods of the rollout are there already.
         """
         loop = asyncio.get_running_loop()
-        if self._pending.arrived > self._arrived and loop.time() - self._gathered_at < STREAM_S:
+        if self._pending.waiting.arrived > self._arrived and loop.time() - self._gathered_at < STREAM_S:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_S):
-                    await self._pending.until_waiting(shape, TOGETHER, quiet_s=QUIET_S)
-        self._gathered_at, self._arrived = loop.time(), self._pending.arrived
+                    await self._pending.waiting.until_waiting(shape, TOGETHER, quiet_s=QUIET_S)
+        self._gathered_at, self._arrived = loop.time(), self._pending.waiting.arrived
 
     def _others_of(self, pod: PodRecord) -> list[PodRecord]:
         """Return pods of a pod's shape that wait and have no node yet, in kube-scheduler's order."""
         others = (
-            one for one in self._pending.of_shape(pod.shape) if one.uid != pod.uid and self._is_undecided(one)
+            one
+            for one in self._pending.waiting.of_shape(pod.shape)
+            if one.uid != pod.uid and self._is_undecided(one)
         )
         return list(islice(others, TOGETHER - 1))
 

@@ -14,16 +14,15 @@ One rule forgets records, and their holds: when the watch shows that a pod is bo
 showed the end of a pod before the question, no event would remove the record. So each new record examines the
 two oldest.
 
-Everything else here is an index, made from records and pods: holds by node, as each decision about a node
-needs them; holds by age; pods that wait for their first try by scheduling shape, in kube-scheduler's order.
+Everything else here is an index, made from records: holds by node, as each decision about a node needs them,
+and holds by age. `waiting_pods.py` has the pods without a first try.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Self
@@ -41,6 +40,7 @@ from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.extender_protocol import BindingArgs
+from kvplace.scheduler.waiting_pods import WaitingPods
 
 _SAME_ATTEMPT_S = 1.0
 """Between two questions of one attempt; the next attempt comes a second later, or after a change."""
@@ -143,13 +143,9 @@ class PendingPods:
         self._on_node: dict[NodeName, dict[PodUid, Claim]] = {}
         self._nominated: set[PodUid] = set()
         """The pods with a nomination."""
-        self._waiting: dict[bytes, dict[int, dict[PodUid, PodRecord]]] = {}
-        """Pods that wait for their first try by shape and priority, in the order of their arrival."""
-        self.arrived = 0
-        """The number of pods that have begun to wait, ever."""
         self._left: list[Callable[[NodeName], None]] = []
         self._changed: list[Callable[[NodeName], None]] = []
-        self._news = asyncio.Event()
+        self.waiting = WaitingPods(cache.pods)
         cache.pods.subscribe(self._pod_seen)
 
     # Records.
@@ -255,11 +251,9 @@ class PendingPods:
         self._records.pop(uid, None)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        self._index(before, after)
         pod = after or before
         if pod is not None and (after is None or after.node):
             self._forget(pod.uid, bound_to=after.node if after is not None else "")
-        self.wake()
 
     def _read_request(self, pod: PodRecord) -> PendingRequest:
         pod_request = read_pod_request(pod.request)
@@ -408,63 +402,3 @@ class PendingPods:
         """Whether kube-scheduler is still to try a pod with a nomination."""
         nominated = map(self._pods.get, self._nominated)
         return any(pod is not None and not pod.was_tried for pod in nominated)
-
-    # Pods that wait for their first try.
-
-    def of_shape(self, shape: bytes) -> Iterator[PodRecord]:
-        """Return the pods of a shape that wait for their first try: by priority, then the oldest first."""
-        by_priority = self._waiting.get(shape, {})
-        for priority in sorted(by_priority, reverse=True):
-            yield from by_priority[priority].values()
-
-    async def until_waiting(self, shape: bytes, count: int, *, quiet_s: float) -> None:
-        """Wait until `count` pods of a shape wait, or no pod has come for `quiet_s`."""
-        arrived, loop = self.arrived, asyncio.get_running_loop()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(quiet_s) as patience:
-                while sum(map(len, self._waiting.get(shape, {}).values())) < count:
-                    await self.news()
-                    if self.arrived > arrived:
-                        arrived = self.arrived
-                        patience.reschedule(loop.time() + quiet_s)
-
-    async def news(self) -> None:
-        """Wait until the watch brings a pod, or `wake` is called."""
-        self._news.clear()
-        await self._news.wait()
-
-    def wake(self) -> None:
-        """End every wait for news."""
-        self._news.set()
-
-    def _index(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        if after is not None and waits(after):
-            self._waiting.setdefault(after.shape, {}).setdefault(after.priority, {})[after.uid] = after
-            if before is None or not waits(before):
-                self.arrived += 1
-        if before is not None and (after is None or not waits(after) or _place(before) != _place(after)):
-            by_priority = self._waiting.get(before.shape, {})
-            waiting = by_priority.get(before.priority, {})
-            waiting.pop(before.uid, None)
-            if not waiting:
-                by_priority.pop(before.priority, None)
-            if not by_priority:
-                self._waiting.pop(before.shape, None)
-
-
-def waits(pod: PodRecord) -> bool:
-    """Whether a pod waits for its first try and may be planned with others.
-
-    A refused pod comes again at an unknown time, after a change of the cluster. A pod with a nominated node
-    is about to go there.
-    """
-    return bool(
-        pod.shape
-        and pod.request
-        and not (pod.node or pod.nominated or pod.deleting or pod.was_tried)
-        and pod.phase == "Pending"
-    )
-
-
-def _place(pod: PodRecord) -> tuple[bytes, int]:
-    return pod.shape, pod.priority

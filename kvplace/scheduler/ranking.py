@@ -12,10 +12,10 @@ bound after it can win.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
 from typing import NamedTuple
 
 from kvplace.core.allocator.feasibility import ShortageCount
@@ -162,29 +162,23 @@ _REMEMBERED = 4096
 """Answers, of about 2 KB each; the least recently used is forgotten first."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A request to a node; equal for equal requests to nodes in equal states."""
-
-    state: tuple[object, ...]
-    asked: tuple[object, ...]
-    node: NodeSnapshot = field(compare=False)
-    request: Request = field(compare=False)
-
-
 class RememberedAnswers:
     """Answers, by the values that they depend on."""
 
     def __init__(self) -> None:
-        self._answer = lru_cache(maxsize=_REMEMBERED)(_answer)
+        self._answers: OrderedDict[tuple[object, ...], Fit | Refusal] = OrderedDict()
 
     def of(self, node: NodeSnapshot, request: Request) -> Fit | Refusal:
         """Return the placement of a VM on a node in this state, or the refusal."""
-        return self._answer(_Question(node.key, request.key, node, request))
-
-
-def _answer(question: _Question) -> Fit | Refusal:
-    return answer_of(question.node, question.request)
+        key = (node.key, request.key)
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._answers[key] = answer_of(node, request)
+            if len(self._answers) > _REMEMBERED:
+                self._answers.popitem(last=False)
+        else:
+            self._answers.move_to_end(key)
+        return answer
 
 
 _COARSE_STEPS, _FINE_STEPS, _PLACE_STEPS, _REFUSE_STEPS, _EXAMINE_STEPS = 4, 30, 200, 50, 8

@@ -81,7 +81,7 @@ class RoomMaker:
         self._asked: asyncio.Queue[_Making] = asyncio.Queue()
         self._rest_until = float("-inf")
         if mode is not MakeRoom.OFF:
-            self._cache.ledgers.subscribe(lambda _node: self._pending.wake())
+            self._cache.ledgers.subscribe(lambda _node: self._pending.waiting.wake())
 
     # Calls of the extender.
 

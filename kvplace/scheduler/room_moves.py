@@ -182,7 +182,7 @@ class RoomMoves:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(ends - now, due)):
-                await self._context.pending.news()
+                await self._context.pending.waiting.news()
 
     def _tell(self, vm: MovableVm, move: Move, number: int) -> None:
         before, after = format_cpu_list(move.before.cpus), format_cpu_list(move.after.cpus)

@@ -163,7 +163,7 @@ async def test_pods_that_wait_for_their_first_try_come_by_priority_and_then_by_a
         for number, priority in enumerate((0, 5, 0, 9)):
             asking_pod(cluster, f"vm-{number}", priority=priority, shape=b"one")
         await asyncio.sleep(1)
-        waiting = [pod.name for pod in pending.of_shape(b"one")]
+        waiting = [pod.name for pod in pending.waiting.of_shape(b"one")]
         assert waiting == ["vm-3", "vm-1", "vm-0", "vm-2"]
 
 
@@ -173,7 +173,7 @@ async def test_pods_without_a_request_are_not_planned_with_others(cluster: Fault
         asking_pod(cluster, "vm", shape=b"one")
         cluster.create_pod("other", labels={PLACED_LABEL: "true"}, shape=b"one")
         await asyncio.sleep(1)
-        assert [pod.name for pod in pending.of_shape(b"one")] == ["vm"]
+        assert [pod.name for pod in pending.waiting.of_shape(b"one")] == ["vm"]
 
 
 def test_nodes_with_plans_are_those_of_planned_holds_until_kube_scheduler_has_asked() -> None:
