@@ -10,7 +10,7 @@ clock: the clocks of two machines differ, and jump. The date in a claim distingu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from enum import Enum
 
 from kvplace.core.claim_changes import RESERVED_S, is_for_migration
@@ -214,12 +214,16 @@ class ClaimAges:
         self._clock = clock
         self._seen: dict[NodeName, dict[PodUid, tuple[str, float]]] = {}
 
-    def look(self, node: NodeName, claims: Iterable[Claim]) -> None:
-        """Take in the claims of a node that may end by age; all others are forgotten."""
+    def look(self, node: NodeName, claims: Iterable[Claim]) -> Mapping[PodUid, float]:
+        """Take in the claims of a node that may end by age, and return their ages in seconds.
+
+        All others are forgotten.
+        """
         now, before = self._clock(), self._seen.pop(node, {})
         seen = {claim.uid: _since(claim, before.get(claim.uid), now) for claim in claims}
         if seen:
             self._seen[node] = seen
+        return {uid: now - since for uid, (_, since) in seen.items()}
 
     def keep(self, nodes: Container[NodeName]) -> None:
         """Forget all other nodes."""

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.object_records import NO_NODE, Condition, LedgerRecord, PodRecord
+from kvplace.kube.object_records import (
+    NO_NODE,
+    Condition,
+    LedgerRecord,
+    PodRecord,
+    PodReport,
+    TopologyRecord,
+)
 from kvplace.kube.watches import Kind, Selector
 from kvplace.nodes.node_cache import NodeCache
 
@@ -51,15 +60,46 @@ class ControllerClient(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedNode:
+    """One node at one moment: the controller decides on its claims and relocations from this alone."""
+
+    name: NodeName
+    is_known: bool
+    """Whether the API server has the node."""
+    stored: LedgerRecord | None
+    """Its ledger as an object; None where it has none yet."""
+    ledger: Ledger
+    described: TopologyRecord | None
+    reports: Mapping[PodUid, PodReport]
+    """The reports of its agent."""
+    running: frozenset[PodUid]
+    """The pods that its agent reports as running."""
+    enforces: bool
+    """Whether its agent sets cpusets, so that a running VM can get other cores."""
+    pods: Mapping[PodUid, PodRecord]
+    """The pods that are bound to it."""
+    claimants: Mapping[PodUid, PodRecord]
+    """The pods with a claim on it, wherever they are bound; without pods that are not known."""
+    deleted: frozenset[PodUid]
+    """The pods with a claim on it that were known before."""
+    edits: Mapping[PodUid, Mapping[str, str]]
+    """The annotations with the present request, of each of its pods that was edited."""
+    migrating: frozenset[PodUid]
+    """Its pods of VMs that have another pod."""
+
+
 class PodIndex:
     """Follows the pods of the node cache."""
 
     def __init__(self, cache: NodeCache) -> None:
+        self._cache = cache
         self._pods = cache.pods
         self._ledgers = cache.ledgers
         self._by_node: dict[NodeName, set[PodUid]] = {}
         self._by_vmi: dict[str, set[PodUid]] = {}
-        self._deleted: set[PodUid] = set()
+        self._deleted: frozenset[PodUid] = frozenset()
+        """The deleted pods that had a claim."""
         cache.pods.subscribe(self._pod_seen)
 
     @property
@@ -82,30 +122,70 @@ class PodIndex:
         """The pod that has been without a node for the longest time; None where none waits."""
         return min(self.on_node(NO_NODE), key=lambda pod: (pod.created, pod.uid), default=None)
 
+    def check(self, name: NodeName) -> CheckedNode:
+        """Return a node as it is known now."""
+        known, described = self._pods.records, self._cache.topologies.get(name)
+        pods = {uid: known[uid] for uid in self._by_node.get(name, ()) if uid in known}
+        stored = self._ledgers.current(name)
+        ledger = Ledger() if stored is None else stored.ledger
+        reports = {} if described is None else described.pods
+        return CheckedNode(
+            name=name,
+            is_known=self._cache.nodes.get(name) is not None,
+            stored=stored,
+            ledger=ledger,
+            described=described,
+            reports=reports,
+            running=frozenset(uid for uid, report in reports.items() if report.running),
+            enforces=described is not None and described.enforcement.by_agent,
+            pods=pods,
+            claimants={uid: known[uid] for uid in ledger.claims if uid in known},
+            deleted=self._deleted & ledger.claims.keys(),
+            edits=self._edits(pods),
+            migrating=self._migrating(pods),
+        )
+
+    def _edits(self, pods: Mapping[PodUid, PodRecord]) -> Mapping[PodUid, Mapping[str, str]]:
+        edits, vmis = {}, self._cache.edited_vmis.records
+        for uid, pod in pods.items():
+            if not pod.vmi:
+                edits[uid] = pod.asking
+            # The creator of a pod writes its owner; only one in its own namespace can be true.
+            elif (vmi := vmis.get(pod.vmi_uid)) is not None and vmi.namespace == pod.namespace:
+                edits[uid] = vmi.asking
+        return {uid: asking for uid, asking in edits.items() if asking}
+
+    def _migrating(self, pods: Mapping[PodUid, PodRecord]) -> frozenset[PodUid]:
+        several = {uid: pod for uid, pod in pods.items() if len(self._by_vmi.get(pod.vmi_uid, ())) > 1}
+        return frozenset(
+            uid
+            for uid, pod in several.items()
+            for other in self.of_vmi(pod.vmi_uid)
+            if other.uid != uid and other.namespace == pod.namespace and not other.has_ended
+        )
+
     def on_node(self, node: NodeName) -> list[PodRecord]:
         """Return the pods that are bound to a node; for `NO_NODE` the waiting ones."""
-        found = (self._pods.get(uid) for uid in self._by_node.get(node, ()))
-        return [pod for pod in found if pod is not None]
+        return self._known(self._by_node.get(node, ()))
 
     def of_vmi(self, uid: str) -> list[PodRecord]:
         """Return the pods of a VM: more than one while it live-migrates."""
-        found = (self._pods.get(pod) for pod in self._by_vmi.get(uid, ()))
-        return [pod for pod in found if pod is not None]
+        return self._known(self._by_vmi.get(uid, ()))
 
-    def was_deleted(self, uid: PodUid) -> bool:
-        """Whether a pod was deleted that had a claim."""
-        return uid in self._deleted
+    def _known(self, uids: Iterable[PodUid]) -> list[PodRecord]:
+        known = self._pods.records
+        return [known[uid] for uid in uids if uid in known]
 
     def forget_released(self) -> None:
         """Forget the deleted pods that have no claim any more."""
-        self._deleted = {uid for uid in self._deleted if self._ledgers.nodes_claimed_by(uid)}
+        self._deleted = frozenset(uid for uid in self._deleted if self._ledgers.nodes_claimed_by(uid))
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if before is not None:
             _discard(self._by_node, before.node, before.uid)
             _discard(self._by_vmi, before.vmi_uid, before.uid)
             if after is None and self._ledgers.nodes_claimed_by(before.uid):
-                self._deleted.add(before.uid)
+                self._deleted |= {before.uid}
         if after is not None:
             self._by_node.setdefault(after.node, set()).add(after.uid)
             if after.vmi_uid:

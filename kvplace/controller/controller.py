@@ -269,7 +269,6 @@ class Controller:
             cluster,
             cache,
             self._index,
-            cache.edited_vmis,
             events,
             freed=self._scheduling_retry.node_freed,
             look_again=lambda node, after_s: self._queue.add(node, after_s=after_s),
@@ -368,6 +367,7 @@ class Controller:
 
     def _report_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
         """Make a node due when its agent reports something new about its pods, devices or kubelet's CPUs."""
+        self.reconciler.report_seen(before, after)
         if after is None:
             return
         kubelet_cpus = before.kubelet_cpus if before is not None else NO_CPUS

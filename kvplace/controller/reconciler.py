@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from prometheus_client import Counter
 
@@ -20,7 +20,7 @@ from kvplace.controller.claim_action import (
     runs_unpinned,
     waits_for_binding,
 )
-from kvplace.controller.cluster import ControllerClient, PodIndex
+from kvplace.controller.cluster import CheckedNode, ControllerClient, PodIndex
 from kvplace.core.claim_changes import LONGEST_S, RESERVED_S, grown, is_for_migration
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import Conflict, KvplaceError
@@ -75,8 +75,6 @@ class Reconciler:
         self._cluster = cluster
         self._cache = cache
         self._pods = cache.pods
-        self._nodes = cache.nodes
-        self._topologies = cache.topologies
         self._ledgers = cache.ledgers
         self._index = index
         self._events = events
@@ -100,10 +98,8 @@ class Reconciler:
         """Pods with a claim on CPUs that the kubelet has allocated or another pod owns."""
         self._agreeing: dict[PodUid, tuple[str, CpuMask, CpuMask]] = {}
         """Placements of pods, with the CPUs of the claims that agreed with them."""
-        cache.pods.subscribe(self._pod_seen)
-        cache.topologies.subscribe(self._topology_seen)
 
-    async def reconcile(self, node: NodeName) -> None:
+    async def reconcile(self, name: NodeName) -> None:
         """Bring a node's ledger in step with its pods; then raises the error of a write for one pod.
 
         1. Release or keep each claim, and give released CPUs to their reservations.
@@ -111,32 +107,33 @@ class Reconciler:
         3. Report CPUs of running VMs that another client has, too.
         4. Delete the empty ledger of a node that is gone.
         """
-        record = self._ledgers.current(node)
-        if record is not None and record.problem:
-            log.error("the ledger cannot be read: %s", record.problem, extra={"node": node})
+        node = self._index.check(name)
+        if node.stored is not None and node.stored.problem:
+            log.error("the ledger cannot be read: %s", node.stored.problem, extra={"node": name})
             return  # until a person fixes it; the next round logs it again
-        claims: Mapping[PodUid, Claim] = record.ledger.claims if record is not None else {}
-        self._ages.look(node, (claim for claim in claims.values() if not self._is_bound(node, claim)))
-        lacking = [pod for pod in self._index.on_node(node) if pod.uid not in claims]
+        claims = node.ledger.claims
+        ages = self._ages.look(name, (claim for claim in claims.values() if claim.uid not in node.pods))
+        lacking = [pod for uid, pod in node.pods.items() if uid not in claims]
         due = [
             (claim, action)
             for claim in claims.values()
-            if (action := self._action(node, claim)) is not ClaimAction.KEEP
+            if (action := self._action(node, claim, ages.get(claim.uid, 0.0))) is not ClaimAction.KEEP
         ]
         failed: KvplaceError | None = None
         try:
             # All at once, so that the changes go together in few writes.
             await all_ended(
                 *(self._reconcile_claim(node, claim, action) for claim, action in due),
-                self._restore(node, lacking),
-                *([self._ledgers.change(node, no_change)] if record and any(grown(record.ledger)) else ()),
+                self._restore(name, lacking),
+                *([self._ledgers.change(name, no_change)] if any(grown(node.ledger)) else ()),
             )
         except KvplaceError as error:
             failed = error
-        ledger = self._cache.ledger(node)
-        for claim in ledger.claims.values():
-            conflict = self._taken_by_kubelet(node, claim) or self._shared_with_owner(node, claim, ledger)
-            self._report_lasting_overlap(node, claim, conflict)
+        node = self._index.check(name)
+        for claim in node.ledger.claims.values():
+            self._report_lasting_overlap(
+                node, claim, _taken_by_kubelet(node, claim) or _shared_with_owner(node, claim)
+            )
         if failed is not None:
             raise failed
         await self._delete_ledger_of_gone_node(node)
@@ -150,7 +147,10 @@ class Reconciler:
         has_claim = self._ledgers.nodes_claimed_by
         self._missing = {uid: since for uid, since in self._missing.items() if has_claim(uid)}
         self._reported = {uid for uid in self._reported if has_claim(uid)}
-        self._overlaps = {uid: text for uid, text in self._overlaps.items() if self._pods.get(uid)}
+        known = self._pods.records
+        self._overlaps = {uid: text for uid, text in self._overlaps.items() if uid in known}
+        self._lasting &= known.keys()
+        self._agreeing = {uid: compared for uid, compared in self._agreeing.items() if uid in known}
         silent_since = self._clock() - SILENCE_S
         self._unreported_since = {
             node: since for node, since in self._unreported_since.items() if since > silent_since
@@ -158,39 +158,25 @@ class Reconciler:
 
     # Step 1.
 
-    def _is_bound(self, node: NodeName, claim: Claim) -> bool:
-        """Whether the cache has the pod of a claim on its node, so that the claim's age does not matter."""
-        pod = self._pods.get(claim.uid)
-        return pod is not None and pod.node == node
-
-    def _action(self, node: NodeName, claim: Claim) -> ClaimAction:
+    def _action(self, node: CheckedNode, claim: Claim, age_s: float) -> ClaimAction:
         """Decide from the cache alone."""
-        pod = self._pods.get(claim.uid)
+        pod, reserved_s = node.claimants.get(claim.uid), _reserved_s(node, claim)
         action = action_from_cache(
             claim,
-            node,
+            node.name,
             pod,
-            was_deleted=self._index.was_deleted(claim.uid),
-            runs=self._is_reported(node, claim.uid),
-            age_s=self._ages.age_s(node, claim),
+            was_deleted=claim.uid in node.deleted,
+            runs=claim.uid in node.running,
+            age_s=age_s,
             patience_s=self._patience_s,
-            reserved_s=self._reserved_s(node, claim),
+            reserved_s=reserved_s,
         )
         if action is ClaimAction.KEEP and pod is None and not is_for_migration(claim):
-            self._look_again(node, SETTLE_S)
+            self._look_again(node.name, SETTLE_S)
         elif action is ClaimAction.KEEP and claim.reserved is not None:
-            left_s = self._reserved_s(node, claim) - self._ages.age_s(node, claim)
-            self._look_again(node, max(left_s, _SOON_S))
+            self._look_again(node.name, max(reserved_s - age_s, _SOON_S))
         agrees = action is ClaimAction.COMPARE and pod is not None and self._agrees(claim, pod)
         return ClaimAction.KEEP if agrees else action
-
-    def _reserved_s(self, node: NodeName, claim: Claim) -> float:
-        """Return how long a reservation may stay: longer while ending pods still use its CPUs."""
-        claims = self._cache.ledger(node).claims.values() if claim.still_in_use else ()
-        still_in_use = (
-            other for other in claims if other.cpus & claim.still_in_use and other.uid != claim.uid
-        )
-        return LONGEST_S if any(self._cache.is_leaving(other.uid) for other in still_in_use) else RESERVED_S
 
     def _agrees(self, claim: Claim, pod: PodRecord) -> bool:
         """Whether a claim needs no change; a placement that was read once is not read again."""
@@ -203,48 +189,44 @@ class Reconciler:
         self._agreeing[claim.uid] = compared
         return True
 
-    async def _reconcile_claim(self, node: NodeName, claim: Claim, action: ClaimAction) -> None:
-        pod = self._pods.get(claim.uid)
+    async def _reconcile_claim(self, node: CheckedNode, claim: Claim, action: ClaimAction) -> None:
+        pod = node.claimants.get(claim.uid)
         only_if_unchanged = claim.reserved is not None
         if action is ClaimAction.READ_POD:
             pod = await self._cluster.read_pod(claim.namespace, claim.pod)
+            node = self._index.check(node.name)
             is_gone = pod is None or pod.uid != claim.uid
             if not is_gone:
-                runs = self._is_reported(node, claim.uid)
+                runs = claim.uid in node.running
             else:
                 runs = claim.reserved is None and await self._runs(node, claim.uid)
             action = action_from_live_pod(
                 claim,
-                node,
+                node.name,
                 pod,
                 runs=runs,
-                age_s=self._ages.age_s(node, claim),
+                age_s=self._ages.age_s(node.name, claim),
                 patience_s=self._patience_s,
-                reserved_s=self._reserved_s(node, claim),
+                reserved_s=_reserved_s(node, claim),
             )
             only_if_unchanged |= not is_gone and (waits_for_binding(claim, pod) or runs_unpinned(claim, pod))
         if action is ClaimAction.RELEASE:
-            await self._release(node, claim, only_if_unchanged=only_if_unchanged)
+            await self._release(node.name, claim, only_if_unchanged=only_if_unchanged)
         elif action is ClaimAction.COMPARE and pod is not None:
-            await self._restore(node, [pod])
+            await self._restore(node.name, [pod])
 
-    def _is_reported(self, node: NodeName, uid: PodUid) -> bool:
-        """Whether the agent of a node reports that a pod runs."""
-        told = self._topologies.get(node)
-        return told is not None and uid in told.pods and told.pods[uid].running
-
-    async def _runs(self, node: NodeName, uid: PodUid) -> bool:
+    async def _runs(self, node: CheckedNode, uid: PodUid) -> bool:
         """Whether a pod that is gone may still use its CPUs, by the report of its node's agent.
 
         The agent may not have seen its container yet, or its report may have been deleted and be about to be
         written again: its silence counts after a while only. And before it counts the report is read, which
         a late watch may not have reported.
         """
-        told = self._topologies.get(node)
+        told = node.described
         if told is None or told.enforcement is Enforcement.NONE:
-            lost_s = self._clock() - self._unreported_since.get(node, float("-inf"))
+            lost_s = self._clock() - self._unreported_since.get(node.name, float("-inf"))
             if lost_s < SILENCE_S:
-                self._look_again(node, SILENCE_S - lost_s)
+                self._look_again(node.name, SILENCE_S - lost_s)
                 return True
         elif uid in told.pods:
             self._reported.add(uid)
@@ -253,7 +235,7 @@ class Reconciler:
             return False
         elif self._may_be_unreported(told, uid):
             return True
-        stored = await self._read_topology(node)
+        stored = await self._read_topology(node.name)
         if stored is None or stored.enforcement is Enforcement.NONE:
             return False
         report = stored.pods.get(uid)
@@ -304,7 +286,7 @@ class Reconciler:
             )
             self._released(node)
 
-    def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
+    def report_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
         """Note when the report of an agent is lost: it writes the machine first, and the report after it."""
         described = after or before
         if described is None:
@@ -397,60 +379,66 @@ class Reconciler:
         found = (self._pods.get(uid) for uid in self._overlaps)
         return [pod for pod in found if pod is not None]
 
-    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        if before is not None and after is None:
-            self._overlaps.pop(before.uid, None)
-            self._lasting.discard(before.uid)
-            self._agreeing.pop(before.uid, None)
-
     # Step 3.
 
-    def _report_lasting_overlap(self, node: NodeName, claim: Claim, conflict: str) -> None:
+    def _report_lasting_overlap(self, node: CheckedNode, claim: Claim, conflict: str) -> None:
         """Report an overlap, which each round finds again until it ends; `conflict` is empty without one.
 
         Nothing can be fixed from here: one of the two must be started again.
         """
-        if conflict and self._pods.get(claim.uid) is not None:
+        if conflict and claim.uid in node.claimants:
             self._lasting.add(claim.uid)
-            self._report_overlap(node, claim, conflict)
+            self._report_overlap(node.name, claim, conflict)
         elif claim.uid in self._lasting:
             self._lasting.discard(claim.uid)
             self._overlaps.pop(claim.uid, None)
 
-    def _taken_by_kubelet(self, node: NodeName, claim: Claim) -> str:
-        """Name the owned CPUs that the kubelet's static policy has given away, too; it reads no ledger."""
-        described = self._topologies.get(node)
-        taken = claim.owned & described.kubelet_cpus if described is not None else NO_CPUS
-        if not taken:
-            return ""
-        return (
-            f"the kubelet of {node} has allocated CPUs {format_cpu_list(CpuMask(taken))}, "
-            f"which pod {claim.namespace}/{claim.pod} owns"
-        )
-
-    @staticmethod
-    def _shared_with_owner(node: NodeName, claim: Claim, ledger: Ledger) -> str:
-        """State the CPUs that a VM runs on as a sharing VM although another pod owns them.
-
-        The rules of the ledger concern owners only. So it can become like this when a claim was deleted by
-        hand and comes back.
-        """
-        if claim.policy is Policy.NUMA or claim.relocation is not None or claim.reserved is not None:
-            return ""
-        shared = CpuMask(claim.cpus & ~claim.owned & ledger.owned)
-        if not shared:
-            return ""
-        owners = sorted({owner for cpu, owner in ledger.owners.items() if shared >> cpu & 1})
-        return _runs_on_cores_of(node, claim, shared, owners)
-
     # Step 4.
 
-    async def _delete_ledger_of_gone_node(self, node: NodeName) -> None:
-        record = self._ledgers.current(node)
-        if record is None or node in self._nodes.records or record.ledger.claims or record.ledger.owners:
+    async def _delete_ledger_of_gone_node(self, node: CheckedNode) -> None:
+        if node.stored is None or node.is_known or node.ledger.claims or node.ledger.owners:
             return
         with contextlib.suppress(Conflict):  # another replica claims there: the next round checks again
-            await self._cluster.delete_ledger(record)
+            await self._cluster.delete_ledger(node.stored)
+
+
+def _reserved_s(node: CheckedNode, claim: Claim) -> float:
+    """Return how long a reservation may stay: longer while ending pods still use its CPUs."""
+    if claim.reserved is None or not claim.still_in_use:
+        return RESERVED_S
+    users = [
+        node.claimants.get(other.uid)
+        for other in node.ledger.claims.values()
+        if other.cpus & claim.still_in_use and other.uid != claim.uid
+    ]
+    is_waiting = any(pod is None or pod.deleting or pod.has_ended for pod in users)
+    return LONGEST_S if is_waiting else RESERVED_S
+
+
+def _taken_by_kubelet(node: CheckedNode, claim: Claim) -> str:
+    """Name the owned CPUs that the kubelet's static policy has given away, too; it reads no ledger."""
+    taken = claim.owned & node.described.kubelet_cpus if node.described is not None else NO_CPUS
+    if not taken:
+        return ""
+    return (
+        f"the kubelet of {node.name} has allocated CPUs {format_cpu_list(CpuMask(taken))}, "
+        f"which pod {claim.namespace}/{claim.pod} owns"
+    )
+
+
+def _shared_with_owner(node: CheckedNode, claim: Claim) -> str:
+    """State the CPUs that a VM runs on as a sharing VM although another pod owns them.
+
+    The rules of the ledger concern owners only. So it can become like this when a claim was deleted by
+    hand and comes back.
+    """
+    if claim.policy is Policy.NUMA or claim.relocation is not None or claim.reserved is not None:
+        return ""
+    shared = CpuMask(claim.cpus & ~claim.owned & node.ledger.owned)
+    if not shared:
+        return ""
+    owners = sorted({owner for cpu, owner in node.ledger.owners.items() if shared >> cpu & 1})
+    return _runs_on_cores_of(node.name, claim, shared, owners)
 
 
 def _runs_on_cores_of(node: NodeName, claim: Claim, cpus: CpuMask, owners: Sequence[PodUid]) -> str:

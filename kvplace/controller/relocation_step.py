@@ -2,13 +2,14 @@
 
     Begin ──▶ ledger: the claim holds the next placement, too
     Write ──▶ pod: kvplace.io/placement and cpu-map state the next revision
-    Wait  ──▶ the node's agent carries it out and reports the revision
+              the node's agent carries it out and reports the revision
     Finish ─▶ ledger: the claim holds the new placement alone
     GoBack ─▶ the agent reports that it failed: the old placement becomes one more revision
     Resume ─▶ another client has taken the relocation out of the ledger: it is put back there
 
 Each step follows from the ledger, the pod and the agent's report alone, so it does not matter which replica
-made the last one, or whether its answer arrived.
+made the last one, or whether its answer arrived. Edits, defragmentation and devices that are not local differ
+in their reason for Begin only. A VM that makes room for another one enters at Write: the scheduler begins.
 """
 
 from __future__ import annotations
@@ -17,28 +18,20 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from kvplace.core.allocator.allocate import place, try_place
-from kvplace.core.annotations import contradiction_in, place_again_of
+from kvplace.controller.cluster import CheckedNode
+from kvplace.core.annotations import contradiction_in, is_movable, place_again_of, read_options
 from kvplace.core.claim_changes import held_by_others
-from kvplace.core.cluster.defragmentation import is_better
-from kvplace.core.cpuset import union
 from kvplace.core.device_locality import local_nodes
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
+from kvplace.core.ledger import Claim, Ledger, Relocation, claim_of
 from kvplace.core.node_devices import NO_NUMA
-from kvplace.core.occupant import keeps_memory
-from kvplace.core.placement import Placement, PodPlacement, Refusal
-from kvplace.core.request import DeviceNuma, GuestNuma, OnFailure, PinningOptions, Policy, Request
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import DeviceNuma, GuestNuma, OnFailure, PinningOptions, Policy
 from kvplace.core.request_json import PodRequest, read_pod_request
-from kvplace.core.scalars import NO_CPUS, NumaId
-from kvplace.core.well_known_names import MOVABLE
+from kvplace.core.scalars import NumaId
+from kvplace.core.well_known_names import MOVABLE, PLACE_AGAIN, RELOCATED
+from kvplace.kube.events import EventRecord, owner_reference, relocated, relocation_refused
 from kvplace.kube.object_records import PodRecord, PodReport, TopologyRecord
-from kvplace.nodes.node_machine import NodeMachine
-
-
-@dataclass(frozen=True, slots=True)
-class Nothing:
-    """The pod has the cores of its request, or no known request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +46,12 @@ class Cannot:
 class Begin:
     """Choose other cores and claim them beside the present ones."""
 
+    claim: Claim | None
+    """The claim that this step, like each of the others, was decided on."""
     pod_request: PodRequest
     """The present request."""
     previous: PodPlacement | None
     """The placement in effect; None for a pod that was never placed."""
-    claim: Claim | None = None
-    """The claim that the step was decided on."""
     device_nodes: frozenset[NumaId] = frozenset()
     """NUMA nodes of its devices: the cores of a pod without a QEMU yet follow them."""
     only_better: bool = False
@@ -78,23 +71,23 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """The next step is another component's: the agent, a watch, or the reconciler."""
-
-
-@dataclass(frozen=True, slots=True)
 class Finish:
     """Give up the resources that the placement in effect does not need."""
 
+    claim: Claim
     in_effect: PodPlacement
-    is_way_back: bool = False
-    """Whether it ends the return to a placement after a failed revision."""
+
+    @property
+    def is_way_back(self) -> bool:
+        """Whether it ends the return to a placement after a failed revision."""
+        return self.claim.relocation is not None and self.claim.relocation.is_way_back
 
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
     """The agent could not carry the revision out and has undone it."""
 
+    claim: Claim
     failed: PodPlacement
     why: str
 
@@ -103,156 +96,121 @@ class GoBack:
 class Resume:
     """The pod's placement, or the one that its agent restored, is no longer in the ledger."""
 
-    relocation: Relocation
     claim: Claim | None
-    """The claim that the step was decided on."""
+    relocation: Relocation
 
 
-Step: TypeAlias = Nothing | Cannot | Begin | Write | Wait | Finish | GoBack | Resume
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The present request in the annotations of a running VM."""
-
-    options: PinningOptions
-    place_again: str
-    """The value of `kvplace.io/place-again`; empty without it."""
-    agrees: bool
-    """Whether the owner agrees that the VM gets other cores."""
-
+ClaimStep: TypeAlias = Begin | Finish | GoBack | Resume
+"""The steps that change the ledger: `relocation_claims` has the change of each."""
+Step: TypeAlias = Cannot | Write | ClaimStep
 
 _HOOK_WAITS = (DeviceNuma.REQUIRED, DeviceNuma.SOCKET)
 
 
-def next_step(
-    pod: PodRecord,
-    ledger: Ledger,
-    asked: Asked | None,
-    described: TopologyRecord | None,
-    *,
-    enforces: bool,
-    migrates: bool,
-) -> Step:
-    """Return the next step for a pod that is bound to the node with this ledger and description.
+def next_step(pod: PodRecord, node: CheckedNode) -> Step | None:
+    """Return the next step for a pod that is bound to a node.
 
-    `asked`: the present request of its owner, None where that was not edited. `enforces`: whether the node
-    has an agent that sets cpusets. `migrates`: whether the VM has another pod.
+    None where the pod has the cores of its request, and where the next step is another component's: the
+    agent, a watch, or the reconciler.
     """
     if pod.has_ended or not pod.node:
-        return Nothing()
+        return None
     try:
         placed = PodPlacement.from_json(pod.placement) if pod.placement else None
     except BadAnnotation:
-        return Nothing()  # the reconciler and the agent report it
-    claim = ledger.claims.get(pod.uid)
-    report = described.pods.get(pod.uid) if described is not None else None
+        return None  # the reconciler and the agent report it
+    claim, report = node.ledger.claims.get(pod.uid), node.reports.get(pod.uid)
     if claim is not None and placed is not None and claim.revision > placed.revision:
-        return Wait()  # the cache has the pod as it was before the relocation that has just ended
+        return None  # the cache has the pod as it was before the relocation that has just ended
     if claim is not None and claim.relocation is not None:
-        return _go_on(claim, placed, report)
+        return _go_on(claim, claim.relocation, placed, report)
     restored_placement = _restored_placement(placed, report)
     if placed is not None and restored_placement is not None:
-        is_settled = _holds(claim, placed) or _is_taken(ledger, placed)
-        return Resume(Relocation(placed, restored_placement), claim) if is_settled else Wait()
-    may_follow_devices = placed is not None and enforces and not migrates and _holds(claim, placed)
-    if may_follow_devices and (device_nodes := nodes_to_follow(pod, described)):
-        return Begin(read_pod_request(pod.request), placed, claim, device_nodes)
-    return Nothing() if asked is None else _answer_edit(pod, claim, placed, report, asked, enforces, migrates)
+        is_settled = _holds(claim, placed) or _is_taken(node.ledger, placed)
+        return Resume(claim, Relocation(placed, restored_placement)) if is_settled else None
+    may_follow = node.enforces and pod.uid not in node.migrating
+    if placed is not None and may_follow and _holds(claim, placed):
+        device_nodes = _nodes_to_follow(pod, placed, node.described)
+        if device_nodes:
+            return Begin(claim, read_pod_request(pod.request), placed, device_nodes)
+    try:
+        return _answer_edit(pod, node, claim, placed, report)
+    except BadAnnotation as error:
+        return Cannot(str(error))
+
+
+def answer_to(step: ClaimStep, pod: PodRecord) -> EventRecord | None:
+    """Return the event that states to the owner of a pod how a relocation ends; None before its end.
+
+    The pod's condition says the same.
+    """
+    owner = owner_reference(pod)
+    match step:
+        case GoBack(_, failed, why):
+            return relocation_refused(
+                owner, f"revision {failed.revision} failed on {pod.node} and was undone: {why}"
+            )
+        case Finish(_, in_effect) if not step.is_way_back:
+            return relocated(owner, pod.node, in_effect)
+        case Finish(_, in_effect) if (known := pod.condition(RELOCATED)) is None or known.status:
+            return relocation_refused(
+                owner, f"revision {in_effect.revision - 1} failed on {pod.node} and was undone"
+            )
+    return None
 
 
 def _answer_edit(
     pod: PodRecord,
+    node: CheckedNode,
     claim: Claim | None,
     placed: PodPlacement | None,
     report: PodReport | None,
-    asked: Asked,
-    enforces: bool,
-    migrates: bool,
-) -> Step:
-    try:
-        pod_request = read_pod_request(pod.request) if pod.request else None
-    except BadAnnotation as error:
-        return Cannot(str(error))
-    if pod_request is None:
+) -> Step | None:
+    """Return the first step after an edit; raises BadAnnotation if it, or the request, cannot be read."""
+    asking = node.edits.get(pod.uid, {})
+    asked = read_options(asking)
+    if asked is None:
+        return None
+    if not pod.request:
         return Cannot("the VM was started without options, so its size is not known; restart it")
-    options = asked.options if pod.vmi else asked.options.of_plain_pod()
+    pod_request = read_pod_request(pod.request)
+    options = asked if pod.vmi else asked.of_plain_pod()
     answered = pod_request.request.options if placed is None or placed.options is None else placed.options
     only_better = options == answered
-    if only_better and (placed is None or asked.place_again != place_again_of(pod.uid, placed.revision)):
-        return Nothing()
-    if only_better and not asked.agrees:
-        return Cannot(f"its owner has not agreed to other cores; set {MOVABLE}")
-    obstacle = _obstacle(pod, placed, options, enforces=enforces, migrates=migrates)
-    if obstacle:
+    if only_better:
+        place_again = asking.get(PLACE_AGAIN, "")
+        if placed is None or place_again != place_again_of(pod.uid, placed.revision):
+            return None
+        if not is_movable(asking):
+            return Cannot(f"its owner has not agreed to other cores; set {MOVABLE}")
+    if obstacle := _obstacle(pod, node, placed, options):
         return Cannot(obstacle)
     if placed is not None and not (_holds(claim, placed) and _is_in_effect(placed, report)):
-        return Wait()
+        return None
     has_qemu = report is not None and report.pinned
     follows_devices_first = bool(pod.vmi and pod_request.request.devices)  # and no other revision, until then
     if (only_better or follows_devices_first) and not has_qemu:
-        return Wait()
-    asking = replace(pod_request, request=replace(pod_request.request, options=options))
-    return Begin(asking, placed, claim, only_better=only_better)
+        return None
+    asking_request = replace(pod_request, request=replace(pod_request.request, options=options))
+    return Begin(claim, asking_request, placed, only_better=only_better)
 
 
-def place_again(
-    machine: NodeMachine, ledger: Ledger, pod: PodRecord, step: Begin, *, pins_memory: bool
-) -> Placement | str:
-    """Choose cores for a running pod as if it had none: its present cores if they serve, else the best.
-
-    A pod that gets only better cores never keeps its present ones. Where devices of the host pin its memory,
-    it gets cores of its NUMA nodes only. Returns the reason where it gets none.
-    """
-    request = _with_chosen_devices(step)
-    if request.options.policy is Policy.NONE:
-        return Placement(Policy.NONE, (), NO_CPUS)
-    present = ledger.claims.get(pod.uid)
-    others = ledger.after(LedgerChange(releases=(pod.uid,)))
-    before = step.previous.placement if step.previous is not None and pins_memory else None
-    nodes = () if before is None else before.numa_nodes
-    if nodes:
-        cpus = union(node.cpus for node in machine.topology.numa_nodes if node.id in nodes)
-        machine = replace(machine, allocatable=machine.allocatable & cpus)
-    if present is not None and request.options.policy is not Policy.NUMA and not step.only_better:
-        present_cpus = replace(machine, allocatable=machine.allocatable & present.cpus)
-        staying = try_place(machine.topology, present_cpus.free(others), request)
-        if staying is not None and (before is None or keeps_memory(request, before, staying)):
-            return staying
-    found = place(machine.topology, machine.free(others), request)
-    named = f"NUMA node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
-    stays = f"devices of the host access its memory, which stays on {named} while it runs" if nodes else ""
-    if isinstance(found, Refusal):
-        return f"{found.message}; {stays}" if stays else found.message
-    if step.only_better and step.previous is not None:
-        free, present_placement = machine.free(others), step.previous.placement
-        if not is_better(machine.topology, free, present_placement, found):
-            return "there are no better cores for it"
-    return found if before is None or keeps_memory(request, before, found) else stays
-
-
-def _with_chosen_devices(step: Begin) -> Request:
-    """Return the request after the kubelet has chosen the devices: free ones do not matter any more."""
-    request = replace(step.pod_request.request, devices={}, device_nodes=step.device_nodes)
-    if not step.device_nodes or request.options.device_numa is not DeviceNuma.PREFERRED:
-        return request
-    return replace(request, options=replace(request.options, device_numa=DeviceNuma.REQUIRED))
-
-
-def nodes_to_follow(pod: PodRecord, described: TopologyRecord | None) -> frozenset[NumaId]:
+def _nodes_to_follow(
+    pod: PodRecord, placed: PodPlacement, described: TopologyRecord | None
+) -> frozenset[NumaId]:
     """Return the NUMA nodes of a pod's devices if these are not local and its cores can still follow them.
 
     They can while no QEMU has memory and no domain has guest cells: until its compute container exists, and
     longer where the hook does not let QEMU start. All of its devices must have been reported.
     """
     report = described.devices.pods.get(pod.uid) if described is not None and described.devices else None
-    if not report or described is None or described.topology is None or pod.has_ended or not pod.vmi:
+    if not report or described is None or described.topology is None or not pod.vmi:
         return frozenset()
-    seen = described.pods.get(pod.uid)
     try:
-        placed, request = PodPlacement.from_json(pod.placement), read_pod_request(pod.request).request
+        request = read_pod_request(pod.request).request
     except BadAnnotation:
         return frozenset()
+    seen = described.pods.get(pod.uid)
     hook_waits = request.options.device_numa in _HOOK_WAITS and placed.on_failure is OnFailure.WAIT
     has_compute = bool(pod.compute_container) or (seen is not None and seen.running)
     has_qemu = seen is not None and (seen.pinned or bool(seen.cpus))
@@ -300,37 +258,35 @@ def _is_taken(ledger: Ledger, placed: PodPlacement) -> bool:
     return bool(held_by_others(ledger, claim_of(placed.pod_uid, placed.placement)))
 
 
-def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) -> Step:
+def _go_on(
+    claim: Claim, relocation: Relocation, placed: PodPlacement | None, report: PodReport | None
+) -> Step | None:
     """Return the step after Begin."""
-    relocation = claim.relocation
-    assert relocation is not None
     if placed is None or placed.revision < relocation.next.revision:
         return Write(relocation.next)
     if not _holds(claim, placed):
-        return Resume(Relocation(placed, relocation.previous), claim)  # it was written late, for a lost claim
+        return Resume(claim, Relocation(placed, relocation.previous))  # it was written late, for a lost claim
     if report is None:
-        return Wait()
+        return None
     if report.pinned and report.revision >= placed.revision:
-        return Finish(placed, relocation.is_way_back)
+        return Finish(claim, placed)
     if relocation.is_way_back:
         # It cannot fail. Threads that are set anew again and again must not keep CPUs that they have left.
         left = claim.cpus & ~placed.placement.cpus
         is_measured = report.revision >= placed.revision and bool(report.cpus)
-        return Finish(placed, is_way_back=True) if is_measured and not report.cpus & left else Wait()
+        return Finish(claim, placed) if is_measured and not report.cpus & left else None
     if report.failed_revision >= placed.revision:
-        return GoBack(placed, report.drift)
-    return Wait()
+        return GoBack(claim, placed, report.drift)
+    return None
 
 
-def _obstacle(
-    pod: PodRecord, placed: PodPlacement | None, asked: PinningOptions, *, enforces: bool, migrates: bool
-) -> str:
+def _obstacle(pod: PodRecord, node: CheckedNode, placed: PodPlacement | None, asked: PinningOptions) -> str:
     """State why a running pod cannot get the requested change; empty if it can be tried."""
     if found := contradiction_in(asked):
         return f"{found.word.value} contradicts {found.other.value}: {found.reason}"
-    if not enforces:
+    if not node.enforces:
         return f"no kvplace agent sets cpusets on node {pod.node}; the change takes effect at the next start"
-    if migrates:
+    if pod.uid in node.migrating:
         return "the VM is being live-migrated; the change is tried again when that has ended"
     if placed is not None and placed.placement.policy is Policy.IMMOVABLE:
         return "its policy is immovable, so its CPUs never change while it runs; restart it"

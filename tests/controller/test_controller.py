@@ -416,9 +416,9 @@ async def test_a_round_after_the_first_checks_one_node_after_the_other(cluster: 
         moments: list[float] = []
         look = one.controller.reconciler.reconcile
 
-        async def looked(node: NodeName) -> None:
+        async def looked(name: NodeName) -> None:
             moments.append(asyncio.get_running_loop().time())
-            await look(node)
+            await look(name)
 
         one.controller.reconciler.reconcile = looked  # type: ignore[method-assign]
         await asyncio.sleep(162.0)

@@ -118,6 +118,21 @@ async def test_a_narrower_scope_moves_a_vm_and_gives_its_old_cores_to_others_aft
         await one.until(lambda: agent.ledger.claims[pod.uid].owned == after.placement.owned)
 
 
+async def test_an_edit_that_cannot_be_read_does_not_keep_a_relocation_open(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    """Else a typo of its owner would keep both sets of cores from all other VMs."""
+    async with replica(cluster) as one:
+        pod = await wide(one, agent)
+        edit(cluster, pod, {"cpu-set": "one-numa"})
+        after = await until_written(one, agent, pod, 2)
+        edit(cluster, pod, {"cpu-set": "no-such"})
+        await asyncio.sleep(1)
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].owned == after.placement.owned)
+        await one.until(lambda: (found := condition(cluster, pod)) is not None and "no-such" in found.message)
+
+
 async def test_exclusive_becomes_none_and_none_becomes_exclusive(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:

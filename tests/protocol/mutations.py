@@ -17,10 +17,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kvplace.controller import claim_action, reconciler, relocation_step, relocator
+from kvplace.controller import claim_action, reconciler, relocation_claims, relocation_step, relocator
 from kvplace.controller.claim_action import ClaimAction
+from kvplace.controller.cluster import CheckedNode
 from kvplace.controller.reconciler import Reconciler
-from kvplace.controller.relocation_step import Finish, Wait
+from kvplace.controller.relocation_step import Finish
 from kvplace.core import claim_changes
 from kvplace.core.errors import Conflict, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
@@ -317,17 +318,17 @@ def give_up_the_old_cores_at_once() -> None:
         new = claim_of(claim.uid, moving.next.placement, pod=claim.pod, namespace=claim.namespace)
         return replace(new, relocation=moving)
 
-    _put(relocator, "claim_while_relocating", claim_while_relocating)
+    _put(relocation_claims, "claim_while_relocating", claim_while_relocating)
 
 
 @_mutation
 def give_up_the_old_cores_before_the_agent_has_confirmed() -> None:
     real = _real(relocator, "next_step")
 
-    def step(pod: PodRecord, ledger: Ledger, *args: Any, **options: Any) -> Any:
-        found, claim = real(pod, ledger, *args, **options), ledger.claims.get(pod.uid)
-        if isinstance(found, Wait) and claim is not None and claim.relocation is not None:
-            return Finish(claim.relocation.next)
+    def step(pod: PodRecord, node: CheckedNode) -> Any:
+        found, claim = real(pod, node), node.ledger.claims.get(pod.uid)
+        if found is None and claim is not None and claim.relocation is not None:
+            return Finish(claim, claim.relocation.next)
         return found
 
     _put(relocator, "next_step", step)
@@ -343,14 +344,14 @@ def give_up_the_new_cores_when_the_agent_has_failed() -> None:
         old = back.relocation.next.placement
         return replace(back, cpus=old.cpus, owned=old.owned)
 
-    _put(relocator, "way_back", way_back)
+    _put(relocation_claims, "way_back", way_back)
 
 
 @_mutation
 def let_others_take_cpus_of_a_pool_that_becomes_shared_ones() -> None:
     real = _real(claim_changes, "claim_while_relocating")
     _put(
-        relocator,
+        relocation_claims,
         "claim_while_relocating",
         lambda claim, moving: replace(real(claim, moving), policy=claim.policy),
     )
@@ -366,7 +367,7 @@ def count_no_devices_of_pods_that_are_bound_and_not_reported() -> None:
 
 @_mutation
 def give_up_the_old_cores_when_others_follow_the_devices() -> None:
-    real = _real(relocator, "claim_while_relocating")
+    real = _real(relocation_claims, "claim_while_relocating")
 
     def claim_while_relocating(claim: Claim, moving: Relocation) -> Claim:
         if moving.next.revision > 2:
@@ -375,12 +376,12 @@ def give_up_the_old_cores_when_others_follow_the_devices() -> None:
         new = claim_of(claim.uid, moving.next.placement, pod=claim.pod, namespace=claim.namespace)
         return replace(new, relocation=moving)
 
-    _put(relocator, "claim_while_relocating", claim_while_relocating)
+    _put(relocation_claims, "claim_while_relocating", claim_while_relocating)
 
 
 @_mutation
 def never_let_cores_follow_devices() -> None:
-    _put(relocation_step, "nodes_to_follow", lambda *_args: frozenset())
+    _put(relocation_step, "_nodes_to_follow", lambda *_args: frozenset())
 
 
 @_mutation
@@ -420,7 +421,7 @@ def let_others_have_what_sharing_vms_are_to_get() -> None:
 
 @_mutation
 def end_reservations_before_their_cores_have_come_free() -> None:
-    _put(Reconciler, "_reserved_s", lambda *_args: 0.0)
+    _put(reconciler, "_reserved_s", lambda *_args: 0.0)
 
 
 # Handing cores over, in stories where dra-driver-cpu sets the cpusets.
