@@ -142,7 +142,7 @@ def next_step(pod: PodRecord, node: CheckedNode) -> Step | None:
 def answer_to(step: ClaimStep, pod: PodRecord) -> EventRecord | None:
     """Return the event that states to the owner of a pod how a relocation ends; None before its end.
 
-    The pod's condition says the same.
+    The pod's condition states the same.
     """
     owner = owner_reference(pod)
     match step:
