@@ -43,7 +43,7 @@ for name in ("quick", "mutants"):
 hypothesis.settings.load_profile(effort.PROFILE)
 
 
-OF_DEBIAN_PACKAGES = frozenset({"browser", "built", "busybox_image", "libvirt", "signing_key"})
+OF_DEBIAN_PACKAGES = frozenset({"browser", "built", "libvirt", "signing_key"})
 """Fixtures that run programs, or read libraries, of Debian packages."""
 
 

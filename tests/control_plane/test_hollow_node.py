@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 import secrets
@@ -16,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from harness.control_plane import watching
 from harness.control_plane.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ControlPlane, RequestRefused
 from harness.control_plane.container_life import Timing
 from harness.control_plane.containers import SEARCH_PATH, Image, ProcessRunner
-from harness.control_plane.hollow_node import HollowNodes, NodeShape, NodesInBackground, nodes_in_background
+from harness.control_plane.hollow_node import NodeShape, NodesInBackground, nodes_in_background
 from harness.control_plane.watching import condition, is_ready, wait_for, wait_until_gone
-from tests.kubevirt_documents import PODS
+from tests.kubevirt_documents import POD_FILES
 
 SHELL = "tests.kvplace.io/shell"
 QUICK = Timing(probe_period_s=0.05, restart_backoff_s=0)
@@ -199,26 +196,6 @@ def test_a_downward_api_file_follows_the_annotation(pods: Pods, nodes: NodesInBa
     pods.wait("following", lambda pod: condition(pod, "Ready") == "False")
 
 
-def test_two_containers_meet_in_a_shared_volume_of_which_one_sees_a_part(pods: Pods) -> None:
-    pods.create(
-        "sharing",
-        {
-            **pods.shell("echo hello >/var/run/hooks/socket; exec sleep infinity"),
-            "name": "sidecar",
-            "volumeMounts": [{"name": "hooks", "mountPath": "/var/run/hooks", "subPath": "sidecar-0"}],
-            "securityContext": {"runAsUser": 107},
-        },
-        {
-            **pods.shell("exec sleep infinity"),
-            "name": "launcher",
-            "volumeMounts": [{"name": "hooks", "mountPath": "/var/run/hooks"}],
-            "readinessProbe": {"exec": {"command": ["test", "-s", "/var/run/hooks/sidecar-0/socket"]}},
-        },
-        volumes=[{"name": "hooks", "emptyDir": {}}],
-    )
-    pods.wait("sharing", is_ready)
-
-
 def test_an_exited_container_is_started_again_where_the_pod_reports_it(pods: Pods) -> None:
     pods.create("again", pods.shell("exit 3"), restartPolicy="OnFailure")
     again = pods.wait("again", lambda pod: main(pod).get("restartCount", 0) >= 2)
@@ -360,43 +337,11 @@ def test_nodes_come_with_the_labels_and_resources_that_kubevirt_and_the_schedule
     assert refused.value.status == 404
 
 
-async def test_hundreds_of_pods_on_hundreds_of_nodes_become_ready_through_one_watch(
-    control_plane: ControlPlane, namespace: str
-) -> None:
-    prefix = f"bulk-{secrets.token_hex(3)}"
-    shapes = [NodeShape(f"{prefix}-{index}") for index in range(400)]
-    path = f"/api/v1/namespaces/{namespace}/pods"
-    async with HollowNodes(control_plane, shapes) as nodes:
-        at_once = asyncio.Semaphore(16)
-
-        async def create(index: int) -> None:
-            spec = {
-                "nodeName": f"{prefix}-{index * 2}",
-                "containers": [{"name": "main", "image": "example.test/plain"}],
-            }
-            async with at_once:
-                await nodes.client.request("POST", path, {"metadata": {"name": f"p{index}"}, "spec": spec})
-
-        ready = set()
-        async with asyncio.TaskGroup() as creating:
-            for index in range(200):
-                creating.create_task(create(index))
-            async with contextlib.aclosing(nodes.client.list_and_watch(path, "status.phase=Running")) as seen:
-                async for _, pod in seen:
-                    if is_ready(pod):
-                        ready.add(pod["metadata"]["name"])
-                    if len(ready) == 200:
-                        break
-        assert len(nodes.pods) == 200
-    left = await asyncio.to_thread(control_plane.request, "GET", path)
-    assert left["items"] == []
-
-
 def test_every_kind_of_virt_launcher_pod_gets_its_containers_ready_and_waits_for_kubevirts_gate(
     pods: Pods, control_plane: ControlPlane
 ) -> None:
     names = []
-    for file in sorted(PODS.glob("*.pod.json")):
+    for file in POD_FILES:
         pod = json.loads(file.read_text())
         pod["metadata"].pop("ownerReferences")
         pod["spec"]["nodeName"] = pods.node
@@ -408,38 +353,6 @@ def test_every_kind_of_virt_launcher_pod_gets_its_containers_ready_and_waits_for
         gates = [gate["conditionType"] for gate in ready["spec"].get("readinessGates", [])]
         assert gates == ["kubevirt.io/virtual-machine-unpaused"]
         assert condition(ready, "Ready") == "False"
-
-
-def test_a_container_that_dies_shows_the_end_of_its_log(pods: Pods) -> None:
-    pods.create("dying", pods.shell("echo no such socket >&2; exit 3"), restartPolicy="Never")
-    dead = pods.wait("dying", lambda pod: "terminated" in main(pod).get("state", {}))
-    assert main(dead)["state"]["terminated"]["message"] == "no such socket"
-
-
-def test_a_container_whose_root_cannot_be_prepared_ends_the_wait_with_the_cause(pods: Pods) -> None:
-    volume = {"name": "config", "emptyDir": {}}
-    mount = {"name": "config", "mountPath": "/proc/1/nowhere"}
-    pods.create("broken", pods.shell("sleep infinity", volumeMounts=[mount]), volumes=[volume])
-    with pytest.raises(AssertionError, match=r"container main .* was not started:\n.*/proc/1/nowhere"):
-        pods.wait("broken", is_ready)
-
-
-def test_a_path_without_sbin_is_enough_to_start_containers(
-    pods: Pods, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    pods.create("plain", pods.shell("exec sleep infinity"))
-    pods.wait("plain", is_ready)
-
-
-def test_a_wait_for_an_object_that_keeps_changing_ends_and_shows_it(
-    pods: Pods, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pods.create("restless", pods.shell("echo out of memory; exit 3"), restartPolicy="Always")
-    pods.wait("restless", lambda pod: main(pod).get("restartCount", 0) > 0)
-    monkeypatch.setattr(watching, "PATIENCE_S", 1.0)
-    with pytest.raises(AssertionError, match=r"(?s)restless did not become.*out of memory"):
-        pods.wait("restless", lambda _: False)
 
 
 STARTER = """

@@ -20,7 +20,7 @@ from kvplace.core.scalars import NO_BYTES, Bytes, CpuId, NumaId
 from kvplace.domainxml import rewrite
 from tests.domainxml.documents import bindings, cells, domain, pins, topology
 from tests.domainxml.placements import FOUR_VCPUS, mirroring
-from tests.kubevirt_documents import DOMAINS
+from tests.kubevirt_documents import DOMAIN_FILES
 
 GIB = Bytes(1 << 30)
 TWO_CELLS = replace(
@@ -209,11 +209,7 @@ def _is_kept(child: etree._Element) -> bool:
     return child.tag not in ("cputune", "numatune", "vcpu") and not emptied
 
 
-DOCUMENTS = [
-    path
-    for path in sorted(DOMAINS.glob("*.domain.xml"))
-    if "s390x" not in path.name and "numa-hugepages" not in path.name
-]
+DOCUMENTS = [path for path in DOMAIN_FILES if "s390x" not in path.name and "numa-hugepages" not in path.name]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)

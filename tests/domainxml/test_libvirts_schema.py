@@ -21,12 +21,12 @@ from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
 from tests.domainxml.host_devices import hostdev, source
 from tests.domainxml.placements import MANY_VCPUS, mirroring, placements
-from tests.kubevirt_documents import DOMAINS
+from tests.kubevirt_documents import DOMAIN_FILES
 
 TWO_NODES = replace(MANY_VCPUS, numa_nodes=(NumaId(0), NumaId(1)), numa_memory=NumaMemory.STRICT)
 pytestmark = pytest.mark.debian_packages
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
-CORPUS = captured_files("libvirt/domains", "*.xml") + sorted(DOMAINS.glob("*.domain.xml"))
+CORPUS = [*captured_files("libvirt/domains", "*.xml"), *DOMAIN_FILES]
 
 
 @cache
@@ -86,7 +86,7 @@ def test_a_valid_document_stays_valid_with_devices_behind_expander_buses() -> No
 
 @pytest.mark.parametrize("placement", [MANY_VCPUS, TWO_NODES, mirroring(cells=3, vcpus=48, threads=2)])
 def test_kubevirts_documents_are_valid_but_for_fields_that_it_leaves_empty(placement: Placement) -> None:
-    for path in sorted(DOMAINS.glob("*.domain.xml")):
+    for path in DOMAIN_FILES:
         if placement.guest_cells and ("s390x" in path.name or "numa-hugepages" in path.name):
             continue  # no cells there, or KubeVirt's own
         root = etree.fromstring(path.read_bytes())

@@ -25,7 +25,7 @@ from kvplace.hook.server import MAX_CLIENTS
 from tests.hook.conftest import HookProcess
 from tests.hook.grpc_client import CALLBACKS, DEFINE, INFO, SocketCaller, define, domain_of
 from tests.hook.machine import DOMAIN, HERE, ON_THIS_MACHINE
-from tests.kubevirt_documents import DOMAINS
+from tests.kubevirt_documents import DOMAIN_FILES
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_info_is_answered_before_there_is_any_placement(hook: HookProcess) -> No
 def test_kubevirts_documents_are_pinned_over_three_chained_calls_on_connections_of_their_own(
     serving: HookProcess,
 ) -> None:
-    for path in sorted(DOMAINS.glob("*.domain.xml")):
+    for path in DOMAIN_FILES:
         xml, vmi = (
             path.read_bytes(),
             path.with_name(path.name.replace(".domain.xml", ".vmi.json")).read_bytes(),

@@ -12,3 +12,7 @@ from pathlib import Path
 
 DOMAINS = Path(__file__).parent / "domains"
 PODS = Path(__file__).parent / "pods"
+DOMAIN_FILES = tuple(sorted(DOMAINS.glob("*.domain.xml")))
+POD_FILES = tuple(sorted(PODS.glob("*.pod.json")))
+assert DOMAIN_FILES
+assert POD_FILES

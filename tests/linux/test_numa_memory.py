@@ -155,7 +155,9 @@ def test_a_file_without_its_numbers_is_named(tmp_path: Path, meminfo: str) -> No
 
 
 def test_this_machine_uses_some_of_its_memory_and_not_more_than_it_has() -> None:
-    for use in memory_use(Path("/sys")).values():
+    found = memory_use(Path("/sys"))
+    assert found or not Path("/sys/devices/system/node").exists()
+    for use in found.values():
         assert 0 < use.used < use.memory
 
 

@@ -139,7 +139,9 @@ def test_everything_that_pods_mount_is_made(objects: list[Json]) -> None:
 def test_cert_manager_writes_the_ca_into_every_webhook(render: Render) -> None:
     objects = render("cert-manager")
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
-        for configuration in of_kind(objects, kind).values():
+        configurations = of_kind(objects, kind)
+        assert configurations
+        for configuration in configurations.values():
             injected = configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
             assert injected == f"{NAMESPACE}/kvplace-serve"
             assert not any("caBundle" in webhook["clientConfig"] for webhook in configuration["webhooks"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -28,20 +27,3 @@ def test_a_container_of_the_image_runs_its_command(
     runc = container_runtime.programs.runc
     run = ("run", "--rm", "--read-only", f"--runc-binary={runc}", image.reference, f"try-{image.name}")
     assert answer in container_runtime.ctr(*run, *image.configuration.entrypoint, *arguments)
-
-
-def layers_of(runtime: ContainerRuntime, image: Image) -> list[str]:
-    """List the digests of an image's layers, as containerd knows them."""
-    described = json.loads(runtime.crictl("inspecti", image.reference))
-    return list(described["info"]["imageSpec"]["rootfs"]["diff_ids"])
-
-
-def test_layers_of_two_images_are_stored_once(container_runtime: ContainerRuntime) -> None:
-    images = [hook_image(), agent_image()]
-    for image in images:
-        container_runtime.import_image(archive(image))
-    hook, agent = (layers_of(container_runtime, image) for image in images)
-    assert (len(hook), len(agent)) == (3, 4), "the agent has libvirt's library as well"
-    assert hook[0] == agent[0], "the interpreter"
-    assert not set(hook[1:]) & set(agent[1:])
-    assert container_runtime.ctr("content", "ls", "--quiet").split().count(hook[0]) == 1
