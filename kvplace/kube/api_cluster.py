@@ -147,7 +147,7 @@ class ApiCluster:
         return follow(self.list_watch(kind, selector), pause=session.pause, closed=lambda: session.closed)
 
     def list_watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> ListWatch[R]:
-        """Return the selected objects of a kind in the form that `step` takes."""
+        """Return the selected objects of a kind in the form that `follow` takes."""
         return self._list_watch(kind, selector)
 
     async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Self, TypeVar
@@ -20,7 +20,6 @@ from kvplace.kube.session import (
     PAGE_LIMIT,
     TABLE,
     Call,
-    LineStream,
     Session,
     path_of,
 )
@@ -28,7 +27,6 @@ from kvplace.kube.watches import Apply, Delete, Selector
 
 O = TypeVar("O")  # noqa: E741
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 _WATCH_S = 290
 """The server ends a watch after so long; the next one goes to a replica that is perhaps less busy."""
@@ -82,7 +80,7 @@ class Resource(Generic[R]):
 
 
 class ApiListWatch(Generic[R]):
-    """The selected objects of one resource, in the form of the list+watch state machine."""
+    """The selected objects of one resource, as `follow` reads them."""
 
     def __init__(
         self,
@@ -141,14 +139,35 @@ class ApiListWatch(Generic[R]):
             if not page:
                 return tuple(found)
 
-    async def open_watch(self, resource_version: str) -> ApiStream[R]:
+    async def changes(self, resource_version: str) -> AsyncGenerator[Change[R]]:
         query = {
             "watch": "1",
             "resourceVersion": resource_version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(_WATCH_S),
         }
-        return ApiStream(await self._session.open_stream(self._call("watch", query)), self._resource)
+        lines = await self._session.open_stream(self._call("watch", query))
+        try:
+            yield Change(None, resource_version)
+            while (line := await lines.next_line()) is not None:
+                yield self._change(line)
+        finally:
+            await lines.close()
+
+    def _change(self, line: bytes) -> Change[R]:
+        resource = self._resource
+        event = decoded(_LINE, line, resource.name)
+        if event.type == "ERROR":
+            raise error_of_status(read_status(event.object), verb="watch", resource=resource.name)
+        version = decoded(_VERSION, event.object, resource.name).metadata.resource_version
+        if event.type == "BOOKMARK":
+            return Change(None, version)
+        content = event.object
+        if resource.form is ListForm.TABLE:
+            rows = decoded(_PAGE, content, resource.name).rows or ()
+            content = rows[0] if rows else content
+        record = resource.record(content)
+        return Change(Delete(record) if event.type == "DELETED" else Apply(record), version)
 
     def _call(self, verb: str, query: dict[str, str]) -> Call:
         of_list, of_watch = self._resource.form.value
@@ -163,34 +182,3 @@ class ApiListWatch(Generic[R]):
 
 def _equal(chosen: Mapping[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in chosen.items()]
-
-
-class ApiStream(Generic[R_co]):
-    """An open watch of one resource."""
-
-    def __init__(self, lines: LineStream, resource: Resource[R_co]) -> None:
-        self._lines = lines
-        self._resource = resource
-
-    async def next(self) -> Change[R_co] | None:
-        line = await self._lines.next_line()
-        if line is None:
-            return None
-        resource = self._resource
-        event = decoded(_LINE, line, resource.name)
-        if event.type == "ERROR":
-            raise error_of_status(read_status(event.object), verb="watch", resource=resource.name)
-        version = decoded(_VERSION, event.object, resource.name).metadata.resource_version
-        if event.type == "BOOKMARK":
-            return Change(None, version)
-        record = resource.record(self._object(event.object))
-        return Change(Delete(record) if event.type == "DELETED" else Apply(record), version)
-
-    def _object(self, content: msgspec.Raw) -> msgspec.Raw:
-        if self._resource.form is not ListForm.TABLE:
-            return content
-        rows = decoded(_PAGE, content, self._resource.name).rows or ()
-        return rows[0] if rows else content
-
-    async def close(self) -> None:
-        await self._lines.close()

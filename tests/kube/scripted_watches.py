@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
@@ -38,15 +39,14 @@ class Script:
     async def list_page(self, page: str) -> Page[str]:
         return cast(Page[str], self.take("list", page))
 
-    async def open_watch(self, resource_version: str) -> Script:
+    async def changes(self, resource_version: str) -> AsyncGenerator[Change[str]]:
         self.take("watch", resource_version)
-        return self
-
-    async def next(self) -> Change[str] | None:
-        return cast("Change[str] | None", self.take("next"))
-
-    async def close(self) -> None:
-        self.closed += 1
+        try:
+            yield Change(None, resource_version)
+            while (change := cast("Change[str] | None", self.take("next"))) is not None:
+                yield change
+        finally:
+            self.closed += 1
 
 
 class StopTest(Exception):

@@ -1,4 +1,4 @@
-"""The list+watch state machine: every move on its own, then every fault over real connections."""
+"""Lists and watches: over a scripted source, then every fault over real connections."""
 
 from __future__ import annotations
 
@@ -15,13 +15,8 @@ from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import Backoff, Expired, TooLarge, Unreadable
 from kvplace.kube.list_watch import (
     Change,
-    Empty,
-    InitListed,
-    InitPage,
     Page,
-    Watching,
     follow,
-    step,
 )
 from kvplace.kube.session import Limits, open_session
 from kvplace.kube.watches import (
@@ -52,55 +47,69 @@ from tests.kube.scripted_watches import (
     unavailable,
 )
 
-# The machine alone, over a scripted source
-
-
-async def test_a_list_of_one_page_is_complete_at_once() -> None:
-    move = await step(Script(Page(("a", "b"), "", "7")), Empty())
-    assert move.events == (Init(), InitApply("a"), InitApply("b"), InitDone())
-    assert move.state == InitListed("7")
-    assert move.failure is None
+# Over a scripted source
 
 
 async def test_a_list_of_several_pages_is_complete_with_the_last() -> None:
     source = Script(Page(("a",), "more", "7"), Page(("b",), "", "7"))
-    first = await step(source, Empty())
-    assert (first.events, first.state) == ((Init(), InitApply("a")), InitPage("more"))
-    second = await step(source, first.state)
-    assert (second.events, second.state) == ((InitApply("b"), InitDone()), InitListed("7"))
-    assert source.asked == [("list", ""), ("list", "more")]
+    assert await run_out(source, Pauses()) == [Init(), InitApply("a"), InitApply("b"), InitDone()]
+    assert source.asked == [("list", ""), ("list", "more"), ("watch", "7")]
 
 
 @pytest.mark.parametrize("failure", [Expired("410"), unavailable(), Unreadable("what?"), TooLarge("huge")])
 async def test_a_list_that_fails_on_any_page_begins_again(failure: KvplaceError) -> None:
-    for state in (Empty(), InitPage("more")):
-        move = await step(Script(failure), state)
-        assert (move.events, move.state, move.failure) == ((), Empty(), failure)
+    source = Script(failure, Page(("a",), "more", "7"), failure)
+    assert await run_out(source, Pauses()) == [Init(), InitApply("a")]
+    assert source.asked == [("list", ""), ("list", ""), ("list", "more"), ("list", "")]
 
 
 async def test_a_list_without_a_version_is_not_believed() -> None:
-    move = await step(Script(Page(("a",), "", "")), Empty())
-    assert (move.events, move.state) == ((), Empty())
-    assert isinstance(move.failure, Unreadable)
+    source = Script(Page(("a",), "", ""))
+    assert await run_out(source, Pauses()) == []
+    assert source.asked == [("list", ""), ("list", "")]
 
 
-async def test_a_watch_resumes_where_it_was_unless_the_past_is_gone() -> None:
-    stream = Script(unavailable(), Expired("410"), Unreadable("what?"), TooLarge("huge"), None)
-    after = [(await step(stream, Watching("9", stream))).state for _ in range(5)]
-    assert after == [InitListed("9"), Empty(), Empty(), Empty(), InitListed("9")]
-    assert stream.closed == 5
+@pytest.mark.parametrize(
+    ("end", "next_call"),
+    [
+        (None, ("watch", "9")),
+        (unavailable(), ("watch", "9")),
+        (Expired("410"), ("list", "")),
+        (Unreadable("what?"), ("list", "")),
+        (TooLarge("huge"), ("list", "")),
+    ],
+)
+async def test_a_watch_resumes_where_it_was_unless_the_past_is_gone(
+    end: KvplaceError | None, next_call: tuple[str, str]
+) -> None:
+    source = Script(Page((), "", "7"), None, Change(Apply("a"), "9"), end)
+    assert (await run_out(source, Pauses()))[2:] == [Apply("a")]
+    assert source.asked[-1] == next_call
+    assert source.closed == 1
 
 
-async def test_a_watch_that_cannot_be_opened_is_tried_again_unless_the_past_is_gone() -> None:
-    source = Script(unavailable(), Expired("410"))
-    assert (await step(source, InitListed("9"))).state == InitListed("9")
-    assert (await step(source, InitListed("9"))).state == Empty()
+@pytest.mark.parametrize(
+    ("failure", "next_call"), [(unavailable(), ("watch", "7")), (Expired("410"), ("list", ""))]
+)
+async def test_a_watch_that_cannot_be_opened_is_tried_again_unless_the_past_is_gone(
+    failure: KvplaceError, next_call: tuple[str, str]
+) -> None:
+    source = Script(Page((), "", "7"), failure)
+    await run_out(source, Pauses())
+    assert source.asked[-1] == next_call
 
 
 async def test_bookmarks_move_the_version_and_nothing_else() -> None:
-    stream = Script(Change(None, "12"))
-    move = await step(stream, Watching("9", stream))
-    assert (move.events, move.state) == ((), Watching("12", stream))
+    source = Script(Page((), "", "7"), None, Change(None, "12"), None)
+    assert await run_out(source, Pauses()) == [Init(), InitDone()]
+    assert source.asked[-1] == ("watch", "12")
+
+
+async def test_a_reader_that_leaves_closes_the_watch() -> None:
+    source = Script(Page((), "", "7"), None, Change(Apply("a"), "9"))
+    async with aclosing(cast(Any, follow(source, pause=Pauses()))) as events:
+        assert [type(await anext(events)) for _ in range(4)] == [Init, InitDone, Alive, Apply]
+    assert source.closed == 1
 
 
 async def test_between_changes_it_reports_whether_the_api_server_still_speaks() -> None:
@@ -159,7 +168,7 @@ async def test_an_event_makes_pauses_short_again() -> None:
 async def test_a_quiet_stream_that_lived_is_reopened_soon() -> None:
     pauses = Pauses()
     source = Script(Page((), "", "7"), *([None, Change(None, "9"), None] * 3))
-    ticks = iter(range(0, 10_000, 20))
+    ticks = iter(range(0, 10_000, 40))
     await run_out(source, pauses, clock=lambda: float(next(ticks)))
     assert pauses.seconds == [1, 1, 1]
 

@@ -19,7 +19,7 @@ from kvplace.kube.api_errors import (
     Silent,
     Unauthenticated,
 )
-from kvplace.kube.list_watch import Change, Empty, InitListed, Page, Watching, follow, step
+from kvplace.kube.list_watch import Change, Page, follow, resumes
 from kvplace.kube.session import Limits
 from kvplace.kube.watches import LEDGERS, Apply, Init, InitApply, InitDone, Interrupted
 from tests.kube.api_stub import ApiStub, api_stub, status
@@ -37,15 +37,16 @@ async def stub() -> AsyncIterator[ApiStub]:
     "failure", [Rejected("400"), NotFound("404", "things"), Silent("hush"), ApiUnavailable("500", status=500)]
 )
 async def test_a_version_that_may_be_at_fault_is_not_asked_for_again(failure: KvplaceError) -> None:
-    move = await step(Script(failure), InitListed("9"))
-    assert (move.state, move.failure) == (Empty(), failure)
+    source = Script(Page((), "", "9"), failure)
+    await run_out(source, Pauses())
+    assert source.asked == [("list", ""), ("watch", "9"), ("list", "")]
 
 
 @pytest.mark.parametrize("failure", [Denied("watch", "things", "no"), Unauthenticated("401"), unavailable()])
 async def test_a_failure_that_does_not_concern_the_version_leaves_it_in_use(failure: KvplaceError) -> None:
-    stream = Script(failure)
-    assert (await step(Script(failure), InitListed("9"))).state == InitListed("9")
-    assert (await step(stream, Watching("9", stream))).state == InitListed("9")
+    source = Script(Page((), "", "9"), failure, None, failure)
+    await run_out(source, Pauses())
+    assert source.asked == [("list", ""), ("watch", "9"), ("watch", "9"), ("next", ""), ("watch", "9")]
 
 
 async def test_a_watch_that_is_refused_as_such_is_not_repeated_in_a_hurry() -> None:
@@ -82,8 +83,7 @@ async def test_a_version_that_the_server_does_not_know_is_listed_anew(
 async def test_a_version_that_the_api_server_cannot_read_leads_to_a_list(
     api_world: ApiWorld,
 ) -> None:
-    move = await step(
-        cast(ApiCluster, api_world.cluster).list_watch(LEDGERS), InitListed("of-another-server")
-    )
-    assert move.failure is not None
-    assert move.state == Empty()
+    changes = cast(ApiCluster, api_world.cluster).list_watch(LEDGERS).changes("of-another-server")
+    with pytest.raises(KvplaceError) as failed:
+        await anext(changes)
+    assert not resumes(failed.value, was_open=False)
