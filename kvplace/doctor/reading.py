@@ -36,11 +36,10 @@ from kvplace.doctor.program_checks import release_of
 from kvplace.kube.api_errors import Denied, NotFound, Unauthenticated
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_client import ApiKind, Document
+from kvplace.kube.object_client import ApiKind, Document, ObjectReader
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView
-from kvplace.nodes.planning_cluster import FormReader
 
 T = TypeVar("T")
 
@@ -79,26 +78,12 @@ _OWNERS = {SERVE: ApiKind("deployments", "apps"), AGENT: ApiKind("daemonsets", "
 _HOOK, _HOOK_SETTING = "hook", "SIDECAR_IMAGE"
 
 
-class ReleasesClient(Protocol):
-    """The calls that read releases."""
+class DoctorClient(ObjectReader, Protocol):
+    """The cluster calls of doctor, apart from lists of watched kinds."""
 
     async def read_version(self) -> str:
         """Read the release of the API server."""
         ...
-
-    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
-        """Read one object; None where there is none, or no such kind."""
-        ...
-
-    async def read_list(
-        self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
-    ) -> tuple[Document, ...]:
-        """Read all selected objects; none where the kind is not served."""
-        ...
-
-
-class DoctorClient(ReleasesClient, FormReader, Protocol):
-    """The cluster calls of doctor, apart from lists of watched kinds."""
 
     async def read_metadata(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
         """Read the metadata of one object, without its content; None where there is none."""
@@ -313,7 +298,7 @@ class Releases:
     """By program."""
 
 
-async def read_releases(reader: ReleasesClient) -> Releases:
+async def read_releases(reader: DoctorClient) -> Releases:
     """Read the releases of our programs, of the API server and of KubeVirt."""
     version, serve, agent, kubevirts = await together(
         reader.read_version(),
@@ -343,7 +328,7 @@ async def read_releases(reader: ReleasesClient) -> Releases:
     return Releases(found, denied)
 
 
-async def _programs(reader: ReleasesClient, component: str) -> tuple[Document, ...]:
+async def _programs(reader: DoctorClient, component: str) -> tuple[Document, ...]:
     """Read the objects of a program that state its image; raises Denied where pods may not be read either."""
     labels = f"{NAME_LABEL}=kvplace,{COMPONENT_LABEL}={component}"
     try:
@@ -352,7 +337,7 @@ async def _programs(reader: ReleasesClient, component: str) -> tuple[Document, .
         return await reader.read_list(_PODS, labels=labels)
 
 
-async def _hook_images(reader: ReleasesClient, serve: tuple[Document, ...]) -> tuple[str, ...]:
+async def _hook_images(reader: DoctorClient, serve: tuple[Document, ...]) -> tuple[str, ...]:
     """Read the hook's image from the settings that `serve` names."""
     names = sorted(config_maps_of(serve))
     settings = await together(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kvplace.core.claim_changes import is_for_migration
 from kvplace.core.cluster.node_choice import Strategy
@@ -31,14 +31,13 @@ from kvplace.explain.notes import (
 )
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode, demands_of
-from kvplace.kube.object_client import ApiKind, Document
-from kvplace.kube.reported_vms import VmStatus
+from kvplace.kube.object_client import ApiKind, Document, ObjectReader
+from kvplace.kube.reported_vms import ReportedVm
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, with_devices_of_claims
 from kvplace.nodes.dra_devices import read_dra_devices
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine
-from kvplace.nodes.planning_cluster import FormReader
 
 T = TypeVar("T")
 
@@ -53,20 +52,6 @@ _GONE = NodeView(NodeName(""), NOT_KNOWN, exists=False)
 
 Stated = Callable[[Document, str], PodRequest | None]
 """Reads the request of an object, in a namespace."""
-
-
-class ExplainClient(FormReader, Protocol):
-    """The cluster calls of an explanation about objects of any kind."""
-
-    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
-        """Read one object; None where there is none, or no such kind."""
-        ...
-
-    async def read_list(
-        self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
-    ) -> tuple[Document, ...]:
-        """Read all selected objects; none where the kind is not served."""
-        ...
 
 
 class TargetKind(Enum):
@@ -141,7 +126,7 @@ def choose_document(documents: Iterable[Document], text: str, what: str) -> Docu
 
 
 async def explain_target(
-    reader: ExplainClient, cluster: ListClient, target: ExplainedObject, stated: Stated, strategy: Strategy
+    reader: ObjectReader, cluster: ListClient, target: ExplainedObject, stated: Stated, strategy: Strategy
 ) -> Explanation:
     """Explain a VM, VMI or pod of the cluster; raises Absent when there is none of that name."""
     kinds = {TargetKind.VM: (VMS, VMIS), TargetKind.VMI: (VMIS,), TargetKind.POD: (PODS,)}[target.kind]
@@ -169,7 +154,7 @@ async def explain_target(
 
 
 async def explain_document(
-    reader: ExplainClient,
+    reader: ObjectReader,
     cluster: ListClient,
     document: Document,
     namespace: str,
@@ -212,7 +197,7 @@ class _Explaining:
         """Explain a VM by its pods; its instance shows whether its guest runs, as in `get vms`."""
         if vmi is not None:
             phase = (vmi.get("status") or {}).get("phase") or ""
-            known = VmStatus(self._target.namespace, self._target.name, status=phase, is_instance=True)
+            known = ReportedVm(self._target.namespace, self._target.name, status=phase, is_instance=True)
             vms = tuple(replace(vm, kubevirt=known) if vm.is_vmi else vm for vm in vms)
         waiting = [vm for vm in vms if not vm.node]
         seated = [vm for vm in vms if vm.node]
@@ -379,7 +364,7 @@ def _vms_of(view: ClusterView, target: ExplainedObject) -> tuple[VmView, ...]:
     )
 
 
-async def _elsewhere(reader: ExplainClient, kind: ApiKind, view: ClusterView, target: ExplainedObject) -> str:
+async def _elsewhere(reader: ObjectReader, kind: ApiKind, view: ClusterView, target: ExplainedObject) -> str:
     """State where an object of this name is, or which one was likely meant."""
     try:
         found = await reader.read_list(kind, fields=f"metadata.name={target.name}")
@@ -401,7 +386,7 @@ async def _elsewhere(reader: ExplainClient, kind: ApiKind, view: ClusterView, ta
     return near or "; `kubectl kvplace get vms -A` lists the VMs that opted in"
 
 
-async def _read_nodes(reader: ExplainClient) -> dict[NodeName, SchedulableNode]:
+async def _read_nodes(reader: ObjectReader) -> dict[NodeName, SchedulableNode]:
     return {NodeName(node.metadata.name): node for node in await reader.read_list_as(SchedulableNode, NODES)}
 
 
@@ -410,7 +395,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-async def _read_events(reader: ExplainClient, target: ExplainedObject) -> tuple[Event, ...]:
+async def _read_events(reader: ObjectReader, target: ExplainedObject) -> tuple[Event, ...]:
     kinds = {
         TargetKind.VM: (TargetKind.VM, TargetKind.VMI),
         TargetKind.VMI: (TargetKind.VMI,),
@@ -420,7 +405,7 @@ async def _read_events(reader: ExplainClient, target: ExplainedObject) -> tuple[
     return tuple(event for events in found for event in events)
 
 
-async def _events_of(reader: ExplainClient, kind: str, namespace: str, name: str) -> tuple[Event, ...]:
+async def _events_of(reader: ObjectReader, kind: str, namespace: str, name: str) -> tuple[Event, ...]:
     selected = f"involvedObject.kind={kind},involvedObject.name={name}"
     found = await reader.read_list(EVENTS, namespace=namespace, fields=selected)
     return tuple(_event(document) for document in found)

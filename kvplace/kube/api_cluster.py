@@ -65,7 +65,7 @@ from kvplace.kube.objects import (
     pod_record,
     vmi_record,
 )
-from kvplace.kube.reported_vms import STATUS_RESOURCES
+from kvplace.kube.reported_vms import VM_RESOURCES
 from kvplace.kube.resource_claims import (
     DRA_RESOURCES,
     read_resource_claim,
@@ -135,7 +135,7 @@ class ApiCluster:
                 vmi_record,
             ),
             AGENT_PODS: Resource.of(AGENT_PODS.name, path_of("api", "v1", "pods"), _POD, agent_pod_record),
-            **STATUS_RESOURCES,
+            **VM_RESOURCES,
             **MIGRATION_RESOURCES,
             **DRA_RESOURCES,
         }

@@ -24,9 +24,8 @@ from kvplace.kube.reported_vms import (
     LAUNCHER_RESOURCE,
     LAUNCHERS,
     VM_RESOURCE,
-    VMI_PHASES,
+    VM_RESOURCES,
     VMI_RESOURCE,
-    VMS,
 )
 from kvplace.kube.session import APPLY_PATCH, METADATA_ONLY, Call, Session, path_of
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
@@ -87,8 +86,7 @@ RESOURCE_OF: Mapping[str, Resource[Any]] = {
 """Where each kind of VM is served."""
 
 _RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
-    VMS: VM_RESOURCE,
-    VMI_PHASES: VMI_RESOURCE,
+    **VM_RESOURCES,
     LAUNCHERS: LAUNCHER_RESOURCE,
 }
 

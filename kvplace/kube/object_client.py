@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -40,6 +40,26 @@ class ApiKind:
         root = ("apis", self.group) if self.group else ("api",)
         inside = ("namespaces", namespace) if namespace else ()
         return path_of(*root, self.version, *inside, self.resource, *names)
+
+
+class ObjectReader(Protocol):
+    """A cluster with objects of any kind that can be read: `ObjectClient`."""
+
+    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
+        """Read one object; None where there is none, or no such kind."""
+        ...
+
+    async def read_list(
+        self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> tuple[Document, ...]:
+        """Read all selected objects; none where the kind is not served. The selectors are as kubectl's."""
+        ...
+
+    async def read_list_as(
+        self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> tuple[T, ...]:
+        """The same, each object as a type that names the fields that matter."""
+        ...
 
 
 class ObjectClient:

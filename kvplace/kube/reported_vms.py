@@ -1,9 +1,7 @@
-"""VMs as KubeVirt reports them: the progress of each, and the status of VMs that opted in.
+"""VMs as KubeVirt reports them: VirtualMachine, VirtualMachineInstance and virt-launcher pod.
 
-A rollout reads the progress of its VMs from three objects: VM, VMI and virt-launcher pod. A list of VMs
-shows KubeVirt's own status: the status of a VirtualMachine as `kubectl get vm` prints it, and the phase of a
-VirtualMachineInstance. Decisions need none of this, so the caches of `serve` do not hold it. A moment is None
-where it is unknown and where it has not come.
+A rollout reads the progress of its VMs from them, and a list of VMs the status. Decisions need none of this,
+so the caches of `serve` do not hold it. A moment is None where it is unknown and where it has not come.
 """
 
 from __future__ import annotations
@@ -39,19 +37,36 @@ class ReportedVm:
 
     namespace: str
     name: str
-    uid: str
-    created: float
-    """When it was stored, in seconds since 1970."""
+    uid: str = ""
+    created: str = ""
+    """When it was created, RFC 3339."""
+    status: str = ""
+    """As `kubectl get vm` prints it, or the phase of a VMI; empty before the first report."""
+    is_instance: bool = False
+    """Whether it is a VirtualMachineInstance."""
+    options: PinningOptions | None = None
+    """How it requests cores; None if it does not, or in values that admission refuses."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The labels that its pod has, too; empty without `options`."""
     rollout: str = ""
     """Value of its label kvplace.io/rollout."""
     deleting: bool = False
     unmade: str = ""
     """The error of virt-controller when it makes the VMI of a VM, or the pod of a VMI."""
-    phase: str = ""
-    """The phase of a VMI; empty for a VM, like the next two."""
     running_since: float | None = None
+    """Of a VMI, like the next one; in seconds since 1970."""
     failure: str = ""
     """The reason of KubeVirt why a VMI is not ready."""
+
+    @property
+    def key(self) -> VmName:
+        """The name of a VM and of its instance."""
+        return self.namespace, self.name
+
+    @property
+    def created_s(self) -> float:
+        """When it was created, in seconds since 1970."""
+        return _seconds(self.created or None) or 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +90,6 @@ class LauncherPod:
     """The reason of the agent why it is not pinned."""
     was_pinned: bool = False
     """Whether it was pinned until its threads ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class VmStatus:
-    """A VirtualMachine or a VirtualMachineInstance."""
-
-    namespace: str
-    name: str
-    created: str = ""
-    """When it was created, RFC 3339."""
-    status: str = ""
-    """As KubeVirt reports it; empty before the first report."""
-    is_instance: bool = False
-    """Whether it is a VirtualMachineInstance."""
-    options: PinningOptions | None = None
-    """How it requests cores; None if it does not, or in values that admission refuses."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """The labels that its pod has, too."""
-
-    @property
-    def key(self) -> VmName:
-        """The name of a VM and of its instance."""
-        return self.namespace, self.name
 
 
 class _Transition(ApiObject, frozen=True):
@@ -135,9 +127,14 @@ def _seconds(moment: str | None) -> float | None:
 
 
 def _vm(vm: _Object) -> ReportedVm:
-    failure = (vm.status or _NO_STATUS).condition("Failure")
-    unmade = (failure.message or failure.reason) if failure.status == "True" else ""
-    return replace(_reported_vm(vm.metadata), unmade=unmade)
+    template = vm.spec.template.metadata if vm.spec.template is not None else Metadata()
+    status = vm.status or _NO_STATUS
+    failure = status.condition("Failure")
+    return replace(
+        _reported_vm(vm.metadata, template),
+        status=status.printable_status,
+        unmade=(failure.message or failure.reason) if failure.status == "True" else "",
+    )
 
 
 def _vmi(vmi: _Object) -> ReportedVm:
@@ -145,22 +142,30 @@ def _vmi(vmi: _Object) -> ReportedVm:
     ready, made = status.condition("Ready"), status.condition("Synchronized")
     ran = (one for one in status.phase_transition_timestamps or () if one.phase == "Running")
     return replace(
-        _reported_vm(vmi.metadata),
+        _reported_vm(vmi.metadata, vmi.metadata),
+        status=status.phase,
+        is_instance=True,
         unmade=made.message if made.status == "False" and made.reason == _NOT_MADE else "",
-        phase=status.phase,
         running_since=_seconds(next((one.phase_transition_timestamp for one in ran), None)),
         failure=(ready.message or ready.reason) if ready.status == "False" else "",
     )
 
 
-def _reported_vm(meta: Metadata) -> ReportedVm:
+def _reported_vm(meta: Metadata, asking: Metadata) -> ReportedVm:
+    """Read the metadata of a VM or VMI, and the request in the metadata of the VMI or its template."""
+    try:
+        options = read_options(asking.annotations or {})
+    except BadAnnotation:
+        options = None
     return ReportedVm(
         meta.namespace,
         meta.name,
         meta.uid,
-        _seconds(meta.creation_timestamp) or 0.0,
-        _rollout(meta),
-        meta.deletion_timestamp is not None,
+        meta.creation_timestamp or "",
+        options=options,
+        labels=(asking.labels or {}) if options is not None else {},
+        rollout=_rollout(meta),
+        deleting=meta.deletion_timestamp is not None,
     )
 
 
@@ -190,46 +195,18 @@ def _pod(pod: _Object) -> LauncherPod:
     )
 
 
-def _status_of_vm(vm: _Object) -> VmStatus:
-    template = vm.spec.template.metadata if vm.spec.template is not None else Metadata()
-    status = (vm.status or _NO_STATUS).printable_status
-    return _vm_status(vm.metadata, template, status, is_instance=False)
-
-
-def _status_of_vmi(vmi: _Object) -> VmStatus:
-    status = (vmi.status or _NO_STATUS).phase
-    return _vm_status(vmi.metadata, vmi.metadata, status, is_instance=True)
-
-
-def _vm_status(meta: Metadata, asking: Metadata, status: str, *, is_instance: bool) -> VmStatus:
-    try:
-        options = read_options(asking.annotations or {})
-    except BadAnnotation:
-        options = None
-    labels = (asking.labels or {}) if options is not None else {}
-    created = meta.creation_timestamp or ""
-    return VmStatus(meta.namespace, meta.name, created, status, is_instance, options, labels)
-
-
 _BY_NAME: Mapping[str, Callable[[Any], str]] = {
     NAME_FIELD: lambda record: record.name,
     NAMESPACE_FIELD: lambda record: record.namespace,
 }
-VMS: Kind[str, ReportedVm] = Kind("virtualmachines", lambda record: record.name, _BY_NAME)
-"""VirtualMachines of one namespace, by name."""
-VMI_PHASES: Kind[str, ReportedVm] = Kind("virtualmachineinstances", lambda record: record.name, _BY_NAME)
-"""VirtualMachineInstances of one namespace, by name."""
+VMS: Kind[VmName, ReportedVm] = Kind("virtualmachines", lambda record: record.key, _BY_NAME)
+VMI_PHASES: Kind[VmName, ReportedVm] = Kind("virtualmachineinstances", lambda record: record.key, _BY_NAME)
 LAUNCHERS: Kind[str, LauncherPod] = Kind("pods", lambda record: record.uid, _BY_NAME)
 """Pods of VMs."""
-VM_STATUSES: Kind[VmName, VmStatus] = Kind(VMS.name, lambda record: record.key, _BY_NAME)
-VMI_STATUSES: Kind[VmName, VmStatus] = Kind(VMI_PHASES.name, lambda record: record.key, _BY_NAME)
 
 _decoder = partial(msgspec.json.Decoder, _Object)
 _VMS, _VMIS = (path_of("apis", "kubevirt.io", "v1", kind.name) for kind in (VMS, VMI_PHASES))
 VM_RESOURCE = Resource.of(VMS.name, _VMS, _decoder(), _vm)
 VMI_RESOURCE = Resource.of(VMI_PHASES.name, _VMIS, _decoder(), _vmi)
 LAUNCHER_RESOURCE = Resource.of("pods", path_of("api", "v1", "pods"), _decoder(), _pod)
-STATUS_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
-    VM_STATUSES: Resource.of(VMS.name, _VMS, _decoder(), _status_of_vm),
-    VMI_STATUSES: Resource.of(VMI_PHASES.name, _VMIS, _decoder(), _status_of_vmi),
-}
+VM_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {VMS: VM_RESOURCE, VMI_PHASES: VMI_RESOURCE}

@@ -26,7 +26,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.concurrency import together
 from kvplace.kube.object_records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
-from kvplace.kube.reported_vms import VM_STATUSES, VMI_STATUSES, VmName, VmStatus
+from kvplace.kube.reported_vms import VMI_PHASES, VMS, ReportedVm, VmName
 from kvplace.kube.store import Store
 from kvplace.kube.watches import (
     EVERYTHING,
@@ -205,7 +205,7 @@ class VmListing:
 
 def listed_vms(
     pods: Iterable[PodRecord],
-    statuses: Iterable[VmStatus],
+    statuses: Iterable[ReportedVm],
     selector: Selector,
     ledgers: Iterable[LedgerRecord] = (),
     topologies: Iterable[TopologyRecord] = (),
@@ -215,8 +215,8 @@ def listed_vms(
     A VM with only ended pods is also listed without a pod. The selector selects pods; for a VM without a pod
     it applies to the labels that its pod would have.
     """
-    vms: dict[tuple[str, str], VmStatus] = {}
-    instances: dict[tuple[str, str], VmStatus] = {}
+    vms: dict[tuple[str, str], ReportedVm] = {}
+    instances: dict[tuple[str, str], ReportedVm] = {}
     for status in statuses:
         (instances if status.is_instance else vms)[status.key] = status
     written = {ledger.node: ledger for ledger in ledgers}
@@ -243,8 +243,8 @@ async def read_listed_vms(cluster: ListClient, selector: Selector) -> VmListing:
     everywhere = Selector(namespace=selector.namespace)
     pods, *read = await together(
         cluster.read_all(PODS, selector),
-        _read_statuses(cluster, VM_STATUSES, everywhere),
-        _read_statuses(cluster, VMI_STATUSES, everywhere),
+        _read_statuses(cluster, VMS, everywhere),
+        _read_statuses(cluster, VMI_PHASES, everywhere),
     )
     statuses = chain.from_iterable(found for found, _ in read)
     notes = [note for _, note in read if note][:1]
@@ -273,8 +273,8 @@ def _wants_devices(pod: PodRecord) -> bool:
 
 
 async def _read_statuses(
-    cluster: ListClient, kind: Kind[VmName, VmStatus], selector: Selector
-) -> tuple[tuple[VmStatus, ...], str]:
+    cluster: ListClient, kind: Kind[VmName, ReportedVm], selector: Selector
+) -> tuple[tuple[ReportedVm, ...], str]:
     """Read KubeVirt's reports, none without KubeVirt; and the right that is missing for them."""
     try:
         return await cluster.read_all(kind, selector), ""
@@ -304,7 +304,7 @@ async def watch_listed_vms(
     """Yield all VMs, then changed VMs, without end; a VM that is gone as it was last."""
     everywhere = Selector(namespace=selector.namespace)
     pods = Store(PODS, selector)
-    statuses = [Store(kind, everywhere) for kind in (VM_STATUSES, VMI_STATUSES)]
+    statuses = [Store(kind, everywhere) for kind in (VMS, VMI_PHASES)]
     ledgers = Store(LEDGERS)
     waking = asyncio.Event()
     stores: tuple[Store[Any, Any], ...] = (pods, *statuses, ledgers)

@@ -31,7 +31,7 @@ from kvplace.kube.object_records import (
     PodReport,
     TopologyRecord,
 )
-from kvplace.kube.reported_vms import VmStatus
+from kvplace.kube.reported_vms import ReportedVm
 from kvplace.nodes.node_cache import FreeBlockTotals
 from kvplace.nodes.node_machine import (
     NodeMachine,
@@ -167,7 +167,7 @@ class VmView:
     pod: PodRecord
     claim: Claim | None = None
     """Its claim in the node's ledger; None if it has none, or the ledger was not read."""
-    kubevirt: VmStatus | None = None
+    kubevirt: ReportedVm | None = None
     """The report of KubeVirt; None for a plain pod, and if it was not read."""
     devices: tuple[LocatedDevice, ...] | None = None
     """Its devices from the kubelet; None if the agent has not reported them, or they were not read."""

@@ -26,7 +26,7 @@ from kvplace.kube.api_errors import NotFound
 from kvplace.kube.concurrency import together
 from kvplace.kube.migrations import MIGRATIONS, PEACE_AFTER_MIGRATION_S, MigrationRecord
 from kvplace.kube.node_filters import RunningVmi, SchedulableNode
-from kvplace.kube.object_client import ApiKind
+from kvplace.kube.object_client import ApiKind, ObjectReader
 from kvplace.kube.watches import ListClient, Selector
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
@@ -34,7 +34,6 @@ from kvplace.nodes.movable_vms import is_settled
 from kvplace.nodes.node_cache import PEACE_S
 from kvplace.nodes.planning_cluster import (
     DemandingPod,
-    FormReader,
     PlanningCluster,
     names_of_claims,
     planning_cluster,
@@ -80,7 +79,7 @@ class MovableCluster:
 
 
 async def read_movable_cluster(
-    cluster: ListClient, reader: FormReader, nodes: LabelTerms, now: datetime
+    cluster: ListClient, reader: ObjectReader, nodes: LabelTerms, now: datetime
 ) -> MovableCluster:
     """Read the nodes with these labels, and their VMs; needs the rights of a viewer on the whole cluster."""
     view, objects, waiting, pods, vmis, migrations = await together(

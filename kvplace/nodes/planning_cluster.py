@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -27,7 +27,7 @@ from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import PLACED_LABEL
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, RunningVmi, SchedulableNode, obstacle
-from kvplace.kube.object_client import ApiKind
+from kvplace.kube.object_client import ApiKind, ObjectReader
 from kvplace.kube.object_parts import ApiObject, Metadata
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
@@ -39,16 +39,6 @@ T = TypeVar("T")
 _NODES = ApiKind("nodes")
 _PODS = ApiKind("pods")
 _VMIS = ApiKind("virtualmachineinstances", "kubevirt.io")
-
-
-class FormReader(Protocol):
-    """A cluster with objects that can be listed as types with the fields that matter."""
-
-    async def read_list_as(
-        self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
-    ) -> tuple[T, ...]:
-        """Read all selected objects; the selectors are as kubectl's."""
-        ...
 
 
 class DemandingPod(ApiObject, frozen=True):
@@ -109,7 +99,7 @@ class PlanningCluster:
         return (f"{counted(self.waiting, 'VM')} that {verb} already came first",)
 
 
-async def read_planning_cluster(cluster: ListClient, reader: FormReader) -> PlanningCluster:
+async def read_planning_cluster(cluster: ListClient, reader: ObjectReader) -> PlanningCluster:
     """Read the start of a plan; needs the rights of a viewer on the whole cluster."""
     view, nodes, pods = await together(
         read_cluster(cluster),
@@ -119,7 +109,7 @@ async def read_planning_cluster(cluster: ListClient, reader: FormReader) -> Plan
     return planning_cluster(view, nodes, pods)
 
 
-async def _read_pods_on(reader: FormReader, node: str) -> tuple[DemandingPod, ...]:
+async def _read_pods_on(reader: ObjectReader, node: str) -> tuple[DemandingPod, ...]:
     selected = {"labels": f"{PLACED_LABEL}=true", "fields": f"spec.nodeName={node}"}
     return await reader.read_list_as(DemandingPod, _PODS, **selected)
 
@@ -177,7 +167,7 @@ class Evacuation:
     """VMs that stop when they leave the node, with the reason."""
 
 
-async def read_evacuation(cluster: ListClient, reader: FormReader, node: NodeName) -> Evacuation:
+async def read_evacuation(cluster: ListClient, reader: ObjectReader, node: NodeName) -> Evacuation:
     """Read the start of an evacuation; raises Absent for a node that the cluster lacks."""
     view, nodes, waiting, leaving, vmis = await together(
         read_cluster(cluster),

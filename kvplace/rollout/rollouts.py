@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeAlias
@@ -236,8 +236,8 @@ class Rollouts:
                 for store in (vms, vmis, pods):
                     group.create_task(store.run(self._cluster))
 
-        def left() -> Mapping[str, object]:
-            return {**vms.records, **vmis.records, **pods.records}
+        def is_left() -> bool:
+            return bool(vms.records or vmis.records or pods.records)
 
         vms.subscribe(lambda _before, _after: changed.set())
         vmis.subscribe(lambda _before, _after: changed.set())
@@ -247,7 +247,7 @@ class Rollouts:
             async with asyncio.timeout(timeout_s):
                 for store in (vms, vmis, pods):
                     await store.wait_until_synced()
-                while left():
+                while is_left():
                     on_change(len({**vms.records, **vmis.records}))
                     changed.clear()
                     await changed.wait()

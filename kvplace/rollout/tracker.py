@@ -107,12 +107,12 @@ def observe(
     made = vm if kind == "VirtualMachine" else vmi
     if made is None:
         return ABSENT
-    phase = "" if vmi is None else vmi.phase
+    phase = "" if vmi is None else vmi.status
     has_ended = phase == "Succeeded"
     pod = _pod(pods, has_ended=has_ended)
     unmade = _unmade(vm, vmi, pod)
     is_passing = passes(unmade)
-    reached: dict[VmStage, float | None] = {VmStage.CREATED: made.created}
+    reached: dict[VmStage, float | None] = {VmStage.CREATED: made.created_s}
     if pod is not None and pod.node:
         reached[VmStage.BOUND] = pod.bound_since
     if vmi is not None and phase in ("Running", "Succeeded"):
@@ -122,7 +122,7 @@ def observe(
             reached[VmStage.PINNED] = pod.pinned_since
     return Observed(
         max(reached, key=lambda stage: stage.rank),
-        {stage: max(0.0, at - made.created) for stage, at in reached.items() if at is not None},
+        {stage: max(0.0, at - made.created_s) for stage, at in reached.items() if at is not None},
         NO_NODE if pod is None else pod.node,
         _failure(made, vmi) or ("" if is_passing else unmade),
         unmade if is_passing else "",
@@ -156,7 +156,7 @@ def _measured(pod: LauncherPod | None) -> tuple[float | None, str] | None:
 def _failure(made: ReportedVm, vmi: ReportedVm | None) -> str:
     if made.deleting:
         return "it is being deleted"
-    if vmi is not None and vmi.phase == "Failed":
+    if vmi is not None and vmi.status == "Failed":
         return f"KubeVirt reports that it failed: {vmi.failure or 'no reason given'}"
     return ""
 
@@ -171,7 +171,7 @@ def _unmade(vm: ReportedVm | None, vmi: ReportedVm | None, pod: LauncherPod | No
 def _waiting(vmi: ReportedVm | None, pod: LauncherPod | None) -> str:
     if pod is not None and not pod.node and pod.waiting:
         return pod.waiting
-    if vmi is not None and vmi.phase != "Running":
+    if vmi is not None and vmi.status != "Running":
         return vmi.failure
     return "" if pod is None or pod.pinned_since is not None else pod.unpinned
 

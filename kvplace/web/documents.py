@@ -21,7 +21,7 @@ from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import OPTING_IN
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import NO_NODE, AgentPod, PodRecord, TopologyRecord
-from kvplace.kube.reported_vms import VmStatus
+from kvplace.kube.reported_vms import ReportedVm
 from kvplace.kube.store import Store
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView, with_devices
 from kvplace.nodes.node_cache import NodeCache
@@ -169,13 +169,13 @@ async def _not_created(vmis: VmiClient, namespace: str, name: str) -> Json | Non
 async def _with_phases(vmis: VmiClient, vms: Sequence[VmView]) -> list[VmView]:
     """Add KubeVirt's phase to VMs that may not have started their guest; to a few, each is a call."""
 
-    async def read(vm: VmView) -> VmStatus | None:
+    async def read(vm: VmView) -> ReportedVm | None:
         try:
             vmi = await vmis.read_vmi(vm.namespace, vm.name)
         except KvplaceError:
             return None
         phase = str(((vmi or {}).get("status") or {}).get("phase") or "")
-        return VmStatus(vm.namespace, vm.name, status=phase, is_instance=True)
+        return ReportedVm(vm.namespace, vm.name, status=phase, is_instance=True)
 
     unmeasured = [vm for vm in vms if vm.is_vmi and vm.state is VmState.RUNNING][:_MOST_PHASES]
     phases = await asyncio.gather(*map(read, unmeasured))

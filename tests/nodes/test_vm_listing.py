@@ -20,7 +20,7 @@ from kvplace.core.scalars import CpuId, CpuMask, NodeName, NumaId, PodUid, Resou
 from kvplace.core.well_known_names import PINNED
 from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.object_records import NO_NODE, Condition, LedgerRecord, PodRecord
-from kvplace.kube.reported_vms import STATUS_RESOURCES, VM_STATUSES, VMI_STATUSES, VmStatus
+from kvplace.kube.reported_vms import VM_RESOURCES, VMI_PHASES, VMS, ReportedVm
 from kvplace.kube.watches import EVERYTHING, LEDGERS, PLACED_PODS, TOPOLOGIES, Interrupted, Kind, Selector
 from kvplace.nodes.cluster_reading import listed_vms, read_listed_vms, watch_listed_vms
 from kvplace.nodes.cluster_view import VmState, VmView
@@ -31,14 +31,14 @@ from tests.nodes.machines import TWO
 
 ASKS = PinningOptions(scope=Scope.ONE_NUMA)
 POD = PodRecord("shop", "virt-launcher-db", PodUid("1"), NodeName("a"), phase="Running", vmi="db")
-VM = VmStatus("shop", "db", status="Running", options=ASKS)
+VM = ReportedVm("shop", "db", status="Running", options=ASKS)
 VMI = replace(VM, is_instance=True)
 REQUEST = '{"version":1,"vcpus":2}'
 
 
-def _listed(*found: PodRecord | VmStatus, selector: Selector = EVERYTHING) -> list[tuple[str, str, str]]:
+def _listed(*found: PodRecord | ReportedVm, selector: Selector = EVERYTHING) -> list[tuple[str, str, str]]:
     pods = [one for one in found if isinstance(one, PodRecord)]
-    statuses = [one for one in found if isinstance(one, VmStatus)]
+    statuses = [one for one in found if isinstance(one, ReportedVm)]
     vms = listed_vms(pods, statuses, selector)
     return [(vm.name, vm.state.value, vm.phase) for vm in vms]
 
@@ -102,7 +102,7 @@ class _WithoutKinds(FaultyCluster):
     async def read_all(self, kind: Any, selector: Any = EVERYTHING) -> tuple[Any, ...]:
         if kind in self.refused:
             raise Denied("list", kind.name, "cannot list")
-        if kind in STATUS_RESOURCES:
+        if kind in VM_RESOURCES:
             raise NotFound(f"{kind.name} are not served")
         return await super().read_all(kind, selector)
 
@@ -154,7 +154,7 @@ class _WithoutKubeVirt(FaultyCluster):
     """An API server that does not serve KubeVirt's kinds."""
 
     async def watch(self, kind: Any, selector: Any = EVERYTHING) -> AsyncIterator[Any]:
-        if kind in STATUS_RESOURCES:
+        if kind in VM_RESOURCES:
             yield Interrupted(NotFound(f"{kind.name} are not served"))
             await asyncio.Event().wait()
         async for event in super().watch(kind, selector):
@@ -177,8 +177,8 @@ async def test_without_kubevirt_pods_are_watched_alone_and_one_that_is_gone_is_r
     await cluster.close()
 
 
-def _read(kind: Any, document: dict[str, Any]) -> VmStatus:
-    found: VmStatus = STATUS_RESOURCES[kind].record(msgspec.Raw(msgspec.json.encode(document)))
+def _read(kind: Any, document: dict[str, Any]) -> ReportedVm:
+    found: ReportedVm = VM_RESOURCES[kind].record(msgspec.Raw(msgspec.json.encode(document)))
     return found
 
 
@@ -186,7 +186,7 @@ def test_a_vm_asks_in_its_template_and_an_instance_on_itself() -> None:
     asking = {"annotations": {"cpu-set": "one-l3", "kvplace.io/cpu-policy": "share"}, "labels": {"app": "db"}}
     meta = {"name": "db", "namespace": "shop", "creationTimestamp": "2026-01-02T03:04:05Z"}
     vm = _read(
-        VM_STATUSES,
+        VMS,
         {
             "metadata": meta,
             "spec": {"template": {"metadata": asking}},
@@ -194,14 +194,14 @@ def test_a_vm_asks_in_its_template_and_an_instance_on_itself() -> None:
         },
     )
     options = PinningOptions(scope=Scope.ONE_L3, policy=Policy.SHARE)
-    assert vm == VmStatus(
-        "shop", "db", "2026-01-02T03:04:05Z", "Stopped", options=options, labels={"app": "db"}
+    assert vm == ReportedVm(
+        "shop", "db", "", "2026-01-02T03:04:05Z", "Stopped", options=options, labels={"app": "db"}
     )
-    vmi = _read(VMI_STATUSES, {"metadata": {**meta, **asking}, "status": {"phase": "Scheduled"}})
+    vmi = _read(VMI_PHASES, {"metadata": {**meta, **asking}, "status": {"phase": "Scheduled"}})
     assert (vmi.status, vmi.is_instance, vmi.options) == ("Scheduled", True, options)
-    plain = _read(VM_STATUSES, {"metadata": {**meta, **asking}})
+    plain = _read(VMS, {"metadata": {**meta, **asking}})
     assert (plain.status, plain.options) == ("", None)
-    wrong = _read(VMI_STATUSES, {"metadata": {**meta, "annotations": {"cpu-set": "one-soket"}}})
+    wrong = _read(VMI_PHASES, {"metadata": {**meta, "annotations": {"cpu-set": "one-soket"}}})
     assert wrong.options is None
     assert listed_vms((), (plain, wrong), EVERYTHING) == ()
     assert [one.state for one in listed_vms((), (vm,), EVERYTHING)] == [VmState.NOT_CREATED]

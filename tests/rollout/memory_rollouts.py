@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 from kvplace.core.errors import Conflict
@@ -75,9 +76,9 @@ class MemoryRollouts:
         rollout = vm["metadata"].get("labels", {}).get(ROLLOUT_LABEL, "")
         labels = {ROLLOUT_LABEL: rollout}
         if vm["kind"] == "VirtualMachine":
-            self._vms.put(name, ReportedVm(NAMESPACE, name, self._uid(), self.now, rollout), labels)
+            self._vms.put(name, self._made(name, rollout), labels)
         if vm["kind"] != "VirtualMachine" or vm["spec"].get("runStrategy") != "Halted":
-            self._vmis.put(name, ReportedVm(NAMESPACE, name, self._uid(), self.now, rollout), labels)
+            self._vmis.put(name, self._made(name, rollout), labels)
             pod = LauncherPod(NAMESPACE, f"virt-launcher-{name}", self._uid(), name, rollout)
             self._pods.put(name, pod, labels)
 
@@ -146,7 +147,7 @@ class MemoryRollouts:
         self._change_pod(name, node=NodeName(node), bound_since=self.now, waiting="")
 
     def run(self, name: str) -> None:
-        self._change_vmi(name, phase="Running", running_since=self.now)
+        self._change_vmi(name, status="Running", running_since=self.now)
         self._change_pod(name, phase="Running")
 
     def pin(self, name: str) -> None:
@@ -162,13 +163,13 @@ class MemoryRollouts:
         if told and pod.pinned_since is not None:
             self._change_pod(name, pinned_since=None, was_pinned=True, unpinned="its threads have ended")
         self._change_pod(name, phase="Succeeded")
-        self._change_vmi(name, phase="Succeeded")
+        self._change_vmi(name, status="Succeeded")
 
     def keep_waiting(self, name: str, why: str) -> None:
         self._change_pod(name, waiting=why)
 
     def fail(self, name: str, why: str) -> None:
-        self._change_vmi(name, phase="Failed", failure=why)
+        self._change_vmi(name, status="Failed", failure=why)
 
     def keep_unmade(self, name: str, why: str) -> None:
         """Let virt-controller fail to make the pod of a VM."""
@@ -197,6 +198,10 @@ class MemoryRollouts:
         vmi = self._vmis.get(name)
         assert vmi is not None, name
         self._vmis.put(name, replace(vmi, **changes))
+
+    def _made(self, name: str, rollout: str) -> ReportedVm:
+        created = datetime.fromtimestamp(self.now, UTC).isoformat()
+        return ReportedVm(NAMESPACE, name, self._uid(), created, rollout=rollout)
 
     def _uid(self) -> str:
         return f"uid-{next(self._uids)}"

@@ -92,7 +92,7 @@ def test_reasons_that_differ_only_in_names_are_reported_once() -> None:
 def test_a_vm_that_is_being_deleted_counts_as_failed_and_not_also_as_there() -> None:
     tracker = Tracker(rollout(2, until="created"))
     for name, deleting in (("web-01", False), ("web-02", True)):
-        tracker.vm_changed(None, ReportedVm(NAMESPACE, name, f"uid-{name}", 0.0, "web", deleting))
+        tracker.vm_changed(None, ReportedVm(NAMESPACE, name, rollout="web", deleting=deleting))
     report = report_of("web", NAMESPACE, tracker.vms.values(), {})
     assert (report.ready, [one.name for one in report.failed]) == (("web-01",), ["web-02"])
     assert (report.counts.ready, report.counts.failed) == (1, 1)
