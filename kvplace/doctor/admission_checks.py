@@ -15,15 +15,12 @@ from kvplace.doctor.installation import (
     CERTIFICATES,
     Finding,
     Installation,
-    at,
-    condition,
-    items_at,
     some,
     title,
     warning,
     wrong,
 )
-from kvplace.kube.object_client import Document
+from kvplace.kube.object_client import Document, at, condition, items_at
 from kvplace.service.listening import certificate_ends
 
 WEBHOOKS = {

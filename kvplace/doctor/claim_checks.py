@@ -10,8 +10,8 @@ from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.ledger import Claim
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
-from kvplace.doctor.installation import Finding, Installation, at, some, title, warning, wrong
-from kvplace.kube.object_client import Document
+from kvplace.doctor.installation import Finding, Installation, some, title, warning, wrong
+from kvplace.kube.object_client import Document, at
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 from kvplace.nodes.node_machine import Unusable
 

@@ -19,9 +19,6 @@ from kvplace.doctor.installation import (
     SERVE,
     Finding,
     Installation,
-    at,
-    condition,
-    items_at,
     setting_of_serve,
     some,
     title,
@@ -29,7 +26,7 @@ from kvplace.doctor.installation import (
     wrong,
 )
 from kvplace.kube.api_errors import OWNERSHIP_RULE
-from kvplace.kube.object_client import Document
+from kvplace.kube.object_client import Document, at, condition, items_at
 
 KINDS = ("nodeledgers.kvplace.io", "nodetopologies.kvplace.io")
 OLDEST_KUBERNETES = (1, 31)

@@ -9,11 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any
 
 from kvplace.core.quantity import counted
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_client import Document
+from kvplace.kube.object_client import Document, at, items_at
 from kvplace.nodes.cluster_view import ClusterView
 
 SERVE, SCHEDULER, AGENT, CERTIFICATES = "serve", "scheduler", "agent", "certificates"
@@ -71,27 +70,6 @@ def title(document: Document, kind: str) -> str:
     metadata = document["metadata"]
     namespace = metadata.get("namespace")
     return f"{kind} {namespace}/{metadata['name']}" if namespace else f"{kind} {metadata['name']}"
-
-
-def at(document: Mapping[str, Any], *path: str) -> Any:
-    """Follow keys into an object; None where one of them is missing."""
-    found: Any = document
-    for key in path:
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(key)
-    return found
-
-
-def items_at(document: Mapping[str, Any], *path: str) -> tuple[Mapping[str, Any], ...]:
-    """Follow keys to a list of objects; empty where there is none."""
-    found = at(document, *path)
-    return tuple(one for one in found if isinstance(one, Mapping)) if isinstance(found, Iterable) else ()
-
-
-def condition(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return a condition of an object's status; empty where it has none."""
-    return next((one for one in items_at(document, "status", "conditions") if one.get("type") == kind), {})
 
 
 class Severity(Enum):

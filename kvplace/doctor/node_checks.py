@@ -12,21 +12,10 @@ from kvplace.core.quantity import counted
 from kvplace.core.scalars import NumaId, ResourceName
 from kvplace.core.topology import Topology
 from kvplace.doctor.admission_checks import CPU_CLAIMS_POLICY
-from kvplace.doctor.installation import (
-    AGENT,
-    Finding,
-    Installation,
-    at,
-    items_at,
-    name_nodes,
-    some,
-    title,
-    warning,
-    wrong,
-)
+from kvplace.doctor.installation import AGENT, Finding, Installation, name_nodes, some, title, warning, wrong
 from kvplace.doctor.program_checks import pods_of
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_client import Document
+from kvplace.kube.object_client import Document, at, items_at
 from kvplace.kube.object_records import TopologyRecord
 from kvplace.nodes.cluster_view import NodeView
 from kvplace.nodes.node_machine import NOT_DESCRIBED, Unusable

@@ -16,10 +16,7 @@ from kvplace.doctor.installation import (
     SERVE,
     Finding,
     Installation,
-    at,
-    condition,
     image_of,
-    items_at,
     labels_of,
     setting_of_serve,
     some,
@@ -28,7 +25,7 @@ from kvplace.doctor.installation import (
     wrong,
 )
 from kvplace.doctor.installation import COMPONENT_LABEL as COMPONENT
-from kvplace.kube.object_client import Document
+from kvplace.kube.object_client import Document, at, condition, items_at
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _CRASH = ("CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError")

@@ -26,17 +26,15 @@ from kvplace.doctor.installation import (
     SCHEDULER,
     SERVE,
     Installation,
-    at,
     config_maps_of,
     image_of,
-    items_at,
     labels_of,
 )
 from kvplace.doctor.program_checks import release_of
 from kvplace.kube.api_errors import Denied, NotFound, Unauthenticated
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_client import ApiKind, Document, ObjectReader
+from kvplace.kube.object_client import ApiKind, Document, ObjectReader, at, items_at
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView

@@ -12,7 +12,7 @@ from kvplace.core.ledger import Claim, Reserved
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_errors import unanswered
-from kvplace.kube.object_client import Document
+from kvplace.kube.object_client import Document, condition
 from kvplace.nodes.cluster_view import VmState
 
 _STARTING = ("ContainerCreating", "PodInitializing")
@@ -45,7 +45,7 @@ def notes_on_vmi(vmi: Document) -> Iterator[str]:
     """State other facts about a VMI with pods: a pause, a migration, conditions that are not met."""
     status = vmi.get("status") or {}
     paused = condition(vmi, "Paused")
-    if paused is not None and paused.get("status") == "True":
+    if paused.get("status") == "True":
         name, namespace = vmi["metadata"]["name"], vmi["metadata"].get("namespace")
         yield (
             "it is paused: its vCPUs stand still, and it keeps its cores; "
@@ -83,7 +83,7 @@ def note_on_interfaces(vmi: Document, devices: int) -> str:
 def _growth(vmi: Document) -> Iterator[str]:
     """State that KubeVirt plugs vCPUs in, which it does by a live migration to a pod of the new size."""
     changing = condition(vmi, "HotVCPUChange")
-    if changing is None or changing.get("status") != "True":
+    if changing.get("status") != "True":
         return
     spec, status = vmi.get("spec") or {}, vmi.get("status") or {}
     present, wanted = (
@@ -104,7 +104,7 @@ def _vcpus(topology: Document) -> int:
 def notes_on_waiting(pod: Document) -> Iterator[str]:
     """Repeat the report of kube-scheduler about a pod without a node."""
     scheduled = condition(pod, "PodScheduled")
-    if scheduled is None:
+    if not scheduled:
         name = (pod.get("spec") or {}).get("schedulerName", "")
         yield f"no scheduler has tried it yet: does one run under the name {name}?"
     elif scheduled.get("message"):
@@ -172,16 +172,10 @@ def _next_step(container: Document, pod: Document, *, is_ours: bool) -> Iterator
         yield f"it was started again {times}, the last time after exit code {code}; `{log}` shows why"
 
 
-def condition(document: Document, kind: str) -> Document | None:
-    """Return a condition of an object; None where it has none."""
-    conditions = (document.get("status") or {}).get("conditions") or ()
-    return next((one for one in conditions if one.get("type") == kind), None)
-
-
 def _unmet(status: Document, known: Container[str] = ()) -> Iterator[str]:
     """Repeat failures and conditions that are not met, each sentence once, except migratability."""
     failed = condition({"status": status}, "Failure")
-    if failed is not None and failed.get("status") == "True" and failed.get("message"):
+    if failed.get("status") == "True" and failed.get("message"):
         since = failed.get("lastTransitionTime")
         yield from _said(
             f"KubeVirt reports since {since}" if since else "KubeVirt reports", failed["message"]

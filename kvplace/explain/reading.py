@@ -18,7 +18,6 @@ from kvplace.core.strict_json import did_you_mean, shown
 from kvplace.core.well_known_names import PINNED
 from kvplace.explain.explanation import Event, Explanation, asked_nodes, fit, seat_of
 from kvplace.explain.notes import (
-    condition,
     note_on_interfaces,
     note_on_move,
     note_on_reservation,
@@ -31,7 +30,7 @@ from kvplace.explain.notes import (
 )
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode, demands_of
-from kvplace.kube.object_client import ApiKind, Document, ObjectReader
+from kvplace.kube.object_client import ApiKind, Document, ObjectReader, condition
 from kvplace.kube.reported_vms import ReportedVm
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
@@ -439,5 +438,4 @@ def _is_pod(document: Document) -> bool:
 
 
 def _since(pod: Document, kind: str) -> str:
-    found = condition(pod, kind)
-    return "" if found is None else found.get("lastTransitionTime") or ""
+    return condition(pod, kind).get("lastTransitionTime") or ""

@@ -29,7 +29,7 @@ import random
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from prometheus_client import Counter
@@ -121,17 +121,13 @@ class Rejected(Misconfigured):
     """The API server finds the content of a write invalid."""
 
 
-class _Details(msgspec.Struct, rename="camel"):
-    retry_after_seconds: int = 0
-
-
 class ApiStatus(msgspec.Struct):
     """The part of meta/v1 Status that describes an error."""
 
     message: str = ""
     reason: str = ""
     code: int = 0
-    details: _Details | None = None
+    details: dict[str, Any] | None = None
 
 
 _STATUS = msgspec.json.Decoder(ApiStatus)
@@ -197,9 +193,8 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resourc
 def _pause(header: str | None, status: ApiStatus) -> float | None:
     if header is not None and header.isascii() and header.isdigit() and len(header) < 9:
         return min(float(header), LONGEST_ASKED_PAUSE_S)
-    if status.details is not None and status.details.retry_after_seconds > 0:
-        return min(float(status.details.retry_after_seconds), LONGEST_ASKED_PAUSE_S)
-    return None
+    seconds = (status.details or {}).get("retryAfterSeconds")
+    return min(float(seconds), LONGEST_ASKED_PAUSE_S) if type(seconds) is int and seconds > 0 else None
 
 
 def unanswered(message: str) -> str:

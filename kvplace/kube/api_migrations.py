@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -11,7 +11,7 @@ from kvplace.core.well_known_names import MOVE_LABEL
 from kvplace.kube.api_list_watch import Resource
 from kvplace.kube.migrations import MIGRATIONS, MigrationRecord, PlannedMigration
 from kvplace.kube.node_filters import RUNNING_VMIS, SCHEDULABLE_NODES, RunningVmi, SchedulableNode, VmiStatus
-from kvplace.kube.object_parts import ApiObject, StoredObject
+from kvplace.kube.object_parts import StoredObject
 from kvplace.kube.session import METADATA_ONLY, Call, path_of
 from kvplace.kube.watches import Kind
 
@@ -20,16 +20,15 @@ _MIGRATIONS = "virtualmachineinstancemigrations"
 _VMIS = "virtualmachineinstances"
 
 
-class _MigrationSpec(ApiObject, frozen=True):
-    vmi_name: str = ""
+_MigrationObject: TypeAlias = StoredObject[dict[str, Any], VmiStatus]
 
 
-def _migration_record(migration: StoredObject[_MigrationSpec, VmiStatus]) -> MigrationRecord:
+def _migration_record(migration: _MigrationObject) -> MigrationRecord:
     meta = migration.metadata
     return MigrationRecord(
         namespace=meta.namespace,
         name=meta.name,
-        vmi=migration.spec.vmi_name,
+        vmi=str(migration.spec.get("vmiName", "")),
         phase=migration.status.phase if migration.status is not None else "",
         created=meta.creation_timestamp or "",
         is_ours=(meta.labels or {}).get(MOVE_LABEL) == "true",
@@ -40,7 +39,7 @@ MIGRATION_RESOURCES: Mapping[Kind[Any, Any], Resource[Any]] = {
     MIGRATIONS: Resource.of(
         _MIGRATIONS,
         path_of(*_KUBEVIRT, _MIGRATIONS),
-        msgspec.json.Decoder(StoredObject[_MigrationSpec, VmiStatus]),
+        msgspec.json.Decoder(_MigrationObject),
         _migration_record,
     ),
     RUNNING_VMIS: Resource.of(

@@ -49,25 +49,15 @@ class Quota:
         return self.limits[resource] - self.used.get(resource, Fraction(0))
 
 
-class _QuotaStatus(ApiObject, frozen=True):
-    hard: dict[str, str] | None = None
-    used: dict[str, str] | None = None
-
-
-class _QuotaSpec(ApiObject, frozen=True):
-    scopes: list[str] | None = None
-    scope_selector: msgspec.Raw | None = None
-
-
-_QuotaObject: TypeAlias = StoredObject[_QuotaSpec, _QuotaStatus]
+_QuotaObject: TypeAlias = StoredObject[dict[str, Any], dict[str, dict[str, str] | None]]
 
 
 def _quota(stored: _QuotaObject) -> Quota:
     """Read a quota; a quota with scopes counts only some pods, so its effect cannot be predicted."""
-    status = stored.status or _QuotaStatus()
-    if stored.spec.scopes or stored.spec.scope_selector is not None:
+    status = stored.status or {}
+    if stored.spec.get("scopes") or stored.spec.get("scopeSelector") is not None:
         return Quota(stored.metadata.name, {}, {})
-    return Quota(stored.metadata.name, _quantities(status.hard), _quantities(status.used))
+    return Quota(stored.metadata.name, _quantities(status.get("hard")), _quantities(status.get("used")))
 
 
 def _quantities(texts: Mapping[str, str] | None) -> dict[str, Fraction]:

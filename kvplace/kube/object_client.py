@@ -174,3 +174,24 @@ class ObjectClient:
             accept=f"{JSON}, text/plain, */*",
         )
         return await self._session.request(call, limit=limit, timeout_s=_PATIENCE_S)
+
+
+def at(document: object, *path: str) -> Any:
+    """Follow keys into an object; None where one of them is missing."""
+    found: Any = document
+    for key in path:
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(key)
+    return found
+
+
+def items_at(document: object, *path: str) -> tuple[Mapping[str, Any], ...]:
+    """Follow keys to a list of objects; empty where there is none."""
+    found = at(document, *path)
+    return tuple(one for one in found if isinstance(one, Mapping)) if isinstance(found, list | tuple) else ()
+
+
+def condition(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return a condition of an object's status; empty where it has none."""
+    return next((one for one in items_at(document, "status", "conditions") if one.get("type") == kind), {})

@@ -168,12 +168,6 @@ class SpreadConstraint(ApiObject, frozen=True):
         return self.when_unsatisfiable != "ScheduleAnyway"
 
 
-class ContainerPort(ApiObject, frozen=True):
-    """A port; one of the host is there once."""
-
-    host_port: int = 0
-
-
 class Resources(ApiObject, frozen=True):
     """The requests of a container, by resource."""
 
@@ -183,7 +177,7 @@ class Resources(ApiObject, frozen=True):
 class Container(ApiObject, frozen=True):
     """The fields of a container that decide about nodes."""
 
-    ports: tuple[ContainerPort, ...] | None = None
+    ports: tuple[dict[str, msgspec.Raw], ...] | None = None
     resources: Resources = Resources()
     restart_policy: str = ""
     """`Always` makes an init container run as long as the pod."""
@@ -260,11 +254,14 @@ class PodSpec(ApiObject, frozen=True):
         return bool(
             self.resource_claims
             or self.repels
-            or any(
-                one.when_unsatisfiable != "ScheduleAnyway" for one in self.topology_spread_constraints or ()
-            )
-            or any(port.host_port for container in self._containers for port in container.ports or ())
+            or any(spread.is_hard for spread in self.topology_spread_constraints or ())
+            or self._takes_host_ports
         )
+
+    @property
+    def _takes_host_ports(self) -> bool:
+        """Whether it has a port of the host, which is there once."""
+        return any(_HOST_PORT in port for container in self._containers for port in container.ports or ())
 
     @property
     def _containers(self) -> tuple[Container, ...]:
@@ -279,12 +276,14 @@ class PodSpec(ApiObject, frozen=True):
             or self.resource_claims
             or any(pods is not None and pods.required for pods in towards_pods)
             or any(spread.is_hard for spread in self.topology_spread_constraints or ())
-            or any(port.host_port for container in self._containers for port in container.ports or ())
+            or self._takes_host_ports
             or any(not volume.keys() <= _NODE_INDEPENDENT for volume in self.volumes or ())
         )
 
 
 VOLUMES = "volumes"
+_HOST_PORT = "hostPort"
+"""The API server leaves it out where it is 0."""
 _Requested = tuple[tuple[str, bytes], ...]
 
 

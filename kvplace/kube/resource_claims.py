@@ -66,16 +66,13 @@ class _SliceSpec(ApiObject, frozen=True):
     devices: tuple[_PublishedDevice, ...] | None = None
 
 
-class _RequestedCapacity(ApiObject, frozen=True):
-    requests: dict[str, str] | None = None
-
-
 class _ExactRequest(ApiObject, frozen=True):
     device_class_name: str = ""
     allocation_mode: str = "ExactCount"
     count: int = 1
     admin_access: bool | None = None
-    capacity: _RequestedCapacity | None = None
+    capacity: dict[str, dict[str, str] | None] | None = None
+    """The amounts of each device, under `requests`."""
 
 
 class _AnyRequest(ApiObject, frozen=True):
@@ -111,16 +108,9 @@ class _ResourceClaimObject(ApiObject, frozen=True):
     status: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _CelSelector(ApiObject, frozen=True):
-    expression: str = ""
-
-
-class _DeviceSelector(ApiObject, frozen=True):
-    cel: _CelSelector | None = None
-
-
 class _DeviceClassSpec(ApiObject, frozen=True):
-    selectors: tuple[_DeviceSelector, ...] | None = None
+    selectors: tuple[dict[str, dict[str, str] | None], ...] | None = None
+    """Each an `expression` under `cel`."""
     extended_resource_name: str | None = None
 
 
@@ -165,7 +155,7 @@ def _resource_claim(document: _ResourceClaimObject) -> ResourceClaimRecord:
         DeviceRequest(
             one.device_class_name,
             one.count,
-            stated_cpus(one.capacity.requests if one.capacity is not None else None),
+            stated_cpus((one.capacity or {}).get("requests")),
         )
         for one in exactly
         if one.allocation_mode == "ExactCount" and not one.admin_access
@@ -187,7 +177,8 @@ def _resource_claim(document: _ResourceClaimObject) -> ResourceClaimRecord:
 
 
 def _device_class(document: _DeviceClassObject) -> DeviceClassRecord:
-    expressions = [one.cel.expression for one in document.spec.selectors or () if one.cel is not None]
+    selectors = (one.get("cel") or {} for one in document.spec.selectors or ())
+    expressions = [cel["expression"] for cel in selectors if "expression" in cel]
     drivers = {driver for expression in expressions if (driver := driver_of(expression))}
     resource = document.spec.extended_resource_name
     return DeviceClassRecord(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -37,21 +38,8 @@ class _SecretObject(msgspec.Struct):
     data: dict[str, bytes] | None = None
 
 
-class _WebhookClient(msgspec.Struct, rename="camel"):
-    ca_bundle: bytes = b""
-
-
-class _Webhook(msgspec.Struct, rename="camel"):
-    name: str
-    client_config: _WebhookClient
-
-
-class _Configuration(msgspec.Struct):
-    webhooks: list[_Webhook] | None = None
-
-
 _SECRET = msgspec.json.Decoder(_SecretObject)
-_CONFIGURATION = msgspec.json.Decoder(_Configuration)
+_CONFIGURATION: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
 class ApiSecrets:
@@ -120,14 +108,14 @@ class ApiSecrets:
             body = await self._session.request(Call("get", resource, path, name=name))
         except NotFound:
             return f"{kind} {name} is not there yet"
-        webhooks = decoded(_CONFIGURATION, body, resource).webhooks or []
-        if any(webhook.client_config.ca_bundle != authority for webhook in webhooks):
-            bundle = {"caBundle": base64.b64encode(authority).decode()}
+        webhooks = decoded(_CONFIGURATION, body, resource).get("webhooks") or []
+        bundle = {"caBundle": base64.b64encode(authority).decode()}
+        if any(webhook["clientConfig"].get("caBundle") != bundle["caBundle"] for webhook in webhooks):
             document = {
                 "apiVersion": "admissionregistration.k8s.io/v1",
                 "kind": kind,
                 "metadata": {"name": name},
-                "webhooks": [{"name": webhook.name, "clientConfig": bundle} for webhook in webhooks],
+                "webhooks": [{"name": webhook["name"], "clientConfig": bundle} for webhook in webhooks],
             }
             await self._session.request(
                 Call(

@@ -22,6 +22,7 @@ from kvplace.core.strict_json import shown
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import NotFound, Rejected
 from kvplace.kube.api_rollouts import Quota
+from kvplace.kube.object_client import at, items_at
 from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, ReportedVm
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 from kvplace.rollout.templates import Rollout, WantedVm
@@ -56,42 +57,30 @@ class RolloutCluster(Protocol):
     async def read_quotas(self, namespace: str) -> tuple[Quota, ...]: ...
 
 
-def _at(content: object, *path: str) -> Any:
-    """Follow keys into an object; None where a field is missing: the API server refuses wrong shapes."""
-    for key in path:
-        content = content.get(key) if isinstance(content, Mapping) else None
-    return content
-
-
-def _items(content: object, *path: str) -> Iterator[Mapping[str, Any]]:
-    found = _at(content, *path)
-    return (one for one in found if isinstance(one, Mapping)) if isinstance(found, list) else iter(())
-
-
 def data_volumes(content: Mapping[str, Any]) -> tuple[str, ...]:
     """Name the DataVolumes that KubeVirt makes for the first VM, and that the others would take from it."""
-    names = (_at(one, "metadata", "name") for one in _items(content, "spec", "dataVolumeTemplates"))
+    names = (at(one, "metadata", "name") for one in items_at(content, "spec", "dataVolumeTemplates"))
     return tuple(str(name) for name in names if name)
 
 
 def common_parts(content: Mapping[str, Any]) -> Iterator[str]:
     """Name the other fields that the VMs would share, in words for people."""
-    spec = _at(content, *(("spec", "template") if content["kind"] == "VirtualMachine" else ()), "spec")
-    disks = _items(spec, "domain", "devices", "disks")
+    spec = at(content, *(("spec", "template") if content["kind"] == "VirtualMachine" else ()), "spec")
+    disks = items_at(spec, "domain", "devices", "disks")
     read_only = {disk.get("name") for disk in disks if disk.get("cdrom") is not None}
-    for volume in _items(spec, "volumes"):
+    for volume in items_at(spec, "volumes"):
         if volume.get("name") in read_only:
             continue
-        claim, data_volume = volume.get("persistentVolumeClaim"), _at(volume, "dataVolume", "name")
-        if (name := _at(claim, "claimName")) and not _at(claim, "readOnly"):
+        claim, data_volume = volume.get("persistentVolumeClaim"), at(volume, "dataVolume", "name")
+        if (name := at(claim, "claimName")) and not at(claim, "readOnly"):
             yield f"PersistentVolumeClaim {name}"
         if data_volume:
             yield f"DataVolume {data_volume}"
-    for interface in _items(spec, "domain", "devices", "interfaces"):
+    for interface in items_at(spec, "domain", "devices", "interfaces"):
         if address := interface.get("macAddress"):
             yield f"MAC address {address}"
     for key, noun in (("uuid", "UUID"), ("serial", "serial number")):
-        if value := _at(spec, "domain", "firmware", key):
+        if value := at(spec, "domain", "firmware", key):
             yield f"firmware {noun} {value}"
 
 
