@@ -17,19 +17,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvplace.core.cpuset import cpus_of, union
-from kvplace.core.json_fields import MAX_BYTES
+from kvplace.core.json_fields import Fields
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.quantity import (
     bytes_in_pages,
     format_bytes,
-    parse_bytes,
-    read_page_counts,
     write_page_counts,
 )
 from kvplace.core.request import Level, Policy
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PodUid
-from kvplace.core.strict_json import Json, shown
+from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
 
 
@@ -296,27 +294,14 @@ class MemoryInUse:
         }
 
 
-def read_memory_in_use(document: object, at: str) -> MemoryInUse:
-    """Read the JSON form; raises ValueError that names the entry below `at`."""
-    if document is None:
-        return NOTHING_IN_USE
-    if not isinstance(document, Mapping):
-        raise ValueError(f"{at} is {shown(document)}; it must be an object by NUMA node")  # noqa: TRY004
+def read_memory_in_use(status: Fields, key: str) -> MemoryInUse:
+    """Read the JSON form in a field of a status; raises ValueError that names the entry."""
     memory: dict[NumaId, Bytes] = {}
     pages: dict[NumaId, Mapping[Bytes, int]] = {}
-    for text, used in document.items():
-        if not (isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= 5):
-            raise ValueError(f"{at} has the key {shown(text)}; it must be the id of a NUMA node")
-        if not isinstance(used, Mapping):
-            raise ValueError(f"{at}.{text} is {shown(used)}; it must be an object")  # noqa: TRY004
-        node = NumaId(int(text))
-        try:
-            memory[node] = parse_bytes(used.get("memory", "0"))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{at}.{text}.memory: {error}") from None
-        if memory[node] > MAX_BYTES:
-            raise ValueError(f"{at}.{text}.memory is {shown(used['memory'])}, more than 1Ei")
-        pages[node] = read_page_counts(used.get("hugePages") or {}, f"{at}.{text}.hugePages")
+    for node, fields, own in status.by_node(key):
+        used = fields.fields(own)
+        memory[node] = used.bytes("memory", 0)
+        pages[node] = used.page_counts("hugePages")
     return MemoryInUse(memory, pages)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from kvplace.core.json_fields import Fields
 from kvplace.core.scalars import NumaId, PodUid, ResourceName
 from kvplace.core.strict_json import Json, shown
 from kvplace.core.well_known_names import MARKER_RESOURCE
@@ -180,8 +181,6 @@ def read_device_counts(devices: object, at: str) -> dict[ResourceName, int]:
     return counts
 
 
-_MOST = {"resources": 4096, "pods": 1024, "devices": 1024, "pci": 4096}
-"""Entries of each list, as in the CRD."""
 _HIGHEST_NODE = 99_999
 
 
@@ -220,19 +219,17 @@ def read_device_report(document: object, at: str) -> DeviceReport | None:
     """Read the JSON form, None where there is none; raises ValueError that names the entry below `at`."""
     if document is None:
         return None
-    report = _object(document, at)
+    report = Fields(document, at)
     policy = TopologyPolicy(
-        _text(report, "topologyPolicy", at) or TopologyPolicy().policy,
-        _text(report, "topologyScope", at) or TopologyPolicy().scope,
+        report.text("topologyPolicy", "") or TopologyPolicy().policy,
+        report.text("topologyScope", "") or TopologyPolicy().scope,
     )
-    counts = [_read_count(entry, place) for entry, place in _entries(report, "resources", at)]
+    counts = [_read_count(entry) for entry in _each(report, "resources")]
     pods = {
-        PodUid(_text(entry, "uid", place)): tuple(
-            _read_pod_device(device, inside) for device, inside in _entries(entry, "devices", place)
-        )
-        for entry, place in _entries(report, "pods", at)
+        PodUid(entry.text("uid")): tuple(_read_pod_device(device) for device in _each(entry, "devices"))
+        for entry in _each(report, "pods")
     }
-    pci = {_text(entry, "name", place): _node(entry, place) for entry, place in _entries(report, "pci", at)}
+    pci = {entry.text("name"): _node(entry) for entry in _each(report, "pci")}
     return DeviceReport(NodeDevices.of(counts, policy), pods, pci)
 
 
@@ -243,49 +240,23 @@ def _pod_device(device: PodDevice) -> Json:
     return document
 
 
-def _read_pod_device(device: Mapping[str, object], at: str) -> PodDevice:
-    resource = ResourceName(_text(device, "resource", at))
-    return PodDevice(resource, _node(device, at), _text(device, "address", at))
+def _read_pod_device(device: Fields) -> PodDevice:
+    resource = ResourceName(device.text("resource"))
+    return PodDevice(resource, _node(device), device.text("address", ""))
 
 
-def _read_count(count: Mapping[str, object], at: str) -> DeviceCount:
-    resource = _text(count, "resource", at)
+def _read_count(count: Fields) -> DeviceCount:
+    resource = count.text("resource")
     if not is_device(resource):
-        raise ValueError(f"{at}.resource {shown(resource)} is not that of a device, such as intel.com/vf")
-    total, free = count.get("total"), count.get("free")
-    if type(total) is not int or type(free) is not int or not 0 <= free <= total <= MOST_DEVICES:
-        raise ValueError(
-            f"{at} has the total {shown(total)} and {shown(free)} free; they must be whole numbers, "
-            f"total at least as large as free and at most {MOST_DEVICES}"
-        )
-    return DeviceCount(ResourceName(resource), _node(count, at), total, free)
+        raise count.bad("resource", "the resource of a device, such as intel.com/vf")
+    total = count.whole("total", MOST_DEVICES)
+    return DeviceCount(ResourceName(resource), _node(count), total, count.whole("free", total))
 
 
-def _entries(document: Mapping[str, object], key: str, at: str) -> Iterator[tuple[Mapping[str, object], str]]:
-    """Yield the entries of a list with the place of each."""
-    entries = document.get(key) or []
-    if not isinstance(entries, list) or len(entries) > _MOST[key]:
-        raise ValueError(f"{at}.{key} must be a list of at most {_MOST[key]} entries")
-    for index, entry in enumerate(entries):
-        place = f"{at}.{key}[{index}]"
-        yield _object(entry, place), place
+def _each(fields: Fields, key: str) -> Iterator[Fields]:
+    """Read a list of objects; a missing one is empty."""
+    return fields.each(key) if fields.raw.get(key) else iter(())
 
 
-def _object(document: object, at: str) -> Mapping[str, object]:
-    if not isinstance(document, Mapping):
-        raise ValueError(f"{at} is {shown(document)}; it must be an object")  # noqa: TRY004
-    return document
-
-
-def _node(entry: Mapping[str, object], at: str) -> NumaId:
-    found = entry.get("numaNode")
-    if type(found) is not int or not NO_NUMA <= found <= _HIGHEST_NODE:
-        raise ValueError(f"{at}.numaNode is {shown(found)}; it must be the id of a NUMA node, or {NO_NUMA}")
-    return NumaId(found)
-
-
-def _text(document: Mapping[str, object], key: str, at: str) -> str:
-    found = document.get(key, "")
-    if not isinstance(found, str):
-        raise ValueError(f"{at}.{key} is {shown(found)}; it must be a text")  # noqa: TRY004
-    return found
+def _node(entry: Fields) -> NumaId:
+    return NumaId(entry.whole("numaNode", _HIGHEST_NODE, least=NO_NUMA))

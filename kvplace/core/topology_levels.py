@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, union
 from kvplace.core.quantity import bytes_in_pages
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
@@ -155,14 +155,6 @@ class Levels:
             self.notes.append(
                 f"the distances between NUMA nodes {_some(asymmetric)} differ by direction: the larger counts"
             )
-
-
-def union(sets: Iterable[CpuMask]) -> CpuMask:
-    """Make one set of several."""
-    everything = NO_CPUS
-    for cpus in sets:
-        everything |= cpus
-    return everything
 
 
 def _dealt(nodes: Sequence[NumaNode], twice: CpuMask, cores: Sequence[CpuMask]) -> list[NumaNode]:

@@ -186,7 +186,9 @@ class _Reading:
         for kind, names in ((_SERVICES, services), (_LEASES, leases)):
             reading = self._read_all(kind, sorted(names))
             self.objects[kind.resource] = await self.guarded(kind.resource, reading, ())
-        secrets = self._read_secrets(sorted(secrets_of(self.objects["deployments"])))
+        secrets = self._read_all(
+            _SECRETS, sorted(secrets_of(self.objects["deployments"])), self._reader.read_metadata
+        )
         self.objects[_SECRETS.resource] = await self.guarded(_SECRETS.resource, secrets, ())
 
     async def trial(self, namespace: str) -> str:
@@ -262,12 +264,6 @@ class _Reading:
         allowed = (at(one, "status", "allowed") is True for one in answers)
         return tuple(name for name, may in zip(INSTALLED_RESOURCES, allowed, strict=True) if not may)
 
-    async def _read_secrets(self, names: list[tuple[str, str]]) -> tuple[Document, ...]:
-        found = await together(
-            *(self._reader.read_metadata(_SECRETS, name, namespace=namespace) for namespace, name in names)
-        )
-        return tuple(one for one in found if one is not None)
-
     def _namespaces(self, component: str) -> set[str]:
         return {
             one["metadata"]["namespace"]
@@ -275,10 +271,14 @@ class _Reading:
             if _component(one) == component
         }
 
-    async def _read_all(self, kind: ApiKind, names: list[tuple[str, str]]) -> tuple[Document, ...]:
-        found = await together(
-            *(self._reader.read(kind, name, namespace=namespace) for namespace, name in names)
-        )
+    async def _read_all(
+        self,
+        kind: ApiKind,
+        names: list[tuple[str, str]],
+        read: Callable[..., Awaitable[Document | None]] | None = None,
+    ) -> tuple[Document, ...]:
+        read = read or self._reader.read
+        found = await together(*(read(kind, name, namespace=namespace) for namespace, name in names))
         return tuple(one for one in found if one is not None)
 
 

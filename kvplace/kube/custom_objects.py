@@ -24,6 +24,7 @@ import msgspec
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadTopology, Corrupt
 from kvplace.core.free_resources import NOTHING_IN_USE, read_memory_in_use
+from kvplace.core.json_fields import Fields
 from kvplace.core.ledger import (
     Claim,
     Ledger,
@@ -266,7 +267,7 @@ class TopologyReader:
             if status is not None:
                 kubelet_cpus = parse_cpu_list(status.kubelet_cpus, what="status.kubeletCpus")
                 enforcement = status.enforcement
-                in_use = read_memory_in_use(status.in_use, "status.inUse")
+                in_use = read_memory_in_use(Fields({"inUse": status.in_use}, "status"), "inUse")
                 devices = read_device_report(status.devices, "status.devices")
                 pods = {PodUid(pod.uid): _pod_report(pod) for pod in status.pods}
         except (ValueError, *NOT_JSON) as error:

@@ -12,11 +12,11 @@ from typing import cast
 
 from lxml import etree
 
-from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of, parse_cpu_list, union
 from kvplace.core.errors import BadTopology
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
 from kvplace.core.topology import NumaNode, Topology
-from kvplace.core.topology_levels import Discovery, Levels, union
+from kvplace.core.topology_levels import Discovery, Levels
 
 MAX_BYTES = 16 * 1024 * 1024
 """Longest document we read; a machine with 512 CPUs stays below a hundredth of it."""

@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from kvplace.core.cpuset import MAX_CPU, mask_of
+from kvplace.core.cpuset import MAX_CPU, mask_of, union
 from kvplace.core.errors import BadBody, BadTopology
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, CpuId, CpuMask, NumaId
 from kvplace.core.strict_json import json_object
 from kvplace.core.topology import NumaNode, Topology
-from kvplace.core.topology_levels import Discovery, Levels, union
+from kvplace.core.topology_levels import Discovery, Levels
 
 _PARSABLE = re.compile(r"# The following is the parsable format|# CPU,", re.IGNORECASE)
 _COLUMN = r"[A-Z]\w*(?::\w+)*%?"

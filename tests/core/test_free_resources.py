@@ -20,6 +20,7 @@ from kvplace.core.free_resources import (
     in_use,
     read_memory_in_use,
 )
+from kvplace.core.json_fields import Fields
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import Level, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId, PackageId
@@ -210,21 +211,25 @@ def test_the_published_amount_covers_the_use_and_fits_the_node(
 def test_memory_in_use_is_written_and_read_again() -> None:
     found = MemoryInUse({N0: Bytes(3 * GIB), N1: Bytes(1)}, {N0: {TWO_MIB: 3}, N1: {}})
     assert found.document()["0"] == {"memory": "3Gi", "hugePages": {"2Mi": 3}}
-    assert read_memory_in_use(found.document(), "status.inUse") == found
-    assert read_memory_in_use(None, "status.inUse") == NOTHING_IN_USE
+    assert _read(found.document()) == found
+    assert _read(None) == NOTHING_IN_USE
 
 
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ([], r"status.inUse is \[\]; it must be an object by NUMA node"),
-        ({"x": {}}, "status.inUse has the key 'x'; it must be the id of a NUMA node"),
+        ([], r"status.inUse is \[\]; it must be an object"),
+        ({"x": {}}, r"status.inUse\['x'\] is not the id of a NUMA node"),
         ({"0": 5}, "status.inUse.0 is 5; it must be an object"),
         ({"0": {"memory": "much"}}, "status.inUse.0.memory: "),
-        ({"0": {"memory": "2Ei"}}, "status.inUse.0.memory is '2Ei', more than 1Ei"),
+        ({"0": {"memory": "2Ei"}}, "status.inUse.0.memory: '2Ei' is more than 1Ei"),
         ({"0": {"hugePages": {"2Mi": -1}}}, "status.inUse.0.hugePages"),
     ],
 )
 def test_another_form_is_one_sentence_that_names_its_place(document: Any, said: str) -> None:
     with pytest.raises(ValueError, match=f"^{said}"):
-        read_memory_in_use(document, "status.inUse")
+        _read(document)
+
+
+def _read(document: object) -> MemoryInUse:
+    return read_memory_in_use(Fields({"inUse": document}, "status"), "inUse")

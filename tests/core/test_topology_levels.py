@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.cpuset import cpus_of, mask_of, union
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask
 from kvplace.core.topology import NumaNode
-from kvplace.core.topology_levels import Levels, union
+from kvplace.core.topology_levels import Levels
 from tests.core.machines import make_numa_node
 
 SETS = st.integers(0, 255).map(CpuMask)
