@@ -92,7 +92,8 @@ class ConditionObject(ApiObject, frozen=True):
     @property
     def record(self) -> Condition:
         """The condition as records have it."""
-        return Condition.read(self.type, self.status, self.reason, self.message)
+        changed = self.last_transition_time or ""
+        return Condition.read(self.type, self.status, self.reason, self.message, changed)
 
 
 class MatchExpression(ApiObject, frozen=True):

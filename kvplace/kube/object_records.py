@@ -46,11 +46,13 @@ class Condition:
     """In CamelCase, for machines."""
     message: str
     """One sentence for people."""
+    changed: str = field(default="", compare=False)
+    """When the stored status changed last, RFC 3339; empty if that is not known."""
 
     @classmethod
-    def read(cls, kind: str, status: str, reason: str, message: str) -> Condition:
+    def read(cls, kind: str, status: str, reason: str, message: str, changed: str = "") -> Condition:
         """Read a condition as the API spells it; a status that is neither True nor False is Unknown."""
-        return cls(kind, {"True": True, "False": False}.get(status), reason, message)
+        return cls(kind, {"True": True, "False": False}.get(status), reason, message, changed)
 
     def document(self, changed: datetime | None) -> dict[str, str]:
         """Write it as JSON; `changed` is when its status last did, None leaves the stored moment."""

@@ -19,7 +19,6 @@ from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.label_terms import LabelTerms
 from kvplace.core.occupant import ClusterNode
-from kvplace.core.placement import Reason, Refusal
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import PLACED_LABEL, RELOCATED
 from kvplace.kube.api_errors import NotFound
@@ -44,26 +43,6 @@ _PODS = ApiKind("pods")
 _VMIS = ApiKind("virtualmachineinstances", "kubevirt.io")
 
 
-class _TimedCondition(msgspec.Struct, frozen=True, rename="camel"):
-    type: str
-    last_transition_time: str | None = None
-
-
-class _TimedStatus(msgspec.Struct, frozen=True):
-    conditions: tuple[_TimedCondition, ...] | None = None
-
-
-class TimedPod(DemandingPod, frozen=True):
-    """A pod with the times of its conditions."""
-
-    status: _TimedStatus = _TimedStatus()
-
-    def changed(self, kind: str) -> datetime | None:
-        """When one of its conditions changed last; None where it has no such condition."""
-        found = (one for one in self.status.conditions or () if one.type == kind)
-        return next((_moment(one.last_transition_time) for one in found if one.last_transition_time), None)
-
-
 @dataclass(frozen=True)
 class MovableCluster:
     """The nodes with their running VMs, and the VMs that may move."""
@@ -82,16 +61,15 @@ async def read_movable_cluster(
     cluster: ListClient, reader: ObjectReader, nodes: LabelTerms, now: datetime
 ) -> MovableCluster:
     """Read the nodes with these labels, and their VMs; needs the rights of a viewer on the whole cluster."""
-    view, objects, waiting, pods, vmis, migrations = await together(
+    view, objects, waiting, vmis, migrations = await together(
         read_cluster(cluster, nodes=Selector(label_terms=nodes)),
         reader.read_list_as(SchedulableNode, _NODES),
         reader.read_list_as(DemandingPod, _PODS, labels=f"{PLACED_LABEL}=true", fields="spec.nodeName="),
-        reader.read_list_as(TimedPod, _PODS, labels=f"{PLACED_LABEL}=true"),
         reader.read_list_as(RunningVmi, _VMIS),
         _migrations(cluster),
     )
     chosen = tuple(one for one in objects if one.metadata.name in view.nodes)
-    return movable_cluster(view, planning_cluster(view, chosen, waiting), pods, vmis, migrations, now)
+    return movable_cluster(view, planning_cluster(view, chosen, waiting), vmis, migrations, now)
 
 
 async def _migrations(cluster: ListClient) -> tuple[MigrationRecord, ...]:
@@ -105,20 +83,19 @@ async def _migrations(cluster: ListClient) -> tuple[MigrationRecord, ...]:
 def movable_cluster(
     view: ClusterView,
     planning: PlanningCluster,
-    pods: Iterable[TimedPod],
     vmis: Iterable[RunningVmi],
     migrations: Iterable[MigrationRecord],
     now: datetime,
 ) -> MovableCluster:
     """Find the VMs that may move; VMs that wait have got the room that they will probably take."""
-    known_pods = {pod.metadata.uid: pod for pod in pods}
     known_vmis = {(vmi.metadata.namespace, vmi.uid): vmi for vmi in vmis}
     under_way = {(one.namespace, one.vmi) for one in migrations if not one.has_ended}
     names = names_of_claims(view)
     times = Counter((vm.namespace, vm.pod.vmi_uid) for vm in view.vms.values() if not vm.is_over)
     movable, inside, between = {}, set(), {}
     stay: Counter[str] = Counter()
-    closed = _ClosedNodes(view, planning)
+    closed: dict[tuple[bytes, NodeName], ClosedNodes] = {}
+    """The nodes closed to VMs with equal specs on one node."""
     for uid, vm in view.vms.items():
         node = view.nodes.get(vm.node)
         if node is None or vm.is_over or vm.state is VmState.ENDING or uid not in names:
@@ -130,15 +107,17 @@ def movable_cluster(
         if why:
             stay[why] += 1
             continue
-        pod = known_pods.get(uid)
-        relocated = pod.changed(RELOCATED) if pod is not None else None
-        rests = relocated is not None and now - relocated < timedelta(seconds=PEACE_S)
+        relocated = vm.pod.condition(RELOCATED)
+        rests = relocated is not None and now - _moment(relocated.changed) < timedelta(seconds=PEACE_S)
         started = _moment(vm.pod.created) if vm.pod.created else now
         has_settled = now - started >= timedelta(seconds=PEACE_AFTER_MIGRATION_S)
         if not rests:
             inside.add(names[uid])
         if vmi is not None and not rests and has_settled and may_migrate(vmi.asking) and not vmi.obstacle:
-            between[names[uid]] = closed.to(vmi, vm.node)
+            spec = (msgspec.json.encode(vmi.spec), vm.node)
+            if spec not in closed:
+                closed[spec] = _closed_to(vmi, vm.node, view, planning)
+            between[names[uid]] = closed[spec]
         if rests:
             stay["they got other cores lately"] += 1
         else:
@@ -146,32 +125,20 @@ def movable_cluster(
     return MovableCluster(planning.nodes, movable, frozenset(inside), between, stay)
 
 
-class _ClosedNodes:
-    """The nodes that are closed to VMs, computed once for VMs with equal specs on one node."""
+def _closed_to(
+    vmi: RunningVmi, source: NodeName, view: ClusterView, planning: PlanningCluster
+) -> ClosedNodes:
+    """Name the nodes that a VM never migrates to from its node."""
+    here = planning.objects.get(source)
 
-    def __init__(self, view: ClusterView, planning: PlanningCluster) -> None:
-        self._planning = planning
-        self._without_agent = {
-            name: Refusal(Reason.NODE_FILTERED, "no agent sets cpusets there", {}, never=True)
-            for name, node in view.nodes.items()
-            if not _enforces(node)
-        }
-        self._known: dict[tuple[bytes, NodeName], ClosedNodes] = {}
+    def obstacle_on(node: SchedulableNode) -> str:
+        if here is None:
+            return "its node is unknown"
+        known = view.nodes.get(NodeName(node.metadata.name))
+        without_agent = "" if known is not None and _enforces(known) else "no agent sets cpusets there"
+        return vmi.obstacle_on(node, here) or without_agent
 
-    def to(self, vmi: RunningVmi, source: NodeName) -> ClosedNodes:
-        key = (msgspec.json.encode(vmi.spec), source)
-        if key not in self._known:
-            self._known[key] = self._closed(vmi, source)
-        return self._known[key]
-
-    def _closed(self, vmi: RunningVmi, source: NodeName) -> ClosedNodes:
-        closed = {**self._planning.unusable, **self._without_agent}
-        here = self._planning.objects.get(source)
-        for name, node in self._planning.objects.items():
-            sentence = vmi.obstacle_on(node, here) if here is not None else "its node is unknown"
-            if sentence:
-                closed[name] = Refusal(Reason.NODE_FILTERED, sentence, {}, never=True)
-        return closed
+    return planning.closed_where(obstacle_on)
 
 
 def _obstacle(vm: VmView, vmi: RunningVmi | None, node: NodeView) -> str:
@@ -206,6 +173,6 @@ def _enforces(node: NodeView) -> bool:
     return node.described is not None and node.described.enforcement.by_agent
 
 
-def _moment(text: str | None) -> datetime:
+def _moment(text: str) -> datetime:
     moment = datetime.fromisoformat(text or "1970-01-01T00:00:00Z")
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -7,7 +7,7 @@ plan for the VMs of one node on all other nodes. Nodes are the same values as th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -65,9 +65,13 @@ class PlanningCluster:
 
     def closed_to(self, demands: PodDemands) -> ClosedNodes:
         """Name the nodes that VMs with these demands never go to."""
+        return self.closed_where(lambda node: obstacle(node, demands))
+
+    def closed_where(self, obstacle_on: Callable[[SchedulableNode], str]) -> ClosedNodes:
+        """Name the nodes that are unusable, or where `obstacle_on` states an obstacle."""
         closed = dict(self.unusable)
         for name, node in self.objects.items():
-            sentence = obstacle(node, demands)
+            sentence = obstacle_on(node)
             if sentence:
                 closed[name] = Refusal(Reason.NODE_FILTERED, sentence, {}, never=True)
         return closed

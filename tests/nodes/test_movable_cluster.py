@@ -30,7 +30,7 @@ from kvplace.kube.object_records import (
     TopologyRecord,
 )
 from kvplace.nodes.cluster_view import cluster_view
-from kvplace.nodes.movable_cluster import MovableCluster, TimedPod, movable_cluster
+from kvplace.nodes.movable_cluster import MovableCluster, movable_cluster
 from kvplace.nodes.node_cache import PEACE_S
 from kvplace.nodes.planning_cluster import planning_cluster
 from tests.nodes.machines import TWO, scheduled
@@ -83,7 +83,12 @@ def movable(
     claim = claim_of(UID, placement, namespace="shop", pod="virt-launcher-db", vmi="db", revision=revision)
     if relocating:
         claim = claim_while_relocating(claim, Relocation(replace(placed, revision=revision + 1), placed))
-    conditions = (Condition(PINNED, pinned, "AsPlaced" if pinned else "Elsewhere", f"revision {revision}"),)
+    conditions: tuple[Condition, ...] = (
+        Condition(PINNED, pinned, "AsPlaced" if pinned else "Elsewhere", f"revision {revision}"),
+    )
+    if relocated is not None:
+        changed = (NOW - relocated).isoformat()
+        conditions = (*conditions, Condition(RELOCATED, True, "Relocated", "it moved", changed))
     pod = PodRecord(
         "shop",
         "virt-launcher-db",
@@ -107,12 +112,8 @@ def movable(
     ledger = Ledger().after(LedgerChange(claims=(claim,)))
     nodes = [NodeRecord(name, name) for name in (HERE, THERE, BARE)]
     view = cluster_view(nodes, topologies, [LedgerRecord(HERE, ledger, "1")], pods)
-    timed: dict[str, Any] = {"metadata": {"uid": UID}, "spec": {}}
-    if relocated is not None:
-        changed = (NOW - relocated).isoformat()
-        timed["status"] = {"conditions": [{"type": RELOCATED, "lastTransitionTime": changed}]}
     planning = planning_cluster(view, [schedulable(name) for name in (HERE, THERE, BARE)])
-    return movable_cluster(view, planning, [msgspec.convert(timed, TimedPod)], [asking], migrations, NOW)
+    return movable_cluster(view, planning, [asking], migrations, NOW)
 
 
 def test_a_vm_moves_inside_its_node_with_true_and_to_nodes_with_an_agent_with_nodes() -> None:
