@@ -15,6 +15,7 @@ from kvplace.kube.object_records import (
     PodRecord,
     PodReport,
     TopologyRecord,
+    VmiRecord,
 )
 from kvplace.kube.watches import Kind, Selector
 from kvplace.nodes.node_cache import NodeCache
@@ -65,8 +66,6 @@ class CheckedNode:
     """One node at one moment: the controller decides on its claims and relocations from this alone."""
 
     name: NodeName
-    is_known: bool
-    """Whether the API server has the node."""
     stored: LedgerRecord | None
     """Its ledger as an object; None where it has none yet."""
     ledger: Ledger
@@ -93,8 +92,9 @@ class PodIndex:
     """Follows the pods of the node cache."""
 
     def __init__(self, cache: NodeCache) -> None:
-        self._cache = cache
         self._pods = cache.pods
+        self._vmis = cache.edited_vmis
+        self._topologies = cache.topologies
         self._ledgers = cache.ledgers
         self._by_node: dict[NodeName, set[PodUid]] = {}
         self._by_vmi: dict[str, set[PodUid]] = {}
@@ -124,14 +124,13 @@ class PodIndex:
 
     def check(self, name: NodeName) -> CheckedNode:
         """Return a node as it is known now."""
-        known, described = self._pods.records, self._cache.topologies.get(name)
-        pods = {uid: known[uid] for uid in self._by_node.get(name, ()) if uid in known}
+        known, vmis, described = self._pods.records, self._vmis.records, self._topologies.get(name)
         stored = self._ledgers.current(name)
         ledger = Ledger() if stored is None else stored.ledger
         reports = {} if described is None else described.pods
+        pods = {uid: known[uid] for uid in self._by_node.get(name, ()) if uid in known}
         return CheckedNode(
             name=name,
-            is_known=self._cache.nodes.get(name) is not None,
             stored=stored,
             ledger=ledger,
             described=described,
@@ -141,19 +140,9 @@ class PodIndex:
             pods=pods,
             claimants={uid: known[uid] for uid in ledger.claims if uid in known},
             deleted=self._deleted & ledger.claims.keys(),
-            edits=self._edits(pods),
+            edits={uid: asking for uid, pod in pods.items() if (asking := _present_request(pod, vmis))},
             migrating=self._migrating(pods),
         )
-
-    def _edits(self, pods: Mapping[PodUid, PodRecord]) -> Mapping[PodUid, Mapping[str, str]]:
-        edits, vmis = {}, self._cache.edited_vmis.records
-        for uid, pod in pods.items():
-            if not pod.vmi:
-                edits[uid] = pod.asking
-            # The creator of a pod writes its owner; only one in its own namespace can be true.
-            elif (vmi := vmis.get(pod.vmi_uid)) is not None and vmi.namespace == pod.namespace:
-                edits[uid] = vmi.asking
-        return {uid: asking for uid, asking in edits.items() if asking}
 
     def _migrating(self, pods: Mapping[PodUid, PodRecord]) -> frozenset[PodUid]:
         several = {uid: pod for uid, pod in pods.items() if len(self._by_vmi.get(pod.vmi_uid, ())) > 1}
@@ -190,6 +179,15 @@ class PodIndex:
             self._by_node.setdefault(after.node, set()).add(after.uid)
             if after.vmi_uid:
                 self._by_vmi.setdefault(after.vmi_uid, set()).add(after.uid)
+
+
+def _present_request(pod: PodRecord, vmis: Mapping[str, VmiRecord]) -> Mapping[str, str]:
+    """Return the annotations of a plain pod, or of an edited VM; none for a VM that was not edited."""
+    if not pod.vmi:
+        return pod.asking
+    vmi = vmis.get(pod.vmi_uid)
+    # The creator of a pod writes its owner; only one in its own namespace can be true.
+    return vmi.asking if vmi is not None and vmi.namespace == pod.namespace else {}
 
 
 def _discard(index: dict[K, set[PodUid]], key: K, uid: PodUid) -> None:

@@ -75,6 +75,7 @@ class Reconciler:
         self._cluster = cluster
         self._cache = cache
         self._pods = cache.pods
+        self._nodes = cache.nodes
         self._ledgers = cache.ledgers
         self._index = index
         self._events = events
@@ -119,21 +120,22 @@ class Reconciler:
             for claim in claims.values()
             if (action := self._action(node, claim, ages.get(claim.uid, 0.0))) is not ClaimAction.KEEP
         ]
+        grows = any(grown(node.ledger))
         failed: KvplaceError | None = None
-        try:
-            # All at once, so that the changes go together in few writes.
-            await all_ended(
-                *(self._reconcile_claim(node, claim, action) for claim, action in due),
-                self._restore(name, lacking),
-                *([self._ledgers.change(name, no_change)] if any(grown(node.ledger)) else ()),
-            )
-        except KvplaceError as error:
-            failed = error
-        node = self._index.check(name)
+        if due or lacking or grows:
+            try:
+                # All at once, so that the changes go together in few writes.
+                await all_ended(
+                    *(self._reconcile_claim(node, claim, action) for claim, action in due),
+                    self._restore(name, lacking),
+                    *([self._ledgers.change(name, no_change)] if grows else ()),
+                )
+            except KvplaceError as error:
+                failed = error
+            node = self._index.check(name)
         for claim in node.ledger.claims.values():
-            self._report_lasting_overlap(
-                node, claim, _taken_by_kubelet(node, claim) or _shared_with_owner(node, claim)
-            )
+            conflict = _taken_by_kubelet(node, claim) or _shared_with_owner(node, claim)
+            self._report_lasting_overlap(node, claim, conflict)
         if failed is not None:
             raise failed
         await self._delete_ledger_of_gone_node(node)
@@ -396,7 +398,12 @@ class Reconciler:
     # Step 4.
 
     async def _delete_ledger_of_gone_node(self, node: CheckedNode) -> None:
-        if node.stored is None or node.is_known or node.ledger.claims or node.ledger.owners:
+        if (
+            node.stored is None
+            or node.ledger.claims
+            or node.ledger.owners
+            or node.name in self._nodes.records
+        ):
             return
         with contextlib.suppress(Conflict):  # another replica claims there: the next round checks again
             await self._cluster.delete_ledger(node.stored)

@@ -79,7 +79,7 @@ def _begin(
         options.on_failure,
         answer,
         enforced=step.previous is not None and step.previous.enforced,
-        revision=step.revision,
+        revision=1 + (0 if step.previous is None else step.previous.revision),
         options=options,
         device_numa=options.device_numa,
     )

@@ -57,11 +57,6 @@ class Begin:
     only_better: bool = False
     """Whether it gets only cores that are better than the present ones, and else none."""
 
-    @property
-    def revision(self) -> int:
-        """The revision that the new placement gets."""
-        return 1 + (self.previous.revision if self.previous is not None else 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Write:
