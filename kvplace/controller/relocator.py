@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 RELOCATIONS = Counter("kvplace_controller_relocations_total", "Running pods that got other cores.")
 
 _STEPS = 4
-"""Steps for one pod in one check; from Begin to Wait it takes two."""
+"""Steps for one pod in one check; from Begin to the agent it takes two."""
 
 
 class Relocator:
@@ -81,11 +81,13 @@ class Relocator:
             raise failed
 
     async def _relocate_pod(self, pod: PodRecord, node: CheckedNode) -> None:
+        """Make the steps for a pod; the API server shows for each whether its pod is still the same."""
         for _ in range(_STEPS):
             step = next_step(pod, node)
-            if step is None or isinstance(step, Cannot):
-                if step is not None:
-                    await self._cannot(pod, step.why)
+            if step is None:
+                return
+            if isinstance(step, Cannot):
+                await self._cannot(pod, step.why)
                 return
             if isinstance(step, Begin) and (rest_s := self._rest_s(pod, step)):
                 self._look_again(pod.node, rest_s)
