@@ -147,7 +147,8 @@ def test_where_only_cores_are_missing_on_every_node_kube_scheduler_finds_no_pod_
 def test_where_only_cores_are_missing_a_vm_moves_for_the_waiting_one_and_no_pod_is_evicted(
     plane: ControlPlane, installed: Installation, pods: str
 ) -> None:
-    with nodes(plane, installed, {"scattered": MACHINE}):
+    # No other test has this node: serve waits for the reports of an agent that was there a moment ago.
+    with nodes(plane, installed, {"reported": MACHINE}):
         where = {}
         for number in range(4):
             name = f"low-{number}"
@@ -159,17 +160,17 @@ def test_where_only_cores_are_missing_a_vm_moves_for_the_waiting_one_and_no_pod_
         for name in where.keys() - set(stays.values()):
             plane.request("DELETE", f"{pods}/{name}")
         revisions = {uids[name]: 1 for name in stays.values()}
-        agent_reports(plane, "scattered", revisions)
-        # Claims are released only when serve has seen this report.
-        wait_for(plane, LEDGERS, "scattered", lambda ledger: set(ledger["spec"]["claims"]) == set(revisions))
+        # Before an agent reports: serve would wait for its report about the deleted pods.
+        wait_for(plane, LEDGERS, "reported", lambda ledger: set(ledger["spec"]["claims"]) == set(revisions))
+        agent_reports(plane, "reported", revisions)
 
         create(plane, pods, "waits", 8, "high", annotations={"kvplace.io/make-room": "true"})
-        ledger = wait_for(plane, LEDGERS, "scattered", lambda ledger: moving(ledger) != [])
+        ledger = wait_for(plane, LEDGERS, "reported", lambda ledger: moving(ledger) != [])
         (mover,) = moving(ledger)
         name = next(name for name, uid in uids.items() if uid == mover)
         wait_for(plane, pods, name, lambda pod: revision_of(pod) == 2)
         assert not plane.request("GET", f"{pods}/waits")["spec"].get("nodeName")
-        agent_reports(plane, "scattered", {**revisions, mover: 2})
+        agent_reports(plane, "reported", {**revisions, mover: 2})
 
         placement = bound(plane, pods, "waits")
         assert placement.packages == where[name].packages

@@ -64,8 +64,9 @@ def test_the_other_replica_binds_the_vm_there_and_no_other_client(
         for name in where.keys() - set(stays.values()):
             plane.request("DELETE", f"{pods}/{name}")
         revisions = {uids[name]: 1 for name in stays.values()}
-        agent_reports(plane, "scattered", revisions)
+        # Before an agent reports: serve would wait for its report about the deleted pods.
         wait_for(plane, LEDGERS, "scattered", lambda ledger: set(ledger["spec"]["claims"]) == set(revisions))
+        agent_reports(plane, "scattered", revisions)
 
         create(plane, pods, "waits", 8, "low")
         waiting = plane.request("GET", f"{pods}/waits")["metadata"]["uid"]
