@@ -5,14 +5,17 @@ AdmissionReview is an AdmissionReview with the UID of the request: allowed, perh
 with one sentence. A decision is an `Admitted`, a refusal a raised KvplaceError. The object under review stays
 raw JSON until it is needed.
 
-A client that reaches the port may send reviews (docs/security.md). So each one is bounded, and they take
-turns: other work of the process runs after each, and large reviews together take at most half of the time.
+Every client that reaches the port may send reviews (docs/security.md). So each one is bounded, and they take
+turns, the smallest first: other work of the process runs after each, large reviews together take at most half
+of the time, and a usual review waits for two large ones at most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -65,6 +68,11 @@ class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
     user_info: UserInfo = UserInfo()
     object: msgspec.Raw = msgspec.Raw(b"null")
     old_object: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def object_bytes(self) -> int:
+        """The size of both objects as they are written."""
+        return memoryview(self.object).nbytes + memoryview(self.old_object).nbytes
 
 
 class _Review(msgspec.Struct, frozen=True, rename="camel"):
@@ -150,21 +158,47 @@ class VmiReader(Protocol):
 
 
 class _Turns:
-    """One review in each turn of the event loop, and a pause after a long one."""
+    """One review in each turn of the event loop, the smallest first, and a pause after a long one."""
 
     def __init__(self) -> None:
-        self._taken = asyncio.Lock()
+        self._is_taken = False
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def turn(self, review_bytes: int) -> AsyncIterator[None]:
         """Wait for a turn; the block must not wait for anything."""
-        async with self._taken:
+        await self._take(review_bytes)
+        try:
             await asyncio.sleep(0)
             started = time.perf_counter()
             yield
             taken = time.perf_counter() - started
             if taken > _SHORT_S:
                 await asyncio.sleep(taken)
+        finally:
+            self._pass_on()
+
+    async def _take(self, review_bytes: int) -> None:
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        mine = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (review_bytes, next(self._numbers), mine))
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if not mine.cancelled():  # the turn has come at the same moment
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            _, _, next_one = heapq.heappop(self._waiting)
+            if not next_one.done():
+                next_one.set_result(None)
+                return
+        self._is_taken = False
 
 
 def admission_application(
@@ -207,19 +241,19 @@ def admission_application(
         return NewPod.read(pod, settings=settings, author=request.user_info.username)
 
     async def decide_pod(request: AdmissionRequest) -> Admitted:
-        async with turns.turn():
+        async with turns.turn(request.object_bytes):
             new = read_pod(request)
             name = new.needed_vmi
             if name is None:
                 return admit_new_pod(new, namespace=request.namespace, settings=settings)
             del new  # read, it takes many times the memory, and many may wait
         vmi = await vmis.read_vmi(request.namespace, name)
-        async with turns.turn():
+        async with turns.turn(request.object_bytes):
             return admit_new_pod(read_pod(request), namespace=request.namespace, settings=settings, vmi=vmi)
 
     def in_a_turn(decide: Callable[[AdmissionRequest], Admitted]) -> _Decide:
         async def decide_then(request: AdmissionRequest) -> Admitted:
-            async with turns.turn():
+            async with turns.turn(request.object_bytes):
                 return decide(request)
 
         return decide_then
@@ -242,7 +276,7 @@ def _route(path: str, kind: str, operations: set[str], turns: _Turns, decide: _D
         body = await request.read()
         started = time.perf_counter()
         try:
-            async with turns.turn():
+            async with turns.turn(len(body)):
                 review = read_review(body)
             if review.kind.kind != kind or review.operation not in operations or review.sub_resource:
                 given = f"{review.operation} of {review.kind.kind} {review.sub_resource}".rstrip()
