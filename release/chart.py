@@ -179,6 +179,7 @@ def _put_values(entry: Json, put: _Placeholders) -> None:
             "SIDECAR": put.text(".Values.serve.sidecar"),
             "SIDECAR_IMAGE": put.text(".Values.images.hook"),
             "SCHEDULER_NAME": put.text(_SCHEDULER_NAME),
+            "ADMISSION_CLIENT_NAMESPACE": put.text(".Values.serve.admissionClientNamespace"),
             "LOG_LEVEL": put.text(".Values.serve.logLevel"),
         }
     elif kind == "ConfigMap" and name == "kvplace-agent-settings":

@@ -68,6 +68,9 @@ VALUES: Group = {
         "schedulerName": Value(
             None, {"type": ["string", "null"]}, "of VMs that name none; null: kvplace's own or the main one"
         ),
+        "admissionClientNamespace": Value(
+            "kube-system", _TEXT, "API servers may call the webhooks through its pods; other pods are refused"
+        ),
         "logLevel": Value("info", _LEVEL, "debug, info, warning or error"),
         "resources": _resources("250m", "256Mi", "1Gi"),
     },

@@ -76,6 +76,15 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     help="Name in that certificate; may be given several times.",
 )
 @click.option(
+    "--admission-client-namespace",
+    "admission_client_namespaces",
+    multiple=True,
+    default=("kube-system",),
+    show_default=True,
+    metavar="NAMESPACE",
+    help="Without such a CA, pods may call the webhooks in this namespace only; may be given several times.",
+)
+@click.option(
     "--sidecar-image", required=True, metavar="IMAGE", help="Image of the hook sidecar of every VM."
 )
 @click.option(

@@ -49,6 +49,8 @@ class ServeDocument(DocumentModel):
     """CA file of the API server's client certificate; by default webhook calls need none."""
     admission_client_names: tuple[Text, ...] = ()
     """Names in that certificate; by default any."""
+    admission_client_namespaces: tuple[Text, ...] = ()
+    """Without such a CA, pods of other namespaces are refused; API servers may call through these."""
     sidecar_image: Text | None = None
     """Image of the hook sidecar of every VM."""
     sidecar: Literal["annotation", "plugin"] | None = None

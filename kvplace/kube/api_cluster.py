@@ -42,6 +42,7 @@ from kvplace.kube.custom_objects import TopologyReader, ledger_record, resource_
 from kvplace.kube.events import EventRecord
 from kvplace.kube.list_watch import ListWatch, follow
 from kvplace.kube.migrations import PlannedMigration
+from kvplace.kube.object_client import ApiKind, ObjectClient
 from kvplace.kube.object_records import (
     Condition,
     LedgerRecord,
@@ -297,6 +298,13 @@ class ApiCluster:
         if body is None:
             return None
         return decoded(_MAPPING, body, "virtualmachineinstances")
+
+    async def pods_at(self, address: str, *, in_host_network: bool) -> tuple[str, ...]:
+        """Name the pods with this first IP address that have not ended, as `namespace/name`."""
+        network = f"spec.hostNetwork={str(in_host_network).lower()}"
+        fields = f"status.podIP={address},{network},status.phase!=Succeeded,status.phase!=Failed"
+        found = await ObjectClient(self._session).read_cached_list_as(RawObject, ApiKind("pods"), fields)
+        return tuple(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in found)
 
     async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
         """Read a ledger, as `LedgerClient` states."""

@@ -217,6 +217,10 @@ class MemoryCluster(MemoryObjects):
         await asyncio.sleep(0)
         return self._vmis.get((namespace, name))
 
+    async def pods_at(self, address: str, *, in_host_network: bool) -> tuple[str, ...]:
+        await asyncio.sleep(0)
+        return tuple(self.addresses.get((address, in_host_network), ()))
+
     async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
         await asyncio.sleep(0)
         return self._ledgers.get(node)

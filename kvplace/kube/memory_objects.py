@@ -239,6 +239,8 @@ class MemoryObjects:
         self._vmis: dict[tuple[str, str], Mapping[str, Any]] = {}
         self.quota: int | None = None
         """The most millicores that a pod may request; None: any number."""
+        self.addresses: dict[tuple[str, bool], tuple[str, ...]] = {}
+        """Pods as `namespace/name` by their address, and by whether they use the network of their host."""
         self.disruption_budgets: list[DisruptionBudget] = []
         """The PodDisruptionBudgets as their controller has counted them last."""
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from kvplace.admission.callers import Callers, PodAddresses
 from kvplace.admission.http import VmiReader, admission_application
 from kvplace.admission.objects import AdmissionSettings
 from kvplace.controller.cluster import ControllerClient
@@ -67,6 +68,8 @@ class ServeSettings:
     """Callers of admission must have a certificate of this CA; None: nothing needs one."""
     admission_client_names: tuple[str, ...] = ()
     """Names of callers of admission, one in each certificate; empty: any."""
+    admission_client_namespaces: tuple[str, ...] = ("kube-system",)
+    """Without that CA, pods may call admission in these namespaces only."""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     kubeconfig: Path | None = None
     """None: the service account of the pod we run in, else the user's default kubeconfig."""
@@ -113,7 +116,9 @@ async def hang_up_while_unready(
             hang_up()
 
 
-class ServeClient(NodeClient, SchedulerClient, ControllerClient, VmiReader, EventWriter, Protocol):
+class ServeClient(
+    NodeClient, SchedulerClient, ControllerClient, VmiReader, PodAddresses, EventWriter, Protocol
+):
     """The cluster calls of the components of `serve`."""
 
 
@@ -200,11 +205,14 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
 def _admission_listening(
     settings: ServeSettings, cluster: ServeClient, cache: NodeCache, tls: RenewedTls
 ) -> contextlib.AbstractAsyncContextManager[Address]:
+    # With a certificate every address may call.
+    callers = Callers(cluster, settings.admission_client_namespaces)
     return listening(
         "admission",
         admission_application(cluster, settings.admission, lambda: cache.largest_node),
         settings.admission_address,
         tls.context,
         clients=settings.admission_client_names,
+        may_connect=callers.may_call if settings.admission_client_ca is None else None,
         limits=settings.limits,
     )

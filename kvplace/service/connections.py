@@ -18,7 +18,7 @@ import logging
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
@@ -37,6 +37,10 @@ _HOST_AND_PORT = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*:[^\[\]]*)\]|(?P<host>[^\[\]
 
 Choose = Callable[[asyncio.Transport], asyncio.Protocol | None]
 """Gives the protocol of a new connection, after its TLS handshake; None refuses the caller."""
+MayConnect = Callable[[str], Awaitable[bool]]
+"""Tells whether a client with this address may connect, before its TLS handshake, and stay connected."""
+_ASK_AGAIN_S = 10.0
+"""How often the addresses of open connections are checked again."""
 _BACKLOG = 128
 _NO_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 """The answer of a kernel with ipv6.disable=1, or without an IPv6 address to bind."""
@@ -96,11 +100,14 @@ class KeepsOwnTime(Protocol):
 class Connections:
     """The open connections of one listener."""
 
-    def __init__(self, name: str, choose: Choose, limits: ConnectionLimits) -> None:
-        """`name` is for metrics."""
+    def __init__(
+        self, name: str, choose: Choose, limits: ConnectionLimits, may_connect: MayConnect | None = None
+    ) -> None:
+        """`name` is for metrics; without `may_connect` clients of all addresses may connect."""
         self._name = name
         self._choose = choose
         self._limits = limits
+        self._may_connect = may_connect
         self._handshakes: set[asyncio.Task[None]] = set()
         self._open: dict[asyncio.BaseTransport | None, _Connection] = {}
         self._unread = 0
@@ -145,7 +152,7 @@ class Connections:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, _ = await loop.sock_accept(listening)
+                accepted, (host, *_) = await loop.sock_accept(listening)
             except ConnectionError:
                 continue
             except OSError as error:
@@ -156,7 +163,7 @@ class Connections:
                 accepted.close()
                 self.count_cut("full")
                 continue
-            task = loop.create_task(self._take(accepted, tls))
+            task = loop.create_task(self._take(accepted, host, tls))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
@@ -170,6 +177,18 @@ class Connections:
                 if connection.is_overdue(now):
                     connection.cut("slow")
 
+    async def check_callers(self) -> None:
+        """Cut off clients whose address may not call any more, until cancelled."""
+        while self._may_connect is not None:
+            await asyncio.sleep(_ASK_AGAIN_S)
+            by_host: dict[str, list[_Connection]] = {}
+            for connection in self._open.values():
+                by_host.setdefault(connection.host, []).append(connection)
+            for host, connections in by_host.items():
+                if not await self._may_connect(host):
+                    for connection in connections:
+                        connection.cut("client")
+
     async def end_handshakes(self) -> None:
         """Give up the handshakes that are under way."""
         for task in list(self._handshakes):
@@ -180,11 +199,15 @@ class Connections:
         """Count a connection that was not served."""
         CUT_CONNECTIONS.labels(self._name, why).inc()
 
-    async def _take(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def _take(self, accepted: socket.socket, host: str, tls: ssl.SSLContext | None) -> None:
         """Make the handshake; the connection then serves itself."""
+        if self._may_connect is not None and not await self._may_connect(host):
+            accepted.close()
+            self.count_cut("client")
+            return
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Connection(self, self._limits),
+                lambda: _Connection(self, self._limits, host),
                 accepted,
                 ssl=tls,
                 ssl_handshake_timeout=self._limits.handshake_s if tls is not None else None,
@@ -214,8 +237,10 @@ class Connections:
 class _Connection(asyncio.Protocol):
     """One connection: passes everything on to the protocol that serves it, and watches the time."""
 
-    def __init__(self, all_connections: Connections, limits: ConnectionLimits) -> None:
+    def __init__(self, all_connections: Connections, limits: ConnectionLimits, host: str) -> None:
         self._all = all_connections
+        self.host = host
+        """The address of the client."""
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._reading_since: float | None = self._loop.time()
@@ -327,6 +352,7 @@ async def accepting(
         tasks = [
             asyncio.create_task(connections.accept(listening, tls)),
             asyncio.create_task(connections.sweep()),
+            asyncio.create_task(connections.check_callers()),
         ]
         try:
             yield Address(*listening.getsockname()[:2])

@@ -26,7 +26,7 @@ from typing import Any
 from aiohttp import web
 
 from kvplace.core.errors import Misconfigured
-from kvplace.service.connections import Address, ConnectionLimits, Connections, accepting
+from kvplace.service.connections import Address, ConnectionLimits, Connections, MayConnect, accepting
 from kvplace.service.process import CERTIFICATE_END
 
 _log = logging.getLogger(__name__)
@@ -49,18 +49,20 @@ async def listening(
     tls: ssl.SSLContext | None = None,
     *,
     clients: Collection[str] = (),
+    may_connect: MayConnect | None = None,
     limits: ConnectionLimits = _LIMITS,
 ) -> AsyncIterator[Address]:
     """Serve an application while the block runs; gives the address with the port really used.
 
-    `clients` are the names of certificates that may call; empty: all that passed the handshake. Answers the
-    requests that have begun before it ends. Raises Misconfigured when the address cannot be used.
+    `clients` are the names of certificates that may call; empty: all that passed the handshake. `may_connect`
+    checks addresses; None: all may connect. Answers the requests that have begun before it ends. Raises
+    Misconfigured when the address cannot be used.
     """
 
     def choose(transport: asyncio.Transport) -> asyncio.Protocol | None:
         return server() if may_call(transport, clients, name) else None
 
-    connections = Connections(name, choose, limits)
+    connections = Connections(name, choose, limits, may_connect)
     async with (
         http1_server(application, connections, limits) as server,
         accepting(connections, address, tls) as bound,

@@ -94,7 +94,7 @@ class Webhooks:
         return order
 
     def answered_before(self, bodies: list[bytes], late: bytes) -> int:
-        """Send reviews of pods at once, and `late` after the first answer; count the answers before its own."""
+        """Send reviews at once, `late` after the first answer; count the answers until its own."""
         answered = 0
 
         async def send(body: bytes) -> None:
@@ -109,7 +109,7 @@ class Webhooks:
             await send(late)
             before = answered
             await asyncio.gather(*others)
-            return before - 1
+            return before
 
         return self._runner.run(send_all())
 

@@ -98,6 +98,10 @@ class World(ABC):
     def set_pod_status(self, name: str, *, phase: str, compute_terminated: bool = False) -> None: ...
 
     @abstractmethod
+    def give_address(self, name: str, address: str, *, phase: str = "Running") -> None:
+        """Report the address of a pod in the pod network, as its kubelet does."""
+
+    @abstractmethod
     def create_node(self, name: str) -> None: ...
 
     @abstractmethod
@@ -178,6 +182,10 @@ class MemoryWorld(World):
             phase=phase,
             compute_terminated=compute_terminated,
         )
+
+    def give_address(self, name: str, address: str, *, phase: str = "Running") -> None:
+        runs = () if phase == "Succeeded" else (f"{self.namespace}/{name}",)
+        self._memory.addresses[address, False] = runs
 
     def create_node(self, name: str) -> None:
         self._memory.create_node(name)
@@ -276,6 +284,11 @@ class ApiWorld(World):
             state = {"terminated": {"exitCode": 0}}
             compute = {"name": "compute", "image": "none", "imageID": "", "ready": False, "restartCount": 0}
             status["containerStatuses"] = [{**compute, "state": state}]
+        path = self._pods(name) + "/status"
+        self.plane.request("PATCH", path, {"status": status}, content_type=STRATEGIC_MERGE_PATCH)
+
+    def give_address(self, name: str, address: str, *, phase: str = "Running") -> None:
+        status = {"phase": phase, "podIP": address, "podIPs": [{"ip": address}]}
         path = self._pods(name) + "/status"
         self.plane.request("PATCH", path, {"status": status}, content_type=STRATEGIC_MERGE_PATCH)
 

@@ -200,6 +200,7 @@ def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[o
         "bind": lambda: cluster.bind("b", "a", PodUid("u"), NodeName("worker"), {}),
         "read_pod": lambda: cluster.read_pod("b", "a"),
         "read_disruption_budgets": cluster.read_disruption_budgets,
+        "pods_at": lambda: cluster.pods_at("10.0.0.1", in_host_network=False),
         "read_vmi": lambda: cluster.read_vmi("b", "a"),
         "read_resource_claim": lambda: cluster.read_resource_claim("b", "a"),
         "write_claim_status": lambda: cluster.write_claim_status(resource_claim, CLEARED),

@@ -151,6 +151,34 @@ def connected(address: Address, client: ssl.SSLContext, session: ssl.SSLSession 
         raise
 
 
+@pytest.mark.parametrize(
+    ("pod", "namespaces", "is_answered"),
+    [
+        (None, ("kube-system",), True),
+        ("team-a/shell", ("kube-system",), False),
+        ("team-a/shell", ("kube-system", "team-a"), True),
+        ("kube-system/konnectivity-agent", ("kube-system",), True),
+    ],
+)
+async def test_admission_answers_no_pod_except_where_api_servers_call_through_pods(
+    certificates: Certificates, pod: str | None, namespaces: tuple[str, ...], is_answered: bool
+) -> None:
+    cluster = FaultyCluster()
+    cluster.addresses["127.0.0.1", False] = () if pod is None else (pod,)
+    settings = replace(settings_for(certificates), admission_client_namespaces=namespaces)
+    async with serving(settings, cluster) as addresses:
+        answered = await answer(addresses["admission"], context(certificates, "nobody"), "http/1.1")
+        assert (answered != b"") is is_answered
+
+
+async def test_a_pod_with_the_certificate_of_the_api_server_is_answered(certificates: Certificates) -> None:
+    cluster = FaultyCluster()
+    cluster.addresses["127.0.0.1", False] = ("hosted/kube-apiserver",)
+    settings = replace(settings_for(certificates), admission_client_ca=certificates.ours.file)
+    async with serving(settings, cluster) as addresses:
+        assert await answer(addresses["admission"], context(certificates, "the scheduler"), "http/1.1")
+
+
 async def test_admission_asks_the_api_server_for_its_certificate_where_it_is_configured_to(
     certificates: Certificates,
 ) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -84,7 +84,11 @@ class Listener:
 
 
 @contextlib.asynccontextmanager
-async def served(limits: ConnectionLimits = SHORT, tls: RenewedTls | None = None) -> AsyncIterator[Listener]:
+async def served(
+    limits: ConnectionLimits = SHORT,
+    tls: RenewedTls | None = None,
+    may_connect: Callable[[str], Awaitable[bool]] | None = None,
+) -> AsyncIterator[Listener]:
     """Serve /echo, which answers with the body, /large, with more than a socket holds, and /later."""
     listener = Listener()
 
@@ -110,7 +114,9 @@ async def served(limits: ConnectionLimits = SHORT, tls: RenewedTls | None = None
         ]
     )
     context = tls.context if tls is not None else None
-    async with listening("test", application, listener.address, context, limits=limits) as address:
+    async with listening(
+        "test", application, listener.address, context, may_connect=may_connect, limits=limits
+    ) as address:
         listener.address = address
         try:
             yield listener
@@ -221,6 +227,35 @@ async def test_a_handshake_that_does_not_end_is_given_up_and_counts_as_a_connect
         for caller in callers:
             assert await caller.is_cut()
     assert cuts("handshake") == before + SHORT.connections
+
+
+async def test_a_client_whose_address_may_not_connect_gets_no_handshake(certificates: Certificates) -> None:
+    async def nobody(host: str) -> bool:
+        assert host == "127.0.0.1"
+        return False
+
+    before, handshakes = cuts("client"), cuts("handshake")
+    limits = replace(SHORT, handshake_s=PATIENCE_S)
+    async with served(limits, RenewedTls(TlsFiles(*certificates.serve)), nobody) as listener:
+        for _ in range(SHORT.connections + 3):
+            assert await (await listener.call()).is_cut()
+    assert (cuts("client") - before, cuts("handshake")) == (SHORT.connections + 3, handshakes)
+
+
+async def test_an_open_connection_ends_when_its_address_may_not_connect_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvplace.service.connections._ASK_AGAIN_S", 0.02)
+    may = True
+
+    async def tells(host: str) -> bool:
+        return may
+
+    async with served(may_connect=tells) as listener:
+        caller = await listener.call()
+        assert await caller.ask() == b"HTTP/1.1 200 OK"
+        may = False
+        assert await caller.is_cut()
 
 
 async def test_plain_http_is_not_answered_where_tls_is_spoken(certificates: Certificates) -> None:
