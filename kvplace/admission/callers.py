@@ -1,4 +1,4 @@
-"""Callers of admission by their address: pods are refused, as API servers are no pods of the pod network.
+"""Callers of admission by their address: pods are refused, because API servers are not in the pod network.
 
 Few API servers show a client certificate, and no NetworkPolicy can name them in every cluster: their packets
 arrive from a node, from a tunnel of the network, or from a machine elsewhere. But the API server knows the
@@ -6,7 +6,7 @@ addresses of all pods. So a caller with the address of a running pod is refused,
 programs through which API servers call (konnectivity-agent in kube-system). An address that a pod shares with
 a node is the node's. Every doubt lets the caller in: the bounds of `http` hold for it.
 
-A question is kept for a time, and the callers ask one after the other, so that they cannot have the API
+An answer counts for some time, and there is one question at a time, so that callers cannot make the API
 server read its pods more often.
 """
 
@@ -39,7 +39,7 @@ class PodAddresses(Protocol):
 
 
 class Callers:
-    """Tells which addresses may call admission."""
+    """Decides which addresses may call admission."""
 
     def __init__(self, pods: PodAddresses, namespaces: Collection[str]) -> None:
         """Pods in `namespaces` may call."""

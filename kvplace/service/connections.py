@@ -38,7 +38,7 @@ _HOST_AND_PORT = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*:[^\[\]]*)\]|(?P<host>[^\[\]
 Choose = Callable[[asyncio.Transport], asyncio.Protocol | None]
 """Gives the protocol of a new connection, after its TLS handshake; None refuses the caller."""
 MayConnect = Callable[[str], Awaitable[bool]]
-"""Tells whether a client with this address may connect, before its TLS handshake, and stay connected."""
+"""Returns whether a client with this address may connect, before its TLS handshake, and stay connected."""
 _ASK_AGAIN_S = 10.0
 """How often the addresses of open connections are checked again."""
 _BACKLOG = 128
@@ -178,7 +178,7 @@ class Connections:
                     connection.cut("slow")
 
     async def check_callers(self) -> None:
-        """Cut off clients whose address may not call any more, until cancelled."""
+        """Cut off the clients of addresses that may not connect any more, until cancelled."""
         while self._may_connect is not None:
             await asyncio.sleep(_ASK_AGAIN_S)
             by_host: dict[str, list[_Connection]] = {}

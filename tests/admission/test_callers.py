@@ -1,4 +1,4 @@
-"""Pods are no API servers, except those that API servers call through; every doubt lets a caller in."""
+"""A pod may not call, unless API servers call through pods of its namespace; every doubt lets a caller in."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_the_api_server_is_asked_once_for_many_connections_of_one_address(
 
 
 @pytest.mark.parametrize("is_slow", [True, False], ids=["no answer", "an error"])
-async def test_a_caller_is_let_in_while_the_api_server_does_not_tell(
+async def test_a_caller_is_let_in_while_the_api_server_does_not_answer(
     pods: PlayedPods, is_slow: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("kvplace.admission.callers._PATIENCE_S", 0.05)
