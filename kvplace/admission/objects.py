@@ -260,18 +260,27 @@ class Vm(_AdmittedObject, frozen=True):
 _Object = TypeVar("_Object", Pod, Vm, Vmi)
 _LONGEST_NAME = 253
 """Characters of the longest valid name."""
+_MOST_ANNOTATIONS = 256 * 1024
+"""Characters of all annotations of an object that an API server stores, which checks this after us."""
 _KINDS: dict[type[Any], str] = {Pod: "Pod", Vm: "VirtualMachine", Vmi: "VirtualMachineInstance"}
 
 
 def typed(raw: Mapping[str, Any], kind: type[_Object]) -> _Object:
     """Convert an object to its type; raises BadBody that names the object and the field."""
     try:
-        return msgspec.convert(raw, kind)
+        read = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         metadata = raw.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
         who = f"{_KINDS[kind]} {name}" if isinstance(name, str) and name else f"{_KINDS[kind]} without a name"
         raise BadBody(f"{who}: {_unquoted(raw) or error}") from None
+    length = sum(len(key) + len(value) for key, value in (read.metadata.annotations or {}).items())
+    if length > _MOST_ANNOTATIONS:
+        raise BadBody(
+            f"{title(kind, read.metadata, '')}: its annotations are {length} characters; at most "
+            f"{_MOST_ANNOTATIONS} can be stored"
+        )
+    return read
 
 
 def _unquoted(raw: Mapping[str, Any]) -> str:

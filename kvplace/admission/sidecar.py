@@ -80,6 +80,12 @@ _QEMU = 107
 _SECURITY = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
 
 
+class _Entry(msgspec.Struct, frozen=True):
+    """One entry of `hookSidecars`."""
+
+    command: Any = None
+
+
 def with_hook_sidecar(entries: str | None, image: str) -> str | None:
     """Append our entry to the text of a VMI's `hookSidecars`; None when it is there already.
 
@@ -89,19 +95,18 @@ def with_hook_sidecar(entries: str | None, image: str) -> str | None:
     if entries is None:
         return f"[{ours}]"
     try:
-        written = msgspec.json.decode(entries, type=list[msgspec.Raw] | None) or []
-        read = [msgspec.json.decode(entry, type=dict[str, Any]) for entry in written]
+        read = msgspec.json.decode(entries, type=list[_Entry] | None) or []
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         fix = 'must be a JSON list of objects such as [{"image": "..."}]; correct it or remove it'
         raise BadAnnotation(HOOK_SIDECARS, entries, fix) from None
-    present = sum(entry.get("command") == COMMAND for entry in read)
+    present = sum(entry.command == COMMAND for entry in read)
     if present > 1:
         raise BadAnnotation(
             HOOK_SIDECARS, entries, f"has {present} entries with the command {COMMAND[0]}; keep one"
         )
     if present:
         return None
-    return f"[{','.join([*(bytes(entry).decode() for entry in written), ours])}]"
+    return f"{entries.rstrip()[:-1]},{ours}]" if read else f"[{ours}]"
 
 
 @lru_cache(maxsize=8)

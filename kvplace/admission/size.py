@@ -57,6 +57,8 @@ _AUTO = "auto"
 _SUPPLEMENTAL_POOL = "supplementalPool"
 
 _HUGE_PAGES = "hugepages-"
+_MOST_PAGE_SIZES = 16
+"""As many as a claim can have (policy ledger-claims); no kernel has more."""
 
 
 class VmSize(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
@@ -220,6 +222,11 @@ def size_of_pod(containers: Sequence[AdmittedContainer], what: str) -> PodSize:
                     )
                 count = _bytes(value, what, container, name)
                 pages = whole_pages(count, size, f"{what}: container {container.name}: {name}")
+                if size not in huge_pages and len(huge_pages) == _MOST_PAGE_SIZES:
+                    raise Misconfigured(
+                        f"{what}: container {container.name} has a {_MOST_PAGE_SIZES + 1}th size of huge "
+                        f"pages; at most {_MOST_PAGE_SIZES} count"
+                    )
                 huge_pages[size] = huge_pages.get(size, 0) + pages
                 memory += count
     if memory > MAX_BYTES:

@@ -97,6 +97,40 @@ def test_no_answer_is_much_larger_than_its_question(webhooks: Webhooks, make: Ca
     assert len(answer) < 2 * len(asked) + 10_000  # a patch is written as base64
 
 
+@pytest.mark.parametrize("kind", ["Pod", "VirtualMachineInstance"])
+def test_more_annotations_than_the_api_server_stores_are_refused(webhooks: Webhooks, kind: str) -> None:
+    def status_with(note: str) -> Json:
+        noted = {**ASKS, "note": note}
+        made = {"Pod": plain_pod(noted), "VirtualMachineInstance": vmi(noted)}
+        response = webhooks.ask(made[kind])
+        return dict(response.get("status", {}))
+
+    others = sum(len(key) + len(value) for key, value in ASKS.items()) + len("note")
+    assert status_with("n" * (256 * 1024 - others - 1000)) == {}  # the request and the size are added
+    refused = status_with("n" * (256 * 1024 - others + 1))
+    assert refused["code"] == 400
+    assert refused["message"].startswith(kind)
+    assert refused["message"].endswith(
+        ": its annotations are 262145 characters; at most 262144 can be stored"
+    )
+
+
+def test_a_pod_with_more_sizes_of_huge_pages_than_a_claim_can_have_is_refused(webhooks: Webhooks) -> None:
+    def status_with(count: int) -> Json:
+        pages = {f"hugepages-{size}Mi": "1Gi" for size in range(1, count + 1)}
+        limits = {"cpu": "1", "memory": "1Gi", **pages}
+        made = plain_pod(containers=[{"name": "c", "resources": {"limits": limits}}])
+        return dict(webhooks.ask(made).get("status", {}))
+
+    assert status_with(16) == {}
+    refused = status_with(17)
+    assert refused["code"] == 422
+    assert (
+        refused["message"]
+        == "Pod default/solver: container c has a 17th size of huge pages; at most 16 count"
+    )
+
+
 def test_other_work_runs_between_any_two_reviews(webhooks: Webhooks) -> None:
     seen = webhooks.turns_of_reviews(question(vmi()), 20)
     assert len(seen) == 20

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.admission.objects import Vmi, typed
+from kvplace.admission.sidecar import with_hook_sidecar
 from kvplace.admission.size import read_size, size_of_vm
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.errors import KvplaceError, Misconfigured
@@ -113,9 +114,7 @@ def test_entries_of_the_user_stay_as_they_are_written() -> None:
     theirs = '[ {"image": "a",  "args": ["--version","v1alpha3"], "weight": 1.50} ,{"image":"b"}]'
     after, _ = admit(vmi({**ASKS, HOOKS: theirs}))
     text = after["metadata"]["annotations"][HOOKS]
-    assert text.startswith(
-        '[{"image": "a",  "args": ["--version","v1alpha3"], "weight": 1.50},{"image":"b"},'
-    )
+    assert text.startswith(theirs[:-1])
     assert json.loads(text)[2:] == [OUR_ENTRY]
 
 
@@ -329,3 +328,26 @@ def test_any_object_is_admitted_or_refused_and_never_modified(
         assert raw == before
     assert {**after, "metadata": None} == {**before, "metadata": None}
     assert admit(after)[0] == after
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        (None, "[OURS]"),
+        ("null", "[OURS]"),
+        (" [ ] ", "[OURS]"),
+        ('[ {"image": "a", "x": 1.50} ]\n', '[ {"image": "a", "x": 1.50} ,OURS]'),
+    ],
+)
+def test_the_entries_of_other_hook_sidecars_stay_as_they_are_written(
+    theirs: str | None, expected: str
+) -> None:
+    ours = with_hook_sidecar(None, "image")
+    assert ours is not None
+    assert with_hook_sidecar(theirs, "image") == expected.replace("OURS", ours[1:-1])
+    assert with_hook_sidecar(ours, "another") is None
+
+
+@pytest.mark.parametrize("theirs", ["", "{}", "[1]", '[{"command": "x"}', "[[]]", '["a"]'])
+def test_entries_that_are_not_a_list_of_objects_are_refused(theirs: str) -> None:
+    assert "must be a JSON list of objects" in refusal(vmi({**ASKS, HOOKS: theirs}))
