@@ -184,7 +184,12 @@ async def _nothing() -> None:
 def health_application(
     process: str, readiness: Readiness, before_scrape: Callable[[], Awaitable[None]] = _nothing
 ) -> web.Application:
-    """Serve /healthz, /readyz and /metrics of a process; `before_scrape` brings gauges up to date."""
+    """Serve /healthz, /readyz and /metrics of a process; `before_scrape` brings gauges up to date.
+
+    One scrape runs at a time. Clients that ask meanwhile share the next one, however many they are.
+    """
+    scraping = asyncio.Lock()
+    begun, text = 0, b""
 
     async def alive(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -194,9 +199,15 @@ def health_application(
         return web.Response(status=200 if health.is_ready else 503, text=f"{health.sentence}\n")
 
     async def metrics(_: web.Request) -> web.Response:
-        await before_scrape()
-        READY.labels(process).set(readiness.health().is_ready)
-        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        nonlocal begun, text
+        begun_before = begun
+        async with scraping:
+            if begun == begun_before or not text:
+                begun, text = begun + 1, b""
+                await before_scrape()
+                READY.labels(process).set(readiness.health().is_ready)
+                text = generate_latest()
+            return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     application = web.Application()
     application.add_routes(

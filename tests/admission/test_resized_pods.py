@@ -1,4 +1,4 @@
-"""A pod that owns CPUs goes on to request them of its node, whoever may resize pods."""
+"""A pod with CPUs of kvplace goes on to request them of its node, whoever may resize pods."""
 
 from __future__ import annotations
 
@@ -62,25 +62,35 @@ def sized(control_plane: ControlPlane, frozen: str) -> Iterator[Callable[..., st
     control_plane.request("DELETE", f"/api/v1/nodes/{here}")
 
 
-@pytest.mark.parametrize("owned", ["2-3", None])
+@pytest.mark.parametrize(
+    ("policy", "owned"),
+    [
+        ("exclusive", "2-3"),
+        ("exclusive", None),
+        ("share", ""),
+        ("share", None),
+        ("immovable", ""),
+        ("numa", ""),
+    ],
+)
 @pytest.mark.parametrize("name", ["c0", "log"])
-def test_no_client_lowers_the_cpu_request_of_a_pod_that_owns_cpus(
-    control_plane: ControlPlane, sized: Callable[..., str], owned: str | None, name: str
+def test_no_client_lowers_the_cpu_request_of_a_pod_that_has_cpus(
+    control_plane: ControlPlane, sized: Callable[..., str], policy: str, owned: str | None, name: str
 ) -> None:
-    path = sized("exclusive", owned)
+    path = sized(policy, owned)
     with pytest.raises(RequestRefused) as refusal:
         resizing(control_plane, path, "1m", name)()
     assert message(refusal.value).endswith(
-        "the CPU requests of a pod that has or waits for CPUs of its own cannot be lowered; have it run "
+        "the CPU requests of a pod that has or waits for CPUs of kvplace cannot be lowered; have it run "
         "unpinned first, with kvplace.io/cpu-policy: none"
     )
     raised = resizing(control_plane, path, "3")()
     assert container(raised, "c0")["resources"]["requests"]["cpu"] == "3"
 
 
-@pytest.mark.parametrize(("policy", "owned"), [("share", None), ("share", ""), ("none", "")])
-def test_a_pod_that_owns_no_cpus_may_request_less(
-    control_plane: ControlPlane, sized: Callable[..., str], policy: str, owned: str | None
+@pytest.mark.parametrize("owned", ["", None])
+def test_a_pod_that_runs_unpinned_may_request_less(
+    control_plane: ControlPlane, sized: Callable[..., str], owned: str | None
 ) -> None:
-    lowered = resizing(control_plane, sized(policy, owned), "1m")()
+    lowered = resizing(control_plane, sized("none", owned), "1m")()
     assert container(lowered, "c0")["resources"]["requests"]["cpu"] == "1m"

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.placement import PodPlacement
@@ -454,20 +453,6 @@ class Contract:
 
     async def test_there_is_no_vmi_where_there_is_none(self, world: World) -> None:
         assert await world.cluster.read_vmi(world.namespace, "nobody") is None
-
-    async def test_the_pods_with_an_address_are_found_until_they_end(self, world: World) -> None:
-        async def until_there_are(*names: str) -> None:
-            async with asyncio.timeout(PATIENCE_S):
-                while await world.cluster.pods_at("10.9.8.7", in_host_network=False) != names:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-
-        world.create_pod("client")
-        world.give_address("client", "10.9.8.7")
-        await until_there_are(f"{world.namespace}/client")
-        assert await world.cluster.pods_at("10.9.8.7", in_host_network=True) == ()
-        assert await world.cluster.pods_at("10.9.8.8", in_host_network=False) == ()
-        world.give_address("client", "10.9.8.7", phase="Succeeded")
-        await until_there_are()
 
 
 class TestMemoryCluster(Contract):

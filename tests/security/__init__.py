@@ -11,6 +11,9 @@ The attacks of docs/security.md with the tests that fail when a protection is re
 * a TLS session that is resumed after its certificate has expired or its CA was replaced
     tests/serve/test_clients.py
         test_a_session_does_not_outlive_the_ca_of_its_certificate
+* many scrapes at once
+    tests/service/test_process.py
+        test_scrapes_at_the_same_time_share_one_that_has_begun_after_all_of_them
 * HTTP/2 floods
     tests/scheduler/test_http2_floods.py
 * the web map without its secret URL, or from another site by DNS rebinding
@@ -49,7 +52,7 @@ The attacks of docs/security.md with the tests that fail when a protection is re
     tests/controller/test_counted_edits.py
 * a smaller CPU request
     tests/admission/test_resized_pods.py
-        test_no_client_lowers_the_cpu_request_of_a_pod_that_owns_cpus
+        test_no_client_lowers_the_cpu_request_of_a_pod_that_has_cpus
 * bindings, status, ledgers, topologies, nodes, kvplace's own namespace
     tests/security/test_tenants.py
         test_objects_of_others_are_forbidden

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from prometheus_client import Counter
 
 from harness.waiting import PATIENCE_S
@@ -201,6 +203,35 @@ async def test_metrics_are_those_of_this_process_at_this_moment() -> None:
     assert before[0] == after[0] == 200
     assert "\nkvplace_test_health_total 1.0\n" in before[1]
     assert "\nkvplace_test_health_total 2.0\n" in after[1]
+
+
+async def test_scrapes_at_the_same_time_share_one_that_has_begun_after_all_of_them() -> None:
+    prepared, begun, may_go_on = 0, asyncio.Event(), asyncio.Event()
+
+    async def prepare() -> None:
+        nonlocal prepared
+        prepared += 1
+        begun.set()
+        await may_go_on.wait()
+        COUNTED.inc()
+
+    application = health_application("agent", Readiness(""), prepare)
+    scrape = next(route.handler for route in application.router.routes() if "metrics" in str(route.resource))
+
+    async def scraped() -> bytes:
+        answer = await scrape(make_mocked_request("GET", "/metrics"))
+        assert isinstance(answer, web.Response)
+        assert isinstance(answer.body, bytes)
+        return answer.body
+
+    early = asyncio.create_task(scraped())
+    await begun.wait()
+    others = [asyncio.create_task(scraped()) for _ in range(100)]
+    await asyncio.sleep(0)
+    may_go_on.set()
+    later = set(await asyncio.gather(*others))
+    assert (prepared, len(later)) == (2, 1)
+    assert await early not in later
 
 
 async def test_a_port_that_is_in_use_is_named() -> None:
