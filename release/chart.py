@@ -25,7 +25,7 @@ _HASH = re.compile(r"-[0-9a-z]{10}$")
 _HASH_IN_REFERENCE = re.compile(
     r'("(?:kvplace-settings|kvplace-agent-settings|kvplace-scheduler-configuration))-[0-9a-z]{10}(?=")'
 )
-SETTINGS = "kvplace.io/settings"
+SETTINGS = "checksum/settings"
 """Annotation on pods that changes with their settings."""
 _CERT_MANAGER = "cert-manager.io/v1"
 _OWN = 'eq .Values.certificates "kvplace"'

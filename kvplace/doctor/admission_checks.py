@@ -32,7 +32,7 @@ WEBHOOKS = {
     ),
     "validatingwebhookconfigurations": ("vm.kvplace.io",),
 }
-LEFT_ALONE = ("kvplace-system", "kvplace-agent", "kvplace-certificates", "kube-system")
+LEFT_ALONE = ("kvplace-system", "kube-system")
 """The namespaces that the API server excludes from the webhooks."""
 POLICIES = (
     "agent-events.kvplace.io",
