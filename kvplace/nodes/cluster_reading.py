@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from kvplace.core.errors import Misconfigured, Refused
 from kvplace.core.scalars import NodeName, PodUid
@@ -95,32 +95,8 @@ async def _nothing() -> tuple[()]:
     return ()
 
 
-K = TypeVar("K")
-
 _LOOK_S = 0.2
 """Pause between two checks whether a list has failed."""
-
-
-class _Changed(Generic[K]):
-    """The keys that have changed since they were last taken."""
-
-    def __init__(self) -> None:
-        self._keys: dict[K, None] = {}
-        self._any = asyncio.Event()
-
-    def add(self, key: K) -> None:
-        self._keys[key] = None
-        self._any.set()
-
-    async def take(self, gather_s: float = 0.0) -> tuple[K, ...]:
-        """Wait for a change, then `gather_s` for further ones, and take them all."""
-        await self._any.wait()
-        if gather_s:
-            await asyncio.sleep(gather_s)
-        self._any.clear()
-        taken = tuple(self._keys)
-        self._keys.clear()
-        return taken
 
 
 async def watched_nodes(
@@ -131,22 +107,26 @@ async def watched_nodes(
     Nodes that are gone are not yielded, unless something of them is left and all nodes are selected.
     """
     nodes, topologies, ledgers = Store(NODE_STATUSES, selector), Store(TOPOLOGIES), Store(LEDGERS)
-    changed: _Changed[NodeName] = _Changed()
+    changed, is_changed = set[NodeName](), asyncio.Event()
+
+    def changed_now(node: NodeName) -> None:
+        changed.add(node)
+        is_changed.set()
 
     def node_seen(before: NodeRecord | None, after: NodeRecord | None) -> None:
         either = after or before
         shown = [(node.cpu_map, node.status) for node in (before, after) if node is not None]
         if either is not None and (len(shown) == 1 or shown[0] != shown[1]):
-            changed.add(either.name)
+            changed_now(either.name)
 
     def part_seen(
         before: TopologyRecord | LedgerRecord | None, after: TopologyRecord | LedgerRecord | None
     ) -> None:
         either = after or before
         if either is not None:
-            changed.add(either.node)
+            changed_now(either.node)
 
-    def views(names: tuple[NodeName, ...]) -> tuple[NodeView, ...]:
+    def views(names: Iterable[NodeName]) -> tuple[NodeView, ...]:
         found = []
         for name in sorted(names):
             node, described, ledger = nodes.get(name), topologies.get(name), ledgers.get(name)
@@ -158,12 +138,16 @@ async def watched_nodes(
         nodes.subscribe(node_seen)
         topologies.subscribe(part_seen)
         ledgers.subscribe(part_seen)
-        everything = {*nodes.records, *topologies.records, *ledgers.records}
-        if everything:
-            await changed.take()
-        yield True, views(tuple(everything))
+        changed.clear()
+        is_changed.clear()
+        yield True, views({*nodes.records, *topologies.records, *ledgers.records})
         while True:
-            yield False, views(await changed.take(gather_s))
+            await is_changed.wait()
+            await asyncio.sleep(gather_s)
+            taken = tuple(changed)
+            changed.clear()
+            is_changed.clear()
+            yield False, views(taken)
 
 
 @contextlib.asynccontextmanager

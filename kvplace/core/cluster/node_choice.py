@@ -43,8 +43,6 @@ MAX_SCORE = 10
 Standing = tuple[int, ...]
 """The parts of the key that do not name the node."""
 
-Rank = tuple[Standing, NodeName]
-
 _STEPS = 32
 """A difference between shares is rounded to so many steps."""
 
@@ -252,7 +250,7 @@ class Candidate:
         """The VM's placement there."""
         return self.fit.placement
 
-    def rank(self, strategy: Strategy) -> Rank:
+    def rank(self, strategy: Strategy) -> tuple[Standing, NodeName]:
         """The key that compares nodes; the smallest is the best."""
         return self.fit.standing(strategy), self.node
 

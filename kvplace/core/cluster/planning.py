@@ -96,7 +96,7 @@ class PlanProgress:
     vms: int
 
 
-Watch: TypeAlias = Callable[[PlanProgress], bool]
+PlanWatch: TypeAlias = Callable[[PlanProgress], bool]
 """Called with the progress of a search; False ends the search with its present result."""
 
 
@@ -125,7 +125,7 @@ def plan(
     strategy: Strategy = Strategy.PACK,
     *,
     make_room: bool = False,
-    watch: Watch | None = None,
+    watch: PlanWatch | None = None,
 ) -> Plan:
     """Place as many VMs as possible, then as many vCPUs, then with the best locality.
 
@@ -159,7 +159,7 @@ def plan(
 class _Watched:
     """Reports a search to its watcher, and ends the search."""
 
-    def __init__(self, watch: Watch | None, vms: int) -> None:
+    def __init__(self, watch: PlanWatch | None, vms: int) -> None:
         self._watch = watch
         self._vms = vms
         self.stage = Stage.ONE_BY_ONE

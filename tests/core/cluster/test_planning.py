@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.draft import Draft, DraftNode, shapes_of
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.cluster.planning import Plan, PlanProgress, Stage, Tally, VmRequest, Watch, plan
+from kvplace.core.cluster.planning import Plan, PlanProgress, PlanWatch, Stage, Tally, VmRequest, plan
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free_resources import free_of
 from kvplace.core.ledger import Ledger, claim_of
@@ -316,7 +316,7 @@ def test_while_everything_fits_vms_go_where_the_strategy_sends_them(strategy: St
     assert len(used) == (2 if strategy is Strategy.SPREAD else 1)
 
 
-def ended_after(steps: int, seen: list[PlanProgress]) -> Watch:
+def ended_after(steps: int, seen: list[PlanProgress]) -> PlanWatch:
     """A watcher that notes the reports, and ends the search after so many steps."""
 
     def watch(at: PlanProgress) -> bool:
