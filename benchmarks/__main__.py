@@ -24,6 +24,7 @@ PAGE = HERE.parent / "docs" / "benchmarks.md"
 RESULTS = HERE / "results"
 TITLES: Mapping[str, str] = {
     "neighbours": "A job beside busy neighbours",
+    "emulator_threads": "QEMU's own threads on one CPU",
     "fragmentation": "Fragmentation after long use",
     "moves_in_a_cluster": "Moves in a cluster",
     "migration": "A migration that makes room",
