@@ -15,6 +15,7 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import Bytes, CpuId, NumaId
+from kvplace.domainxml import rewrite
 from kvplace.domainxml.host_devices import pci_address_of
 from tests.domainxml.host_devices import pci
 from tests.hook.conftest import HookProcess
@@ -178,19 +179,26 @@ def test_devices_of_a_mirroring_guest_stay_in_their_cells_through_kubevirts_sche
     assert last.find("devices/hostdev/alias").get("name") == "ua-hostdevice-d0"  # type: ignore[union-attr]
 
 
-def asked_without_placement(hook: HookProcess, sockets: Path, launcher_side: LauncherSide) -> HookReport:
+def asked_without_placement(
+    hook: HookProcess, sockets: Path, launcher_side: LauncherSide, *, shutdown: bool = True
+) -> HookReport:
     hook.pod.bind(ON_THIS_MACHINE, uid="inherited")
     hook.start()
-    return launcher_side.call_hook(vmi("03-amd64-requests-only"), sockets, calls=1)
+    return launcher_side.call_hook(vmi("03-amd64-requests-only"), sockets, calls=1, shutdown=shutdown)
 
 
-def test_with_wait_kubevirt_gets_the_reason(
+def test_with_wait_kubevirt_gets_the_reason_and_its_next_start_is_pinned(
     hook: HookProcess, sockets: Path, launcher_side: LauncherSide
 ) -> None:
-    report = asked_without_placement(hook, sockets, launcher_side)
+    report = asked_without_placement(hook, sockets, launcher_side, shutdown=False)
     (error,) = report.errors
     assert "FailedPrecondition" in error
     assert "it was made for the pod with UID 'inherited'" in error
+
+    hook.pod.bind(ON_THIS_MACHINE)
+    report = launcher_side.call_hook(vmi("03-amd64-requests-only"), sockets, calls=1)
+    assert report.errors == ()
+    assert report.defined == rewrite(report.calls[0].sent.encode(), ON_THIS_MACHINE).decode()
 
 
 def test_with_float_the_vm_is_defined_unchanged(

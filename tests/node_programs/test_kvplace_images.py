@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import re
+import stat
 import struct
 import subprocess
 import sys
@@ -74,6 +75,9 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         with tarfile.open(fileobj=BytesIO(layer)) as files:
             members |= {member.name: member for member in files}
             files.extractall(root, filter="tar")
+    if os.geteuid() == 0:  # as a container runtime does
+        os.mknod(root / "dev" / "null", stat.S_IFCHR, os.makedev(1, 3))
+        (root / "dev" / "null").chmod(0o666)
     (core,) = (path for path in members if path.endswith("/kvplace/core/__init__.py"))
     packages = core.removesuffix("/kvplace/core/__init__.py")
     return BuiltImage(request.param, image, containerfile.read_text(), members, root, packages)
