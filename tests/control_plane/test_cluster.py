@@ -7,7 +7,6 @@ import os
 import secrets
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,11 +43,6 @@ def node(control_plane: ControlPlane) -> Iterator[str]:
     )
     yield name
     control_plane.request("DELETE", f"/api/v1/nodes/{name}")
-
-
-def test_it_reports_its_real_version_and_that_it_is_ready(control_plane: ControlPlane) -> None:
-    assert control_plane.request("GET", "/version")["gitVersion"] == "v1.36.3"
-    assert control_plane.fetch_text(control_plane.url, "/readyz") == "ok"
 
 
 def test_no_client_is_anonymous(control_plane: ControlPlane) -> None:
@@ -90,33 +84,6 @@ def test_a_service_accounts_kubeconfig_carries_its_own_rights(
         control_plane.kubectl("get", "nodes", kubeconfig=kubeconfig)
 
 
-def test_kubectl_applies_a_kustomization(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
-    (tmp_path / "kustomization.yaml").write_text(
-        f"namespace: {namespace}\nconfigMapGenerator:\n- name: colours\n  literals: [sky=blue]\n"
-        "generatorOptions: {disableNameSuffixHash: true}\n"
-    )
-    assert "sky: blue" in control_plane.kubectl("kustomize", str(tmp_path))
-    control_plane.kubectl("apply", "-k", str(tmp_path))
-    assert control_plane.request("GET", f"/api/v1/namespaces/{namespace}/configmaps/colours")["data"] == {
-        "sky": "blue"
-    }
-
-
-def test_a_removed_namespace_is_gone_with_all_that_was_in_it(control_plane: ControlPlane, node: str) -> None:
-    name = control_plane.create_namespace(f"gone-{secrets.token_hex(4)}")
-    pods = f"/api/v1/namespaces/{name}/pods"
-    bound = plain_pod("bound", nodeName=node)
-    bound["metadata"]["finalizers"] = ["tests.kvplace.io/never-lifted"]
-    control_plane.request("POST", pods, bound)
-    control_plane.request("POST", pods, plain_pod("pending"))
-
-    control_plane.remove_namespace(name)
-
-    with pytest.raises(RequestRefused) as refused:
-        control_plane.request("GET", f"/api/v1/namespaces/{name}")
-    assert refused.value.status == 404
-
-
 def test_a_binding_with_annotations_lands_node_and_annotations_in_one_write(
     control_plane: ControlPlane, namespace: str, node: str
 ) -> None:
@@ -152,55 +119,6 @@ def test_a_binding_with_annotations_lands_node_and_annotations_in_one_write(
     assert bound["type"] == "MODIFIED"
     assert bound["object"]["spec"]["nodeName"] == node
     assert bound["object"]["metadata"]["annotations"]["cpu-map"] == '{"socket0":["2","3"]}'
-
-
-def test_a_scheduler_binds_pods_of_its_name_only(
-    control_plane: ControlPlane, namespace: str, node: str
-) -> None:
-    path = f"/api/v1/namespaces/{namespace}/pods"
-    schedulers = [
-        control_plane.add_scheduler({"profiles": [{"schedulerName": name}]}) for name in ("first", "second")
-    ]
-    for name in ("first", "second", "nobody"):
-        control_plane.request("POST", path, plain_pod(name, schedulerName=name, nodeSelector={}))
-    for name in ("first", "second"):
-        with watch_one_object(control_plane, path, name, "0") as events:
-            bound = next(event["object"] for event in events if event["object"]["spec"].get("nodeName"))
-        assert bound["spec"]["nodeName"] == node
-    assert "nodeName" not in control_plane.request("GET", f"{path}/nobody")["spec"]
-    for scheduler in schedulers:
-        assert "scheduler_schedule_attempts_total" in scheduler.metrics()
-        scheduler.stop()
-
-
-def test_an_extender_is_asked_by_the_scheduler_that_names_it(
-    control_plane: ControlPlane, namespace: str, node: str
-) -> None:
-    path = f"/api/v1/namespaces/{namespace}/pods"
-    with socket.socket() as nobody_listens:
-        nobody_listens.bind(("127.0.0.1", 0))
-        scheduler = control_plane.add_scheduler(
-            {
-                "profiles": [{"schedulerName": "extended"}],
-                "extenders": [
-                    {
-                        "urlPrefix": f"http://127.0.0.1:{nobody_listens.getsockname()[1]}",
-                        "filterVerb": "filter",
-                        "nodeCacheCapable": True,
-                    }
-                ],
-            }
-        )
-        control_plane.request("POST", path, plain_pod("asked", schedulerName="extended"))
-        with watch_one_object(control_plane, path, "asked", "0") as events:
-            condition = next(
-                condition
-                for event in events
-                for condition in event["object"].get("status", {}).get("conditions", [])
-            )
-        scheduler.stop()
-    assert condition["reason"] == "SchedulerError"
-    assert "connection refused" in condition["message"]
 
 
 STARTER = """
