@@ -95,8 +95,11 @@ class Relocator:
             live = await self._cluster.read_pod(pod.namespace, pod.name)
             if live is None or live.uid != pod.uid:
                 return
-            if live != pod and next_step(live, node) != step:
-                return  # the watch is late: a relocation may have just ended
+            follows_devices = isinstance(step, Begin) and step.device_nodes  # until there is a QEMU
+            if live != pod or follows_devices:
+                node = self._index.check(node.name)
+                if next_step(live, node) != step:
+                    return  # the watch is late: a relocation may have just ended
             if not await self._make(live, step):
                 return
             pod, node = live, self._index.check(node.name)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvplace.core.topology import Topology  # costs the hook a fifth of its start
 
 
-VERSION = 1
+PLACEMENT_VERSION = 1
 _MAX_TEXT = 256 * 1024
 MAX_REVISION = 2**31 - 1
 _MAX_SOCKET = 2**31 - 1
@@ -150,7 +150,7 @@ class PodPlacement:
         """Write the placement as a JSON object."""
         placement = self.placement
         document: Json = {
-            "version": VERSION,
+            "version": PLACEMENT_VERSION,
             "podUid": self.pod_uid,
             "node": self.node,
             "topology": self.topology,
@@ -212,9 +212,10 @@ def _fields(text: str) -> Fields:
     if not isinstance(raw, dict):
         raise ValueError("must be a JSON object")  # noqa: TRY004
     version = raw.get("version")
-    if type(version) is not int or version != VERSION:
+    if type(version) is not int or version != PLACEMENT_VERSION:
         raise ValueError(
-            f"has version {shown(version)}; this program reads version {VERSION}, use matching releases"
+            f"has version {shown(version)}; this program reads version {PLACEMENT_VERSION}, "
+            "use matching releases"
         )
     return Fields(raw)
 

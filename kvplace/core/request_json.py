@@ -155,7 +155,7 @@ def _check_memory(request: Request, document: Mapping[str, Any]) -> None:
         )
 
 
-VERSION = 1
+REQUEST_VERSION = 1
 _MAX_TEXT = 16 * 1024
 
 
@@ -198,7 +198,7 @@ class PodRequest:
 def write_request(pod: PodRequest) -> str:
     """Write the annotation's one line."""
     document = {
-        "version": VERSION,
+        "version": REQUEST_VERSION,
         **request_document(pod.request),
         "vmi": pod.vmi,
         "explain": pod.explain,
@@ -238,6 +238,6 @@ def _fields(text: str) -> Fields:
         raw = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("is not valid JSON; only pod admission writes it: delete the pod") from None
-    if not isinstance(raw, dict) or type(raw.get("version")) is not int or raw["version"] != VERSION:
-        raise ValueError(f"must be an object of version {VERSION}; only pod admission writes it")
+    if not isinstance(raw, dict) or type(raw.get("version")) is not int or raw["version"] != REQUEST_VERSION:
+        raise ValueError(f"must be an object of version {REQUEST_VERSION}; only pod admission writes it")
     return Fields(raw)

@@ -80,16 +80,8 @@ class Expired(Unavailable):
     """The resource version or page that was asked for is no longer known: list again."""
 
 
-class TooLarge(Unavailable):
-    """An answer or an event is larger than the limit."""
-
-
-class Silent(Unavailable):
-    """A watch has reported nothing at all since it was opened, although bookmarks come every minute."""
-
-
-class Unreadable(Unavailable):
-    """The API server sent an object that does not have the form of its kind."""
+class UnusableAnswer(Unavailable):
+    """It is too large or not of the form of its kind; or a watch sends nothing at all, not even bookmarks."""
 
 
 class NotFound(Refused):
@@ -183,11 +175,11 @@ def read_status(body: bytes | msgspec.Raw) -> ApiStatus:
 
 
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resource: str) -> T:
-    """Decode an answer of the API server; raises Unreadable."""
+    """Decode an answer of the API server; raises UnusableAnswer."""
     try:
         return decoder.decode(body)
     except NOT_JSON as error:
-        raise Unreadable(f"{resource}: the API server's answer cannot be read ({error})") from error
+        raise UnusableAnswer(f"{resource}: the API server's answer cannot be read ({error})") from error
 
 
 def _pause(header: str | None, status: ApiStatus) -> float | None:

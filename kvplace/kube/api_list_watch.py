@@ -68,7 +68,7 @@ class Resource(Generic[R]):
         *,
         form: ListForm = ListForm.WHOLE,
     ) -> Self:
-        """Describe a resource with objects that the decoder reads; `record` raises Unreadable then."""
+        """Describe a resource with objects that the decoder reads; `record` raises UnusableAnswer then."""
         return cls(name, path, lambda raw: record(decoded(decoder, raw, name)), form)
 
     def path_in(self, namespace: str) -> str:

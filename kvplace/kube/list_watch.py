@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from kvplace.core.errors import Corrupt, Forbidden, KvplaceError, Unavailable
-from kvplace.kube.api_errors import ApiUnavailable, Backoff, Unreadable
+from kvplace.kube.api_errors import ApiUnavailable, Backoff, UnusableAnswer
 from kvplace.kube.watches import Alive, Apply, Delete, Init, InitApply, InitDone, Interrupted, WatchEvent
 
 
@@ -152,7 +152,7 @@ async def _list(source: ListWatch[R], seen: str) -> AsyncIterator[tuple[WatchEve
         if not found.next_page:
             version = found.resource_version
             if not version:
-                raise Unreadable(f"list {source.name}: the answer has no resource version")
+                raise UnusableAnswer(f"list {source.name}: the answer has no resource version")
             if is_older(version, seen):
                 yield Interrupted(_gone_back(source.name, seen, version)), version
         if not page:

@@ -173,7 +173,7 @@ class ObjectClient:
         await self._session.request(call)
 
     async def read_log(self, namespace: str, pod: str, container: str, *, limit: int) -> bytes:
-        """Read the log of a container; raises TooLarge beyond `limit` bytes."""
+        """Read the log of a container; raises UnusableAnswer beyond `limit` bytes."""
         kind = ApiKind("pods")
         call = Call(
             "get",

@@ -231,7 +231,7 @@ def read_resource_claim_call(namespace: str, name: str) -> Call:
 
 
 def read_resource_claim(body: bytes) -> ResourceClaimRecord:
-    """Read the answer to `read_resource_claim_call`; raises Unreadable."""
+    """Read the answer to `read_resource_claim_call`; raises UnusableAnswer."""
     return _CLAIM_RESOURCE.record(msgspec.Raw(body))
 
 

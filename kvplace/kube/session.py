@@ -27,7 +27,7 @@ from prometheus_client import Counter
 from yarl import URL
 
 from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.kube.api_errors import ApiUnavailable, Silent, TooLarge, error_of_response, with_retries
+from kvplace.kube.api_errors import ApiUnavailable, UnusableAnswer, error_of_response, with_retries
 from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
 
 _LAST_ROUNDS = 100
@@ -272,7 +272,7 @@ class Session:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise _error_of_transport(error, call) from error
         if body is None:
-            raise TooLarge(
+            raise UnusableAnswer(
                 f"{call.verb} {call.resource} {call.name}: the answer is larger than {limit} bytes"
             )
         return body
@@ -340,8 +340,8 @@ class LineStream:
     async def next_line(self) -> bytes | None:
         """Return the next complete line; None when the server has ended the stream.
 
-        An unfinished last line is dropped. Silence and a broken connection raise ApiUnavailable, silence from
-        the beginning Silent, and a line over LINE_LIMIT TooLarge.
+        An unfinished last line is dropped. Silence and a broken connection raise ApiUnavailable; silence from
+        the beginning and a line over LINE_LIMIT raise UnusableAnswer.
         """
         searched = self._start
         while (end := self._pending.find(b"\n", searched)) < 0:
@@ -349,7 +349,7 @@ class LineStream:
             self._start = 0
             searched = len(self._pending)
             if searched > LINE_LIMIT:
-                raise TooLarge(
+                raise UnusableAnswer(
                     f"{self._call.verb} {self._call.resource}: an event is larger than {LINE_LIMIT} bytes"
                 )
             try:
@@ -357,7 +357,7 @@ class LineStream:
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 failure = _error_of_transport(error, self._call)
                 if isinstance(error, TimeoutError) and not self._has_spoken:
-                    raise Silent(str(failure)) from error
+                    raise UnusableAnswer(str(failure)) from error
                 raise failure from error
             if not chunk:
                 return None

@@ -24,7 +24,7 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.api_cluster import ApiCluster, MovingCluster
-from kvplace.kube.api_errors import ApiUnavailable, Expired, Unreadable
+from kvplace.kube.api_errors import ApiUnavailable, Expired, UnusableAnswer
 from kvplace.kube.events import (
     EventReason,
     ObjectReference,
@@ -279,7 +279,7 @@ async def test_an_answer_of_another_form_is_unavailable_not_a_traceback(
 ) -> None:
     stub.script = [answer(junk)]
     async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
-        with pytest.raises(Unreadable, match="nodeledgers"):
+        with pytest.raises(UnusableAnswer, match="nodeledgers"):
             await ApiCluster(session).read_ledger(NodeName("worker"))
 
 
@@ -289,7 +289,7 @@ async def test_an_answer_nested_without_end_is_unavailable_too(stub: ApiStub, tm
 
     stub.script = [nested]
     async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnusableAnswer):
             await ApiCluster(session).read_vmi("space", "vm")
 
 

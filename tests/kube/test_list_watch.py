@@ -12,7 +12,7 @@ import pytest
 from kvplace.core.errors import KvplaceError
 from kvplace.kube import session as session_module
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.api_errors import Backoff, Expired, TooLarge, Unreadable
+from kvplace.kube.api_errors import Backoff, Expired, UnusableAnswer
 from kvplace.kube.list_watch import (
     Change,
     Page,
@@ -56,7 +56,7 @@ async def test_a_list_of_several_pages_is_complete_with_the_last() -> None:
     assert source.asked == [("list", ""), ("list", "more"), ("watch", "7")]
 
 
-@pytest.mark.parametrize("failure", [Expired("410"), unavailable(), Unreadable("what?"), TooLarge("huge")])
+@pytest.mark.parametrize("failure", [Expired("410"), unavailable(), UnusableAnswer("what?")])
 async def test_a_list_that_fails_on_any_page_begins_again(failure: KvplaceError) -> None:
     source = Script(failure, Page(("a",), "more", "7"), failure)
     assert await run_out(source, Pauses()) == [Init(), InitApply("a")]
@@ -75,8 +75,7 @@ async def test_a_list_without_a_version_is_not_believed() -> None:
         (None, ("watch", "9")),
         (unavailable(), ("watch", "9")),
         (Expired("410"), ("list", "")),
-        (Unreadable("what?"), ("list", "")),
-        (TooLarge("huge"), ("list", "")),
+        (UnusableAnswer("what?"), ("list", "")),
     ],
 )
 async def test_a_watch_resumes_where_it_was_unless_the_past_is_gone(

@@ -16,8 +16,8 @@ from kvplace.kube.api_errors import (
     Expired,
     NotFound,
     Rejected,
-    Silent,
     Unauthenticated,
+    UnusableAnswer,
 )
 from kvplace.kube.list_watch import Change, Page, follow, resumes
 from kvplace.kube.session import Limits
@@ -34,7 +34,8 @@ async def stub() -> AsyncIterator[ApiStub]:
 
 
 @pytest.mark.parametrize(
-    "failure", [Rejected("400"), NotFound("404", "things"), Silent("hush"), ApiUnavailable("500", status=500)]
+    "failure",
+    [Rejected("400"), NotFound("404", "things"), UnusableAnswer("hush"), ApiUnavailable("500", status=500)],
 )
 async def test_a_version_that_may_be_at_fault_is_not_asked_for_again(failure: KvplaceError) -> None:
     source = Script(Page((), "", "9"), failure)

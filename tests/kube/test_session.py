@@ -29,7 +29,7 @@ from kvplace.kube.api_errors import (
     Expired,
     NotFound,
     Rejected,
-    TooLarge,
+    UnusableAnswer,
     error_of_response,
 )
 from kvplace.kube.credentials import CredentialOptions
@@ -186,7 +186,7 @@ async def test_a_write_with_unknown_outcome_is_sent_once(stub: ApiStub, tmp_path
 async def test_an_answer_without_measure_is_not_read(stub: ApiStub, tmp_path: Path) -> None:
     stub.script = [stub.forever(*[b"x" * 65536] * 64)]
     async with await hurried(stub, tmp_path) as session:
-        with pytest.raises(TooLarge):
+        with pytest.raises(UnusableAnswer, match="larger than 1048576 bytes"):
             await session.request(GET, limit=1 << 20)
         await stub.gone.wait()
 
