@@ -6,8 +6,8 @@ with one sentence. A decision is an `Admitted`, a refusal a raised KvplaceError.
 raw JSON until it is needed.
 
 Every client that reaches the port may send reviews (docs/security.md). So each one is bounded, and they take
-turns, the smallest first: other work of the process runs after each, large reviews together take at most half
-of the time, and a usual review waits for two large ones at most.
+turns, usual ones before large ones: other work of the process runs after each, large reviews together take at
+most half of the time, and a usual review waits for two large ones at most.
 """
 
 from __future__ import annotations
@@ -143,6 +143,8 @@ REVIEWS = Histogram(
 _log = logging.getLogger(__name__)
 _LONGEST = 2000
 """Most characters of a sentence in an answer and in the log; with valid names none is nearly as long."""
+_USUAL_BYTES = 64 * 1024
+"""Reviews up to this size take turns in their order, so that none waits for all smaller ones."""
 _SHORT_S = 0.005
 """No pause follows a shorter review; the review of a usual VM takes a tenth of this."""
 
@@ -158,7 +160,7 @@ class VmiReader(Protocol):
 
 
 class _Turns:
-    """One review in each turn of the event loop, the smallest first, and a pause after a long one."""
+    """One review in each turn of the event loop, usual ones first, and a pause after a long one."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -184,7 +186,8 @@ class _Turns:
             self._is_taken = True
             return
         mine = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (review_bytes, next(self._numbers), mine))
+        size = max(review_bytes, _USUAL_BYTES)
+        heapq.heappush(self._waiting, (size, next(self._numbers), mine))
         try:
             await mine
         except asyncio.CancelledError:

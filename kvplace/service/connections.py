@@ -81,7 +81,8 @@ class ConnectionLimits:
     idle_s: float = 300.0
     """Without a request. A new connection costs kube-scheduler and the API server a TLS handshake."""
     unread_bytes: int = 128 << 20
-    """Of requests that are not answered, all connections together; also of callers that have gone."""
+    """Of requests that are not answered, all connections together; also of callers that have gone, while the
+    work for them goes on."""
 
 
 @runtime_checkable
@@ -101,9 +102,19 @@ class Connections:
     """The open connections of one listener."""
 
     def __init__(
-        self, name: str, choose: Choose, limits: ConnectionLimits, may_connect: MayConnect | None = None
+        self,
+        name: str,
+        choose: Choose,
+        limits: ConnectionLimits,
+        *,
+        may_connect: MayConnect | None = None,
+        gives_up: bool = False,
     ) -> None:
-        """`name` is for metrics; without `may_connect` clients of all addresses may connect."""
+        """`name` is for metrics; without `may_connect` clients of all addresses may connect.
+
+        `gives_up`: the work for a client ends when its connection does.
+        """
+        self.gives_up = gives_up
         self._name = name
         self._choose = choose
         self._limits = limits
@@ -125,22 +136,6 @@ class Connections:
             yield
         finally:
             connection.answering(begins=False)
-
-    @contextlib.contextmanager
-    def noticing_loss(
-        self, transport: asyncio.BaseTransport | None, call: Callable[[], None]
-    ) -> Iterator[None]:
-        """Have something called when the caller of a connection disconnects, while the block runs."""
-        connection = self._open.get(transport)
-        if connection is None:  # gone already
-            call()
-            yield
-            return
-        connection.when_lost = call
-        try:
-            yield
-        finally:
-            connection.when_lost = None
 
     def hang_up(self) -> None:
         """Let every connection end after the answers under way, so that callers connect again, elsewhere."""
@@ -228,6 +223,18 @@ class Connections:
         """Forget a connection."""
         self._open.pop(transport, None)
 
+    def make_room(self, sender: _Connection) -> bool:
+        """Cut the connections with most bytes of requests, so that a usual request goes on beside large ones.
+
+        Returns whether the bytes are within the limit then; the connection of `sender` is not cut here.
+        """
+        while self.gives_up and not self.has_room(0):
+            largest = max(self._open.values(), key=lambda connection: connection.unread)
+            if largest is sender:
+                break
+            largest.cut("bytes")
+        return self.has_room(0)
+
     def has_room(self, more_bytes: int) -> bool:
         """Count bytes of requests, or take some off; returns whether they are within the limit."""
         self._unread += more_bytes
@@ -247,12 +254,12 @@ class _Connection(asyncio.Protocol):
         """Since when a request is awaited or incomplete; None while one is answered, and between requests."""
         self._blocked_since: float | None = None
         """Since when the caller takes no more bytes."""
-        self._unread = 0
+        self.unread = 0
+        """Bytes of requests that are not answered."""
         self._timed: KeepsOwnTime | None = None
         self._is_answering = False
         self._next_has_begun = False
         """Whether bytes of another request have come that waits for the answer under way."""
-        self.when_lost: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's classes.
@@ -274,8 +281,8 @@ class _Connection(asyncio.Protocol):
                     self._next_has_begun = True
                 else:
                     self._reading_since = self._loop.time()
-            self._unread += len(data)
-            if not self._all.has_room(len(data)):
+            self.unread += len(data)
+            if not self._all.has_room(len(data)) and not self._all.make_room(self):
                 self.cut("bytes")
                 return
         self._inner.data_received(data)
@@ -294,13 +301,11 @@ class _Connection(asyncio.Protocol):
             self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._is_answering or self._reading_since is not None:
+        if self._all.gives_up or not self._is_answering or self._reading_since is not None:
             self._forget_unread()  # the reader of an incomplete body gives it up now
         self._all.closed(self._transport)
         if self._inner is not None:
             self._inner.connection_lost(exc)
-        if self.when_lost is not None:
-            self.when_lost()
 
     def answering(self, *, begins: bool) -> None:
         self._is_answering = begins
@@ -333,10 +338,12 @@ class _Connection(asyncio.Protocol):
     def cut(self, why: str) -> None:
         self._all.count_cut(why)
         self._transport.abort()
+        if self._all.gives_up:
+            self._forget_unread()
 
     def _forget_unread(self) -> None:
-        self._all.has_room(-self._unread)
-        self._unread = 0
+        self._all.has_room(-self.unread)
+        self.unread = 0
 
 
 @contextlib.asynccontextmanager

@@ -36,7 +36,6 @@ GRACE_S = 10.0
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
 _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
 _LIMITS = ConnectionLimits()
-_CONNECTIONS = web.RequestKey("connections", Connections)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -62,7 +61,7 @@ async def listening(
     def choose(transport: asyncio.Transport) -> asyncio.Protocol | None:
         return server() if may_call(transport, clients, name) else None
 
-    connections = Connections(name, choose, limits, may_connect)
+    connections = Connections(name, choose, limits, may_connect=may_connect, gives_up=True)
     async with (
         http1_server(application, connections, limits) as server,
         accepting(connections, address, tls) as bound,
@@ -80,6 +79,7 @@ async def http1_server(
     runner = web.AppRunner(
         application,
         access_log=None,
+        handler_cancellation=connections.gives_up,
         keepalive_timeout=limits.idle_s,
         shutdown_timeout=GRACE_S,
         auto_decompress=False,
@@ -92,26 +92,12 @@ async def http1_server(
         await runner.cleanup()
 
 
-@contextlib.asynccontextmanager
-async def while_connected(request: web.Request) -> AsyncIterator[None]:
-    """Give the block up as soon as the caller disconnects; a long answer would notice at its next bytes."""
-    limit = asyncio.timeout(None)
-    try:
-        async with limit:
-            with request[_CONNECTIONS].noticing_loss(request.transport, lambda: limit.reschedule(0.0)):
-                yield
-    except TimeoutError:
-        if not limit.expired():
-            raise
-
-
 def _noting_complete_requests(connections: Connections) -> Callable[..., Awaitable[web.StreamResponse]]:
     @web.middleware
     async def note(request: web.Request, handler: _Handler) -> web.StreamResponse:
         # A compressed body may unpack to a thousand times its size; no caller needs to send one.
         if request.headers.get("Content-Encoding", "identity") != "identity":
             return web.Response(status=415, text="compressed bodies are not read\n")
-        request[_CONNECTIONS] = connections
         with connections.answering(request.transport, request.content):
             try:
                 return await handler(request)

@@ -38,7 +38,7 @@ from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS
 from kvplace.nodes.node_cache import ClusterFreeBlocks, NodeCache, NodeClient, running_node_cache
 from kvplace.service.connections import Address, ConnectionLimits
-from kvplace.service.listening import listening, while_connected
+from kvplace.service.listening import listening
 from kvplace.service.process import in_background
 from kvplace.web.documents import MAX_QUERY, Agents, VmiClient, node_document, search, vm_document
 from kvplace.web.feed import Feed
@@ -267,13 +267,12 @@ class WebMap:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         response.headers["X-Accel-Buffering"] = "no"  # nginx would hold events back
         with self._feed.stream(), contextlib.suppress(ConnectionResetError):  # the reader went away
-            async with while_connected(request):
-                await response.prepare(request)
-                # States at once that the stream is open, which browsers would show with the first event only.
-                await response.write(b"retry: 2000\n\n")
-                async with contextlib.aclosing(self._feed.follow(position)) as messages:
-                    async for message in messages:
-                        await response.write(message)
+            await response.prepare(request)
+            # States at once that the stream is open, which browsers would show with the first event only.
+            await response.write(b"retry: 2000\n\n")
+            async with contextlib.aclosing(self._feed.follow(position)) as messages:
+                async for message in messages:
+                    await response.write(message)
         return response
 
     def _some_at_once(self, handler: Handler) -> Handler:

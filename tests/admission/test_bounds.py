@@ -142,6 +142,11 @@ def test_a_usual_review_does_not_wait_for_all_large_ones_that_came_before_it(web
     assert webhooks.answered_before([large] * 20, question(plain_pod(ASKS))) < 7
 
 
+def test_a_usual_review_does_not_wait_for_all_smaller_ones_that_come_after_it(webhooks: Webhooks) -> None:
+    usual = question(plain_pod({**ASKS, "note": "n" * 30_000}))
+    assert webhooks.answered_beside(question(plain_pod(ASKS)), 20, usual) < 200
+
+
 def test_a_pod_that_waits_for_its_vmi_keeps_no_other_review_waiting(webhooks: Webhooks) -> None:
     raw = captured_pod(PODS / "virt-launcher-plain-hook-nonroot.pod.json")
     owner = raw["metadata"]["ownerReferences"][0]["name"]

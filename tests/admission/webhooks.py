@@ -113,6 +113,29 @@ class Webhooks:
 
         return self._runner.run(send_all())
 
+    def answered_beside(self, body: bytes, callers: int, late: bytes) -> int:
+        """Have callers send a review again and again, and one `late`; count the answers until its own."""
+        answered, is_done = 0, False
+
+        async def send_again() -> None:
+            nonlocal answered
+            while not is_done and answered < 100 * callers:
+                async with self._client.post("/admit/pod", data=body):
+                    answered += 1
+
+        async def send_all() -> int:
+            nonlocal is_done
+            others = [asyncio.create_task(send_again()) for _ in range(callers)]
+            await asyncio.sleep(0.05)
+            before = answered
+            async with self._client.post("/admit/pod", data=late):
+                until = answered - before
+            is_done = True
+            await asyncio.gather(*others)
+            return until
+
+        return self._runner.run(send_all())
+
     def ask(self, raw: Json, operation: str = "CREATE", old: Json | None = None, **more: Any) -> Json:
         """Ask about an object and return the answer's `response`."""
         status, body = self.post(PATHS[raw["kind"]], question(raw, operation, old, **more))

@@ -30,12 +30,17 @@ The attacks of docs/security.md with the tests that fail when a protection is re
 * JSON that is deep, huge or broken, and too many nodes
     tests/scheduler/test_extender_protocol.py
     tests/admission/test_http.py
+* many large requests that wait at once, and callers that disconnect
+    tests/service/test_connections.py
+        test_large_requests_that_wait_give_way_to_each_other_and_to_usual_ones
+        test_the_work_for_a_caller_that_has_gone_ends_and_its_bytes_do_not_count
 * reviews from pods
     tests/serve/test_clients.py
         test_admission_answers_no_pod_except_where_api_servers_call_through_pods
 * reviews of pods with thousands of containers or hooks, many large reviews at once
     tests/admission/test_bounds.py
         test_a_usual_review_does_not_wait_for_all_large_ones_that_came_before_it
+        test_a_usual_review_does_not_wait_for_all_smaller_ones_that_come_after_it
         test_no_answer_is_much_larger_than_its_question
         test_other_work_runs_between_any_two_reviews
 * new pods, with the webhooks up and down

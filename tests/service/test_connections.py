@@ -33,6 +33,10 @@ class Caller:
     async def ask(self, request: bytes = REQUEST) -> bytes:
         """Send a request; returns the status line of the answer, empty if the connection was cut."""
         self.writer.write(request)
+        return await self.answered()
+
+    async def answered(self) -> bytes:
+        """Wait for an answer; returns its status line, empty if the connection was cut."""
         with contextlib.suppress(ConnectionError):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = next(
@@ -60,6 +64,8 @@ class Listener:
         """Set when /later is asked for."""
         self.may_answer = asyncio.Event()
         """Lets /later answer."""
+        self.is_given_up = asyncio.Event()
+        """Set when an answer of /later is given up."""
         self._callers: list[Caller] = []
 
     async def call(self) -> Caller:
@@ -101,7 +107,11 @@ async def served(
     async def later(request: web.Request) -> web.Response:
         await request.read()
         listener.is_asked.set()
-        await listener.may_answer.wait()
+        try:
+            await listener.may_answer.wait()
+        except asyncio.CancelledError:
+            listener.is_given_up.set()
+            raise
         return web.Response()
 
     application = web.Application(client_max_size=1 << 20)
@@ -280,24 +290,44 @@ async def test_incomplete_bodies_together_stay_below_the_limit_of_bytes() -> Non
         await listener.until_answered()  # what was cut off no longer counts
 
 
-@pytest.mark.parametrize("go", [False, True], ids=["their callers wait", "their callers have gone"])
-async def test_bodies_that_wait_for_an_answer_together_stay_below_the_limit_of_bytes(go: bool) -> None:
+LARGE = b"POST /later HTTP/1.1\r\nHost: a\r\nContent-Length: 80000\r\n\r\n" + bytes(80_000)
+
+
+async def test_large_requests_that_wait_give_way_to_each_other_and_to_usual_ones() -> None:
     before = cuts("bytes")
-    large = b"POST /later HTTP/1.1\r\nHost: a\r\nContent-Length: 80000\r\n\r\n" + bytes(80_000)
+    usual = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 30000\r\n\r\n" + bytes(30_000)
     async with served(ConnectionLimits(unread_bytes=200_000)) as listener:
+        waiting = []
         for _ in range(2):
             listener.is_asked.clear()
-            caller = await listener.call()
-            caller.writer.write(large)
+            waiting.append(await listener.call())
+            waiting[-1].writer.write(LARGE)
             await listener.is_asked.wait()
-            if go:
-                caller.writer.transport.abort()
-        one_more = await listener.call()
-        one_more.writer.write(large)
-        assert await one_more.is_cut()
+        assert await (await listener.call()).ask(usual) == b"HTTP/1.1 200 OK"
+        assert cuts("bytes") == before
+        beginning = LARGE[:-10_000]
+        third = await listener.call()
+        third.writer.write(beginning)
+        assert await waiting[0].is_cut()
+        assert await (await listener.call()).ask(usual) == b"HTTP/1.1 200 OK"
         assert cuts("bytes") == before + 1
+        third.writer.write(LARGE[len(beginning) :])
         listener.may_answer.set()
-        assert await (await listener.call()).ask(large) == b"HTTP/1.1 200 OK"
+        assert await third.answered() == await waiting[1].answered() == b"HTTP/1.1 200 OK"
+
+
+async def test_the_work_for_a_caller_that_has_gone_ends_and_its_bytes_do_not_count() -> None:
+    before = cuts("bytes")
+    async with served(ConnectionLimits(unread_bytes=100_000)) as listener:
+        for _ in range(5):
+            listener.is_asked.clear()
+            listener.is_given_up.clear()
+            caller = await listener.call()
+            caller.writer.write(LARGE)
+            await listener.is_asked.wait()
+            caller.writer.transport.abort()
+            await listener.is_given_up.wait()
+        assert cuts("bytes") == before
 
 
 @pytest.mark.parametrize(
