@@ -81,8 +81,8 @@ class ConnectionLimits:
     idle_s: float = 300.0
     """Without a request. A new connection costs kube-scheduler and the API server a TLS handshake."""
     unread_bytes: int = 128 << 20
-    """Of requests that are not answered, all connections together; also of callers that have gone, while the
-    work for them goes on."""
+    """Of requests that are not answered, all connections together; also of callers that have gone, until the
+    work for them has ended."""
 
 
 @runtime_checkable
@@ -224,7 +224,7 @@ class Connections:
         self._open.pop(transport, None)
 
     def make_room(self, sender: _Connection) -> bool:
-        """Cut the connections with most bytes of requests, so that a usual request goes on beside large ones.
+        """Cut the connections with most bytes of requests, so that a usual request stays beside large ones.
 
         Returns whether the bytes are within the limit then; the connection of `sender` is not cut here.
         """
