@@ -73,11 +73,15 @@ class NodeRows:
     async def refresh(self) -> None:
         """Check again every node that has changed."""
         self.stale.clear()
-        await self._free_blocks.refresh()
-        if self._totals_changed:
-            self._totals_changed = False
-            self.revision += 1
-        await Turns().drain(self._changed, self._refresh_row, CHECK_STEPS)
+        try:
+            await self._free_blocks.refresh()
+            if self._totals_changed:
+                self._totals_changed = False
+                self.revision += 1
+            await Turns().drain(self._changed, self._refresh_row, CHECK_STEPS)
+        except asyncio.CancelledError:  # its reader has gone; the other pages wait for the rest
+            self.stale.set()
+            raise
 
     def since(self, revision: int) -> Changes | None:
         """Return the changes since a revision; None where they are not known any more."""

@@ -227,6 +227,24 @@ async def test_nothing_is_computed_while_no_page_is_open() -> None:
                 assert b"event: changes" in await next_of(feed, here)
 
 
+async def test_a_reader_that_disconnects_during_a_refresh_leaves_the_rest_of_it_to_the_other_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = await cluster_of(TWO, 1)
+    async with rows_of(stage) as (rows, _):
+        await stage.report("worker-0")
+        async with asyncio.timeout(PATIENCE_S):
+            await rows.stale.wait()
+        with monkeypatch.context() as patched:
+            patched.setattr(rows._free_blocks, "refresh", asyncio.Event().wait)
+            reader = asyncio.create_task(rows.refresh())
+            await asyncio.sleep(0)
+            assert not rows.stale.is_set()
+            reader.cancel()
+            await asyncio.wait([reader])
+        assert rows.stale.is_set()
+
+
 async def test_a_page_more_than_allowed_is_refused_until_another_one_is_closed() -> None:
     async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
         feed = Feed(rows, (), streams=2)
