@@ -45,15 +45,16 @@ from kvplace.core.occupant import ClusterNode
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
 from kvplace.core.topology import Topology
+from kvplace.documents.cluster import MixEntry
 from kvplace.machines.server_types import machine_names, read_machine
-from kvplace.simulate.scenario import Arrival, Mix, RandomLoad, SimulatedVm, VmKind
+from kvplace.simulate.scenario import Arrival, Mix, RandomLoad, SimulatedVm
 from kvplace.simulate.simulated_cluster import ClusterState, SimulatedCluster, cluster_state, empty_amounts
 
 GIB = Bytes(1 << 30)
 SIZES = (50, 250, 1000)
 SEEDS = (1, 2, 3, 4, 5)
 MIX = tuple(
-    VmKind(1.0, Request(cpus, PinningOptions(scope=Scope.ANY), memory=memory * GIB))
+    MixEntry(request=Request(cpus, PinningOptions(scope=Scope.ANY), memory=memory * GIB))
     for cpus, memory in ((4, 4), (4, 16), (8, 16), (8, 32), (8, 64), (16, 32), (16, 64), (32, 128))
 )
 PER_CPU = sum(kind.request.memory for kind in MIX) / sum(kind.request.vcpus for kind in MIX)

@@ -14,7 +14,6 @@ from kvplace.cli.output import (
     Column,
     Listing,
     Output,
-    Printed,
     chosen_columns,
     print_answer,
     print_line,
@@ -152,8 +151,7 @@ async def _get_vms(
     from kvplace.nodes.view_output import VM_KIND, vm_document
 
     columns = vm_columns(lambda: live.session.server_time, with_namespace=live.flags.all_namespaces)
-    printed = Printed(VM_KIND, chosen_columns(columns, wide=output is Output.WIDE), vm_document, vm_reference)
-    listing = Listing(printed, output, headers=headers)
+    listing = Listing(VM_KIND, columns, vm_document, vm_reference, output, headers=headers)
     if watch:
         async for listed in watch_listed_vms(live.api, live.vms, gather_s=GATHER_S):
             for note in listed.notes:
@@ -181,9 +179,7 @@ async def _get_nodes(
     from kvplace.nodes.cluster_reading import read_cluster, read_node, watched_nodes
     from kvplace.nodes.view_output import NODE_KIND, node_document
 
-    columns = chosen_columns(NODE_COLUMNS, wide=output is Output.WIDE)
-    printed = Printed(NODE_KIND, columns, node_document, _node_reference)
-    listing = Listing(printed, output, headers=headers)
+    listing = Listing(NODE_KIND, NODE_COLUMNS, node_document, _node_reference, output, headers=headers)
     selector = Selector(label_terms=live.flags.selector)
     if watch:
         async for is_first, nodes in watched_nodes(live.api, selector, gather_s=GATHER_S):

@@ -198,35 +198,35 @@ def rows_of(columns: Sequence[Column[T]], items: Iterable[T]) -> list[tuple[str,
     return [heads, *(tuple(column.cell(item) for column in columns) for item in items)]
 
 
-@dataclass(frozen=True)
-class Printed(Generic[T]):
-    """How objects of one kind are printed."""
-
-    kind: str
-    columns: Sequence[Column[T]]
-    document: Callable[[T], Json]
-    name: Callable[[T], str]
-    """As `kubectl` takes it: resource/name."""
-
-
 class Listing(Generic[T]):
-    """Prints to stdout; columns keep the width that they have had."""
+    """Prints objects of one kind to stdout; columns keep the width that they have had."""
 
-    def __init__(self, printed: Printed[T], output: Output, *, headers: bool = True) -> None:
-        self._printed = printed
+    def __init__(
+        self,
+        kind: str,
+        columns: Iterable[Column[T]],
+        document: Callable[[T], Json],
+        name: Callable[[T], str],
+        output: Output,
+        *,
+        headers: bool = True,
+    ) -> None:
+        """`name` names an object as `kubectl` takes it: resource/name."""
+        self._kind = kind
+        self._columns = chosen_columns(columns, wide=output is Output.WIDE)
+        self._document = document
+        self._name = name
         self._output = output
         self._headers = headers
-        self._widths = [0] * len(printed.columns)
+        self._widths = [0] * len(self._columns)
 
     def print_all(self, items: Sequence[T], *, one: bool = False) -> None:
         """Print objects; `one` prints the document of the only one by itself, not as a list."""
         if self._output.is_document:
             from kvplace.nodes.view_output import list_document
 
-            documents = [self._printed.document(item) for item in items]
-            print_document(
-                documents[0] if one else list_document(self._printed.kind, documents), self._output
-            )
+            documents = [self._document(item) for item in items]
+            print_document(documents[0] if one else list_document(self._kind, documents), self._output)
         else:
             self._print_lines(items, headers=self._headers and bool(items))
 
@@ -240,13 +240,13 @@ class Listing(Generic[T]):
             for item in items:
                 if self._output is Output.YAML:
                     click.echo("---")
-                print_document(self._printed.document(item), self._output)
+                print_document(self._document(item), self._output)
 
     def _print_lines(self, items: Sequence[T], *, headers: bool) -> None:
         if self._output is Output.NAME:
             for item in items:
-                click.echo(self._printed.name(item))
+                click.echo(self._name(item))
             return
-        rows = [[plain(cell) for cell in row] for row in rows_of(self._printed.columns, items)]
+        rows = [[plain(cell) for cell in row] for row in rows_of(self._columns, items)]
         for line in table_lines(rows if headers else rows[1:], self._widths):
             click.echo(line)

@@ -118,14 +118,14 @@ def create(
     """
     if not files:
         raise click.UsageError("give a template or a rollout document with -f")
-    from kvplace.cli.rollout_dialog import RolloutFlags, read_given
+    from kvplace.cli.rollout_dialog import read_given
 
-    given = RolloutFlags(name, count, names, _limits(**limits))
+    given: dict[str, Any] = {"name": name, "count": count, "names": names, "limits": _limits(**limits)}
 
     async def body(live: LiveCluster) -> int:
         from kvplace.rollout.rollouts import rollouts_on
 
-        rollout = read_given(files, given, flags.namespace, live.namespace)
+        rollout = read_given(files, flags.namespace, live.namespace, **given)
         check_confirmation(yes or dry_run)
         rollouts = rollouts_on(live.session, rollout.namespace)
         prepared = await rollouts.prepare(rollout, plan=not no_plan)

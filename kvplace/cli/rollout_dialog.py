@@ -11,7 +11,6 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,65 +28,65 @@ from kvplace.rollout.run import RolloutRun
 from kvplace.rollout.templates import Rollout, read_rollout, read_template
 
 
-@dataclass(frozen=True)
-class RolloutFlags:
-    """The options beside the files; None where not given."""
-
-    name: str | None = None
-    count: int | None = None
-    names: str | None = None
-    """A file with the name of one VM on each line."""
-    limits: Mapping[str, Any] | None = None
-    """Keys of the document that flags replace."""
-
-
-def read_given(files: Sequence[str], flags: RolloutFlags, namespace: str | None, default: str) -> Rollout:
+def read_given(
+    files: Sequence[str],
+    namespace: str | None,
+    default: str,
+    *,
+    name: str | None = None,
+    count: int | None = None,
+    names: str | None = None,
+    limits: Mapping[str, Any] | None = None,
+) -> Rollout:
     """Read the rollout; `namespace` is the value of -n, `default` applies if flag and document have none.
 
-    Raises BadBody or UsageError.
+    The others are the options beside the files. `names` is a file with the name of one VM on each line, and
+    `limits` are keys of the document that options replace. Raises BadBody or UsageError.
     """
     found = [(file, where, content) for file in files for where, content in read_manifests(file)]
     if not found:
         raise BadBody(f"{', '.join(map(source_name, files))}: there is no template in it")
     documents = [(file, where, content) for file, where, content in found if "vms" in content]
     if documents:
-        if len(found) > 1 or flags.count is not None or flags.names is not None:
+        if len(found) > 1 or count is not None or names is not None:
             raise click.UsageError(
                 f"{documents[0][1]} is a rollout document, which has its own templates, counts and names;"
                 " give it alone"
             )
         file, what, content = documents[0]
         folder = Path() if file == "-" else Path(file).parent
-        if flags.name is not None:
-            content = {**content, "name": flags.name}
+        if name is not None:
+            content = {**content, "name": name}
     else:
         what, folder = "the rollout", Path()
-        content = _of_templates([(where, content) for _, where, content in found], flags)
-    content = {**content, **(flags.limits or {})}
+        content = _of_templates([(where, content) for _, where, content in found], name, count, names)
+    content = {**content, **(limits or {})}
     if namespace is not None:
         content["namespace"] = namespace
     named = content.get("namespace") or _namespace_of(found)
     return read_rollout(content, named or default, folder=folder, what=what)
 
 
-def _of_templates(templates: Sequence[tuple[str, dict[str, Any]]], flags: RolloutFlags) -> dict[str, Any]:
+def _of_templates(
+    templates: Sequence[tuple[str, dict[str, Any]]], name: str | None, count: int | None, names: str | None
+) -> dict[str, Any]:
     for where, content in templates:
         read_template(content, where)  # its errors name the file
     own = [_own_name(content) for _, content in templates]
-    name = flags.name or (own[0] if len(own) == 1 else None)
+    name = name or (own[0] if len(own) == 1 else None)
     if name is None:
         raise click.UsageError("give the rollout a --name: several templates, or one without metadata.name")
-    if len(templates) > 1 and flags.names is not None:
+    if len(templates) > 1 and names is not None:
         raise click.UsageError("--names goes with one template; write a rollout document for several")
     vms: list[dict[str, Any]] = []
     for number, (_, content) in enumerate(templates):
         entry: dict[str, Any] = {"template": content}
         if len(templates) > 1:
             entry["name"] = f"{name}-{own[number] or number + 1}"
-        if flags.names is not None:
-            entry["names"] = _names_in(flags.names)
-        elif flags.count is not None:
-            entry["count"] = flags.count
+        if names is not None:
+            entry["names"] = _names_in(names)
+        elif count is not None:
+            entry["count"] = count
         vms.append(entry)
     return {"name": name, "vms": vms}
 

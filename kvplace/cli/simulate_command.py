@@ -23,7 +23,7 @@ from kvplace.core.vm_stages import Percentiles
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvplace.simulate.demo import DemoReport, SimilarRefusals
+    from kvplace.simulate.demo import DemoRefusal, DemoReport
     from kvplace.simulate.scenario import Scenario
     from kvplace.simulate.simulation import SimulationOutcome
 
@@ -166,7 +166,7 @@ def _print_diff(lines: list[str], out: Console) -> None:
         out.print(Text(line.expandtabs(2), style=styles.get(line[:1], "")), soft_wrap=True)
 
 
-def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Console) -> None:
+def _print_summary(report: DemoReport, refusals: list[list[DemoRefusal]], out: Console) -> None:
     from kvplace.simulate.demo_vms import has_mistakes
 
     ordered = report.settings.vms
@@ -197,9 +197,9 @@ def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Con
         )
     mistakes = " (three VMs have mistakes on purpose)" if has_mistakes(ordered) and refusals else ""
     out.print(f"refused   {len(report.refused)}{mistakes}")
-    for group in refusals:
-        more = f" and {len(group.vms) - 1} more" if len(group.vms) > 1 else ""
-        out.print(f"          {group.vms[0]}{more}, by {group.by}: {group.reason}", soft_wrap=True)
+    for first, *others in refusals:
+        more = f" and {len(others)} more" if others else ""
+        out.print(f"          {first.name}{more}, by {first.by}: {first.reason}", soft_wrap=True)
 
 
 def _spread(splits: Mapping[int, int], noun: str) -> str:

@@ -149,6 +149,8 @@ def crowd(uses: Sequence[int], vcpus: int) -> int:
 
 BLOCK_LEVELS = (Level.SOCKET, Level.NUMA, Level.L3)
 """The levels of free blocks."""
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Sizes of VMs, in CPUs, for counting the nodes with room."""
 
 
 @dataclass(frozen=True, slots=True)

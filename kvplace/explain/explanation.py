@@ -88,14 +88,25 @@ class Fitting:
 
 def fit(nodes: Iterable[AskedNode], request: Request, strategy: Strategy = Strategy.PACK) -> Fitting:
     """Ask every node; where none can hold the VM, search for the smallest changes that let one hold it."""
-    answers = _Answers(request)
+    known: dict[tuple[object, ...], Fit | Refusal] = {}
+    """The answers by state: nodes in equal states share one."""
+
+    def answer_in(state: NodeSnapshot | Unusable) -> Fit | Refusal:
+        if isinstance(state, Unusable):
+            return Refusal(Reason.NO_TOPOLOGY, state.problem, {}, never=True)
+        machine = state.machine
+        key = (machine.topology.fingerprint, machine.allocatable, state.free)
+        if key not in known:
+            known[key] = answer_of(state, request)
+        return known[key]
+
     candidates: list[Candidate] = []
     refusals: dict[NodeName, Refusal] = {}
     obstacles: dict[str, list[tuple[NodeName, bool]]] = {}
     by_name: dict[NodeName, AskedNode] = {}
     for node in nodes:
         by_name[node.name] = node
-        answer = answers.of(node.state)
+        answer = answer_in(node.state)
         if node.obstacle:
             obstacles.setdefault(node.obstacle, []).append((node.name, isinstance(answer, Fit)))
         elif isinstance(answer, Fit):
@@ -116,23 +127,6 @@ def fit(nodes: Iterable[AskedNode], request: Request, strategy: Strategy = Strat
         grouped(refusals),
         suggestions,
     )
-
-
-class _Answers:
-    """The answers to one request; nodes in equal states share one."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._known: dict[tuple[object, ...], Fit | Refusal] = {}
-
-    def of(self, state: NodeSnapshot | Unusable) -> Fit | Refusal:
-        if isinstance(state, Unusable):
-            return Refusal(Reason.NO_TOPOLOGY, state.problem, {}, never=True)
-        machine = state.machine
-        key = (machine.topology.fingerprint, machine.allocatable, state.free)
-        if key not in self._known:
-            self._known[key] = answer_of(state, self._request)
-        return self._known[key]
 
 
 def _suggestions(

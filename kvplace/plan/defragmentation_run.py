@@ -17,6 +17,7 @@ from typing import Protocol
 from kvplace.core.annotations import place_again_of
 from kvplace.core.cluster.defragmentation import DefragmentingMove
 from kvplace.core.errors import BadAnnotation, KvplaceError
+from kvplace.core.ledger import Claim
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName
 from kvplace.core.well_known_names import PLACE_AGAIN, RELOCATED
@@ -129,13 +130,16 @@ async def _until_relocated(
         placed, answer = _placed(pod), pod.condition(RELOCATED)
         is_new = answer is not None and answer != before.condition(RELOCATED)
         if placed is not None and placed.revision > revision:
-            if await _is_settled(client, move.node, pod, placed):
+            claim = await _claim_of(client, move.node, pod)
+            if claim is not None and claim.relocation is None and claim.revision == placed.revision:
                 if placed.placement.cpus == move.before.cpus:
                     raise _NotMade(answer.message if answer is not None else "the VM went back to its cores")
                 return
         elif answer is not None and is_new and answer.status is False:
             raise _NotMade(answer.message)
-        elif passed > BEGIN_S and not await _is_relocating(client, move.node, pod):
+        elif passed > BEGIN_S and (
+            (claim := await _claim_of(client, move.node, pod)) is None or claim.relocation is None
+        ):
             raise _NotMade(f"serve has not begun the move within {BEGIN_S:.0f} s; is it running?")
         if passed > MOVE_S:
             raise _NotMade(
@@ -164,7 +168,7 @@ async def _migrate(client: DefragmentationClient, move: DefragmentingMove, pod: 
             await client.delete_migration(live.namespace, name)
             raise _NotMade(f"migration {name} has not started within {START_S:.0f} s and was deleted")
     for _ in range(int(END_S / POLL_S)):
-        if not await _has_claim(client, move.node, live):
+        if await _claim_of(client, move.node, live) is None:
             return
         await asyncio.sleep(POLL_S)
 
@@ -176,20 +180,6 @@ def _placed(pod: PodRecord) -> PodPlacement | None:
         return None
 
 
-async def _is_settled(
-    client: DefragmentationClient, node: NodeName, pod: PodRecord, placed: PodPlacement
-) -> bool:
+async def _claim_of(client: DefragmentationClient, node: NodeName, pod: PodRecord) -> Claim | None:
     record = await client.read_ledger(node)
-    claim = None if record is None else record.ledger.claims.get(pod.uid)
-    return claim is not None and claim.relocation is None and claim.revision == placed.revision
-
-
-async def _is_relocating(client: DefragmentationClient, node: NodeName, pod: PodRecord) -> bool:
-    record = await client.read_ledger(node)
-    claim = None if record is None else record.ledger.claims.get(pod.uid)
-    return claim is not None and claim.relocation is not None
-
-
-async def _has_claim(client: DefragmentationClient, node: NodeName, pod: PodRecord) -> bool:
-    record = await client.read_ledger(node)
-    return record is not None and pod.uid in record.ledger.claims
+    return None if record is None else record.ledger.claims.get(pod.uid)

@@ -147,12 +147,12 @@ def _pod_memory(request: Request, domain: Mapping[str, Any], at: str) -> Bytes:
 def _check_shape(content: Mapping[str, Any], kind: str, what: str) -> None:
     """Raise BadBody where a mapping is missing, or texts of metadata are none."""
     _mapping(content, "spec", what)
-    holders = [(content, "metadata", False)]
+    holders = [(content, "metadata")]
     if kind == "VirtualMachine":
         _mapping(content["spec"], "template", f"{what}: spec")
         _mapping(content["spec"]["template"], "spec", f"{what}: spec.template")
-        holders.append((content["spec"]["template"], "spec.template.metadata", True))
-    for holder, path, _ in holders:
+        holders.append((content["spec"]["template"], "spec.template.metadata"))
+    for holder, path in holders:
         metadata = holder.get("metadata")
         if metadata is None:
             continue

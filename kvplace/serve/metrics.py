@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from prometheus_client import Gauge
 
 from kvplace.controller.controller import Controller
-from kvplace.core.free_resources import BLOCK_LEVELS
+from kvplace.core.free_resources import BLOCK_LEVELS, BLOCK_SIZES
 from kvplace.core.ledger import Claim
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NodeName
@@ -22,9 +22,6 @@ from kvplace.kube.events import EventRecorder
 from kvplace.nodes.node_cache import ClusterFreeBlocks, NodeCache
 from kvplace.scheduler.extender import Extender
 from kvplace.service.process import Series
-
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Sizes of free blocks for counting nodes, in CPUs."""
 
 NODES = Gauge(
     "kvplace_cluster_nodes", "Nodes by whether VMs can be placed on them: usable, unusable.", ["state"]
@@ -159,7 +156,7 @@ class ClusterGauges:
             LARGEST_CPUS.labels(scope).set(free_blocks.largest_cpus(domain))
             LARGEST_CORES.labels(scope).set(free_blocks.largest_cores(domain))
             FRAGMENTATION.labels(scope).set(free_blocks.fragmentation(domain))
-            for size in _SIZES:
+            for size in BLOCK_SIZES:
                 NODES_WITH_FREE_BLOCK.labels(scope, str(size)).set(free_blocks.nodes_with(domain, size))
 
     async def _look_at_claims(self) -> None:

@@ -15,7 +15,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,24 +169,13 @@ class DemoReport:
         return dict(sorted(spread.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class SimilarRefusals:
-    """VMs with refusals that differ in numbers only."""
-
-    by: str
-    reason: str
-    """The message to the first of them."""
-    vms: tuple[str, ...]
-
-
-def similar_refusals(report: DemoReport) -> list[SimilarRefusals]:
+def similar_refusals(report: DemoReport) -> list[list[DemoRefusal]]:
     """Group refusals that differ in their numbers only, the largest group first."""
     groups: dict[tuple[str, str], list[DemoRefusal]] = {}
     for vm in report.refused:
         first = vm.reason.replace(vm.name, "").partition(", best ")[0]
         groups.setdefault((vm.by, re.sub(r"\d+", "0", first)), []).append(vm)
-    ordered = sorted(groups.values(), key=lambda vms: (-len(vms), vms[0].name))
-    return [SimilarRefusals(vms[0].by, vms[0].reason, tuple(vm.name for vm in vms)) for vms in ordered]
+    return sorted(groups.values(), key=lambda vms: (-len(vms), vms[0].name))
 
 
 def domain_diff(vm: PlacedVm) -> list[str]:
@@ -224,8 +213,8 @@ def report_document(report: DemoReport) -> dict[str, Any]:
         "placed": len(report.placed),
         "pinned": len(report.pinned),
         "refused": [
-            {"by": group.by, "count": len(group.vms), "reason": group.reason, "vms": list(group.vms)}
-            for group in similar_refusals(report)
+            {"by": vms[0].by, "count": len(vms), "reason": vms[0].reason, "vms": [vm.name for vm in vms]}
+            for vms in similar_refusals(report)
         ],
         "vmsByNumaNodes": {str(nodes): count for nodes, count in report.numa_splits.items()},
         "vmsBySockets": {str(sockets): count for sockets, count in report.socket_splits.items()},
@@ -284,9 +273,9 @@ async def run_demo(
                 lifecycle = _VmLifecycle(cluster, cache, report, Path(folder))
                 async with asyncio.TaskGroup() as binds:
                     for vm in vms:
-                        decided = await lifecycle.decide(vm)
-                        if decided is not None:
-                            binds.create_task(lifecycle.bind(decided))
+                        bind = await lifecycle.decide(vm)
+                        if bind is not None:
+                            binds.create_task(bind)
                         if not goes_on(report):
                             break
                 await lifecycle.events.finish()
@@ -307,18 +296,6 @@ def _machines(count: int) -> dict[NodeName, Topology]:
     return {NodeName(f"worker-{number + 1:0{width}d}"): types[number % len(types)] for number in range(count)}
 
 
-@dataclass(frozen=True)
-class _Decided:
-    """A VM with a chosen node and a pod to bind."""
-
-    name: str
-    vmi: Mapping[str, Any]
-    pod: Mapping[str, Any]
-    node: NodeName
-    created: float
-    deciding_seconds: float
-
-
 class _VmLifecycle:
     """Takes VMs from their creation to their domains."""
 
@@ -331,8 +308,8 @@ class _VmLifecycle:
         self._folder = folder
         self._admission = AdmissionSettings(sidecar_image="kvplace-hook")
 
-    async def decide(self, vm: Mapping[str, Any]) -> _Decided | None:
-        """Take one VM to the choice of its node; None if it was refused."""
+    async def decide(self, vm: Mapping[str, Any]) -> Coroutine[Any, Any, None] | None:
+        """Take one VM to the choice of its node; returns its bind, None if it was refused."""
         name = vm["metadata"]["name"]
         created = time.perf_counter()
         try:
@@ -352,28 +329,36 @@ class _VmLifecycle:
         node = await self._chosen(name, pod)
         if node is None:
             return None
-        return _Decided(name, vmi, pod, node, created, time.perf_counter() - before)
+        deciding = time.perf_counter() - before
+        return self._bind(name, vmi, pod, node, created=created, deciding=deciding)
 
-    async def bind(self, vm: _Decided) -> None:
+    async def _bind(
+        self,
+        name: str,
+        vmi: Mapping[str, Any],
+        pod: Mapping[str, Any],
+        node: NodeName,
+        *,
+        created: float,
+        deciding: float,
+    ) -> None:
         """Act as kube-scheduler's binding cycle; then the kubelet and the hook take the VM to its domain."""
-        metadata = vm.pod["metadata"]
+        metadata = pod["metadata"]
         call = {
             "PodName": metadata["name"],
             "PodNamespace": metadata["namespace"],
             "PodUID": metadata["uid"],
-            "Node": vm.node,
+            "Node": node,
         }
         bound = await self.extender.bind(read_binding_args(msgspec.json.encode(call)))
         if bound.error:
-            self._refused(vm.name, "bind", bound.error)
+            self._refused(name, "bind", bound.error)
             return
-        placement = self._seen_by_hook(metadata["name"], metadata["uid"], vm.node)
-        domain = domain_xml(vm.vmi)
+        placement = self._seen_by_hook(metadata["name"], metadata["uid"], node)
+        domain = domain_xml(vmi)
         after = domain if placement.floats else rewrite(domain, placement)
-        seconds = time.perf_counter() - vm.created
-        self._report.placed.append(
-            PlacedVm(vm.name, vm.node, placement, seconds, vm.deciding_seconds, domain, after)
-        )
+        seconds = time.perf_counter() - created
+        self._report.placed.append(PlacedVm(name, node, placement, seconds, deciding, domain, after))
 
     def _admitted(self, vm: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Act as KubeVirt's controllers and the API server, up to the stored pod."""

@@ -18,7 +18,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.occupant import ClusterNode
 from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import Request
-from kvplace.documents.cluster import MOST_REQUESTS, ScenarioDocument, VmEntry
+from kvplace.documents.cluster import MOST_REQUESTS, MixEntry, ScenarioDocument, VmEntry
 from kvplace.documents.model import numbered, read_model
 from kvplace.documents.reading import load_document, source_name
 from kvplace.machines.cluster import nodes_of
@@ -91,18 +91,10 @@ class ActiveVms:
 
 
 @dataclass(frozen=True, slots=True)
-class VmKind:
-    """One entry of a mix: a request, and how often it arrives relative to the other entries."""
-
-    share: float
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
 class Mix:
     """VMs that are drawn at random."""
 
-    kinds: tuple[VmKind, ...]
+    kinds: tuple[MixEntry, ...]
     requests: int
     """How many VMs arrive."""
     load: float | None
@@ -215,8 +207,7 @@ def scenario_of(document: ScenarioDocument, folder: Path) -> Scenario:
     """Read the machines that a document in a folder names; raises BadBody."""
     mix = None
     if document.mix is not None:
-        kinds = tuple(VmKind(entry.share, entry.request) for entry in document.mix)
-        mix = Mix(kinds, document.requests, document.load)
+        mix = Mix(document.mix, document.requests, document.load)
     return Scenario(
         nodes=nodes_of(document, folder),
         mix=mix,

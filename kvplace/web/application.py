@@ -32,7 +32,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from kvplace.core.drawing.svg_blocks import DARK, LIGHT, Scheme
-from kvplace.core.errors import BadBody, Forbidden, KvplaceError, Refused, http_status_of
+from kvplace.core.errors import Absent, BadBody, Forbidden, KvplaceError, http_status_of
 from kvplace.core.scalars import NodeName
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS
@@ -228,7 +228,7 @@ class WebMap:
     async def _file(self, request: web.Request) -> web.StreamResponse:
         file = page_files().get(request.match_info["name"])
         if file is None:
-            raise _Missing("there is no such file")
+            raise Absent("there is no such file")
         return _served(request, file)
 
     async def _cluster(self, request: web.Request, name: str) -> web.StreamResponse:
@@ -246,14 +246,14 @@ class WebMap:
         name = request.match_info["name"]
         document = await node_document(self._cache, self._agents, self._vmis, NodeName(name))
         if document is None:
-            raise _Missing(f"the cluster has no node {name[:253]}")
+            raise Absent(f"the cluster has no node {name[:253]}")
         return await _json(request, document)
 
     async def _vm(self, request: web.Request) -> web.StreamResponse:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         document = await vm_document(self._cache, self._agents, self._vmis, namespace, name)
         if document is None:
-            raise _Missing(f"no running VM or pod {namespace[:63]}/{name[:253]} requests cores")
+            raise Absent(f"no running VM or pod {namespace[:63]}/{name[:253]} requests cores")
         return await _json(request, document)
 
     async def _search(self, request: web.Request) -> web.StreamResponse:
@@ -310,7 +310,9 @@ async def _with_sentences(request: web.Request, handler: Handler) -> web.StreamR
     try:
         response = await handler(request)
     except KvplaceError as error:
-        response = web.json_response({"error": str(error)}, status=_status_of(error))
+        response = web.json_response(
+            {"error": str(error)}, status=403 if isinstance(error, Forbidden) else http_status_of(error)
+        )
     except web.HTTPException as error:
         response = web.json_response({"error": f"{error.status} {error.reason}"}, status=error.status)
         if "Allow" in error.headers:
@@ -322,16 +324,6 @@ async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
     """Put the headers on an answer, unless its handler has set one of them; for `on_response_prepare`."""
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
-
-
-class _Missing(Refused):
-    """There is nothing of that name."""
-
-
-def _status_of(error: KvplaceError) -> int:
-    if isinstance(error, Forbidden):
-        return 403
-    return 404 if isinstance(error, _Missing) else http_status_of(error)
 
 
 def _served(request: web.Request, file: File) -> web.Response:

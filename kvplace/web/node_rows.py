@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from kvplace.core.free_resources import BLOCK_LEVELS
+from kvplace.core.free_resources import BLOCK_LEVELS, BLOCK_SIZES
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import NodeRecord, PodRecord, TopologyRecord
@@ -23,8 +23,6 @@ from kvplace.nodes.node_cache import CHECK_STEPS, ClusterFreeBlocks, NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.web.documents import Agents, view_of, vms_on
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Sizes of VMs, in CPUs, for counting nodes with room."""
 _REMEMBERED_ENDS = 4096
 _WAITING_NAMED = 20
 
@@ -115,13 +113,13 @@ class NodeRows:
             ],
             "notPinned": sum(row.states[0] for row in rows),
             "moving": sum(row.states[1] for row in rows),
-            "sizes": list(SIZES),
+            "sizes": list(BLOCK_SIZES),
             "freeBlocks": {
                 domain.value: {
                     "cpus": free_blocks.largest_cpus(domain),
                     "cores": free_blocks.largest_cores(domain),
                     "fragmentation": round(free_blocks.fragmentation(domain), 4),
-                    "nodesWith": [free_blocks.nodes_with(domain, size) for size in SIZES],
+                    "nodesWith": [free_blocks.nodes_with(domain, size) for size in BLOCK_SIZES],
                 }
                 for domain in BLOCK_LEVELS
             },

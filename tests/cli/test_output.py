@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvplace.cli.output import Column, Listing, Output, Printed, cpu_lines, print_line, print_table, say
+from kvplace.cli.output import Column, Listing, Output, cpu_lines, print_line, print_table, say
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from tests.cli.calls import Caller
 
@@ -27,9 +27,7 @@ def test_a_cpu_list_is_broken_only_between_its_entries(cpus: set[int], width: in
 def test_words_of_others_are_shown_and_do_not_act_on_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    listing = Listing(
-        Printed[str]("Vm", (Column("NAME", str),), lambda name: {"name": name}, str), Output.TABLE
-    )
+    listing = Listing("Vm", (Column("NAME", str),), lambda name: {"name": name}, str, Output.TABLE)
     print_line(HOSTILE)
     print_table([("NAME", "CPUS"), (HOSTILE, "0-3")])
     listing.print_all([HOSTILE])
@@ -57,9 +55,7 @@ def test_names_in_other_writings_are_printed_as_they_are(capsys: pytest.CaptureF
 
 
 def test_words_of_others_cannot_begin_a_line_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
-    listing = Listing(
-        Printed[str]("Vm", (Column("SAID", str),), lambda said: {"said": said}, str), Output.TABLE
-    )
+    listing = Listing("Vm", (Column("SAID", str),), lambda said: {"said": said}, str, Output.TABLE)
     print_line("VM db: it reports\r\nall is well\n")
     listing.print_all(["it reports\n\tall is well"])
     say("it reports\nkvplace: all is well")
@@ -72,12 +68,10 @@ def test_columns_stand_below_each_other_whatever_the_width_of_their_letters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     listing = Listing(
-        Printed[str](
-            "Vm",
-            (Column("VM", str), Column("CPUS", lambda _: "0-3")),
-            lambda name: {"name": name},
-            str,
-        ),
+        "Vm",
+        (Column("VM", str), Column("CPUS", lambda _: "0-3")),
+        lambda name: {"name": name},
+        str,
         Output.TABLE,
     )
     names = ["数据库", "web", "e\N{COMBINING ACUTE ACCENT}te\N{COMBINING ACUTE ACCENT}"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
-from kvplace.cli.rollout_dialog import RolloutFlags, read_given
+from kvplace.cli.rollout_dialog import read_given
 from kvplace.core.errors import BadBody
 from kvplace.documents.model import read_model
 from kvplace.documents.reading import read_document
@@ -24,8 +25,8 @@ def template(tmp_path: Path) -> str:
     return str(path)
 
 
-def names(files: list[str], flags: RolloutFlags) -> list[str]:
-    return [one.name for one in read_given(files, flags, None, "default").vms]
+def names(files: list[str], **options: Any) -> list[str]:
+    return [one.name for one in read_given(files, None, "default", **options).vms]
 
 
 def test_the_example_is_a_valid_document(kvplace: Caller) -> None:
@@ -42,15 +43,15 @@ def test_vms_are_named_by_flags_lists_templates_and_documents(template: str, tmp
     listed.write_text("alice  # the first\n\nbob\n")
     document = tmp_path / "rollout.yaml"
     document.write_text("name: shop\nvms: [{template: web.json, count: 2}]\n")
-    assert names([template], RolloutFlags(name="web", count=2)) == ["web-01", "web-02"]
-    assert names([template], RolloutFlags()) == ["template"]
-    assert names([template], RolloutFlags(name="web", names=str(listed))) == ["alice", "bob"]
-    assert names([template, str(other)], RolloutFlags(name="web", count=1)) == [
+    assert names([template], name="web", count=2) == ["web-01", "web-02"]
+    assert names([template]) == ["template"]
+    assert names([template], name="web", names=str(listed)) == ["alice", "bob"]
+    assert names([template, str(other)], name="web", count=1) == [
         "web-template-01", "web-db-01"
     ]  # fmt: skip
-    assert names([str(document)], RolloutFlags()) == ["shop-01", "shop-02"]
-    assert names([str(document)], RolloutFlags(name="new")) == ["new-01", "new-02"]
-    changed = read_given([str(document)], RolloutFlags(limits={"maxInFlight": 7}), "mine", "default")
+    assert names([str(document)]) == ["shop-01", "shop-02"]
+    assert names([str(document)], name="new") == ["new-01", "new-02"]
+    changed = read_given([str(document)], "mine", "default", limits={"maxInFlight": 7})
     assert (changed.document.max_in_flight, changed.namespace) == (7, "mine")
 
 
@@ -58,9 +59,9 @@ def test_flags_that_contradict_a_document_are_refused(template: str, tmp_path: P
     document = tmp_path / "rollout.yaml"
     document.write_text("name: shop\nvms: [{template: web.json, count: 2}]\n")
     with pytest.raises(click.UsageError, match=r"rollout\.yaml is a rollout document"):
-        names([str(document), template], RolloutFlags())
+        names([str(document), template])
     with pytest.raises(click.UsageError, match=r"rollout\.yaml is a rollout document"):
-        names([str(document)], RolloutFlags(count=3))
+        names([str(document)], count=3)
 
 
 @pytest.mark.parametrize(
@@ -109,16 +110,16 @@ def test_a_list_that_names_a_vm_twice_is_refused_with_both_lines(template: str, 
     listed = tmp_path / "names"
     listed.write_text("alice\n# the second shift\nbob\nalice # again\n")
     with pytest.raises(BadBody, match="names: line 4 names 'alice' again, as line 1 does"):
-        names([template], RolloutFlags(name="web", names=str(listed)))
+        names([template], name="web", names=str(listed))
 
 
 def test_half_a_character_is_refused_where_it_would_be_sent_to_a_cluster(tmp_path: Path) -> None:
     path = tmp_path / "web.json"
     path.write_text(json.dumps(vm()).replace('"spec"', '"\\ud83d": 1, "spec"', 1))
     with pytest.raises(BadBody, match=r"web\.json contains half a character, \\ud83d; write both halves"):
-        read_given([str(path)], RolloutFlags(), None, "default")
+        read_given([str(path)], None, "default")
     path.write_text(json.dumps({**vm(), "note": "\N{ROCKET}"}))
-    assert names([str(path)], RolloutFlags()) == ["template"]
+    assert names([str(path)]) == ["template"]
 
 
 @pytest.mark.parametrize("waves", ["9" * 5000, "0", "1,,2", "-1", "200%"])

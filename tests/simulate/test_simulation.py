@@ -17,7 +17,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Reason
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, NumaId
-from kvplace.documents.cluster import SCENARIO_EXAMPLE, ScenarioDocument
+from kvplace.documents.cluster import SCENARIO_EXAMPLE, MixEntry, ScenarioDocument
 from kvplace.documents.model import read_model
 from kvplace.documents.reading import read_document
 from kvplace.machines.server_types import read_machine
@@ -28,7 +28,6 @@ from kvplace.simulate.scenario import (
     RandomLoad,
     Scenario,
     SimulatedVm,
-    VmKind,
     scenario_of,
     trace,
 )
@@ -209,7 +208,7 @@ def test_free_cpus_without_memory_and_free_memory_without_cpus_are_stranded() ->
 
 
 def test_a_random_load_stays_below_its_share_and_goes_on_after_refusals() -> None:
-    mix = Mix((VmKind(1.0, Request(4, memory=GIB)),), requests=200, load=0.5)
+    mix = Mix((MixEntry(request=Request(4, memory=GIB)),), requests=200, load=0.5)
     load = RandomLoad(mix, 3, cpus=40, memory=100 * GIB)
     running: set[str] = set()
     arrivals = 0
