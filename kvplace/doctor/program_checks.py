@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -96,7 +96,11 @@ def check_images(found: Installation) -> Iterator[Finding]:
 
 def check_versions(found: Installation) -> Iterator[Finding]:
     """Check that all programs are of one release, this one included."""
-    releases = releases_of(found)
+    releases = releases_of(
+        found.component("deployments", SERVE),
+        found.component("daemonsets", AGENT),
+        (setting_of_serve(found, "SIDECAR_IMAGE"),),
+    )
     known = {release for release in releases.values() if release}
     if len(known) > 1:
         parts = ", ".join(f"{name} {release}" for name, release in releases.items() if release)
@@ -110,14 +114,19 @@ def check_versions(found: Installation) -> Iterator[Finding]:
         )
 
 
-def releases_of(found: Installation) -> dict[str, str]:
-    """Return the releases of `serve`, agent and hook by the tags of their images; empty for a digest."""
-    images = {
-        SERVE: "".join(map(image_of, found.component("deployments", SERVE)[:1])),
-        AGENT: "".join(map(image_of, found.component("daemonsets", AGENT)[:1])),
-        "hook": setting_of_serve(found, "SIDECAR_IMAGE"),
-    }
-    return {name: release_of(image) for name, image in images.items() if image}
+def releases_of(serve: Iterable[Document], agents: Iterable[Document], hook: Iterable[str]) -> dict[str, str]:
+    """Return the releases of `serve`, agent and hook by the tags of their images.
+
+    Several of one program have commas between them; it is an empty text for images with digests alone.
+    """
+    images = {SERVE: map(image_of, serve), AGENT: map(image_of, agents), "hook": hook}
+    named = {name: list(filter(None, each)) for name, each in images.items()}
+    return {name: joined(map(release_of, each)) for name, each in named.items() if each}
+
+
+def joined(releases: Iterable[str]) -> str:
+    """Write different releases with commas between them."""
+    return ", ".join(sorted(set(filter(None, releases))))
 
 
 def release_of(image: str) -> str:

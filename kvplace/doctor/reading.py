@@ -7,7 +7,7 @@ list these in the whole cluster sees the pods of kvplace, with the rights of `kv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, TypeVar
@@ -27,10 +27,9 @@ from kvplace.doctor.installation import (
     SERVE,
     Installation,
     config_maps_of,
-    image_of,
     labels_of,
 )
-from kvplace.doctor.program_checks import release_of
+from kvplace.doctor.program_checks import joined, releases_of
 from kvplace.kube.api_errors import Denied, NotFound, Unauthenticated
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import SchedulableNode
@@ -73,7 +72,7 @@ _LACKS_RIGHT = "cannot create resource"
 """In the refusal of a user without the right; admission, such as PodSecurity, answers HTTP 403, too."""
 _SECOND_READING_S = 5.0
 _OWNERS = {SERVE: ApiKind("deployments", "apps"), AGENT: ApiKind("daemonsets", "apps")}
-_HOOK, _HOOK_SETTING = "hook", "SIDECAR_IMAGE"
+_HOOK_SETTING = "SIDECAR_IMAGE"
 
 
 class DoctorClient(ObjectReader, Protocol):
@@ -304,26 +303,16 @@ async def read_releases(reader: DoctorClient) -> Releases:
         _allowed(_programs(reader, AGENT)),
         _allowed(reader.read_list(_KUBEVIRTS)),
     )
-    found: dict[str, str] = {}
-    denied: dict[str, Denied] = {}
-    for name, programs in ((SERVE, serve), (AGENT, agent)):
-        if isinstance(programs, Denied):
-            denied[name] = programs
-        elif programs:
-            found[name] = _joined(release_of(image_of(one)) for one in programs)
-    hook = await _allowed(_hook_images(reader, () if isinstance(serve, Denied) else serve))
-    if isinstance(hook, Denied):
-        denied[_HOOK] = hook
-    elif hook:
-        found[_HOOK] = _joined(map(release_of, hook))
-    found["Kubernetes"] = version
-    if isinstance(kubevirts, Denied):
-        denied["KubeVirt"] = kubevirts
-    elif kubevirts:
-        found["KubeVirt"] = _joined(
-            str(at(one, "status", "observedKubeVirtVersion") or "") for one in kubevirts
-        )
-    return Releases(found, denied)
+    hook = await _allowed(_hook_images(reader, _read(serve)))
+    found = {**releases_of(_read(serve), _read(agent), _read(hook)), "Kubernetes": version}
+    if of_kubevirt := [str(at(one, "status", "observedKubeVirtVersion") or "") for one in _read(kubevirts)]:
+        found["KubeVirt"] = joined(of_kubevirt)
+    read = {SERVE: serve, AGENT: agent, "hook": hook, "KubeVirt": kubevirts}
+    return Releases(found, {name: one for name, one in read.items() if isinstance(one, Denied)})
+
+
+def _read(answer: tuple[T, ...] | Denied) -> tuple[T, ...]:
+    return () if isinstance(answer, Denied) else answer
 
 
 async def _programs(reader: DoctorClient, component: str) -> tuple[Document, ...]:
@@ -343,10 +332,6 @@ async def _hook_images(reader: DoctorClient, serve: tuple[Document, ...]) -> tup
     )
     images = (at(one, "data", _HOOK_SETTING) for one in settings if one is not None)
     return tuple(str(image) for image in images if image)
-
-
-def _joined(releases: Iterable[str]) -> str:
-    return ", ".join(sorted(set(filter(None, releases))))
 
 
 async def _allowed(reading: Awaitable[T]) -> T | Denied:

@@ -49,16 +49,6 @@ Search = Generator[None, None, T]
 """A search that pauses at each `yield` and returns its answer."""
 
 
-def finished(search: Search[T]) -> T:
-    """Carry out a search without a pause."""
-    while True:
-        try:
-            next(search)
-        except StopIteration as ended:
-            answer: T = ended.value
-            return answer
-
-
 @dataclass(frozen=True, slots=True)
 class _Domain:
     """CPUs that may hold the VM, and the VMs in the way there."""

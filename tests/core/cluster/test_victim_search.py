@@ -7,7 +7,7 @@ from itertools import combinations
 from random import Random
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cluster.victim_search import VictimSearch, finished
+from kvplace.core.cluster.victim_search import Search, VictimSearch
 from kvplace.core.cluster.victims import (
     Cost,
     DisruptionBudget,
@@ -32,6 +32,16 @@ from tests.effort import rounds
 
 PRIORITIES = (-(1 << 31), -5, 0, 0, 0, 10)
 OURS = 1000
+
+
+def finished(search: Search[Victims | None]) -> Victims | None:
+    """Carry out a search without a pause."""
+    while True:
+        try:
+            next(search)
+        except StopIteration as ended:
+            found: Victims | None = ended.value
+            return found
 
 
 def machine_of(topology: Topology, occupants: list[Occupant]) -> OccupiedMachine:
