@@ -215,6 +215,16 @@ def test_continuous_integration_runs_the_commands_of_a_person() -> None:
     assert lines == ['exec "$(dirname -- "$0")/../make" test']
 
 
+def test_names_of_tests_have_no_noun_clause_with_what() -> None:
+    found = [
+        f"{path.relative_to(PROJECT)}: {name}"
+        for path in files_of_the_project(".py")
+        for name in re.findall(r"def (test_(?:\w+_)?what_\w+)", path.read_text())
+        if name != "test_names_of_tests_have_no_noun_clause_with_what"
+    ]
+    assert found == []
+
+
 def test_no_test_file_is_imported() -> None:
     """Shared parts are in a module beside them, so that each can be moved, split and run alone."""
     found = [

@@ -83,7 +83,7 @@ def test_there_are_eight_recipes() -> None:
     assert len(RECIPES) == 8
 
 
-def test_every_word_that_shows_in_the_domain_has_an_example() -> None:
+def test_every_value_that_shows_in_the_domain_has_an_example() -> None:
     shown = [key for key in WORDS if key not in (keys.DEVICE_NUMA, keys.ON_FAILURE)]
     assert {key for key, _, _ in EXAMPLES} == set(shown)
     assert sum("<" in example for _, _, example in EXAMPLES) >= 15

@@ -1,4 +1,4 @@
-"""Every word on the whole way: VM object, admission, scheduler, ledger, pod, hook, domain XML.
+"""Every value of an annotation on the whole way: VM, admission, scheduler, ledger, pod, hook, domain XML.
 
 One machine of eight NUMA nodes takes VMs with requests of every kind; each comes through KubeVirt's own
 converter and hooks client.

@@ -1,4 +1,4 @@
-"""Every word of a user on real threads: annotations, allocator, the hook in its pod, libvirt, QEMU.
+"""Every value of an annotation on real threads: annotations, allocator, the hook in its pod, libvirt, QEMU.
 
 The machine that runs the tests gives two CPUs, called a and b here; the allocator is informed that they are
 the threads of one core, or that each is a socket, or that the host keeps a for itself.
