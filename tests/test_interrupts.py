@@ -18,5 +18,7 @@ def test_tests_that_interrupt_a_program_end_also_where_the_parent_ignores_sigint
         [*ignoring, *pytest], cwd=PROJECT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"[1-9]\d* passed", done.stdout)
-    assert not re.search(r"failed|error|skipped", done.stdout)
+    # Lines before it may name tests of data that this machine does not have.
+    summary = done.stdout.splitlines()[-1]
+    assert re.search(r"[1-9]\d* passed", summary)
+    assert not re.search(r"failed|error|skipped", summary)
