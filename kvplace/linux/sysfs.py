@@ -33,7 +33,7 @@ _NODE_SETS = ("cpulist", "cpumap")
 
 _MAX_NODE = 16383
 _MEMORY_TOLERANCE = 64
-"""A machine may have one part in so many more than its NUMA nodes together: memory that the kernel added."""
+"""Machine and NUMA nodes together may differ by one part in so many: memory of the kernel."""
 _MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{1,8})*", re.ASCII)
 _MEM_TOTAL = re.compile(r"MemTotal:\s+(\d{1,15}) kB", re.ASCII)
 _PAGE_SIZE = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
@@ -142,10 +142,11 @@ class _Reader:
         return nodes
 
     def _compare_memory(self, whole: Bytes, nodes: Bytes) -> None:
-        if nodes and whole > nodes + nodes // _MEMORY_TOLERANCE:
+        if nodes and whole and abs(whole - nodes) > nodes // _MEMORY_TOLERANCE:
+            effect = "VMs get no other" if whole > nodes else "VMs may get more than the machine has"
             self._notes.append(
                 f"the kernel gives the machine {about_bytes(whole)} of memory and its NUMA nodes"
-                f" {about_bytes(nodes)} together: that of the NUMA nodes counts, VMs get no other"
+                f" {about_bytes(nodes)} together: that of the NUMA nodes counts, {effect}"
             )
 
     def _node_ids(self) -> list[NumaId]:

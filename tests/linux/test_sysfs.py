@@ -138,7 +138,7 @@ def test_without_numa_nodes_the_machine_is_one_node_with_all_its_memory() -> Non
     assert dict(node.huge_pages) == {2 << 20: 64}
 
 
-def test_memory_of_the_machine_that_no_numa_node_has_is_noted_and_does_not_count() -> None:
+def test_memory_of_the_machine_that_differs_from_its_numa_nodes_is_noted_and_does_not_count() -> None:
     tree = sysfs_of(TWO_SOCKETS)
     in_nodes = sum(node.memory for node in TWO_SOCKETS.numa_nodes) // 1024
     tree.files["proc/meminfo"] = f"MemTotal:       {in_nodes} kB\n"
@@ -149,6 +149,10 @@ def test_memory_of_the_machine_that_no_numa_node_has_is_noted_and_does_not_count
     (note,) = found.notes
     assert "that of the NUMA nodes counts" in note
     assert "2.21Ti of memory and its NUMA nodes 756Gi together" in note
+    tree.files["proc/meminfo"] = f"MemTotal:       {in_nodes // 3} kB\n"
+    (note,) = discover(tree).notes
+    assert "252Gi of memory and its NUMA nodes 756Gi together" in note
+    assert note.endswith("VMs may get more than the machine has")
 
 
 def test_a_cpu_in_two_numa_nodes_or_in_none_gets_one_and_memory_stays_where_it_is() -> None:

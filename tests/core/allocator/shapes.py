@@ -147,6 +147,22 @@ SCARCE_MEMORY = machine(
     memory=[3, 5, 0, 4, 16],
     pages=[1, 3, 0, 2, 8],
 )
+EACH_CORE_A_SOCKET = machine(
+    packages=["0-1", "2-3", "4-5", "6-7"],
+    nodes=["0-3", "4-7"],
+    l3=["0-1", "2-3", "4-5", "6-7"],
+    cores=["0-1", "2-3", "4-5", "6-7"],
+    distances=slit([10, 21], [21, 10]),
+)
+EACH_CORE_A_SOCKET_AND_A_NODE = machine(
+    packages=["0-1", "2-3", "4-5", "6-7"],
+    nodes=["0-1", "2-3", "4-5", "6-7"],
+    l3=["0-3", "4-7"],
+    cores=["0-1", "2-3", "4-5", "6-7"],
+    distances=slit([10, 12, 21, 21], [12, 10, 21, 21], [21, 21, 10, 12], [21, 21, 12, 10]),
+    memory=[4, 3, 2, 4],
+    pages=[2, 0, 1, 2],
+)
 TANGLED = machine(
     packages=["0-2", "3-7"],
     nodes=["0-3", "4-5", "6-7"],
