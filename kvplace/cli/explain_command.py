@@ -131,7 +131,13 @@ def _explain_on_machine(document: Document, machine: str, output: Output) -> int
         print_answer(output, lambda: {"notes": notes}, lambda: print_lines(notes))
         return ExitCode.DONE
     known = chosen_machine(machine)
-    session = PlaceSession(known.name, known.topology, foreign=known.kubelet_cpus, devices=known.devices)
+    session = PlaceSession(
+        known.name,
+        known.topology,
+        foreign=known.kubelet_cpus,
+        in_use=known.in_use,
+        devices=known.devices,
+    )
     answer = session.place(vm.name, vm.request)
     assert answer.decision is not None
     lines = report_lines(vm, known.name, known.topology, answer.decision, changes=None)

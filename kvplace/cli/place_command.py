@@ -112,6 +112,7 @@ def command(
         found.topology,
         free=None if free is None else free_cpus(free, "--free", found.topology),
         foreign=found.kubelet_cpus,
+        in_use=found.in_use,
         devices=found.devices,
         keep=keep or bool(manifests),
         make_room=make_room,

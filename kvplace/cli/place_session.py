@@ -17,7 +17,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.errors import BadBody
-from kvplace.core.free_resources import Free, free_of
+from kvplace.core.free_resources import NOTHING_IN_USE, Free, MemoryInUse, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room
 from kvplace.core.moves.suggestions import (
@@ -29,7 +29,7 @@ from kvplace.core.moves.suggestions import (
     refusal_document,
 )
 from kvplace.core.node_devices import NodeDevices
-from kvplace.core.occupant import Occupant, devices_beside
+from kvplace.core.occupant import Occupant, devices_beside, occupant_of_claim
 from kvplace.core.placement import Placement, Refusal, placement_document
 from kvplace.core.request import Request
 from kvplace.core.request_json import id_of, request_of
@@ -89,6 +89,7 @@ class PlaceSession:
         *,
         free: CpuMask | None = None,
         foreign: CpuMask = NO_CPUS,
+        in_use: MemoryInUse = NOTHING_IN_USE,
         devices: NodeDevices | None = None,
         keep: bool = False,
         make_room: bool = False,
@@ -98,8 +99,8 @@ class PlaceSession:
         """Start with no VM on the machine; `devices` are the free devices then.
 
         `free` are the CPUs for requests that do not name their own, all of them by default; `foreign` CPUs
-        are never given out. `make_room` lets kept VMs move, and `thorough` searches 100 times as long for
-        such moves. `explain` adds to each refusal the changes that make the VM fit.
+        and memory `in_use` are never given out. `make_room` lets kept VMs move, and `thorough` searches 100
+        times as long for such moves. `explain` adds to each refusal the changes that make the VM fit.
         """
         self._name = name
         self._topology = topology
@@ -110,6 +111,7 @@ class PlaceSession:
         self._make_room = make_room
         self._thorough = thorough
         self._explain = explain
+        self._others = () if in_use == NOTHING_IN_USE else (in_use.claim(),)
         self._ledger = Ledger()
         self._kept: dict[str, Occupant] = {}
         self._suggest = lru_cache(_MAX_CACHED_SUGGESTIONS)(self._find_suggestions)
@@ -205,10 +207,9 @@ class PlaceSession:
             return Decision(refusal, ())
         no_moves = None
         if self._make_room:
-            running = tuple(self._kept.values())
             found = make_room(
                 self._topology,
-                running,
+                self._occupants(),
                 request,
                 only=only,
                 devices=self._free_devices,
@@ -231,14 +232,18 @@ class PlaceSession:
         return devices_beside(self._devices, self._kept.values())
 
     def _free_of(self, only: CpuMask) -> Free:
-        return free_of(self._topology, self._ledger, only=only, devices=self._free_devices)
+        return free_of(self._topology, self._ledger, self._others, only=only, devices=self._free_devices)
+
+    def _occupants(self) -> tuple[Occupant, ...]:
+        others = (occupant_of_claim(claim.pod, claim, self._topology) for claim in self._others)
+        return (*self._kept.values(), *others)
 
     def _find_suggestions(self, request: Request, only: CpuMask) -> Suggestions:
         if not self._explain:
             return NO_SUGGESTIONS
         free = self._free_of(only)
         # With --make-room the moves were searched already.
-        movable = () if self._make_room else tuple(self._kept.values())
+        movable = () if self._make_room or not self._kept else self._occupants()
         return find_suggestions(self._topology, free, request, movable, only=only)
 
     def _take(self, uid: str, request: Request, placement: Placement, moves: tuple[Move, ...]) -> None:

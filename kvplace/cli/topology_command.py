@@ -89,7 +89,7 @@ def command(machine: str | None, reserved: str | None, cpu_manager_state: str | 
         say(f"the node is named {name}: {known.name!r} is not a name that a node can have")
     print_answer(
         output,
-        lambda: node_topology(known.name, known.topology, known.kubelet_cpus),
+        lambda: node_topology(known.name, known.topology, known.kubelet_cpus, known.in_use),
         lambda: _print_tables(known, wide=output is Output.WIDE),
         [f"{KIND.lower()}.kvplace.io/{name}"],
     )

@@ -24,7 +24,7 @@ from typing import Any
 
 from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of
 from kvplace.core.errors import BadTopology
-from kvplace.core.free_resources import Free
+from kvplace.core.free_resources import NOTHING_IN_USE, Free, MemoryInUse
 from kvplace.core.json_fields import Fields
 from kvplace.core.node_devices import (
     MOST_DEVICES,
@@ -73,10 +73,16 @@ class Enforcement(Enum):
         return self in (Enforcement.NRI, Enforcement.CGROUP)
 
 
-def node_topology(name: str, topology: Topology, kubelet_cpus: CpuMask = NO_CPUS) -> dict[str, Any]:
+def node_topology(
+    name: str,
+    topology: Topology,
+    kubelet_cpus: CpuMask = NO_CPUS,
+    in_use: MemoryInUse = NOTHING_IN_USE,
+) -> dict[str, Any]:
     """Write a machine as a NodeTopology, under the name or the closest valid name of a node.
 
-    `kubelet_cpus` are the CPUs of the kubelet's static policy; they are in the object's status.
+    `kubelet_cpus` are the CPUs of the kubelet's static policy; they and the memory `in_use` outside of claims
+    are in the object's status.
     """
     document: dict[str, Any] = {
         "apiVersion": API_VERSION,
@@ -86,6 +92,8 @@ def node_topology(name: str, topology: Topology, kubelet_cpus: CpuMask = NO_CPUS
     }
     if kubelet_cpus:
         document["status"] = {"kubeletCpus": format_cpu_list(kubelet_cpus)}
+    if in_use != NOTHING_IN_USE:
+        document.setdefault("status", {})["inUse"] = in_use.document()
     return document
 
 

@@ -23,6 +23,8 @@ from typing import Any
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, BadTopology
+from kvplace.core.free_resources import NOTHING_IN_USE, MemoryInUse, read_memory_in_use
+from kvplace.core.json_fields import Fields
 from kvplace.core.node_devices import NodeDevices
 from kvplace.core.node_topology import KIND, read_node_topology, read_stated_devices
 from kvplace.core.scalars import NO_CPUS, CpuMask
@@ -73,6 +75,8 @@ class Machine:
     """Gaps and contradictions of its description."""
     kubelet_cpus: CpuMask = NO_CPUS
     """CPUs that the kubelet's static policy has given to containers; they are not free."""
+    in_use: MemoryInUse = NOTHING_IN_USE
+    """Memory and huge pages that an agent has measured outside of claims; they are not free."""
     devices: NodeDevices | None = None
     """None where the description names no devices."""
 
@@ -202,7 +206,10 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
         name, topology = read_node_topology(document)
         machine = Machine(name or _stem(path), topology, devices=read_stated_devices(document, topology))
         status = document.get("status")
-        held = status.get("kubeletCpus") if isinstance(status, Mapping) else None
+        if not isinstance(status, Mapping):
+            return machine
+        machine = replace(machine, in_use=read_memory_in_use(Fields(status, "status"), "inUse"))
+        held = status.get("kubeletCpus")
         if held is None:
             return machine
         return machine._holding(parse_cpu_list(_text(held), what="status.kubeletCpus"), "status.kubeletCpus")

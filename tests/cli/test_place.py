@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,26 @@ def test_foreign_cpus_are_never_free() -> None:
     session = _session(foreign=parse_cpu_list("8-9"), keep=True)
     assert _ask(session, vcpus=3, free="8-11")["refusal"]["shortfall"]["best"] == 2
     assert _ask(session, vcpus=2, free="8-11")["placement"]["cpus"] == "10-11"
+
+
+@pytest.mark.parametrize("options", [(), ("--keep", "--make-room")])
+def test_memory_that_an_agent_has_measured_is_not_free(
+    kvplace: Caller, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    document = json.loads(kvplace("topology", "2x-epyc-9354", "-o", "json").out)
+    document["status"] = {"kubeletCpus": "1", "inUse": {"0": {"memory": "380Gi", "hugePages": {}}}}
+    (tmp_path / "saved.json").write_text(json.dumps(document))
+    printed = kvplace("topology", str(tmp_path / "saved.json"), "-o", "json").out
+    assert json.loads(printed)["status"] == document["status"]
+    (tmp_path / "printed.json").write_text(printed)
+    requests = [{"id": name, "vcpus": 2, "cpuSet": "one-numa", "memory": "60Gi"} for name in "abcd"]
+    stdin = "".join(json.dumps(request) + "\n" for request in requests)
+    called = kvplace(
+        "place", "--topology", str(tmp_path / "printed.json"), *options, "-o", "json", stdin=stdin
+    )
+    answers = [json.loads(line) for line in called.out.splitlines()]
+    assert [answer["placement"]["numaNodes"] for answer in answers[:3]] == [[1]] * 3
+    assert ("placement" in answers[3]) == (not options)
 
 
 def test_the_placement_repeats_on_failure() -> None:
