@@ -60,7 +60,7 @@ _NOT_READ = (
     (r"processor\s*:\s*\d", "cat /proc/cpuinfo"),
     (r"MemTotal:\s", "cat /proc/meminfo"),
     (r"Machine \(", "lstopo"),
-    (r"<!DOCTYPE topology\b|<topology\b", "lstopo --of xml"),
+    (r"<!DOCTYPE topology\b|<topology version=", "lstopo --of xml"),
 )
 """Lines near the beginning of other programs' output, also below a prompt."""
 

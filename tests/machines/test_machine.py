@@ -51,8 +51,9 @@ def packed(state: str = STATE) -> bytes:
         (b"\xef\xbb\xbf \n" + json.dumps(DOCUMENT["spec"]).encode(), "a machine", ""),
         (yaml.safe_dump(DOCUMENT).encode(), "worker", "2-3"),
         (b'<?xml version="1.0" encoding="UTF-8"?>\n' + capabilities_of(MACHINE).encode(), "a machine", ""),
+        (capabilities_of(MACHINE).replace("<topology", "\n<topology").encode(), "a machine", ""),
     ],
-    ids=["tar.gz", "tar", "object", "spec", "yaml", "capabilities"],
+    ids=["tar.gz", "tar", "object", "spec", "yaml", "capabilities", "capabilities without indentation"],
 )
 def test_a_machine_is_the_same_in_every_form_whatever_the_files_name(
     tmp_path: Path, content: bytes, name: str, kubelet: str
