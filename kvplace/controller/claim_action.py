@@ -38,83 +38,34 @@ class ClaimAction(Enum):
     """The cache alone cannot decide: read the pod from the API server, then decide again."""
 
 
-def action_from_cache(
+def action_for(
     claim: Claim,
     node: NodeName,
     pod: PodRecord | None,
-    *,
-    was_deleted: bool,
-    runs: bool,
-    age_s: float,
-    patience_s: float,
-    reserved_s: float = RESERVED_S,
-) -> ClaimAction:
-    """Decide about a claim, given its pod in the cache.
-
-    `was_deleted`: the cache had the pod and no longer has it, so it is searched for at once.
-    `runs`: the agent of the node reports that the pod runs.
-    `age_s`: how long this process has seen the claim as it is.
-    `patience_s`: how long a claim may wait for its binding before its pod is read.
-    `reserved_s`: how long a reservation may stay.
-    """
-    if is_for_migration(claim):  # the UID is not of a pod
-        return ClaimAction.RELEASE if age_s > reserved_s else ClaimAction.KEEP
-    if pod is None:
-        is_settled = was_deleted or age_s > SETTLE_S
-        return ClaimAction.READ_POD if is_settled else ClaimAction.KEEP
-    return _action_on_pod(
-        claim,
-        node,
-        pod,
-        is_live=False,
-        runs=runs,
-        age_s=age_s,
-        patience_s=patience_s,
-        reserved_s=reserved_s,
-    )
-
-
-def action_from_live_pod(
-    claim: Claim,
-    node: NodeName,
-    pod: PodRecord | None,
-    *,
-    runs: bool,
-    age_s: float,
-    patience_s: float,
-    reserved_s: float = RESERVED_S,
-) -> ClaimAction:
-    """Decide about a claim, given its pod as the API server has it now.
-
-    `runs`: the node's agent reports a container that uses the claim's CPUs. A pod can be deleted from the
-    API server by force while its QEMU runs.
-    """
-    if pod is None or pod.uid != claim.uid:
-        return ClaimAction.KEEP if runs else ClaimAction.RELEASE
-    return _action_on_pod(
-        claim,
-        node,
-        pod,
-        is_live=True,
-        runs=runs,
-        age_s=age_s,
-        patience_s=patience_s,
-        reserved_s=reserved_s,
-    )
-
-
-def _action_on_pod(
-    claim: Claim,
-    node: NodeName,
-    pod: PodRecord,
     *,
     is_live: bool,
     runs: bool,
     age_s: float,
     patience_s: float,
-    reserved_s: float,
+    was_deleted: bool = False,
+    reserved_s: float = RESERVED_S,
 ) -> ClaimAction:
-    """Decide about the claim of a known pod; a release that a late cache may get wrong needs a read first."""
+    """Decide about a claim, given its pod in the cache, or (`is_live`) as the API server has it now.
+
+    A release that a late cache may get wrong needs a live pod.
+    `runs`: the node's agent reports a container that uses the claim's CPUs. A pod can be deleted from the
+    API server by force while its QEMU runs.
+    `age_s`: how long this process has seen the claim as it is.
+    `patience_s`: how long a claim may wait for its binding before its pod is read.
+    `was_deleted`: the cache had the pod and no longer has it, so it is searched for at once.
+    `reserved_s`: how long a reservation may stay.
+    """
+    if is_for_migration(claim):  # the UID is not of a pod
+        return ClaimAction.RELEASE if age_s > reserved_s else ClaimAction.KEEP
+    if pod is None or pod.uid != claim.uid:
+        if is_live:
+            return ClaimAction.KEEP if runs else ClaimAction.RELEASE
+        return ClaimAction.READ_POD if was_deleted or age_s > SETTLE_S else ClaimAction.KEEP
     if _is_reservation(claim):
         return _action_on_reservation(node, pod, age_s, reserved_s)
     if pod.has_ended:

@@ -13,8 +13,7 @@ from kvplace.controller.claim_action import (
     SETTLE_S,
     ClaimAction,
     ClaimAges,
-    action_from_cache,
-    action_from_live_pod,
+    action_for,
     claim_of_bound_pod,
     replaces,
     runs_unpinned,
@@ -163,14 +162,15 @@ class Reconciler:
     def _action(self, node: CheckedNode, claim: Claim, age_s: float) -> ClaimAction:
         """Decide from the cache alone."""
         pod, reserved_s = node.claimants.get(claim.uid), _reserved_s(node, claim)
-        action = action_from_cache(
+        action = action_for(
             claim,
             node.name,
             pod,
-            was_deleted=claim.uid in node.deleted,
+            is_live=False,
             runs=claim.uid in node.running,
             age_s=age_s,
             patience_s=self._patience_s,
+            was_deleted=claim.uid in node.deleted,
             reserved_s=reserved_s,
         )
         if action is ClaimAction.KEEP and pod is None and not is_for_migration(claim):
@@ -202,10 +202,11 @@ class Reconciler:
                 runs = claim.uid in node.running
             else:
                 runs = claim.reserved is None and await self._runs(node, claim.uid)
-            action = action_from_live_pod(
+            action = action_for(
                 claim,
                 node.name,
                 pod,
+                is_live=True,
                 runs=runs,
                 age_s=self._ages.age_s(node.name, claim),
                 patience_s=self._patience_s,

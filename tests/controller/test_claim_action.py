@@ -9,8 +9,7 @@ import pytest
 from kvplace.controller.claim_action import (
     ClaimAction,
     ClaimAges,
-    action_from_cache,
-    action_from_live_pod,
+    action_for,
     claim_of_bound_pod,
     replaces,
 )
@@ -61,8 +60,15 @@ def claim() -> Claim:
 def action(
     pod: PodRecord | None, age: float, *, was_deleted: bool = False, runs: bool = False
 ) -> ClaimAction:
-    return action_from_cache(
-        claim(), NodeName("n"), pod, was_deleted=was_deleted, runs=runs, age_s=age, patience_s=PATIENCE
+    return action_for(
+        claim(),
+        NodeName("n"),
+        pod,
+        is_live=False,
+        runs=runs,
+        age_s=age,
+        patience_s=PATIENCE,
+        was_deleted=was_deleted,
     )
 
 
@@ -121,7 +127,7 @@ def test_the_claim_of_a_pod_that_the_kubelet_reports_as_ended_is_released_despit
 
 
 def live_action(pod: PodRecord | None, age: float, *, runs: bool = False) -> ClaimAction:
-    return action_from_live_pod(claim(), NodeName("n"), pod, runs=runs, age_s=age, patience_s=PATIENCE)
+    return action_for(claim(), NodeName("n"), pod, is_live=True, runs=runs, age_s=age, patience_s=PATIENCE)
 
 
 def test_a_container_named_compute_ends_a_vm_but_not_a_plain_pod_that_restarts_it() -> None:
@@ -187,9 +193,9 @@ def test_a_vm_that_was_bound_without_regard_to_its_reservation_keeps_its_claim_w
         placement = replace(placement, policy=policy, vcpus=(), cpus=CpuMask(0), owned=CpuMask(0))
     pod = replace(BOUND, placement=replace(PLACED, revision=2, placement=placement).to_json())
     node = NodeName("n")
-    now = action_from_cache(moving, node, pod, was_deleted=False, runs=True, age_s=0.0, patience_s=PATIENCE)
+    now = action_for(moving, node, pod, is_live=False, runs=True, age_s=0.0, patience_s=PATIENCE)
     assert now is ClaimAction.COMPARE
-    live = action_from_live_pod(moving, node, pod, runs=True, age_s=0.0, patience_s=PATIENCE)
+    live = action_for(moving, node, pod, is_live=True, runs=True, age_s=0.0, patience_s=PATIENCE)
     assert live is ClaimAction.KEEP
     assert not replaces(replace(claim(), cpus=CpuMask(4), owned=CpuMask(4), revision=2), moving)
 
@@ -197,7 +203,7 @@ def test_a_vm_that_was_bound_without_regard_to_its_reservation_keeps_its_claim_w
 def test_a_bound_pod_that_its_agent_reports_running_keeps_its_claim_until_it_is_terminal() -> None:
     ended = replace(BOUND, compute_terminated=True)
     assert action(ended, 1e6, runs=True) is ClaimAction.KEEP
-    live = action_from_live_pod(claim(), NodeName("n"), ended, runs=True, age_s=1e6, patience_s=PATIENCE)
+    live = action_for(claim(), NodeName("n"), ended, is_live=True, runs=True, age_s=1e6, patience_s=PATIENCE)
     assert live is ClaimAction.KEEP
     assert action(replace(ended, phase="Failed"), 0, runs=True) is ClaimAction.RELEASE
 
@@ -230,9 +236,7 @@ def test_the_reservation_of_a_migration_stays_while_it_is_renewed_although_no_po
     age: float, expected: ClaimAction
 ) -> None:
     kept = replace(claim(), reserved=Reserved(CpuMask(12), "2026-01-02T03:19:05Z", "move-1"))
-    now = action_from_cache(
-        kept, NodeName("n"), None, was_deleted=False, runs=False, age_s=age, patience_s=PATIENCE
-    )
+    now = action_for(kept, NodeName("n"), None, is_live=False, runs=False, age_s=age, patience_s=PATIENCE)
     assert now is expected
 
 

@@ -174,13 +174,13 @@ def take_a_409_for_success() -> None:
 
 @_mutation
 def release_without_reading_the_pod() -> None:
-    real = _real(reconciler, "action_from_cache")
+    real = _real(reconciler, "action_for")
 
     def action(*args: Any, **options: Any) -> ClaimAction:
         found = real(*args, **options)
         return ClaimAction.RELEASE if found is ClaimAction.READ_POD else found
 
-    _put(reconciler, "action_from_cache", action)
+    _put(reconciler, "action_for", action)
 
 
 @_mutation
@@ -201,25 +201,25 @@ def release_impatiently() -> None:
 
 @_mutation
 def take_a_pod_of_the_same_name_for_the_same_pod() -> None:
-    real = _real(reconciler, "action_from_live_pod")
+    real = _real(reconciler, "action_for")
 
     def action(claim: Claim, node: Any, pod: PodRecord | None, **options: Any) -> ClaimAction:
         same = replace(pod, uid=claim.uid) if pod is not None else None
         found: ClaimAction = real(claim, node, same, **options)
         return found
 
-    _put(reconciler, "action_from_live_pod", action)
+    _put(reconciler, "action_for", action)
 
 
 @_mutation
 def never_release_what_is_gone() -> None:
-    real = _real(reconciler, "action_from_live_pod")
+    real = _real(reconciler, "action_for")
 
     def action(claim: Claim, node: Any, pod: PodRecord | None, **options: Any) -> ClaimAction:
         found: ClaimAction = real(claim, node, pod, **options)
-        return ClaimAction.KEEP if pod is None else found
+        return ClaimAction.KEEP if pod is None and options["is_live"] else found
 
-    _put(reconciler, "action_from_live_pod", action)
+    _put(reconciler, "action_for", action)
 
 
 @_mutation
