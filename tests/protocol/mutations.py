@@ -5,8 +5,9 @@
 Not here, since it takes stories by the thousand until they meet: a claim that is released although a bind has
 taken it over (tests/controller/test_races.py notices it), claims that are not restored
 (tests/controller/test_controller.py), relocations that a replica ends which has not seen the next one begin
-(tests/controller/test_relocation_lagging_replicas.py), and reservations that nothing ends, or that their VM
-is not bound to when other cores are released (tests/scheduler/test_reserved_room.py).
+(tests/controller/test_relocation_lagging_replicas.py), reservations that nothing ends, or that their VM is
+not bound to when other cores are released (tests/scheduler/test_reserved_room.py), and a migration that begins
+while another one is under way (tests/scheduler/test_why_no_vm_migrates.py).
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_records import PodRecord, ResourceClaimRecord, TopologyStatus
 from kvplace.nodes import node_machine
 from kvplace.nodes.movable_vms import MovableVms
-from kvplace.scheduler import binder, reservations, resource_claims, room_migration, room_moves
+from kvplace.scheduler import binder, reservations, resource_claims, room_moves
 from kvplace.scheduler.binder import Binder
-from kvplace.scheduler.migration_history import MigrationHistory
 from kvplace.scheduler.pending_pods import PendingPods
 from kvplace.scheduler.preemptor import Preemptor
 from kvplace.scheduler.resource_claims import ResourceClaims
@@ -302,13 +302,6 @@ def leave_the_target_of_a_migration_to_others() -> None:
     _put(Claim, "still_in_use", property(still_in_use))
 
 
-@_mutation
-def begin_a_migration_while_another_one_is_under_way() -> None:
-    _put(MigrationHistory, "why_not_now", lambda *_args: "")
-    _put(MigrationHistory, "is_reserved", False)
-    _put(room_migration, "is_for_migration", lambda _claim: False)
-
-
 # Relocating.
 
 
@@ -458,7 +451,6 @@ NODES_MUTATIONS = frozenset(
     (
         "let-vms-migrate-without-their-owners-consent",
         "leave-the-target-of-a-migration-to-others",
-        "begin-a-migration-while-another-one-is-under-way",
     )
 )
 """Mistakes that only stories with migrations notice."""
