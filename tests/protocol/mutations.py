@@ -6,8 +6,8 @@ Not here, since it takes stories by the thousand until they meet: a claim that i
 taken it over (tests/controller/test_races.py notices it), claims that are not restored
 (tests/controller/test_controller.py), relocations that a replica ends which has not seen the next one begin
 (tests/controller/test_relocation_lagging_replicas.py), reservations that nothing ends, or that their VM is
-not bound to when other cores are released (tests/scheduler/test_reserved_room.py), and a migration that begins
-while another one is under way (tests/scheduler/test_why_no_vm_migrates.py).
+not bound to when other cores are released (tests/scheduler/test_reserved_room.py), and a migration that
+begins while another one is under way (tests/scheduler/test_why_no_vm_migrates.py).
 """
 
 from __future__ import annotations
