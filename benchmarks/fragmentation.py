@@ -52,7 +52,7 @@ WAYS: Mapping[str, Callable[[Topology], Machine]] = {
     "kvplace": partial(PeerMachine, choose=kvplace),
     **{
         f"kvplace, {moves} move{'s' * (moves > 1)}": partial(RoomMakingMachine, most_moves=moves)
-        for moves in (1, 2, 3)
+        for moves in (1, 2)
     },
 }
 """Every way to choose CPUs, by the name that tables give it."""

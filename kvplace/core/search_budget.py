@@ -106,12 +106,12 @@ class WatchedBudget:
         """Start again with no steps used."""
         self.used = 0
 
-    def exceeded(self, share: int = 1) -> bool:
-        """Whether the steps, or one of `share` equal shares of them, are used up: the search stops."""
+    def exceeded(self) -> bool:
+        """Whether the steps are used up, or the watch ends the search."""
         if self.total >= self._next_look and not self.was_stopped:
             self._next_look = self.total + _STEPS_BETWEEN_LOOKS
             self.was_stopped = not self._watch(self.total)
-        if self.used * share <= self.limit and not self.was_stopped:
+        if self.used <= self.limit and not self.was_stopped:
             return False
         self.was_exceeded = True
         return True

@@ -244,7 +244,7 @@ def test_a_trace_is_in_the_order_of_time_with_departures_before_arrivals() -> No
         ({"load": 1.5}, "load is 1.5; it must be at most 1"),
         ({"strategies": ["fill"]}, "strategies[0] is 'fill'; it must be 'pack', 'spread' or 'balance'"),
         ({"seeds": []}, "seeds is []; it must not be empty"),
-        ({"moves": 4}, "moves is 4; it must be at most 3"),
+        ({"moves": 3}, "moves is 3; it must be at most 2"),
         ({"node": []}, "'node' is not known; did you mean 'nodes'?"),
     ],
 )

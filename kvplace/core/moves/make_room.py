@@ -27,12 +27,12 @@ from kvplace.core.node_devices import NodeDevices
 from kvplace.core.occupant import Occupant, RunningVms, bytes_moved, locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
-from kvplace.core.request import Level, Policy, Request
+from kvplace.core.request import Policy, Request
 from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.search_budget import LOOK, MAX_STEPS, Watch, WatchedBudget, unwatched
 from kvplace.core.topology import Topology
 
-MAX_MOVES = 3
+MAX_MOVES = 2
 """More moves than that are not searched for."""
 
 
@@ -122,19 +122,13 @@ def make_room(
 
 
 def _moves(running: RunningVms, found: Trial) -> tuple[Move, ...]:
-    now: dict[str, Placement] = {}
     moves = []
     for step, after in zip(found.steps, found.placements, strict=True):
-        uid = step.vm.id
-        before = now.get(uid) or running.occupants[uid].placement
-        moves.append(Move(uid, before, after, bytes_moved(step.vm.request, before, after)))
-        now[uid] = after
+        before = running.occupants[step.vm.id].placement
+        moves.append(Move(step.vm.id, before, after, bytes_moved(step.vm.request, before, after)))
     return tuple(moves)
 
 
-_SMALL_MACHINE = 16
-"""With at most so many CPUs, L3 groups count when VMs are compared for three moves, as in a thorough
-search."""
 _MAX_EQUALS = 24
 """Solutions of the least cost among which the one with the best locality of the new VM is chosen."""
 
@@ -165,29 +159,19 @@ class MoveSearch:
         self._reachable = CpuMask(running.free(dict.fromkeys(self._movable)).pool)
         self._new = new_vm(running, request, len(empty.numa_nodes), self._reachable)
         self._vms: dict[str, VmToPlace] = {}
-        self._kinds: dict[str, object] = {}
-        self._thorough = max_steps > MAX_STEPS or self._topology.cpus.bit_count() <= _SMALL_MACHINE
+        self._kinds = self._kinds_of_vms()
         self._best: tuple[int, tuple[int, ...], Trial] | None = None
         """(bytes moved, locality of the new VM, the moves); the smallest so far."""
         self._equals = 0
         self._seen: set[object] = set()
-        self._blocked: list[tuple[Target, tuple[Step, ...]]] = []
-        """Pairs of moves that fit by counts, but in no order."""
 
     def best(self, most_moves: int) -> Trial | None:
         """Find the solution with the fewest moves, of these the cheapest; exact within the budget."""
-        by_l3 = any(
-            request.options.scope.level is Level.L3
-            for request in (self._new.request, *(one.request for one in self._movable.values()))
-        )
         if not self._counts.suffice_in_total(self._new):
             return None
         for count in range(1, most_moves + 1):
             self._seen.clear()
             self.budget.renew()
-            self._kinds = self._kinds_of_vms(by_l3=by_l3 or count < 3 or self._thorough)
-            if count == 3:
-                self._try_detours()
             for target in self._new.targets:
                 self._search(target, (), count, 0)
             if self._best is not None:
@@ -256,17 +240,16 @@ class MoveSearch:
     def _try(self, target: Target, steps: tuple[Step, ...]) -> None:
         orders = [order for order in permutations(steps) if self._counts.allow_in_order(order)]
         least = sum(step.target.moved for step in steps)
-        if not self._try_orders(orders, target, least) and len(steps) == 2:
-            self._blocked.append((target, steps))
+        self._try_orders(orders, target, least)
 
-    def _try_orders(self, orders: Sequence[tuple[Step, ...]], target: Target, least: int) -> bool:
+    def _try_orders(self, orders: Sequence[tuple[Step, ...]], target: Target, least: int) -> None:
         """Keep the cheapest way to take steps in one of these orders; none costs less than `least`."""
         cost: int | None = None
         for order in orders:
             if (trial := self._trials.try_steps(order, target)) is not None:
                 cost = self._keep(trial)
                 if cost <= least:
-                    return True
+                    return
         for order in orders:
             while cost is None or cost > least:
                 below = cost if cost is not None else self._best[0] + 1 if self._best else None
@@ -274,24 +257,6 @@ class MoveSearch:
                 if trial is None:
                     break
                 cost = self._keep(trial)
-        return cost is not None
-
-    def _try_detours(self) -> None:
-        """Try the pairs of VMs that are in each other's way: one goes elsewhere first, then to its target.
-
-        Half of the budget is left for moves of three VMs.
-        """
-        for target, steps in self._blocked:
-            for first, second in permutations(steps):
-                for stop in first.vm.targets:
-                    if self.budget.exceeded(share=2):
-                        return
-                    self.budget.spend(1)
-                    if not self._may_improve(second.target.moved + max(stop.moved, first.target.moved)):
-                        break
-                    order = (Step(first.vm, stop), second, first)
-                    if self._counts.allow_in_order(order):
-                        self._try_orders([order], target, second.target.moved + first.target.moved)
 
     def _keep(self, trial: Trial) -> int:
         """Remember a solution if it is the best, and return its cost."""
@@ -314,7 +279,7 @@ class MoveSearch:
             self.budget.spend(LOOK * len(vm.targets))
         return vm
 
-    def _kinds_of_vms(self, *, by_l3: bool) -> dict[str, object]:
+    def _kinds_of_vms(self) -> dict[str, object]:
         """Sort the movable VMs into kinds: every VM of a kind frees equally much."""
         kinds: dict[str, object] = {}
         holders: dict[int, set[str]] = {}
@@ -335,7 +300,7 @@ class MoveSearch:
                 tuple(
                     sorted(
                         (
-                            self._position(core, by_l3),
+                            self._position(core),
                             core.bit_count(),
                             (core & usable).bit_count(),
                             (core & taken).bit_count(),
@@ -346,7 +311,7 @@ class MoveSearch:
             )
         return kinds
 
-    def _position(self, core: CpuMask, by_l3: bool) -> tuple[object, ...]:
+    def _position(self, core: CpuMask) -> tuple[object, ...]:
         topology = self._topology
-        groups = tuple(index for index, l3 in enumerate(topology.l3_groups) if l3 & core) if by_l3 else ()
+        groups = tuple(index for index, l3 in enumerate(topology.l3_groups) if l3 & core)
         return topology.packages_of(core), topology.nodes_of(core), groups

@@ -68,19 +68,17 @@ class StepTrials:
         placements: list[Placement] = []
         for step in steps:
             uid = step.vm.id
-            before = now.get(uid) or step.vm.before
-            assert before is not None
-            free = self._running.free({**now, uid: None})
-            found = self._take(step, free, before, aside)
+            found = self._take(step, self._running.free({**now, uid: None}), aside)
             if found is None:
                 return None
             now[uid] = found
             placements.append(found)
         return self._trial(steps, now, tuple(placements))
 
-    def _take(self, step: Step, free: Free, before: Placement, aside: int) -> Placement | None:
+    def _take(self, step: Step, free: Free, aside: int) -> Placement | None:
         """Place a VM in its target: on CPUs that it does not have yet if possible, else with its own."""
-        cpus = step.target.cpus
+        cpus, before = step.target.cpus, step.vm.before
+        assert before is not None
         choices: tuple[int, ...]
         if step.vm.request.options.policy is Policy.NUMA:
             choices = (cpus,)
@@ -115,9 +113,7 @@ class StepTrials:
         step = steps[len(placements)]
         uid = step.vm.id
         free = self._running.free({**now, uid: None})
-        later = tuple(
-            now.get(other.vm.id, other.vm.before) for other in steps[len(placements) :] if other.vm.id != uid
-        )
+        later = tuple(other.vm.before for other in steps[len(placements) + 1 :])
         for cpus in cpu_choices(self._topology, step.vm, free, step.target.cpus, later):
             if self._budget.exceeded():
                 return None
@@ -162,13 +158,10 @@ class StepTrials:
 
 def cost_of(running: RunningVms, steps: Sequence[Step], placements: Sequence[Placement]) -> int:
     """Sum up the bytes that go to other NUMA nodes when VMs take these steps."""
-    now: dict[str, Placement] = {}
-    total = 0
-    for step, after in zip(steps, placements, strict=True):
-        before = now.get(step.vm.id) or running.occupants[step.vm.id].placement
-        total += bytes_moved(step.vm.request, before, after)
-        now[step.vm.id] = after
-    return total
+    return sum(
+        bytes_moved(step.vm.request, running.occupants[step.vm.id].placement, after)
+        for step, after in zip(steps, placements, strict=False)
+    )
 
 
 def cpu_choices(
