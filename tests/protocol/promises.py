@@ -101,6 +101,8 @@ class Promises(DevicePromises):
         self._gone_at: dict[PodUid, float] = {}
         self._priorities: dict[PodUid, int] = {}
         """Also of pods that are gone."""
+        self._migrations: dict[PodUid, tuple[str, PodUid]] = {}
+        """The migration and the VMI of each pod, also of pods that are gone."""
         self._ledgers: dict[NodeName, Ledger] = {}
         self._changed_at: dict[NodeName, float] = {}
         """When each ledger was written last."""
@@ -234,11 +236,9 @@ class Promises(DevicePromises):
 
     def _is_target(self, uid: PodUid, kept: Claim) -> bool:
         """Whether a pod is the one of the migration that a reservation is for."""
-        pod = self._pods.get(uid) or next(
-            (one for _, one in self._pod_changes.new if one and one.uid == uid), None
-        )
+        new = {one.uid: (one.migration, one.vmi_uid) for _, one in self._pod_changes.new if one is not None}
         migration = kept.reserved.migration if kept.reserved is not None else ""
-        return bool(migration) and pod is not None and (pod.migration, pod.vmi_uid) == (migration, kept.uid)
+        return bool(migration) and (new | self._migrations).get(uid) == (migration, kept.uid)
 
     def _outranks(self, one: PodUid, other: PodUid) -> bool:
         return self._priorities.get(one, 0) > self._priorities.get(other, 0)
@@ -313,6 +313,7 @@ class Promises(DevicePromises):
             return pod.node
         self._pods[pod.uid] = after
         self._priorities[pod.uid] = after.priority
+        self._migrations[pod.uid] = after.migration, PodUid(after.vmi_uid)
         if after.placement:
             bound = read_placement(after.placement)
             if (bound.pod_uid, bound.node) != (after.uid, after.node):
