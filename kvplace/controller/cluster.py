@@ -80,8 +80,8 @@ class CheckedNode:
     """The pods that are bound to it."""
     claimants: Mapping[PodUid, PodRecord]
     """The pods with a claim on it, wherever they are bound; without pods that are not known."""
-    deleted: frozenset[PodUid]
-    """The pods with a claim on it that were known before."""
+    deleted: Mapping[PodUid, bool]
+    """The pods with a claim on it that were known before, and whether their containers had ended by then."""
     edits: Mapping[PodUid, Mapping[str, str]]
     """The annotations with the present request, of each of its pods that was edited."""
     migrating: frozenset[PodUid]
@@ -98,8 +98,8 @@ class PodIndex:
         self._ledgers = cache.ledgers
         self._by_node: dict[NodeName, set[PodUid]] = {}
         self._by_vmi: dict[str, set[PodUid]] = {}
-        self._deleted: frozenset[PodUid] = frozenset()
-        """The deleted pods that had a claim."""
+        self._deleted: dict[PodUid, bool] = {}
+        """The deleted pods that had a claim, and whether their containers had ended by their status."""
         cache.pods.subscribe(self._pod_seen)
 
     @property
@@ -139,7 +139,7 @@ class PodIndex:
             enforces=described is not None and described.enforcement.by_agent,
             pods=pods,
             claimants={uid: known[uid] for uid in ledger.claims if uid in known},
-            deleted=self._deleted & ledger.claims.keys(),
+            deleted={uid: self._deleted[uid] for uid in ledger.claims.keys() & self._deleted.keys()},
             edits={uid: asking for uid, pod in pods.items() if (asking := _present_request(pod, vmis))},
             migrating=self._migrating(pods),
         )
@@ -167,14 +167,15 @@ class PodIndex:
 
     def forget_released(self) -> None:
         """Forget the deleted pods that have no claim any more."""
-        self._deleted = frozenset(uid for uid in self._deleted if self._ledgers.nodes_claimed_by(uid))
+        has_claim = self._ledgers.nodes_claimed_by
+        self._deleted = {uid: ended for uid, ended in self._deleted.items() if has_claim(uid)}
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if before is not None:
             _discard(self._by_node, before.node, before.uid)
             _discard(self._by_vmi, before.vmi_uid, before.uid)
             if after is None and self._ledgers.nodes_claimed_by(before.uid):
-                self._deleted |= {before.uid}
+                self._deleted[before.uid] = before.is_terminal
         if after is not None:
             self._by_node.setdefault(after.node, set()).add(after.uid)
             if after.vmi_uid:

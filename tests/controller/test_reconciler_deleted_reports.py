@@ -109,6 +109,18 @@ async def test_a_report_that_a_late_watch_has_not_shown_counts_when_silence_woul
         lagging.catch_up()
 
 
+async def test_the_cores_of_a_pod_that_ended_before_its_agent_saw_it_are_released_at_once(
+    cluster: FaultyCluster,
+) -> None:
+    """Its kubelet reports the end of all containers, and then deletes the pod."""
+    cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI)
+    async with bound_vm(cluster) as (one, _):
+        cluster.change_pod("default", "vm", phase="Failed")
+        cluster.delete_pod("default", "vm", force=True)
+        async with asyncio.timeout(1.0):
+            await one.until(lambda: not one.claims())
+
+
 async def test_the_cores_of_a_vm_stay_while_its_agent_reports_it_running_whatever_its_status_states(
     cluster: FaultyCluster,
 ) -> None:
