@@ -107,7 +107,7 @@ CODE: dict[tuple[str, str], list[str]] = {
         "libvirt.pinning_process:MOST_MEMORY",
     ],
     (AGENT, "status writes"): ["kube.object_records:MAX_PODS"],
-    (AGENT, "pod that is gone"): ["controller.reconciler:SILENCE_S"],
+    (AGENT, "pod deleted by force"): ["controller.reconciler:SILENCE_S"],
     (OTHERS, "domain XML"): ["core.protobuf:MAX_MESSAGE_BYTES"],
     (OTHERS, "hook: clients"): [
         "hook.server:MAX_CLIENTS",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ from uuid import UUID
 import pytest
 
 from harness.waiting import PATIENCE_S
+from kvplace.agent.libvirt_pins import LibvirtFailed, LibvirtPins
 from kvplace.core.cpuset import mask_of
 from kvplace.libvirt.domain_pins import DomainPins
 from kvplace.libvirt.pinning_process import MOST_MEMORY
@@ -37,6 +40,15 @@ print(" ", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, flush=True)
 OPEN, LOOKUP, FEATURE, AUTH_LIST, VCPU_PINS, EMULATOR_PIN = 1, 24, 60, 66, 230, 280
 NODE_INFO, PERSISTENT, NODE_CPU_MAP, DOMAIN_INFO, MAX_VCPUS = 6, 148, 293, 16, 18
 PROGRAM, REPLY, EVENT = 0x20008086, 1, 2
+
+PINS = DomainPins(vcpus={0: mask_of([0]), 1: mask_of([0])}, emulator=mask_of([0]))
+WITH_LITTLE_CPU_TIME = """
+import json, sys
+from kvplace.libvirt import pinning_process
+pinning_process._MOST_CPU_S = 1
+pinning_process.limit_resources()
+print(pinning_process.answer_to(json.loads(sys.stdin.readline())))
+"""
 
 Answer = Callable[[socket.socket, int, int], None]
 """The answer of a libvirt to the call of a number and serial."""
@@ -98,6 +110,21 @@ def sends_events(peer: socket.socket, call: int, serial: int) -> None:
         honest(peer, call, serial)
 
 
+def sends_events_for_ever(peer: socket.socket, call: int, serial: int) -> None:
+    """Sends small events without an end instead of the first answer."""
+    assert call
+    while True:
+        peer.sendall(packet(318, 0, b"", kind=EVENT) * 1000)
+
+
+def answers_byte_by_byte(peer: socket.socket, call: int, serial: int) -> None:
+    """Sends one byte of a long answer every 50 ms."""
+    assert call
+    for byte in packet(FEATURE, serial, bytes(1 << 20)):
+        peer.sendall(bytes([byte]))
+        time.sleep(0.05)
+
+
 @contextmanager
 def listening(folder: Path, answer: Answer) -> Iterator[Path]:
     """A libvirt that answers one client."""
@@ -133,10 +160,9 @@ def qemu() -> Iterator[int]:
 
 def asked(folder: Path, answer: Answer) -> tuple[dict[str, object], int]:
     """Asks a libvirt for pins; returns the answer and the most memory that asking took."""
-    pins = DomainPins(vcpus={0: mask_of([0]), 1: mask_of([0])}, emulator=mask_of([0]))
     command = (sys.executable, "-c", MEASURED, "-m", "kvplace.libvirt.pinning_process")
     with listening(folder, answer) as path, qemu() as pid:
-        request = {"pid": pid, "socket": str(path).lstrip("/"), "pins": pins.document()}
+        request = {"pid": pid, "socket": str(path).lstrip("/"), "pins": PINS.document()}
         done = subprocess.run(
             command, input=json.dumps(request).encode() + b"\n", stdout=subprocess.PIPE, check=True
         )
@@ -157,8 +183,9 @@ def test_a_libvirt_that_has_no_pins_yet_takes_them(tmp_path: Path) -> None:
     assert asked(tmp_path, honest)[0] == {"changed": 3}
 
 
-def test_the_process_that_talks_to_a_libvirt_has_no_rights_on_the_node(tmp_path: Path) -> None:
+def test_the_process_that_talks_to_a_libvirt_has_bounds_and_no_rights_on_the_node(tmp_path: Path) -> None:
     found: dict[str, str] = {}
+    limits: list[str] = []
 
     def looks_at_its_client(peer: socket.socket, call: int, serial: int) -> None:
         if call == LOOKUP:
@@ -166,9 +193,44 @@ def test_the_process_that_talks_to_a_libvirt_has_no_rights_on_the_node(tmp_path:
             pid = struct.unpack("3i", credentials)[0]
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             found.update((name, value.strip()) for name, _, value in (line.partition(":") for line in lines))
+            lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+            limits.extend(" ".join(line.split()) for line in lines)
         honest(peer, call, serial)
 
     asked(tmp_path, looks_at_its_client)
     assert {found[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
     assert "0" not in (*found["Uid"].split(), *found["Gid"].split())
     assert (found["Groups"], found["NoNewPrivs"]) == ("", "1")
+    bounds = {
+        f"Max data size {MOST_MEMORY} {MOST_MEMORY} bytes",
+        "Max cpu time 5 5 seconds",
+        "Max file size 0 0 bytes",
+        "Max processes 0 0 processes",
+        "Max open files 64 64 files",
+    }
+    assert bounds <= set(limits)
+
+
+def test_a_libvirt_that_never_comes_to_an_answer_costs_bounded_cpu_time(tmp_path: Path) -> None:
+    """Also where nobody ends the process, because the agent has ended."""
+    with listening(tmp_path, sends_events_for_ever) as path, qemu() as pid:
+        request = {"pid": pid, "socket": str(path).lstrip("/"), "pins": PINS.document()}
+        done = subprocess.run(
+            (sys.executable, "-c", WITH_LITTLE_CPU_TIME),
+            input=json.dumps(request).encode() + b"\n",
+            stdout=subprocess.PIPE,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
+@pytest.mark.parametrize("answer", [sends_events_for_ever, answers_byte_by_byte])
+async def test_a_libvirt_that_never_comes_to_an_answer_is_given_up_with_its_process(
+    answer: Answer, tmp_path: Path
+) -> None:
+    with listening(tmp_path, answer) as path, qemu() as pid:
+        began = time.monotonic()
+        with pytest.raises(LibvirtFailed, match=r"did not answer within 0\.7 s"):
+            await LibvirtPins(socket=str(path).lstrip("/"), answer_within_s=0.7).pin(pid, PINS)
+        assert time.monotonic() - began < 5  # `listening` waits until its client has gone
