@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ FIRST, SECOND = (list(cpus_of(ONLINE)) * 2)[:2]
 ON_FIRST, ON_SECOND = mask_of([FIRST]), mask_of([SECOND])
 PLACEMENT = Placement(Policy.SHARE, (SECOND,), ON_SECOND, emulator_cpus=ON_FIRST)
 UID = pod_uid(1)
+DELAY_S = 0.2
+"""The longest delay of the checks of others by one VM, as docs/reference/bounds.md states it."""
 
 pytestmark = pytest.mark.skipif(FIRST == SECOND, reason="one CPU cannot be distinguished from another here")
 
@@ -170,6 +173,25 @@ def test_a_vm_with_more_threads_than_are_checked_is_reported_and_not_called_pinn
     assert found.problem == f"process {qemus.pids[0]} has 5 threads, more than the 4 that are checked"
     assert not found.in_order
     assert not found.follows
+
+
+@pytest.mark.parametrize("threads", [1_000, 3_000, 8_000])
+def test_a_vm_with_many_threads_that_move_all_the_time_delays_the_checks_of_others_for_a_moment_only(
+    sweep: PinningSweep, target: PodPlan, cgroup: Path, pods: PodCgroups, qemus: PlayedQemus, threads: int
+) -> None:
+    """By CPU time, so that other programs of the machine do not count."""
+    another = swept(ClaimContainer("compute", pods.container(pod_uid(2), container_id(2))), uid=pod_uid(2))
+    enter(pods.container(pod_uid(2), container_id(2)), qemus.pids[1])
+    enter(pods.base, qemus.pids[0])
+    with played_qemus(1, vcpus=1, threads=("worker",) * (threads - 2)) as many:
+        enter(cgroup, many.pids[0])
+        for attempt in range(3):
+            for thread in Path(f"/proc/{many.pids[0]}/task").iterdir():
+                set_affinity(Tid(int(thread.name)), ON_FIRST if attempt % 2 else ON_SECOND)
+            began = time.thread_time()
+            found = sweep.look([target, another])
+            assert time.thread_time() - began < DELAY_S
+            assert found[pod_uid(2)].measured.threads
 
 
 def test_a_container_with_too_many_processes_is_reported(

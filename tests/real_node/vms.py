@@ -79,6 +79,12 @@ class Vms:
         (uid,) = [uid for uid, node in active if node == vmi["status"]["nodeName"] and uid in running]
         return Vm(self, name, uid)
 
+    def remove(self, name: str) -> None:
+        """Delete a VM and wait until it is gone."""
+        path = f"/apis/kubevirt.io/v1/namespaces/{self.namespace}/{VMIS}/{name}"
+        self.cluster.plane.request("DELETE", path)
+        self.cluster.kubevirt.gone(VMIS, self.namespace, name)
+
     def busy_pod(self, name: str, node: str) -> ContainerInKernel:
         """Run a container that first prints its CPUs and then uses all it gets."""
         script = "grep Cpus_allowed_list /proc/self/status; while :; do :; done"
