@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -17,6 +18,8 @@ from tests.real_node.vms import LEDGERS, VIRSH, Vm, Vms, begin_to_migrate, end_o
 
 Json = dict[str, Any]
 HOOK = "hook-sidecar-0"
+SOON_S = 15
+"""The time until a pod has ended, on a machine with other work; far below the grace period of 30 s."""
 
 
 def test_the_sidecar_is_ready_before_the_vm_and_ends_once_and_cleanly_after_it(vms: Vms) -> None:
@@ -58,7 +61,9 @@ def test_a_sidecar_that_crashes_comes_back_beside_its_vm(vms: Vms) -> None:
 def test_a_pod_ends_with_a_virt_launcher_that_is_killed(vms: Vms) -> None:
     vm = vms.start("killed", node="n1")
     os.kill(vm.compute.process("virt-launcher"), signal.SIGKILL)
+    killed = time.monotonic()
     ended = end_of_pod(vms, vm)
+    assert time.monotonic() - killed < SOON_S
     assert ended["status"]["phase"] == "Failed"
     wait_for(vms.cluster.plane, LEDGERS, "n1", lambda seen: not seen["spec"].get("claims"))
 
@@ -69,8 +74,10 @@ def test_a_migration_whose_target_is_killed_in_the_middle_does_not_stop_the_next
     begin_to_migrate(vms, vm, "in-vain")
     target = Vm(vms, vm.name, uid_of_target(vms, vm))
     os.kill(compute_with_qemu(target).process("virt-launcher"), signal.SIGKILL)
+    killed = time.monotonic()
 
     ended = end_of_pod(vms, target)
+    assert time.monotonic() - killed < SOON_S
     assert ended["status"]["phase"] == "Failed"
     assert end_of_migration(vms, vm, "in-vain") == "Failed"
     vm.pinned()
@@ -80,6 +87,29 @@ def test_a_migration_whose_target_is_killed_in_the_middle_does_not_stop_the_next
     assert moved.node.name != vm.node.name
     moved.pinned()
     assert status_of(end_of_pod(vms, vm), HOOK)["restartCount"] == 0
+
+
+def test_a_pod_that_is_deleted_before_a_container_has_begun_releases_its_cpu_soon(vms: Vms) -> None:
+    """Its agent has never reported it, so nobody but its kubelet knows that nothing runs."""
+    plane = vms.cluster.plane
+    container = {
+        "name": "work",
+        "image": "on-no-node.test/work:1",
+        "imagePullPolicy": "Never",
+        "resources": {"limits": {"cpu": "1"}},
+    }
+    metadata = {"name": "never", "annotations": {"cpu-set": "any"}}
+    selector = {"kubernetes.io/hostname": "n1"}
+    spec = {"nodeSelector": selector, "containers": [container]}
+    plane.request("POST", vms.pods, {"metadata": metadata, "spec": spec})
+    wait_for(plane, LEDGERS, "n1", lambda seen: bool(seen["spec"].get("claims")))
+    pod = wait_for(plane, vms.pods, "never", lambda seen: bool(seen["status"].get("containerStatuses")))
+    assert "running" not in status_of(pod, "work")["state"]
+
+    plane.request("DELETE", f"{vms.pods}/never")
+    deleted = time.monotonic()
+    wait_for(plane, LEDGERS, "n1", lambda seen: not seen["spec"].get("claims"))
+    assert time.monotonic() - deleted < SOON_S
 
 
 def end_of_pod(vms: Vms, vm: Vm) -> Json:

@@ -18,7 +18,18 @@ from harness.real_node.cluster import RealCluster
 from harness.real_node.kvplace_pods import AGENT
 from harness.waiting import PATIENCE_S
 from tests.real_node.killing import kill_container, pods_of
-from tests.real_node.vms import ON_ITS_OWN, SMALL_DOMAIN, TOPOLOGIES, Vm, Vms, ledger
+from tests.real_node.test_pod_ends import end_of_pod, uid_of_target
+from tests.real_node.vms import (
+    LEDGERS,
+    ON_ITS_OWN,
+    SMALL_DOMAIN,
+    TOPOLOGIES,
+    Vm,
+    Vms,
+    begin_to_migrate,
+    end_of_migration,
+    ledger,
+)
 
 Json = dict[str, Any]
 
@@ -61,6 +72,24 @@ def test_a_vm_outlives_every_program_around_it_and_stays_on_its_cpu(vms: Vms, vm
             [entry["uid"] for entry in seen["status"].get("pods", []) if entry["pinned"]] == [vm.pod_uid]
         ),
     )
+
+
+def test_a_migration_ends_well_when_the_agents_of_both_nodes_are_killed_in_the_middle(vms: Vms) -> None:
+    vm = vms.start("goes")
+    vm.pinned()
+    source = vm.node.name
+    begin_to_migrate(vms, vm, "away")
+    uid_of_target(vms, vm)
+    for agent in pods_of(vms.cluster, AGENT, "agent"):
+        kill_container(vms.cluster, AGENT, agent, "agent")
+    assert end_of_migration(vms, vm, "away") == "Succeeded"
+
+    assert end_of_pod(vms, vm)["status"]["phase"] == "Succeeded"
+    wait_for(vms.cluster.plane, LEDGERS, source, lambda seen: not seen["spec"].get("claims"))
+    moved = vms.running("goes")
+    moved.pinned()
+    assert moved.node.name != source
+    assert {thread.cpus for thread in moved.threads().threads} == {0b10 if source == "n2" else 0b01}
 
 
 @pytest.fixture
