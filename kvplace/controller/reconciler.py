@@ -224,7 +224,7 @@ class Reconciler:
         The agent may not have seen its container yet, or its report may have been deleted and be about to be
         written again: its silence counts after a while only. And before it counts the report is read, which
         a late watch may not have reported. Where the kubelet has reported the end of all containers before,
-        nobody waits.
+        there is no wait.
         """
         if node.deleted.get(uid) and uid not in node.running:
             return False

@@ -212,7 +212,7 @@ def test_the_process_that_talks_to_a_libvirt_has_bounds_and_no_rights_on_the_nod
 
 
 def test_a_libvirt_that_never_comes_to_an_answer_costs_bounded_cpu_time(tmp_path: Path) -> None:
-    """Also where nobody ends the process, because the agent has ended."""
+    """Also when the process goes on after the end of the agent."""
     with listening(tmp_path, sends_events_for_ever) as path, qemu() as pid:
         request = {"pid": pid, "socket": str(path).lstrip("/"), "pins": PINS.document()}
         done = subprocess.run(

@@ -82,7 +82,7 @@ class _Webhook(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log no request."""
 
 
 def _back(spec: Json) -> list[Json]:

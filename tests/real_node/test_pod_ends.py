@@ -90,7 +90,7 @@ def test_a_migration_whose_target_is_killed_in_the_middle_does_not_stop_the_next
 
 
 def test_a_pod_that_is_deleted_before_a_container_has_begun_releases_its_cpu_soon(vms: Vms) -> None:
-    """Its agent has never reported it, so nobody but its kubelet knows that nothing runs."""
+    """Its agent has never reported it: only its kubelet knows that nothing runs."""
     plane = vms.cluster.plane
     container = {
         "name": "work",
