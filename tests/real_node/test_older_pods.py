@@ -15,21 +15,24 @@ from harness.kvplace_cluster.vms import VMS, vm_manifest
 from harness.waiting import wait_until
 from tests.cli.calls import call_process
 from tests.real_node.older_release import older_release
-from tests.real_node.test_pod_ends import compute_with_qemu, end_of_pod, status_of, uid_of_target
 from tests.real_node.vms import (
+    HOOK,
     LEDGERS,
     ON_ITS_OWN,
     SMALL_DOMAIN,
     Vm,
     Vms,
     begin_to_migrate,
+    compute_with_qemu,
     end_of_migration,
+    end_of_pod,
     ledger,
     migrate,
+    status_of,
+    uid_of_target,
 )
 
 Json = dict[str, Any]
-HOOK = "hook-sidecar-0"
 GRACE_S = 30
 """The grace period of virt-launcher's pods: the hook of an older one lasts as long as that."""
 

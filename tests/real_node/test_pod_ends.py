@@ -5,19 +5,29 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from harness.control_plane.pod_status import container_statuses
 from harness.control_plane.watching import is_ready, wait_for
 from harness.real_node.kernel_view import ContainerInKernel
 from harness.waiting import wait_until
 from tests.real_node.killing import log_end, printed
-from tests.real_node.vms import LEDGERS, VIRSH, Vm, Vms, begin_to_migrate, end_of_migration, migrate
+from tests.real_node.vms import (
+    HOOK,
+    LEDGERS,
+    VIRSH,
+    Vm,
+    Vms,
+    begin_to_migrate,
+    compute_with_qemu,
+    end_of_migration,
+    end_of_pod,
+    migrate,
+    status_of,
+    uid_of_target,
+)
 
 Json = dict[str, Any]
-HOOK = "hook-sidecar-0"
 SOON_S = 15
 """The time until a pod has ended, on a machine with other work; far below the grace period of 30 s."""
 
@@ -112,34 +122,6 @@ def test_a_pod_that_is_deleted_before_a_container_has_begun_releases_its_cpu_soo
     assert time.monotonic() - deleted < SOON_S
 
 
-def end_of_pod(vms: Vms, vm: Vm) -> Json:
-    """Wait until its pod has ended, and return it."""
-    name = vm.pod()["metadata"]["name"]
-    return wait_for(
-        vms.cluster.plane, vms.pods, name, lambda seen: seen["status"]["phase"] in {"Succeeded", "Failed"}
-    )
-
-
-def uid_of_target(vms: Vms, vm: Vm) -> str:
-    """Wait until the pod that a VM migrates to has a node."""
-    pod = vms.cluster.kubevirt.launcher_pod(vms.namespace, vm.name, other_than=vm.pod_uid)
-    name = pod["metadata"]["name"]
-    bound = wait_for(vms.cluster.plane, vms.pods, name, lambda seen: bool(seen["spec"].get("nodeName")))
-    return str(bound["metadata"]["uid"])
-
-
-def compute_with_qemu(vm: Vm) -> ContainerInKernel:
-    """Wait until the QEMU of a pod is there, which no object of the API shows."""
-
-    def has_qemu() -> bool:
-        with suppress(LookupError):
-            return bool(vm.compute.qemu())
-        return False
-
-    wait_until(has_qemu, lambda: f"{vm.name} has no QEMU")
-    return vm.compute
-
-
 def seen_by_virt_launcher(vms: Vms, pod: Json) -> None:
     """Wait until virt-launcher has found QEMU.
 
@@ -149,11 +131,6 @@ def seen_by_virt_launcher(vms: Vms, pod: Json) -> None:
         lambda: any("Found PID for" in line for line in printed(vms.cluster, pod, "compute")),
         lambda: log_end(vms.cluster, pod, "compute"),
     )
-
-
-def status_of(pod: Json, container: str) -> Json:
-    (found,) = [status for status in container_statuses(pod) if status["name"] == container]
-    return found
 
 
 def begun(pod: Json, container: str) -> datetime:

@@ -18,7 +18,6 @@ from harness.real_node.cluster import RealCluster
 from harness.real_node.kvplace_pods import AGENT
 from harness.waiting import PATIENCE_S
 from tests.real_node.killing import kill_container, pods_of
-from tests.real_node.test_pod_ends import end_of_pod, uid_of_target
 from tests.real_node.vms import (
     LEDGERS,
     ON_ITS_OWN,
@@ -28,7 +27,9 @@ from tests.real_node.vms import (
     Vms,
     begin_to_migrate,
     end_of_migration,
+    end_of_pod,
     ledger,
+    uid_of_target,
 )
 
 Json = dict[str, Any]

@@ -11,10 +11,9 @@ from harness.control_plane.cluster import MERGE_PATCH
 from harness.control_plane.pod_status import container_statuses
 from harness.control_plane.watching import is_ready, wait_for
 from harness.kvplace_cluster.vms import VMIS, VMS, vm_manifest
-from tests.real_node.vms import ON_ITS_OWN, SMALL_DOMAIN, VIRSH, Vm, Vms, ledger
+from tests.real_node.vms import HOOK, ON_ITS_OWN, SMALL_DOMAIN, VIRSH, Vm, Vms, ledger
 
 Json = dict[str, Any]
-HOOK = "hook-sidecar-0"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1/mutatingadmission"
 VOLUMES = "/api/v1/persistentvolumes"
 IMAGE_BYTES = 1 << 20

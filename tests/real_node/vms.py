@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from harness.control_plane.cluster import MERGE_PATCH, RequestRefused
+from harness.control_plane.pod_status import container_statuses
 from harness.control_plane.watching import condition, is_ready, wait_for
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from harness.libvirt_session.threads import Affinities
 from harness.real_node.cluster import RealCluster
 from harness.real_node.kernel_view import ContainerInKernel
 from harness.real_node.node import RealNode
+from harness.waiting import wait_until
 from kvplace.core.placement import PodPlacement
 from kvplace.core.well_known_names import PLACEMENT
 
@@ -34,6 +37,8 @@ VIRSH = ("virsh", "--connect", "qemu+unix:///session?socket=/var/run/libvirt/vir
 LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
 TOPOLOGIES = "/apis/kvplace.io/v1alpha1/nodetopologies"
 PINNED = "kvplace.io/Pinned"
+HOOK = "hook-sidecar-0"
+"""The container of the hook."""
 _HOSTNAME = "kubernetes.io/hostname"
 
 
@@ -195,6 +200,39 @@ def end_of_migration(vms: Vms, vm: Vm, where: str) -> str:
         lambda seen: seen.get("status", {}).get("phase") in {"Succeeded", "Failed"},
     )
     return str(done["status"]["phase"])
+
+
+def end_of_pod(vms: Vms, vm: Vm) -> Json:
+    """Wait until its pod has ended, and return it."""
+    name = vm.pod()["metadata"]["name"]
+    return wait_for(
+        vms.cluster.plane, vms.pods, name, lambda seen: seen["status"]["phase"] in {"Succeeded", "Failed"}
+    )
+
+
+def uid_of_target(vms: Vms, vm: Vm) -> str:
+    """Wait until the pod that a VM migrates to has a node."""
+    pod = vms.cluster.kubevirt.launcher_pod(vms.namespace, vm.name, other_than=vm.pod_uid)
+    name = pod["metadata"]["name"]
+    bound = wait_for(vms.cluster.plane, vms.pods, name, lambda seen: bool(seen["spec"].get("nodeName")))
+    return str(bound["metadata"]["uid"])
+
+
+def compute_with_qemu(vm: Vm) -> ContainerInKernel:
+    """Wait until the QEMU of a pod is there, which no object of the API shows."""
+
+    def has_qemu() -> bool:
+        with suppress(LookupError):
+            return bool(vm.compute.qemu())
+        return False
+
+    wait_until(has_qemu, lambda: f"{vm.name} has no QEMU")
+    return vm.compute
+
+
+def status_of(pod: Json, container: str) -> Json:
+    (found,) = [status for status in container_statuses(pod) if status["name"] == container]
+    return found
 
 
 def ledger(cluster: RealCluster, node: str) -> Json:
