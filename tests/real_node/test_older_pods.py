@@ -80,9 +80,7 @@ def test_an_older_pod_whose_virt_launcher_is_killed_releases_its_cpu_and_ends_wi
     assert HOOK in containers(vms.running("older").pod(), "initContainers")
 
 
-def test_an_older_target_that_is_killed_is_named_by_doctor_with_what_ends_it(
-    vms: Vms, tmp_path: Path
-) -> None:
+def test_an_older_target_that_is_killed_is_named_by_doctor_with_the_fix(vms: Vms, tmp_path: Path) -> None:
     vm = vms.start("moves")
     vm.pinned()
     with older_release(vms.cluster.plane, vms.namespace, tmp_path):
