@@ -64,7 +64,7 @@ The attacks of docs/security.md with the tests that fail when a protection is re
 * a hostile libvirt
     tests/libvirt/test_pinning_process.py
         test_a_libvirt_that_reports_huge_sizes_costs_no_more_than_the_stated_memory
-        test_the_process_that_talks_to_a_libvirt_has_no_rights_on_the_node
+        test_the_process_that_talks_to_a_libvirt_has_bounds_and_no_rights_on_the_node
     tests/agent/test_back_off.py
         test_a_pod_whose_value_changes_all_the_time_has_no_more_than_its_share
 * messages of a VM used up from another namespace
