@@ -65,9 +65,10 @@ def placement_of_claim(topology: Topology, request: Request, claim: Claim) -> Pl
         ),
     )
     found = _placed_inside(_ClaimQuestion(topology.fingerprint, inside, request.key, topology, request))
-    if found is None or (found.owned, found.cpus) != (claim.owned, claim.cpus):
+    if found is None or found.owned != claim.owned:
         return None
-    return found
+    # The CPUs of a reservation include the sibling threads that will be idle.
+    return found if claim.cpus in (found.cpus, found.cpus | found.owned) else None
 
 
 def migration_target(cache: NodeCache, requested: PendingRequest) -> tuple[NodeName, Claim] | None:

@@ -50,6 +50,7 @@ REQUESTS: dict[str, Any] = {"requests": [{"id": "vm", "count": 2} | DEMANDS | RE
 SERVE: dict[str, Any] = {
     "kubeconfig": "/k", "tlsCert": "/c", "tlsKey": "/y", "clientCa": "/a", "sidecarImage": "hook:1",
     "sidecar": "plugin", "clientNames": ["one"], "admissionClientCa": "/b", "admissionClientNames": ["two"],
+    "admissionClientNamespaces": ["three"],
     "schedulerName": "one", "otherSchedulers": ["two", "three"], "kubevirtController": "four",
     "strategy": "spread", "mode": "advise", "nominateFromNodes": 1000, "makeRoom": "automatic",
     "extenderAddress": "[::]:1", "admissionAddress": "0.0.0.0:2", "healthAddress": "0.0.0.0:3",

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.annotations import contradiction_in
+from kvplace.core.claim_changes import reserve, reserve_for_migration, reserved_for_target
 from kvplace.core.free_resources import free_of
-from kvplace.core.ledger import Claim, Ledger, claim_of
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.request import GuestNuma, OnFailure, PinningOptions, Policy, Request, Scope
-from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
+from kvplace.core.request import GuestNuma, OnFailure, PinningOptions, Policy, Request, Scope, Smt
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.stored_claims import is_bound_with, placement_of_claim
@@ -72,6 +74,20 @@ def test_a_placement_is_found_again_behind_its_claim(case: Case) -> None:
     else:  # which of its CPUs the emulator gets depends on how many others used each, which a claim forgets
         kept = replace(found, vcpus=placement.vcpus, emulator_cpus=placement.emulator_cpus)
         assert replace(kept, guest_cells=placement.guest_cells) == placement
+
+
+@pytest.mark.parametrize("smt", Smt)
+def test_a_reservation_is_bound_with_the_cores_that_it_has(smt: Smt) -> None:
+    request = Request(2, PinningOptions(scope=Scope.ONE_NUMA, smt=smt))
+    placement = place(TWO, free_of(TWO, Ledger()), request)
+    assert isinstance(placement, Placement)
+    whole = claimed(placement)
+    reserved = reserve(Ledger(), whole, but=NO_CPUS, until="2026-01-01T00:00:00Z")
+    target = replace(reserve_for_migration(whole, "move", until=""), uid=PodUid("vmi"))
+    kept = reserved_for_target(Ledger().after(LedgerChange(claims=(target,))), "vmi", "move")
+    assert kept is not None
+    for one in (reserved, kept):
+        assert placement_of_claim(TWO, request, one) == placement
 
 
 def test_the_memory_and_huge_pages_of_a_claim_are_found_again_too() -> None:
