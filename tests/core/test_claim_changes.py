@@ -167,7 +167,7 @@ def ledger_of(*claims: Claim) -> Ledger:
 
 
 def reserved(ledger: Ledger, owned: int, *, but: int = 0) -> Ledger:
-    """The ledger in which CPUs are reserved for pod c."""
+    """Return the ledger after a reservation for pod c."""
     kept = reserve(ledger, claim("c", owned), but=CpuMask(but), until=UNTIL)
     return ledger.after(LedgerChange(claims=(kept,)))
 

@@ -1,4 +1,4 @@
-"""Pods of releases before the native sidecar, whose hook is an ordinary container, beside new ones."""
+"""Pods of earlier releases, with the hook as an ordinary container, run beside new ones."""
 
 from __future__ import annotations
 

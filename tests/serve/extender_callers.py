@@ -38,7 +38,7 @@ def context(
     ours = certificates.ours
     pairs = {
         "the scheduler": certificates.client,
-        "nobody": None,
+        "no certificate": None,
         "another CA": certificates.stranger.issue("kvplace-scheduler-of-a-stranger"),
         "another name": ours.issue("somebody"),
         "serve itself": certificates.serve,

@@ -49,7 +49,7 @@ async def test_the_scheduler_is_answered(
 @pytest.mark.parametrize("tls", TLS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
-    "whose", ["nobody", "another CA", "another name", "serve itself", "expired", "a server"]
+    "whose", ["no certificate", "another CA", "another name", "serve itself", "expired", "a server"]
 )
 async def test_no_other_client_is_answered(
     certificates: Certificates, whose: str, protocol: str, tls: ssl.TLSVersion
@@ -167,7 +167,7 @@ async def test_admission_answers_no_pod_except_where_api_servers_call_through_po
     cluster.addresses["127.0.0.1", False] = () if pod is None else (pod,)
     settings = replace(settings_for(certificates), admission_client_namespaces=namespaces)
     async with serving(settings, cluster) as addresses:
-        answered = await answer(addresses["admission"], context(certificates, "nobody"), "http/1.1")
+        answered = await answer(addresses["admission"], context(certificates, "no certificate"), "http/1.1")
         assert (answered != b"") is is_answered
 
 
@@ -193,6 +193,6 @@ async def test_admission_asks_the_api_server_for_its_certificate_where_it_is_con
     )
     async with serving(settings, FaultyCluster()) as addresses:
         address = addresses["admission"]
-        for whose in ("nobody", "another CA", "the scheduler"):
+        for whose in ("no certificate", "another CA", "the scheduler"):
             assert await answer(address, context(certificates, whose), "http/1.1") == b""
         assert b"404" in await answer(address, api_server, "http/1.1")

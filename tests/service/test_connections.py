@@ -240,13 +240,13 @@ async def test_a_handshake_that_does_not_end_is_given_up_and_counts_as_a_connect
 
 
 async def test_a_client_whose_address_may_not_connect_gets_no_handshake(certificates: Certificates) -> None:
-    async def nobody(host: str) -> bool:
+    async def refuse(host: str) -> bool:
         assert host == "127.0.0.1"
         return False
 
     before, handshakes = cuts("client"), cuts("handshake")
     limits = replace(SHORT, handshake_s=PATIENCE_S)
-    async with served(limits, RenewedTls(TlsFiles(*certificates.serve)), nobody) as listener:
+    async with served(limits, RenewedTls(TlsFiles(*certificates.serve)), refuse) as listener:
         for _ in range(SHORT.connections + 3):
             assert await (await listener.call()).is_cut()
     assert (cuts("client") - before, cuts("handshake")) == (SHORT.connections + 3, handshakes)
