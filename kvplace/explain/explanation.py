@@ -7,40 +7,25 @@ counts: kube-scheduler's own filters come before kvplace.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvplace.core.cluster.node_choice import Candidate, Fit, GroupedRefusals, Strategy, grouped
 from kvplace.core.cpuset import mask_of
 from kvplace.core.moves.suggestions import Suggestions, find_suggestions
-from kvplace.core.occupant import Neighbour, Occupant, neighbours_of, occupant_of_claim
+from kvplace.core.occupant import Neighbour, neighbours_of
 from kvplace.core.placement import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_json import PodRequest
-from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
-from kvplace.kube.node_filters import PodDemands, SchedulableNode, obstacle
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
 from kvplace.kube.object_records import PodReport
-from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView, agrees
-from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, answer_of, with_claimed_devices
+from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
+from kvplace.nodes.node_machine import Unusable, answer_of
+from kvplace.nodes.planning_cluster import occupants_of
 
 _SEARCHED_NODES = 2
 """Changes are searched for so many nodes: dozens of placements each, and other nodes give much the same."""
-
-_RUNS_THERE = "the VM runs there, and a live migration goes to another node"
-
-
-@dataclass(frozen=True, slots=True)
-class AskedNode:
-    """One node as an explanation sees it."""
-
-    name: NodeName
-    state: NodeSnapshot | Unusable
-    obstacle: str = ""
-    """The reason outside kvplace that keeps the pod away; empty where none is known."""
-    occupants: tuple[Occupant, ...] = ()
-    """All VMs with claims there; empty where one of them is not known well enough to be moved."""
-    movable: frozenset[str] = frozenset()
-    """The ids of the VMs that had opted in to moves when their pods were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,34 +71,37 @@ class Fitting:
         )
 
 
-def fit(nodes: Iterable[AskedNode], request: Request, strategy: Strategy = Strategy.PACK) -> Fitting:
-    """Ask every node; where none can hold the VM, search for the smallest changes that let one hold it."""
+def fit(
+    view: ClusterView,
+    request: Request,
+    obstacles: Mapping[NodeName, str],
+    strategy: Strategy = Strategy.PACK,
+) -> Fitting:
+    """Ask every node; where none can hold the VM, search for the smallest changes that let one hold it.
+
+    `obstacles` are the reasons outside kvplace, by node; empty for a node where none is known.
+    """
     known: dict[tuple[object, ...], Fit | Refusal] = {}
     """The answers by state: nodes in equal states share one."""
 
-    def answer_in(state: NodeSnapshot | Unusable) -> Fit | Refusal:
-        if isinstance(state, Unusable):
-            return Refusal(Reason.NO_TOPOLOGY, state.problem, {}, never=True)
-        machine = state.machine
-        key = (machine.topology.fingerprint, machine.allocatable, state.free)
-        if key not in known:
-            known[key] = answer_of(state, request)
-        return known[key]
+    def answer_of_node(node: NodeView) -> Fit | Refusal:
+        if isinstance(node.snapshot, Unusable):
+            return Refusal(Reason.NO_TOPOLOGY, node.problem, {}, never=True)
+        if node.snapshot.key not in known:
+            known[node.snapshot.key] = answer_of(node.snapshot, request)
+        return known[node.snapshot.key]
 
     candidates: list[Candidate] = []
     refusals: dict[NodeName, Refusal] = {}
-    obstacles: dict[str, list[tuple[NodeName, bool]]] = {}
-    by_name: dict[NodeName, AskedNode] = {}
-    for node in nodes:
-        by_name[node.name] = node
-        answer = answer_in(node.state)
-        if node.obstacle:
-            obstacles.setdefault(node.obstacle, []).append((node.name, isinstance(answer, Fit)))
+    kept_away: dict[str, list[tuple[NodeName, bool]]] = {}
+    for name, node in view.nodes.items():
+        answer = answer_of_node(node)
+        if obstacle := obstacles.get(name):
+            kept_away.setdefault(obstacle, []).append((name, isinstance(answer, Fit)))
         elif isinstance(answer, Fit):
-            candidates.append(Candidate(node.name, answer))
+            candidates.append(Candidate(name, answer))
         else:
-            refusals[node.name] = answer
-    suggestions = () if candidates else _suggestions(by_name, refusals, request)
+            refusals[name] = answer
     return Fitting(
         tuple(sorted(candidates, key=lambda candidate: candidate.rank(strategy))),
         tuple(
@@ -122,30 +110,29 @@ def fit(nodes: Iterable[AskedNode], request: Request, strategy: Strategy = Strat
                 tuple(sorted(name for name, _ in found)),
                 tuple(sorted(name for name, fits in found if fits)),
             )
-            for sentence, found in sorted(obstacles.items(), key=lambda entry: (-len(entry[1]), entry[0]))
+            for sentence, found in sorted(kept_away.items(), key=lambda entry: (-len(entry[1]), entry[0]))
         ),
         grouped(refusals),
-        suggestions,
+        () if candidates else _suggestions(view, refusals, request),
     )
 
 
 def _suggestions(
-    nodes: Mapping[NodeName, AskedNode], refusals: Mapping[NodeName, Refusal], request: Request
+    view: ClusterView, refusals: Mapping[NodeName, Refusal], request: Request
 ) -> tuple[NodeSuggestions, ...]:
     """Search the nodes where least is missing; nodes that are too small even when empty come last."""
     found = []
     for name in _nearest(refusals)[:_SEARCHED_NODES]:
-        node = nodes[name]
-        if isinstance(node.state, Unusable):
+        node = view.nodes[name]
+        if isinstance(node.snapshot, Unusable):
             continue
-        machine, free = node.state.machine, node.state.free
-        suggestions = find_suggestions(
-            machine.topology, free, request, node.occupants, only=machine.allocatable
-        )
+        machine, free = node.snapshot.machine, node.snapshot.free
+        running = occupants_of(view, node)
+        suggestions = find_suggestions(machine.topology, free, request, running, only=machine.allocatable)
         if suggestions.found:
             moved = {move.id for one in suggestions.found for move in one.moves}
             found.append(
-                NodeSuggestions(name, refusals[name], suggestions, tuple(sorted(moved - node.movable)))
+                NodeSuggestions(name, refusals[name], suggestions, tuple(sorted(moved - view.agreed)))
             )
     return tuple(found)
 
@@ -183,11 +170,19 @@ class Seat:
 
     vm: VmView
     node: NodeView
-    neighbours: tuple[Neighbour, ...] = ()
     measured_since: str = ""
     """Since when the agent reports the same about its threads, RFC 3339; empty when it reports nothing."""
     is_ready: bool = True
     """Whether the node's kubelet reports; if not, the reports about the VM are old."""
+
+    @cached_property
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """The VMs near it, the nearest first; none where its cores are not known."""
+        if self.vm.placement is None or isinstance(self.node.machine, Unusable):
+            return ()
+        placement = self.vm.placement.placement
+        cpus = CpuMask(placement.cpus | placement.owned)
+        return neighbours_of(self.vm.pod.uid, cpus, self.node.machine.topology, self.node.ledger)
 
     @property
     def report(self) -> PodReport | None:
@@ -235,61 +230,3 @@ class Explanation:
     def fits_nowhere(self) -> bool:
         """Whether it waits and no node can hold it."""
         return self.fitting is not None and not self.fitting.candidates
-
-
-def asked_nodes(
-    view: ClusterView,
-    nodes: Mapping[NodeName, SchedulableNode],
-    demands: PodDemands,
-    leaving: Container[NodeName] = (),
-    pod: PodUid | None = None,
-) -> Iterable[AskedNode]:
-    """Combine the states of every node of the cluster in kvplace and in kube-scheduler.
-
-    `leaving` are the present nodes of a VM that is to migrate. Claims and reservations of its `pod` do not
-    keep it away.
-    """
-    for name, stored in view.nodes.items():
-        node = stored if pod is None else stored.without(pod)
-        scheduled = nodes.get(name)
-        if scheduled is not None:  # of a deleted node its ledger may be left
-            hindered = _RUNS_THERE if name in leaving else obstacle(scheduled, demands)
-            yield AskedNode(name, node.snapshot, hindered, occupants_of(view, node), may_move(view, node))
-
-
-def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
-    """Return the VMs that a search for moves may move; none where one of them is not known well enough."""
-    if any(claim.relocation is not None for claim in node.ledger.claims.values()):
-        return ()
-    found = []
-    for uid in node.ledger.claims:
-        vm = view.vms.get(uid)
-        request = vm.request if vm is not None else None
-        placement = vm.placement if vm is not None else None
-        if vm is None or request is None or placement is None:
-            return ()
-        there = placement.placement
-        has_claims = bool(vm.pod.resource_claims)
-        running = with_claimed_devices(request.request, there) if has_claims else request.request
-        found.append(Occupant(f"{vm.namespace}/{vm.name}", running, there))
-    machine = node.machine
-    if isinstance(machine, NodeMachine) and (others := machine.others) is not None:
-        found.append(occupant_of_claim(others.pod, others, machine.topology))
-    names = {occupant.id for occupant in found}
-    return tuple(found) if len(names) == len(found) else ()
-
-
-def may_move(view: ClusterView, node: NodeView) -> frozenset[str]:
-    """Name the VMs of a node that had opted in to moves when their pods were made."""
-    found = (view.vms.get(uid) for uid in node.ledger.claims)
-    return frozenset(f"{vm.namespace}/{vm.name}" for vm in found if vm is not None and agrees(vm))
-
-
-def seat_of(vm: VmView, node: NodeView, measured_since: str = "", *, is_ready: bool = True) -> Seat:
-    """Check a bound VM among its neighbours."""
-    placement = vm.placement
-    if placement is None or isinstance(node.machine, Unusable):
-        return Seat(vm, node, (), measured_since, is_ready)
-    cpus = CpuMask(placement.placement.cpus | placement.placement.owned)
-    beside = neighbours_of(vm.pod.uid, cpus, node.machine.topology, node.ledger)
-    return Seat(vm, node, beside, measured_since, is_ready)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from kvplace.core.request_json import PodRequest
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.strict_json import did_you_mean, shown
 from kvplace.core.well_known_names import PINNED
-from kvplace.explain.explanation import Event, Explanation, asked_nodes, fit, seat_of
+from kvplace.explain.explanation import Event, Explanation, Fitting, Seat, fit
 from kvplace.explain.notes import (
     note_on_interfaces,
     note_on_move,
@@ -29,7 +29,7 @@ from kvplace.explain.notes import (
     state_of,
 )
 from kvplace.kube.concurrency import together
-from kvplace.kube.node_filters import SchedulableNode, demands_of
+from kvplace.kube.node_filters import PodDemands, SchedulableNode, demands_of, obstacle
 from kvplace.kube.object_client import ApiKind, Document, ObjectReader, condition
 from kvplace.kube.reported_vms import ReportedVm
 from kvplace.kube.watches import ListClient
@@ -47,6 +47,7 @@ NODES = ApiKind("nodes")
 EVENTS = ApiKind("events")
 _SHOWN_EVENTS = 12
 _NAMED = 3
+_RUNS_THERE = "the VM runs there, and a live migration goes to another node"
 _GONE = NodeView(NodeName(""), NOT_KNOWN, exists=False)
 
 Stated = Callable[[Document, str], PodRequest | None]
@@ -206,8 +207,7 @@ class _Explaining:
             spec = raw.get(waiting[0].pod.uid, {}).get("spec") or {}
             demands = demands_of(spec, f"Pod {waiting[0].pod.name}: spec")
             leaving = frozenset(vm.node for vm in staying)
-            asked = asked_nodes(self._view, self._nodes, demands, leaving, waiting[0].pod.uid)
-            fitting = fit(asked, request.request, self._strategy)
+            fitting = self._fitting(request, demands, leaving, waiting[0].pod.uid)
         first = (staying or waiting or seated)[0]
         return self._explanation(
             first.state.value,
@@ -215,7 +215,7 @@ class _Explaining:
             self._notes_on_pods(waiting, seated, raw, vmi),
             fitting=fitting,
             seats=tuple(
-                seat_of(
+                Seat(
                     vm,
                     self._view.nodes.get(vm.node, _GONE),
                     _since(raw.get(vm.pod.uid, {}), PINNED),
@@ -237,8 +237,30 @@ class _Explaining:
         if request is None:
             return self._explanation(state, None, notes)
         demands = demands_of(spec, f"{self._target}: spec", is_vm=is_vm)
-        fitting = fit(asked_nodes(self._view, self._nodes, demands), request.request, self._strategy)
-        return self._explanation(state, request, notes, fitting=fitting)
+        return self._explanation(state, request, notes, fitting=self._fitting(request, demands))
+
+    def _fitting(
+        self,
+        request: PodRequest,
+        demands: PodDemands,
+        leaving: Container[NodeName] = (),
+        pod: PodUid | None = None,
+    ) -> Fitting:
+        """Ask every node of the cluster.
+
+        `leaving` are the present nodes of a VM that is to migrate. Claims and reservations of its `pod` do
+        not keep it away.
+        """
+        obstacles = {
+            name: _RUNS_THERE if name in leaving else obstacle(node, demands)
+            for name, node in self._nodes.items()
+        }
+        there = {  # of a deleted node its ledger may be left
+            name: node if pod is None else node.without(pod)
+            for name, node in self._view.nodes.items()
+            if name in obstacles
+        }
+        return fit(ClusterView(there, self._view.vms), request.request, obstacles, self._strategy)
 
     def _notes_on_pods(
         self,

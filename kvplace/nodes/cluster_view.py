@@ -6,6 +6,7 @@ here is a pod that opted in. So a plain pod counts as a VM, and during a live mi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -293,6 +294,25 @@ class ClusterView:
                 found.setdefault(vm.node, []).append(vm)
         return {node: tuple(vms) for node, vms in found.items()}
 
+    @cached_property
+    def names_of_claims(self) -> Mapping[PodUid, str]:
+        """The name of the VM of every claim, `namespace/name`; two pods of one VM are named by their pods."""
+        claims = [claim for node in self.nodes.values() for claim in node.ledger.claims.values()]
+        times = Counter(map(_vm_of, claims))
+        return {
+            claim.uid: _vm_of(claim) if times[_vm_of(claim)] == 1 else f"{claim.namespace}/{claim.pod}"
+            for claim in claims
+        }
+
+    @property
+    def agreed(self) -> frozenset[str]:
+        """The names of the VMs with claims whose owners had agreed to moves when their pods were made."""
+        return frozenset(
+            name
+            for uid, name in self.names_of_claims.items()
+            if (vm := self.vms.get(uid)) is not None and vm.request is not None and vm.request.movable
+        )
+
     def named(self, namespace: str, name: str) -> tuple[VmView, ...]:
         """Return the VMs with a VMI or pod of this name."""
         return tuple(
@@ -373,9 +393,8 @@ def vm_views(pods: Iterable[PodRecord], nodes: Mapping[NodeName, NodeView]) -> d
     return {vm.pod.uid: vm for vm in views}
 
 
-def agrees(vm: VmView | None) -> bool:
-    """Whether the owner of a VM had agreed to moves when its pod was made."""
-    return vm is not None and vm.request is not None and vm.request.movable
+def _vm_of(claim: Claim) -> str:
+    return f"{claim.namespace}/{claim.vmi or claim.pod}"
 
 
 def agreement_needed(names: Iterable[str]) -> str:

@@ -34,7 +34,6 @@ from kvplace.nodes.node_cache import PEACE_S
 from kvplace.nodes.planning_cluster import (
     DemandingPod,
     PlanningCluster,
-    names_of_claims,
     planning_cluster,
 )
 
@@ -90,7 +89,7 @@ def movable_cluster(
     """Find the VMs that may move; VMs that wait have got the room that they will probably take."""
     known_vmis = {(vmi.metadata.namespace, vmi.uid): vmi for vmi in vmis}
     under_way = {(one.namespace, one.vmi) for one in migrations if not one.has_ended}
-    names = names_of_claims(view)
+    names = view.names_of_claims
     times = Counter((vm.namespace, vm.pod.vmi_uid) for vm in view.vms.values() if not vm.is_over)
     movable, inside, between = {}, set(), {}
     stay: Counter[str] = Counter()

@@ -6,7 +6,6 @@ plan for the VMs of one node on all other nodes. Nodes are the same values as th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -31,7 +30,7 @@ from kvplace.kube.object_client import ApiKind, ObjectReader
 from kvplace.kube.object_parts import ApiObject, Metadata
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
-from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, agrees
+from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
 from kvplace.nodes.node_machine import NodeMachine, Unusable, with_claimed_devices
 
 T = TypeVar("T")
@@ -129,8 +128,7 @@ def planning_cluster(
         if node.problem and name in objects
     }
     usable = tuple(node for node in planning_nodes(view) if node.name in objects)
-    agreed = frozenset(name for uid, name in names_of_claims(view).items() if agrees(view.vms.get(uid)))
-    return _with_waiting(PlanningCluster(usable, objects, unusable, agreed=agreed), view, pods)
+    return _with_waiting(PlanningCluster(usable, objects, unusable, agreed=view.agreed), view, pods)
 
 
 def _with_waiting(
@@ -203,13 +201,12 @@ def evacuation(
     others = [one for one in nodes if one.metadata.name != node]
     elsewhere = planning_cluster(view, others, waiting)
     obstacles = {f"{vmi.metadata.namespace}/{vmi.metadata.name}": vmi.never_migrates for vmi in vmis}
-    names = names_of_claims(view)
     vms, restarting = [], {}
     for pod in leaving:
         vm = view.vms.get(PodUid(pod.metadata.uid))
         if vm is None or vm.request is None or vm.is_over or vm.state is VmState.ENDING:
             continue
-        name = names.get(vm.pod.uid, f"{vm.namespace}/{vm.name}")
+        name = view.names_of_claims.get(vm.pod.uid, f"{vm.namespace}/{vm.name}")
         request = vm.request.request
         if vm.placement is not None and vm.placement.options is not None:
             request = replace(request, options=vm.placement.options)
@@ -231,13 +228,8 @@ def _taken(nodes: tuple[ClusterNode, ...], planned: Iterable[PlannedVm]) -> tupl
 
 
 def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
-    """Return every node where something can be placed, with the VMs that its ledger names.
-
-    A VM is called `namespace/name`. A VM with an unknown placement, or one that is getting other cores, holds
-    the CPUs of its claim and stays there.
-    """
+    """Return every node where something can be placed, with the VMs that its ledger names."""
     narrowed: dict[tuple[str, CpuMask], Topology] = {}
-    names = names_of_claims(view)
     found = []
     for name, node in view.nodes.items():
         if isinstance(node.snapshot, Unusable):
@@ -245,21 +237,27 @@ def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
         machine = node.snapshot.machine
         key = (machine.topology.fingerprint, machine.allocatable)
         topology = narrowed.setdefault(key, _given_out(machine))
-        running = tuple(
-            _occupant(names[claim.uid], view, node, claim) for claim in node.ledger.claims.values()
-        )
-        if (others := machine.others) is not None:
-            running += (occupant_of_claim(f"{others.pod} of {name}", others, topology),)
-        devices = node.snapshot.free.devices
+        running, devices = occupants_of(view, node), node.snapshot.free.devices
         found.append(ClusterNode(NodeName(name), topology, running, machine.pools_shrink, devices))
     return tuple(found)
 
 
-def names_of_claims(view: ClusterView) -> Mapping[PodUid, str]:
-    """Name the VM of every claim, by its UID; two pods of one VM by their pods."""
-    claims = [claim for node in view.nodes.values() for claim in node.ledger.claims.values()]
-    times = Counter(map(_name, claims))
-    return {claim.uid: _name(claim) if times[_name(claim)] == 1 else _pod(claim) for claim in claims}
+def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
+    """Return the VMs that the ledger of a node names, `namespace/name`, and the use by others.
+
+    A VM with an unknown placement, or one that is getting other cores, holds the CPUs of its claim and stays
+    there.
+    """
+    topology = node.machine.topology if isinstance(node.machine, NodeMachine) else None
+    others = node.machine.others if isinstance(node.machine, NodeMachine) else None
+    running = []
+    for claim in node.ledger.claims.values():
+        name, vm = view.names_of_claims[claim.uid], view.vms.get(claim.uid)
+        known = _as_claimed(vm, claim) if vm is not None and claim.relocation is None else None
+        running.append(occupant_of_claim(name, claim, topology) if known is None else Occupant(name, *known))
+    if others is not None:
+        running.append(occupant_of_claim(f"{others.pod} of {node.name}", others, topology))
+    return tuple(running)
 
 
 def _given_out(machine: NodeMachine) -> Topology:
@@ -267,15 +265,6 @@ def _given_out(machine: NodeMachine) -> Topology:
     if not machine.is_narrowed:
         return machine.topology
     return replace(machine.topology, reserved=CpuMask(machine.topology.cpus & ~machine.allocatable))
-
-
-def _occupant(name: str, view: ClusterView, node: NodeView, claim: Claim) -> Occupant:
-    vm = view.vms.get(claim.uid)
-    known = _as_claimed(vm, claim) if vm is not None and claim.relocation is None else None
-    if known is not None:
-        return Occupant(name, *known)
-    topology = node.machine.topology if isinstance(node.machine, NodeMachine) else None
-    return occupant_of_claim(name, claim, topology)
 
 
 def _as_claimed(vm: VmView, claim: Claim) -> tuple[Request, Placement] | None:
@@ -288,11 +277,3 @@ def _as_claimed(vm: VmView, claim: Claim) -> tuple[Request, Placement] | None:
     options = vm.placement.options or vm.request.request.options
     request = replace(vm.request.request, options=options)
     return (with_claimed_devices(request, placement) if vm.pod.resource_claims else request), placement
-
-
-def _name(claim: Claim) -> str:
-    return f"{claim.namespace}/{claim.vmi or claim.pod}"
-
-
-def _pod(claim: Claim) -> str:
-    return f"{claim.namespace}/{claim.pod}"

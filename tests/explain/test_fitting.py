@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,14 +13,15 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.ledger import Ledger, claim_of
-from kvplace.core.occupant import Occupant
-from kvplace.core.placement import Placement
-from kvplace.core.request import Request, Scope
-from kvplace.core.request_json import read_pod_request
+from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.request import OnFailure, Request, Scope
+from kvplace.core.request_json import PodRequest, read_pod_request, write_request
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.explain.explanation import AskedNode, fit
+from kvplace.explain.explanation import Fitting, fit
+from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.nodes.cluster_reading import read_cluster
+from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from tests.controller.replicas import asking_pod, replica
@@ -32,20 +33,31 @@ from tests.nodes.machines import EIGHT, TWO
 
 
 def asked(
-    name: str,
-    topology: Topology = TWO,
-    *,
-    taken: str = "",
-    obstacle: str = "",
-    occupants: tuple[Occupant, ...] = (),
-) -> AskedNode:
-    machine = NodeMachine(topology, topology.allocatable)
+    name: str, topology: Topology = TWO, *, taken: str = "", running: tuple[VmView, ...] = ()
+) -> NodeView:
     ledger = Ledger()
     if taken:
         ledger = ledger.after(taking(claim("others", *_ids(taken), memory={})))
-    for one in occupants:
-        ledger = ledger.after(taking(claim_of(PodUid(one.id), one.placement)))
-    return AskedNode(NodeName(name), NodeSnapshot(machine, machine.free(ledger)), obstacle, occupants)
+    for vm in running:
+        assert vm.claim is not None
+        ledger = ledger.after(taking(vm.claim))
+    machine = NodeMachine(topology, topology.allocatable)
+    return NodeView(NodeName(name), machine, ledger_record=LedgerRecord(NodeName(name), ledger, "1"))
+
+
+UNKNOWN = NodeView(NodeName("unknown"), Unusable("nothing describes it"))
+
+
+def fitted(
+    nodes: Iterable[NodeView],
+    request: Request,
+    obstacles: Mapping[NodeName, str] | None = None,
+    *,
+    strategy: Strategy = Strategy.PACK,
+    running: Iterable[VmView] = (),
+) -> Fitting:
+    view = ClusterView({node.name: node for node in nodes}, {vm.pod.uid: vm for vm in running})
+    return fit(view, request, obstacles or {}, strategy)
 
 
 def _ids(cpus: str) -> list[int]:
@@ -53,14 +65,18 @@ def _ids(cpus: str) -> list[int]:
     return [cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]
 
 
-def occupant(name: str, cpus: str, **options: Any) -> Occupant:
+def running_vm(name: str, cpus: str, *, movable: bool = False) -> VmView:
     mask = parse_cpu_list(cpus)
-    request = request_with(mask.bit_count(), **options)
-    machine = NodeMachine(TWO, TWO.allocatable)
-    others = replace(machine, allocatable=CpuMask(mask))
-    placement = try_place(TWO, others.free(Ledger()), request)
+    request, uid = request_with(mask.bit_count()), PodUid(name)
+    machine = replace(NodeMachine(TWO, TWO.allocatable), allocatable=CpuMask(mask))
+    placement = try_place(TWO, machine.free(Ledger()), request)
     assert isinstance(placement, Placement)
-    return Occupant(name, request, placement)
+    bound = PodPlacement(uid, NodeName("n"), TWO.fingerprint, OnFailure.WAIT, placement)
+    pod = PodRecord(
+        "team", name, uid, bound.node, "Running",
+        request=write_request(PodRequest(request, movable=movable)), placement=bound.to_json(),
+    )  # fmt: skip
+    return VmView(pod, claim_of(uid, placement, namespace="team", pod=name))
 
 
 async def test_nodes_and_reasons_are_those_that_filter_gives() -> None:
@@ -81,7 +97,7 @@ async def test_nodes_and_reasons_are_those_that_filter_gives() -> None:
             view = await read_cluster(cluster)
             assert record is not None
             request = read_pod_request(record.request).request
-            found = fit([AskedNode(name, node.snapshot) for name, node in view.nodes.items()], request)
+            found = fit(view, request, {})
             assert {one.node for one in found.candidates} == set(answer.names or ())
             if not found.candidates:
                 assert found.refusals.texts == answer.unresolvable
@@ -89,12 +105,10 @@ async def test_nodes_and_reasons_are_those_that_filter_gives() -> None:
 
 
 def test_refusals_of_kube_scheduler_come_first_and_name_the_nodes_that_had_the_cores() -> None:
-    nodes = [
-        asked("a", obstacle="the node is cordoned (spec.unschedulable)"),
-        asked("b", obstacle="the node is cordoned (spec.unschedulable)", taken="0-15"),
-        asked("c", taken="0-14"),
-    ]
-    found = fit(nodes, request_with(4))
+    nodes = [asked("a"), asked("b", taken="0-15"), asked("c", taken="0-14")]
+    cordoned = "the node is cordoned (spec.unschedulable)"
+    obstacles = {NodeName("a"): cordoned, NodeName("b"): cordoned, NodeName("c"): ""}
+    found = fitted(nodes, request_with(4), obstacles)
     (obstacle,) = found.obstacles
     assert (obstacle.nodes, obstacle.would_fit) == (("a", "b"), ("a",))
     assert [group.nodes for group in found.refusals.groups] == [("c",)]
@@ -102,8 +116,7 @@ def test_refusals_of_kube_scheduler_come_first_and_name_the_nodes_that_had_the_c
 
 
 def test_an_empty_machine_is_named_where_the_vm_is_too_large_and_not_where_nothing_describes_it() -> None:
-    unknown = AskedNode(NodeName("unknown"), Unusable("nothing describes it"))
-    lines = [line.strip() for line in fitting_lines(fit([asked("a"), unknown], request_with(99)), 3)]
+    lines = [line.strip() for line in fitting_lines(fitted([asked("a"), UNKNOWN], request_with(99)), 3)]
     (described,) = (line for line in lines if "nothing describes it" in line)
     assert described.endswith("1 node: nothing describes it")
     assert [line.endswith("(an empty machine would not hold it, either)") for line in lines].count(True) == 1
@@ -112,7 +125,7 @@ def test_an_empty_machine_is_named_where_the_vm_is_too_large_and_not_where_nothi
 def test_the_nodes_that_fit_come_in_the_order_of_the_strategy() -> None:
     nodes = [asked("empty"), asked("fuller", taken="0-1,8-9")]
     names = {
-        strategy: [one.node for one in fit(nodes, request_with(2), strategy).candidates]
+        strategy: [one.node for one in fitted(nodes, request_with(2), strategy=strategy).candidates]
         for strategy in (Strategy.PACK, Strategy.SPREAD)
     }
     assert names == {Strategy.PACK: ["fuller", "empty"], Strategy.SPREAD: ["empty", "fuller"]}
@@ -120,32 +133,38 @@ def test_the_nodes_that_fit_come_in_the_order_of_the_strategy() -> None:
 
 def test_changes_are_searched_on_the_nodes_where_least_is_missing() -> None:
     nodes = [asked("far", taken="0-6,8-15"), asked("near", taken="0,4"), asked("none", EIGHT, taken="0-7")]
-    found = fit(nodes, request_with(8, scope=Scope.ONE_SOCKET))
+    found = fitted(nodes, request_with(8, scope=Scope.ONE_SOCKET))
     assert found.suggestions[0].node == "near"
     assert {one.field for one in found.suggestions[0].suggestions.found} >= {"cpuSet", "vcpus"}
 
 
-def test_a_move_of_a_running_vm_is_suggested_where_all_of_them_are_known() -> None:
-    running = (occupant("team/db", "0,8"), occupant("team/web", "4,12"))
-    found = fit([asked("n", occupants=running)], request_with(8, scope=Scope.ONE_SOCKET))
-    (move,) = [one for one_node in found.suggestions for one in one_node.suggestions.found if one.moves]
-    assert "move team/" in move.sentence
+def test_a_move_is_suggested_of_a_running_vm_with_a_known_placement() -> None:
+    running = (running_vm("db", "0,8"), running_vm("web", "4,12"))
+    for known, moved in (
+        (running, "move team/"),
+        (running[:1], "move team/db "),
+        (running[1:], "move team/web "),
+    ):
+        nodes = [asked("n", running=running)]
+        found = fitted(nodes, request_with(8, scope=Scope.ONE_SOCKET), running=known)
+        (move,) = [one for one_node in found.suggestions for one in one_node.suggestions.found if one.moves]
+        assert moved in move.sentence
 
 
 def test_a_suggested_move_names_the_needed_consent_unless_the_owner_has_agreed() -> None:
-    node = asked("n", occupants=(occupant("team/db", "0,8"), occupant("team/web", "4,12")))
-    for movable, needs in ((set(), True), ({"team/db", "team/web"}, False)):
-        found = fit([replace(node, movable=frozenset(movable))], request_with(8, scope=Scope.ONE_SOCKET))
+    for agreed in (False, True):
+        running = (running_vm("db", "0,8", movable=agreed), running_vm("web", "4,12", movable=agreed))
+        nodes = [asked("n", running=running)]
+        found = fitted(nodes, request_with(8, scope=Scope.ONE_SOCKET), running=running)
         (line,) = [line for line in fitting_lines(found, 3) if "move team/" in line]
         moved = next(name for name in ("team/db", "team/web") if f"move {name}" in line)
-        assert line.endswith(f'; for that {moved} needs kvplace.io/movable: "true"') is needs
-        assert found.suggestions[0].need_movable == ((moved,) if needs else ())
+        assert line.endswith(f'; for that {moved} needs kvplace.io/movable: "true"') is not agreed
+        assert found.suggestions[0].need_movable == (() if agreed else (moved,))
 
 
 def test_nothing_is_searched_where_the_vm_fits_and_on_nodes_that_no_agent_describes() -> None:
-    unknown = AskedNode(NodeName("u"), Unusable("nothing describes it"))
-    assert fit([asked("a"), asked("b", taken="0-15")], request_with(2)).suggestions == ()
-    found = fit([unknown], request_with(2))
+    assert fitted([asked("a"), asked("b", taken="0-15")], request_with(2)).suggestions == ()
+    found = fitted([UNKNOWN], request_with(2))
     assert found.suggestions == ()
     assert found.refusals.summary == "1 node: nothing describes it"
 
@@ -161,13 +180,13 @@ def test_every_node_gets_exactly_one_answer_and_every_suggestion_fits(
 ) -> None:
     nodes = [asked(f"n{number}", taken=cpus) for number, cpus in enumerate(taken)]
     request: Request = request_with(vcpus, scope=scope)
-    found = fit(nodes, request)
+    found = fitted(nodes, request)
     named = [one.node for one in found.candidates] + [
         name for group in found.refusals.groups for name in group.nodes
     ]
     assert sorted(named) == sorted(node.name for node in nodes)
     for one_node in found.suggestions:
-        state = next(node.state for node in nodes if node.name == one_node.node)
+        state = next(node.snapshot for node in nodes if node.name == one_node.node)
         assert isinstance(state, NodeSnapshot)
         for suggestion in one_node.suggestions.found:
             assert try_place(state.machine.topology, state.free, suggestion.request) is not None
