@@ -19,7 +19,7 @@ from kvplace.core.free_resources import FreeBlocks, free_blocks_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.node_devices import NodeDevices, PodDevice
 from kvplace.core.placement import PodPlacement
-from kvplace.core.request import DeviceNuma, PinningOptions
+from kvplace.core.request import DeviceNuma, PinningOptions, Request
 from kvplace.core.request_json import PodRequest, read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.well_known_names import MOVABLE, PINNED
@@ -33,7 +33,7 @@ from kvplace.kube.object_records import (
     TopologyRecord,
 )
 from kvplace.kube.reported_vms import ReportedVm
-from kvplace.nodes.node_cache import FreeBlockTotals
+from kvplace.nodes.node_cache import FreeBlockTotals, NodeCache
 from kvplace.nodes.node_machine import (
     NodeMachine,
     NodeSnapshot,
@@ -106,6 +106,11 @@ class NodeView:
             return None
         machine = self.snapshot.machine
         return free_blocks_of(machine.topology, machine.allocatable, self.snapshot.free.cpus)
+
+    @property
+    def enforces(self) -> bool:
+        """Whether its agent sets cpusets, so that a running VM can get other cores."""
+        return self.described is not None and self.described.enforcement.by_agent
 
     @property
     def cpus(self) -> CpuMask:
@@ -210,6 +215,14 @@ class VmView:
         except BadAnnotation:
             return None
         return placement if placement is None or placement.pod_uid == self.pod.uid else None
+
+    @property
+    def present_request(self) -> Request | None:
+        """Its request with the options of its placement; None where either cannot be read."""
+        if self.request is None:
+            return None
+        placed = None if self.placement is None else self.placement.options
+        return replace(self.request.request, options=placed or self.request.request.options)
 
     @property
     def has_pod(self) -> bool:
@@ -330,6 +343,12 @@ def node_view(
     """Combine the objects of a node."""
     status = "" if node is None else node.status
     return NodeView(name, describe_node(node, described), described, ledger, node is not None, status, pods)
+
+
+def view_of(cache: NodeCache, name: NodeName) -> NodeView:
+    """Return the view of a node as the watches of `serve` report it."""
+    topology, ledger = cache.topologies.get(name), cache.ledgers.current(name)
+    return NodeView(name, cache.machine(name), topology, ledger, pods=cache.pods.records)
 
 
 def cluster_view(

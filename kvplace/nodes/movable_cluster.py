@@ -1,7 +1,6 @@
 """A live cluster as the start of defragmentation: its nodes, and the VMs that may move now.
 
-A VM may move if its owner agreed (`kvplace.io/movable`) and its agent reports every thread in its place. No
-other change of it may be under way, and it must have rested since its last move. Between nodes KubeVirt must
+A VM moves by the rules of `movable_vms`, and not if it has devices of the host. Between nodes KubeVirt must
 be able to migrate it, too. `serve` checks a VM again before it moves inside its node.
 """
 
@@ -14,9 +13,8 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from kvplace.core.annotations import is_movable, may_migrate, read_options
+from kvplace.core.annotations import may_migrate
 from kvplace.core.cluster.draft import ClosedNodes
-from kvplace.core.errors import BadAnnotation
 from kvplace.core.label_terms import LabelTerms
 from kvplace.core.occupant import ClusterNode
 from kvplace.core.scalars import NodeName
@@ -29,7 +27,7 @@ from kvplace.kube.object_client import ApiKind, ObjectReader
 from kvplace.kube.watches import ListClient, Selector
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
-from kvplace.nodes.movable_vms import is_settled
+from kvplace.nodes.movable_vms import obstacle_to_moves
 from kvplace.nodes.node_cache import PEACE_S
 from kvplace.nodes.planning_cluster import (
     DemandingPod,
@@ -134,7 +132,7 @@ def _closed_to(
         if here is None:
             return "its node is unknown"
         known = view.nodes.get(NodeName(node.metadata.name))
-        without_agent = "" if known is not None and _enforces(known) else "no agent sets cpusets there"
+        without_agent = "" if known is not None and known.enforces else "no agent sets cpusets there"
         return vmi.obstacle_on(node, here) or without_agent
 
     return planning.closed_where(obstacle_on)
@@ -142,34 +140,11 @@ def _closed_to(
 
 def _obstacle(vm: VmView, vmi: RunningVmi | None, node: NodeView) -> str:
     """State why a VM does not move at all, as a clause about several VMs; empty if it may."""
-    annotations = vm.pod.asking if vmi is None else vmi.asking
     if vm.is_vmi and vmi is None:
         return "their VirtualMachineInstances are unknown"
-    try:
-        if not is_movable(annotations):
-            return "their owners have not agreed (kvplace.io/movable)"
-        wanted = read_options(annotations)
-    except BadAnnotation:
-        return "their annotations cannot be read"
-    if not _enforces(node):
-        return "no agent sets cpusets on their nodes"
-    placed, claim, report = vm.placement, vm.claim, node.reports.get(vm.pod.uid)
-    if vm.state is not VmState.PINNED or placed is None or claim is None or vm.request is None:
-        return "they are not pinned"
-    if not is_settled(vm.pod, placed, claim, node.machine, report):
-        return "they are not pinned"
-    answered = placed.options or vm.request.request.options
-    if wanted != (answered if vm.is_vmi else wanted):
-        return "their annotations were edited"
-    if not placed.placement.policy.is_movable or placed.placement.guest_cells:
-        return "their policy or their guest NUMA cells fix their cores"
-    if vm.request.request.devices:
-        return "they have devices of the host"
-    return ""
-
-
-def _enforces(node: NodeView) -> bool:
-    return node.described is not None and node.described.enforcement.by_agent
+    why = obstacle_to_moves(vm, node, vm.pod.asking if vmi is None else vmi.asking)
+    has_devices = vm.request is not None and vm.request.request.devices
+    return why or ("they have devices of the host" if has_devices else "")
 
 
 def _moment(text: str) -> datetime:

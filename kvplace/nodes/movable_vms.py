@@ -18,9 +18,10 @@ from kvplace.core.ledger import Claim
 from kvplace.core.occupant import ClusterNode, Occupant, occupant_of_claim
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import PinningOptions
-from kvplace.core.request_json import PodRequest, read_pod_request
+from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.object_records import PodRecord, PodReport
+from kvplace.kube.object_records import PodRecord
+from kvplace.nodes.cluster_view import NodeView, VmView, view_of
 from kvplace.nodes.node_cache import PEACE_S, NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable, with_claimed_devices
 
@@ -110,25 +111,17 @@ class MovableVms:
     def find(self, node: NodeName, uid: PodUid, migrating: Container[VmiKey]) -> MovableVm | None:
         """Return a VM that may get other cores of its node now; None if it may not."""
         pod, claim = self._cache.pods.get(uid), self._cache.ledger(node).claims.get(uid)
-        machine = self._cache.machine(node)
         if pod is None or claim is None or pod.node != node or not self._may_consent(pod):
             return None
-        if isinstance(machine, Unusable) or not _runs(pod) or _vmi_of(pod) in migrating:
+        if not _runs(pod) or _vmi_of(pod) in migrating:
             return None
-        try:
-            placed, asked = PodPlacement.from_json(pod.placement), read_pod_request(pod.request)
-            options = placed.options or asked.request.options
-            asking = self._edited(pod)
-            consents = self._consents(pod, asking, asked, options)
-        except BadAnnotation:
+        vm, asking = VmView(pod, claim), self._edited(pod)
+        if vm.placement is None or vm.request is None or vm.present_request is None:
             return None
-        described = self._cache.topologies.get(node)
-        report = described.pods.get(uid) if described is not None else None
-        has_own_cores = placed.placement.policy.is_movable and not placed.placement.guest_cells
-        if not (consents and has_own_cores and is_settled(pod, placed, claim, machine, report)):
+        if obstacle_to_moves(vm, view_of(self._cache, node), asking):
             return None
-        migrates = may_migrate(asking) if read_options(asking) is not None else asked.may_migrate
-        return MovableVm(pod, claim, placed, options, migrates)
+        migrates = may_migrate(asking) if read_options(asking) is not None else vm.request.may_migrate
+        return MovableVm(pod, claim, vm.placement, vm.present_request.options, migrates)
 
     def is_starting(self, node: NodeName, uid: PodUid) -> bool:
         """Return whether a VM that agreed at its start to migrate has never been pinned yet."""
@@ -151,17 +144,6 @@ class MovableVms:
         edited = self._cache.edited_vmis.get(pod.vmi_uid) if pod.vmi else None
         return edited.asking if edited is not None else pod.asking if not pod.vmi else {}
 
-    @staticmethod
-    def _consents(
-        pod: PodRecord, asking: Mapping[str, str], asked: PodRequest, answered: PinningOptions
-    ) -> bool:
-        """Whether its owner lets it move, and asks for nothing else than it has."""
-        wanted = read_options(asking)
-        if wanted is None:
-            return asked.movable
-        wanted = wanted if pod.vmi else wanted.of_plain_pod()
-        return is_movable(asking) and wanted == answered
-
 
 def _vmi_of(pod: PodRecord) -> VmiKey:
     return pod.namespace, pod.vmi_uid
@@ -171,18 +153,43 @@ def _runs(pod: PodRecord) -> bool:
     return not pod.deleting and not pod.has_ended
 
 
-def is_settled(
-    pod: PodRecord,
-    placed: PodPlacement,
-    claim: Claim,
-    machine: NodeMachine | Unusable,
-    report: PodReport | None,
-) -> bool:
+def obstacle_to_moves(vm: VmView, node: NodeView, asking: Mapping[str, str]) -> str:
+    """State why a VM that runs gets no other cores now, as a clause about several VMs; empty if it may.
+
+    `asking` are the annotations with its present request; those of a VM that was not edited may be left out.
+    """
+    try:
+        wanted = read_options(asking)
+        if not has_agreed(vm, asking):
+            return "their owners have not agreed (kvplace.io/movable)"
+    except BadAnnotation:
+        return "their annotations cannot be read"
+    if not node.enforces:
+        return "no agent sets cpusets on their nodes"
+    placed, present = vm.placement, vm.present_request
+    if placed is None or present is None or not is_settled(vm, placed, node):
+        return "they are not pinned"
+    if wanted is not None and present.options != (wanted if vm.is_vmi else wanted.of_plain_pod()):
+        return "their annotations were edited"
+    if not placed.placement.policy.is_movable or placed.placement.guest_cells:
+        return "their policy or their guest NUMA cells fix their cores"
+    return ""
+
+
+def has_agreed(vm: VmView, asking: Mapping[str, str]) -> bool:
+    """Whether the owner of a VM lets it move; raises BadAnnotation."""
+    if read_options(asking) is not None:
+        return is_movable(asking)
+    return vm.request is not None and vm.request.movable
+
+
+def is_settled(vm: VmView, placed: PodPlacement, node: NodeView) -> bool:
     """Whether pod, ledger and agent state the same placement of a VM, on the machine that is there now."""
+    claim, report, machine = vm.claim, node.reports.get(vm.pod.uid), node.machine
     return (
         isinstance(machine, NodeMachine)
-        and (placed.pod_uid, placed.node, placed.topology)
-        == (pod.uid, pod.node, machine.topology.fingerprint)
+        and (placed.node, placed.topology) == (vm.node, machine.topology.fingerprint)
+        and claim is not None
         and claim.relocation is None
         and (claim.cpus, claim.owned, claim.revision)
         == (placed.placement.cpus, placed.placement.owned, placed.revision)

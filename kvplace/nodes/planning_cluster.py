@@ -204,12 +204,10 @@ def evacuation(
     vms, restarting = [], {}
     for pod in leaving:
         vm = view.vms.get(PodUid(pod.metadata.uid))
-        if vm is None or vm.request is None or vm.is_over or vm.state is VmState.ENDING:
+        request = None if vm is None else vm.present_request
+        if vm is None or request is None or vm.is_over or vm.state is VmState.ENDING:
             continue
         name = view.names_of_claims.get(vm.pod.uid, f"{vm.namespace}/{vm.name}")
-        request = vm.request.request
-        if vm.placement is not None and vm.placement.options is not None:
-            request = replace(request, options=vm.placement.options)
         vms.append(VmRequest(name, request, elsewhere.closed_to(pod.spec)))
         why = obstacles.get(f"{vm.namespace}/{vm.name}", "") if vm.is_vmi else "a pod does not migrate"
         if why:
@@ -269,11 +267,10 @@ def _given_out(machine: NodeMachine) -> Topology:
 
 def _as_claimed(vm: VmView, claim: Claim) -> tuple[Request, Placement] | None:
     """The VM's own request and placement, where they agree with its claim."""
-    if vm.request is None or vm.placement is None:
+    request = vm.present_request
+    if request is None or vm.placement is None:
         return None
     placement = vm.placement.placement
     if (placement.cpus, placement.owned) != (claim.cpus, claim.owned):
         return None
-    options = vm.placement.options or vm.request.request.options
-    request = replace(vm.request.request, options=options)
     return (with_claimed_devices(request, placement) if vm.pod.resource_claims else request), placement

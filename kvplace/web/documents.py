@@ -23,7 +23,7 @@ from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import NO_NODE, AgentPod, PodRecord, TopologyRecord
 from kvplace.kube.reported_vms import ReportedVm
 from kvplace.kube.store import Store
-from kvplace.nodes.cluster_view import NodeView, VmState, VmView, with_devices
+from kvplace.nodes.cluster_view import NodeView, VmState, VmView, view_of, with_devices
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.nodes.view_output import devices_document, draw_node, reserved_document
@@ -181,12 +181,6 @@ async def _with_phases(vmis: VmiClient, vms: Sequence[VmView]) -> list[VmView]:
     phases = await asyncio.gather(*map(read, unmeasured))
     found = {vm.pod.uid: phase for vm, phase in zip(unmeasured, phases, strict=True)}
     return [replace(vm, kubevirt=found.get(vm.pod.uid)) for vm in vms]
-
-
-def view_of(cache: NodeCache, name: NodeName) -> NodeView:
-    """Give the view of a node as the stores of `serve` have it."""
-    topology, ledger = cache.topologies.get(name), cache.ledgers.current(name)
-    return NodeView(name, cache.machine(name), topology, ledger, pods=cache.pods.records)
 
 
 def vms_on(cache: NodeCache, node: NodeView) -> list[VmView]:

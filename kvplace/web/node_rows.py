@@ -18,10 +18,10 @@ from kvplace.core.free_resources import BLOCK_LEVELS, BLOCK_SIZES
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import NodeRecord, PodRecord, TopologyRecord
-from kvplace.nodes.cluster_view import VmState
+from kvplace.nodes.cluster_view import VmState, view_of
 from kvplace.nodes.node_cache import CHECK_STEPS, ClusterFreeBlocks, NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.web.documents import Agents, view_of, vms_on
+from kvplace.web.documents import Agents, vms_on
 
 _REMEMBERED_ENDS = 4096
 _WAITING_NAMED = 20

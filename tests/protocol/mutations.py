@@ -31,7 +31,7 @@ from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_records import PodRecord, ResourceClaimRecord, TopologyStatus
-from kvplace.nodes import node_machine
+from kvplace.nodes import movable_vms, node_machine
 from kvplace.nodes.movable_vms import MovableVms
 from kvplace.scheduler import binder, reservations, resource_claims, room_moves
 from kvplace.scheduler.binder import Binder
@@ -261,7 +261,7 @@ def restore_although_the_claim_is_being_relocated() -> None:
 @_mutation
 def move_vms_without_their_owners_consent() -> None:
     _put(MovableVms, "_may_consent", lambda _self, _pod: True)
-    _put(MovableVms, "_consents", lambda *_args: True)
+    _put(movable_vms, "has_agreed", lambda *_args: True)
 
 
 @_mutation
