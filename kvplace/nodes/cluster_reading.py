@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from kvplace.core.errors import Misconfigured, Refused
 from kvplace.core.scalars import NodeName, PodUid
@@ -46,6 +46,9 @@ from kvplace.kube.watches import (
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView, cluster_view, node_view, vm_views
 from kvplace.nodes.node_machine import NOT_KNOWN
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 
 async def read_cluster(
     cluster: ListClient,
@@ -60,13 +63,14 @@ async def read_cluster(
 
     Needs rights on the whole cluster. VMs are the largest part of the reading, and ledgers name them, too.
     """
+    by_name = Selector(fields=nodes.fields)
     found, topologies, ledgers, vms = await together(
         cluster.read_all(kind, nodes),
-        cluster.read_all(TOPOLOGIES),
-        cluster.read_all(LEDGERS),
+        cluster.read_all(TOPOLOGIES, by_name),
+        cluster.read_all(LEDGERS, by_name),
         _nothing() if pods is None else cluster.read_all(PODS, pods),
     )
-    if nodes != EVERYTHING:
+    if nodes.label_terms:
         names = {node.name for node in found}
         topologies = tuple(each for each in topologies if each.node in names)
         ledgers = tuple(each for each in ledgers if each.node in names)
@@ -81,14 +85,9 @@ async def read_node(
     kind: Kind[NodeName, NodeRecord] = NODES,
 ) -> ClusterView:
     """Read one node and the VMs on it; the view is empty where nothing of it is left."""
-    selector = Selector(fields={NAME_FIELD: name})
-    nodes, topologies, ledgers, vms = await together(
-        cluster.read_all(kind, selector),
-        cluster.read_all(TOPOLOGIES, selector),
-        cluster.read_all(LEDGERS, selector),
-        cluster.read_all(PODS, replace(PLACED_PODS, fields={NODE_FIELD: name})) if pods else _nothing(),
-    )
-    return cluster_view(nodes, topologies, ledgers, vms)
+    there = replace(PLACED_PODS, fields={NODE_FIELD: name})
+    one = Selector(fields={NAME_FIELD: name})
+    return await read_cluster(cluster, nodes=one, pods=there if pods else None, kind=kind)
 
 
 async def _nothing() -> tuple[()]:
@@ -107,61 +106,63 @@ async def watched_nodes(
     Nodes that are gone are not yielded, unless something of them is left and all nodes are selected.
     """
     nodes, topologies, ledgers = Store(NODE_STATUSES, selector), Store(TOPOLOGIES), Store(LEDGERS)
-    changed, is_changed = set[NodeName](), asyncio.Event()
 
-    def changed_now(node: NodeName) -> None:
-        changed.add(node)
-        is_changed.set()
-
-    def node_seen(before: NodeRecord | None, after: NodeRecord | None) -> None:
-        either = after or before
-        shown = [(node.cpu_map, node.status) for node in (before, after) if node is not None]
-        if either is not None and (len(shown) == 1 or shown[0] != shown[1]):
-            changed_now(either.name)
-
-    def part_seen(
-        before: TopologyRecord | LedgerRecord | None, after: TopologyRecord | LedgerRecord | None
-    ) -> None:
-        either = after or before
-        if either is not None:
-            changed_now(either.node)
-
-    def views(names: Iterable[NodeName]) -> tuple[NodeView, ...]:
-        found = []
-        for name in sorted(names):
+    def records() -> dict[NodeName, tuple[object, ...]]:
+        """The objects of each node, with the fields of the node itself that are shown."""
+        found: dict[NodeName, tuple[object, ...]] = {}
+        for name in sorted({*nodes.records, *topologies.records, *ledgers.records}):
             node, described, ledger = nodes.get(name), topologies.get(name), ledgers.get(name)
-            if node is not None or (selector == EVERYTHING and (described or ledger)):
-                found.append(node_view(name, node, described, ledger))
-        return tuple(found)
+            if node is not None or selector == EVERYTHING:
+                found[name] = (node and (node.cpu_map, node.status), described, ledger)
+        return found
 
-    async with _listed(cluster, nodes, topologies, ledgers):
-        nodes.subscribe(node_seen)
-        topologies.subscribe(part_seen)
-        ledgers.subscribe(part_seen)
-        changed.clear()
-        is_changed.clear()
-        yield True, views({*nodes.records, *topologies.records, *ledgers.records})
-        while True:
-            await is_changed.wait()
-            await asyncio.sleep(gather_s)
-            taken = tuple(changed)
-            changed.clear()
-            is_changed.clear()
-            yield False, views(taken)
+    async with _watched(cluster, nodes, topologies, ledgers) as waking:
+        for store in (nodes, topologies, ledgers):
+            await wait_for_list(store)
+        is_first = True
+        async for before, after in _states(waking, gather_s, records):
+            changed = [name for name, known in after.items() if before.get(name) != known]
+            if is_first or changed:
+                yield (
+                    is_first,
+                    tuple(
+                        node_view(name, nodes.get(name), topologies.get(name), ledgers.get(name))
+                        for name in changed
+                    ),
+                )
+            is_first = False
 
 
 @contextlib.asynccontextmanager
-async def _listed(cluster: WatchClient, *stores: Store[Any, Any]) -> AsyncIterator[None]:
-    """Keep stores up to date; enters when each has been listed."""
+async def _watched(cluster: WatchClient, *stores: Store[Any, Any]) -> AsyncIterator[asyncio.Event]:
+    """Keep stores up to date; gives an event that each change sets."""
+    waking = asyncio.Event()
+    for store in stores:
+        store.subscribe(lambda _before, _after: waking.set())
     watching = [asyncio.create_task(store.run(cluster)) for store in stores]
     try:
-        for store in stores:
-            await wait_for_list(store)
-        yield
+        yield waking
     finally:
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
+
+
+async def _states(
+    waking: asyncio.Event, gather_s: float, now: Callable[[], dict[K, V]]
+) -> AsyncGenerator[tuple[dict[K, V], dict[K, V]], None]:
+    """Yield the state before and after changes that follow each other within a moment; nothing comes first.
+
+    The first pair is there at once.
+    """
+    before: dict[K, V] = {}
+    while True:
+        waking.clear()
+        after = now()
+        yield before, after
+        before = after
+        await waking.wait()
+        await asyncio.sleep(gather_s)
 
 
 async def wait_for_list(store: Store[Any, Any]) -> None:
@@ -287,43 +288,28 @@ async def watch_listed_vms(
 ) -> AsyncGenerator[VmListing, None]:
     """Yield all VMs, then changed VMs, without end; a VM that is gone as it was last."""
     everywhere = Selector(namespace=selector.namespace)
-    pods = Store(PODS, selector)
+    pods, ledgers = Store(PODS, selector), Store(LEDGERS)
     statuses = [Store(kind, everywhere) for kind in (VMS, VMI_PHASES)]
-    ledgers = Store(LEDGERS)
-    waking = asyncio.Event()
-    stores: tuple[Store[Any, Any], ...] = (pods, *statuses, ledgers)
-    watching = {store: asyncio.create_task(store.run(cluster)) for store in stores}
     notes: dict[str, None] = {}
-    try:
+
+    def now() -> dict[tuple[str, str, str], VmView]:
+        known = chain.from_iterable(store.records.values() for store in statuses)
+        vms = listed_vms(pods.records.values(), known, selector, ledgers.records.values())
+        return {(vm.namespace, vm.name, vm.pod.uid): vm for vm in vms}
+
+    async with _watched(cluster, pods, *statuses, ledgers) as waking:
         await wait_for_list(pods)
         for one, note_of in ((statuses[0], _left_out), (statuses[1], _left_out), (ledgers, _not_seen)):
             try:
                 await wait_for_list(one)
-            except (NotFound, Denied) as failure:
-                watching[one].cancel()
-                if isinstance(failure, Denied):
-                    notes[note_of(failure)] = None
-        for store in stores:
-            store.subscribe(lambda before, after: waking.set())
-
-        def now() -> dict[tuple[str, str, str], VmView]:
-            known = chain.from_iterable(store.records.values() for store in statuses)
-            vms = listed_vms(pods.records.values(), known, selector, ledgers.records.values())
-            return {(vm.namespace, vm.name, vm.pod.uid): vm for vm in vms}
-
-        before = now()
-        yield VmListing(tuple(before.values()), tuple(notes))
-        while True:
-            waking.clear()
-            await waking.wait()
-            await asyncio.sleep(gather_s)
-            after = now()
+            except NotFound:
+                pass
+            except Denied as denied:
+                notes[note_of(denied)] = None
+        is_first = True
+        async for before, after in _states(waking, gather_s, now):
             changed = [vm for key, vm in after.items() if before.get(key) != vm]
             gone = [vm for key, vm in before.items() if key not in after and vm.has_pod]
-            before = after
-            if changed or gone:
-                yield VmListing((*gone, *changed), is_first=False)
-    finally:
-        for task in watching.values():
-            task.cancel()
-        await asyncio.gather(*watching.values(), return_exceptions=True)
+            if is_first or changed or gone:
+                yield VmListing((*gone, *changed), tuple(notes) if is_first else (), is_first=is_first)
+            is_first = False

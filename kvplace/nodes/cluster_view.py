@@ -319,7 +319,7 @@ class ClusterView:
 
     @property
     def agreed(self) -> frozenset[str]:
-        """The names of the VMs with claims whose owners had agreed to moves when their pods were made."""
+        """The VMs with claims and with the agreement of their owners to moves, as of their start."""
         return frozenset(
             name
             for uid, name in self.names_of_claims.items()
