@@ -19,7 +19,7 @@ from zlib import crc32
 from prometheus_client import Counter
 
 from kvplace.controller.claim_action import SETTLE_S, claim_of_bound_pod
-from kvplace.controller.cluster import ControllerClient, PodIndex
+from kvplace.controller.cluster import ControllerClient
 from kvplace.controller.reconciler import Reconciler
 from kvplace.controller.relocator import Relocator
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
@@ -248,18 +248,17 @@ class Controller:
         self._outages = cache.ledger_store.outages
         """Outages of that watch that have led to a wake of waiting pods."""
         self._queue = WorkQueue(replica=settings.replica or socket.gethostname(), spread_s=settings.spread_s)
-        self._index = PodIndex(cache)
+        self._cache = cache
         self._scheduling_retry = SchedulingRetry(
             cluster,
             cache,
-            any_waits=lambda: self._index.any_waits,
+            any_waits=lambda: bool(cache.pods_on(NO_NODE)),
             pause_s=settings.wake_pause_s,
             now=now,
         )
         self.reconciler = Reconciler(
             cluster,
             cache,
-            self._index,
             events,
             patience_s=settings.patience_s,
             released=self._scheduling_retry.node_freed,
@@ -268,7 +267,6 @@ class Controller:
         self.relocator = Relocator(
             cluster,
             cache,
-            self._index,
             events,
             freed=self._scheduling_retry.node_freed,
             look_again=lambda node, after_s: self._queue.add(node, after_s=after_s),
@@ -285,12 +283,13 @@ class Controller:
     @property
     def waiting_pods(self) -> int:
         """How many pods that opted in have no node yet."""
-        return self._index.waiting
+        return len(self._cache.pods_on(NO_NODE))
 
     @property
     def oldest_waiting_pod(self) -> PodRecord | None:
         """The oldest of them; None where none waits."""
-        return self._index.oldest_waiting
+        waiting = self._cache.pods_on(NO_NODE)
+        return min(waiting, key=lambda pod: (pod.created, pod.uid), default=None)
 
     @property
     def overlapping_pods(self) -> list[PodRecord]:
@@ -337,9 +336,8 @@ class Controller:
         spread_s = 0.0
         while True:
             self._wake_after_outage()
-            self._index.forget_released()
             self.reconciler.forget_gone()
-            nodes = {*(record.node for record in self._ledgers.all()), *self._index.nodes}
+            nodes = {*(record.node for record in self._ledgers.all()), *self._cache.nodes_with_pods}
             turns = Turns()
             for number, node in enumerate(nodes):
                 await turns.spend(_ADD_STEPS)
@@ -378,7 +376,7 @@ class Controller:
     def _vmi_seen(self, _before: VmiRecord | None, after: VmiRecord | None) -> None:
         """Make the nodes of an edited VMI's pods due."""
         if after is not None:
-            for pod in self._index.of_vmi(after.uid):
+            for pod in self._cache.pods_of_vmi(after.uid):
                 if pod.node:
                     self._queue.add(pod.node)
 
@@ -395,7 +393,7 @@ class Controller:
         self._follow_reservations(node, claims)
         if any(uid not in self._pods.records for uid in claims):
             self._queue.add(node, after_s=SETTLE_S)
-        lacking = (pod for pod in self._index.on_node(node) if pod.uid not in claims)
+        lacking = (pod for pod in self._cache.pods_on(node) if pod.uid not in claims)
         if any(claim_of_bound_pod(pod) is not None for pod in lacking):
             self._queue.add(node)
 

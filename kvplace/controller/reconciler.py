@@ -19,7 +19,7 @@ from kvplace.controller.claim_action import (
     runs_unpinned,
     waits_for_binding,
 )
-from kvplace.controller.cluster import CheckedNode, ControllerClient, PodIndex
+from kvplace.controller.cluster import CheckedNode, ControllerClient, checked_node
 from kvplace.core.claim_changes import LONGEST_S, RESERVED_S, grown, is_for_migration
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import Conflict, KvplaceError
@@ -60,7 +60,6 @@ class Reconciler:
         self,
         cluster: ControllerClient,
         cache: NodeCache,
-        index: PodIndex,
         events: EventRecorder,
         *,
         patience_s: float,
@@ -74,15 +73,16 @@ class Reconciler:
         self._cluster = cluster
         self._cache = cache
         self._pods = cache.pods
-        self._nodes = cache.nodes
         self._ledgers = cache.ledgers
-        self._index = index
         self._events = events
         self._patience_s = patience_s
         self._clock = asyncio.get_running_loop().time
         self._ages = ClaimAges(self._clock)
         self._released = released
         self._look_again = look_again
+        self._deleted: dict[PodUid, bool] = {}
+        """The deleted pods that had a claim, and whether their containers had ended by their status."""
+        cache.pods.subscribe(self._pod_seen)
         self._missing: dict[PodUid, tuple[float, str]] = {}
         """When pods with a claim were found to be gone, on nodes with an agent that has not reported them.
 
@@ -107,13 +107,13 @@ class Reconciler:
         3. Report CPUs of running VMs that another client has, too.
         4. Delete the empty ledger of a node that is gone.
         """
-        node = self._index.check(name)
-        if node.stored is not None and node.stored.problem:
-            log.error("the ledger cannot be read: %s", node.stored.problem, extra={"node": name})
+        node = checked_node(self._cache, name)
+        if node.ledger_record is not None and node.ledger_record.problem:
+            log.error("the ledger cannot be read: %s", node.ledger_record.problem, extra={"node": name})
             return  # until a person fixes it; the next round logs it again
         claims = node.ledger.claims
-        ages = self._ages.look(name, (claim for claim in claims.values() if claim.uid not in node.pods))
-        lacking = [pod for uid, pod in node.pods.items() if uid not in claims]
+        ages = self._ages.look(name, (claim for claim in claims.values() if claim.uid not in node.bound))
+        lacking = [pod for uid, pod in node.bound.items() if uid not in claims]
         due = [
             (claim, action)
             for claim in claims.values()
@@ -131,7 +131,7 @@ class Reconciler:
                 )
             except KvplaceError as error:
                 failed = error
-            node = self._index.check(name)
+            node = checked_node(self._cache, name)
         for claim in node.ledger.claims.values():
             conflict = _taken_by_kubelet(node, claim) or _shared_with_owner(node, claim)
             self._report_lasting_overlap(node, claim, conflict)
@@ -146,6 +146,7 @@ class Reconciler:
         """
         self._ages.keep({record.node for record in self._ledgers.all()})
         has_claim = self._ledgers.nodes_claimed_by
+        self._deleted = {uid: ended for uid, ended in self._deleted.items() if has_claim(uid)}
         self._missing = {uid: since for uid, since in self._missing.items() if has_claim(uid)}
         self._reported = {uid for uid in self._reported if has_claim(uid)}
         known = self._pods.records
@@ -157,20 +158,24 @@ class Reconciler:
             node: since for node, since in self._unreported_since.items() if since > silent_since
         }
 
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        if before is not None and after is None and self._ledgers.nodes_claimed_by(before.uid):
+            self._deleted[before.uid] = before.is_terminal
+
     # Step 1.
 
     def _action(self, node: CheckedNode, claim: Claim, age_s: float) -> ClaimAction:
         """Decide from the cache alone."""
-        pod, reserved_s = node.claimants.get(claim.uid), _reserved_s(node, claim)
+        pod, reserved_s = node.pods.get(claim.uid), _reserved_s(node, claim)
         action = action_for(
             claim,
             node.name,
             pod,
             is_live=False,
-            runs=claim.uid in node.running,
+            runs=node.runs(claim.uid),
             age_s=age_s,
             patience_s=self._patience_s,
-            was_deleted=claim.uid in node.deleted,
+            was_deleted=claim.uid in self._deleted,
             reserved_s=reserved_s,
         )
         if action is ClaimAction.KEEP and pod is None and not is_for_migration(claim):
@@ -192,14 +197,14 @@ class Reconciler:
         return True
 
     async def _reconcile_claim(self, node: CheckedNode, claim: Claim, action: ClaimAction) -> None:
-        pod = node.claimants.get(claim.uid)
+        pod = node.pods.get(claim.uid)
         only_if_unchanged = claim.reserved is not None
         if action is ClaimAction.READ_POD:
             pod = await self._cluster.read_pod(claim.namespace, claim.pod)
-            node = self._index.check(node.name)
+            node = checked_node(self._cache, node.name)
             is_gone = pod is None or pod.uid != claim.uid
             if not is_gone:
-                runs = claim.uid in node.running
+                runs = node.runs(claim.uid)
             else:
                 runs = claim.reserved is None and await self._runs(node, claim.uid)
             action = action_for(
@@ -226,7 +231,7 @@ class Reconciler:
         a late watch may not have reported. Where the kubelet has reported the end of all containers before,
         there is no wait.
         """
-        if node.deleted.get(uid) and uid not in node.running:
+        if self._deleted.get(uid) and not node.runs(uid):
             return False
         told = node.described
         if told is None or told.enforcement is Enforcement.NONE:
@@ -392,7 +397,7 @@ class Reconciler:
 
         Nothing can be fixed from here: one of the two must be started again.
         """
-        if conflict and claim.uid in node.claimants:
+        if conflict and claim.uid in node.pods:
             self._lasting.add(claim.uid)
             self._report_overlap(node.name, claim, conflict)
         elif claim.uid in self._lasting:
@@ -402,15 +407,10 @@ class Reconciler:
     # Step 4.
 
     async def _delete_ledger_of_gone_node(self, node: CheckedNode) -> None:
-        if (
-            node.stored is None
-            or node.ledger.claims
-            or node.ledger.owners
-            or node.name in self._nodes.records
-        ):
+        if node.ledger_record is None or node.ledger.claims or node.ledger.owners or node.exists:
             return
         with contextlib.suppress(Conflict):  # another replica claims there: the next round checks again
-            await self._cluster.delete_ledger(node.stored)
+            await self._cluster.delete_ledger(node.ledger_record)
 
 
 def _reserved_s(node: CheckedNode, claim: Claim) -> float:
@@ -418,7 +418,7 @@ def _reserved_s(node: CheckedNode, claim: Claim) -> float:
     if claim.reserved is None or not claim.still_in_use:
         return RESERVED_S
     users = [
-        node.claimants.get(other.uid)
+        node.pods.get(other.uid)
         for other in node.ledger.claims.values()
         if other.cpus & claim.still_in_use and other.uid != claim.uid
     ]

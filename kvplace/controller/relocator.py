@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import Counter
 
-from kvplace.controller.cluster import CheckedNode, ControllerClient, PodIndex
+from kvplace.controller.cluster import CheckedNode, ControllerClient, checked_node
 from kvplace.controller.relocation_claims import claim_change
 from kvplace.controller.relocation_step import Begin, Cannot, ClaimStep, Finish, Write, answer_to, next_step
 from kvplace.core.cpuset import format_cpu_list
@@ -48,7 +48,6 @@ class Relocator:
         self,
         cluster: ControllerClient,
         cache: NodeCache,
-        index: PodIndex,
         events: EventRecorder,
         *,
         freed: Callable[[NodeName], None],
@@ -60,19 +59,18 @@ class Relocator:
         """
         self._cluster = cluster
         self._cache = cache
-        self._index = index
         self._events = events
         self._freed = freed
         self._look_again = look_again
 
     async def relocate(self, name: NodeName) -> None:
         """Make all possible steps on a node; then raises the error of a write for one pod."""
-        node = self._index.check(name)
+        node = checked_node(self._cache, name)
         devices = node.described.devices if node.described is not None else None
         relocating = {uid for uid, claim in node.ledger.claims.items() if claim.relocation is not None}
         due = {*relocating, *node.edits, *(devices.pods if devices is not None else ())}
         failed: KvplaceError | None = None
-        for pod in [pod for uid, pod in node.pods.items() if uid in due]:
+        for pod in [pod for uid, pod in node.bound.items() if uid in due]:
             try:
                 await self._relocate_pod(pod, node)
             except KvplaceError as error:
@@ -97,12 +95,12 @@ class Relocator:
                 return
             follows_devices = isinstance(step, Begin) and step.device_nodes  # until there is a QEMU
             if live != pod or follows_devices:
-                node = self._index.check(node.name)
+                node = checked_node(self._cache, node.name)
                 if next_step(live, node) != step:
                     return  # the watch is late: a relocation may have just ended
             if not await self._make(live, step):
                 return
-            pod, node = live, self._index.check(node.name)
+            pod, node = live, checked_node(self._cache, node.name)
 
     def _rest_s(self, pod: PodRecord, step: Begin) -> float:
         """Return how long a pod must still rest since it last got other cores."""

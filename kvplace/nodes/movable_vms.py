@@ -7,10 +7,8 @@ minutes ago (`nodes/node_cache.py`).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from kvplace.core.annotations import is_movable, may_migrate, read_options
 from kvplace.core.errors import BadAnnotation
@@ -30,10 +28,6 @@ _MOVABLE = '"movable":true'
 
 _MAY_MIGRATE = '"mayMigrate":true'
 """This text is in the request of a VM that may go to another node."""
-
-VmiKey: TypeAlias = tuple[str, str]
-"""Namespace and UID of a VMI. The creator of a pod writes the UID of its owner, which is true only within the
-namespace of the pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +59,7 @@ class MovableVms:
             claim.reserved is not None for claim in claims.values()
         )
 
-    def migrating(self) -> frozenset[VmiKey]:
-        """Return the VMIs that have more than one pod with a QEMU that has not ended."""
-        pods = (pod for pod in self._cache.pods.records.values() if pod.vmi_uid and not pod.has_ended)
-        return frozenset(vmi for vmi, count in Counter(map(_vmi_of, pods)).items() if count > 1)
-
-    def crowded(
-        self, node: NodeName, taken: Iterable[Claim], migrating: Container[VmiKey]
-    ) -> ClusterNode | None:
+    def crowded(self, node: NodeName, taken: Iterable[Claim]) -> ClusterNode | None:
         """Describe a node with the VMs on it; `taken` are holds, which do not move.
 
         None if no VM can move, or a reservation exists already. A VM that moves now does not move again.
@@ -85,7 +72,7 @@ class MovableVms:
         occupants = []
         for uid, claim in claims.items():
             stays = self._cache.relocation_times.rest_s(node, uid, PEACE_S) > 0
-            vm = None if stays else self.find(node, uid, migrating)
+            vm = None if stays else self.find(node, uid)
             if vm is None:
                 occupants.append(occupant_of_claim(uid, claim, machine.topology))
                 continue
@@ -108,12 +95,12 @@ class MovableVms:
             only=machine.allocatable,
         )
 
-    def find(self, node: NodeName, uid: PodUid, migrating: Container[VmiKey]) -> MovableVm | None:
+    def find(self, node: NodeName, uid: PodUid) -> MovableVm | None:
         """Return a VM that may get other cores of its node now; None if it may not."""
         pod, claim = self._cache.pods.get(uid), self._cache.ledger(node).claims.get(uid)
         if pod is None or claim is None or pod.node != node or not self._may_consent(pod):
             return None
-        if not _runs(pod) or _vmi_of(pod) in migrating:
+        if not _runs(pod) or self._cache.migrates(pod):
             return None
         vm, asking = VmView(pod, claim), self._edited(pod)
         if vm.placement is None or vm.request is None or vm.present_request is None:
@@ -143,10 +130,6 @@ class MovableVms:
         """Return the annotations of a VM that was edited while it ran; empty for another one."""
         edited = self._cache.edited_vmis.get(pod.vmi_uid) if pod.vmi else None
         return edited.asking if edited is not None else pod.asking if not pod.vmi else {}
-
-
-def _vmi_of(pod: PodRecord) -> VmiKey:
-    return pod.namespace, pod.vmi_uid
 
 
 def _runs(pod: PodRecord) -> bool:

@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from kvplace.core.cluster.victims import OccupiedMachine
 from kvplace.core.free_resources import BLOCK_LEVELS, FreeBlocks, free_blocks_of
@@ -21,7 +21,7 @@ from kvplace.core.request import Level, Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.ledgers import LedgerClient, Ledgers
-from kvplace.kube.object_records import NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.object_records import NO_NODE, NodeRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import (
     EDITED_VMIS,
@@ -45,6 +45,8 @@ from kvplace.nodes.node_machine import (
     snapshot_of,
     with_ledger,
 )
+
+K = TypeVar("K")
 
 PAUSE_AFTER_EDIT_S = 10.0
 """The least time between two relocations of a VM by edits of its options."""
@@ -106,6 +108,8 @@ class NodeCache:
         self._machines: dict[NodeName, NodeMachine | Unusable] = {}
         self._priorities: Counter[int] = Counter()
         """The number of bound pods of each priority."""
+        self._by_node: dict[NodeName, set[PodUid]] = {}
+        self._by_vmi: dict[str, set[PodUid]] = {}
         self._largest: int | None = None
         self._listeners: list[Callable[[NodeName], None]] = []
         self.pods.subscribe(self._pod_seen)
@@ -164,6 +168,41 @@ class NodeCache:
         """Return whether a bound pod has a lower priority."""
         return any(known < priority for known in self._priorities)
 
+    @property
+    def nodes_with_pods(self) -> list[NodeName]:
+        """The nodes that have pods."""
+        return [node for node in self._by_node if node]
+
+    def pods_on(self, node: NodeName) -> list[PodRecord]:
+        """Return the pods that are bound to a node; for `NO_NODE` the waiting ones."""
+        return self._known(self._by_node.get(node, ()))
+
+    def pods_of_vmi(self, uid: str) -> list[PodRecord]:
+        """Return the pods of a VM: more than one while it live-migrates."""
+        return self._known(self._by_vmi.get(uid, ()))
+
+    def migrates(self, pod: PodRecord) -> bool:
+        """Return whether the VM of a pod has another one with a QEMU that has not ended.
+
+        The creator of a pod writes the UID of its owner, which is true only within the namespace of the pod.
+        """
+        return any(
+            other.uid != pod.uid and other.namespace == pod.namespace and not other.has_ended
+            for other in self.pods_of_vmi(pod.vmi_uid)
+        )
+
+    def reserved_on(self, uid: PodUid) -> NodeName:
+        """Return the node where other VMs make room for a waiting pod; `NO_NODE` where none does."""
+        for node in self.ledgers.nodes_claimed_by(uid):
+            claim = self.ledger(node).claims.get(uid)
+            if claim is not None and claim.reserved is not None:
+                return node
+        return NO_NODE
+
+    def _known(self, uids: Iterable[PodUid]) -> list[PodRecord]:
+        known = self.pods.records
+        return [known[uid] for uid in uids if uid in known]
+
     def is_leaving(self, uid: PodUid) -> bool:
         """Return whether the claim of a pod is released without an eviction."""
         pod = self.pods.get(uid)
@@ -211,6 +250,13 @@ class NodeCache:
                 del self._priorities[before.priority]
         if after is not None and after.node:
             self._priorities[after.priority] += 1
+        if before is not None:
+            _discard(self._by_node, before.node, before.uid)
+            _discard(self._by_vmi, before.vmi_uid, before.uid)
+        if after is not None:
+            self._by_node.setdefault(after.node, set()).add(after.uid)
+            if after.vmi_uid:
+                self._by_vmi.setdefault(after.vmi_uid, set()).add(after.uid)
 
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         either = after or before
@@ -235,6 +281,13 @@ class NodeCache:
     def _notify(self, node: NodeName) -> None:
         for listener in self._listeners:
             listener(node)
+
+
+def _discard(index: dict[K, set[PodUid]], key: K, uid: PodUid) -> None:
+    here = index.get(key, set())
+    here.discard(uid)
+    if not here:
+        index.pop(key, None)
 
 
 @contextlib.asynccontextmanager

@@ -123,13 +123,12 @@ class MigrationSearch:
         found: dict[PodUid, MovableVm] = {}
         starting = False
         turns = Turns()
-        migrating = self._vms.migrating()
         for node in nodes:
             await turns.spend(_NODE_STEPS)
             if not self._vms.may_be_on(node):
                 continue
             for uid in self._cache.ledger(node).claims:
-                vm = self._vms.find(node, uid, migrating)
+                vm = self._vms.find(node, uid)
                 # A device of the host stays on its node.
                 if vm is not None and vm.may_migrate and vm.pod.vmi_uid and not _request_of(vm).devices:
                     found[uid] = vm

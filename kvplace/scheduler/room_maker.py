@@ -95,7 +95,7 @@ class RoomMaker:
         if self._mode is MakeRoom.ON_REQUEST and not requested.pod_request.make_room:
             return False
         now, uid = self._clock(), pod.uid
-        if self._is_reserved(uid):
+        if self._cache.reserved_on(uid):
             return False  # another replica makes room for it, or has ended: then the reservation does, too
         is_due = max(self._pending.get(uid).no_room_before, self._rest_until) <= now
         if uid in self._making or not is_due or len(self._making) >= limits.AT_ONCE:
@@ -108,17 +108,11 @@ class RoomMaker:
         """Return whether room is being made for a pod, after waiting for the search."""
         making = self._making.get(uid)
         if making is None:
-            return self._is_reserved(uid)
+            return bool(self._cache.reserved_on(uid))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.DECIDED_S):
                 await making.found.wait()
         return self._making.get(uid) is making
-
-    def _is_reserved(self, uid: PodUid) -> bool:
-        """Whether any replica makes room for a pod."""
-        nodes = self._cache.ledgers.nodes_claimed_by(uid)
-        claims = (self._cache.ledger(node).claims.get(uid) for node in nodes)
-        return any(claim is not None and claim.reserved is not None for claim in claims)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -205,11 +199,10 @@ class RoomMaker:
                 if isinstance(snapshot, NodeSnapshot) and _may_hold(snapshot, making.request):
                     ranked.append((-snapshot.free.cpus.bit_count(), node))
         crowded = []
-        migrating = self._vms.migrating()
         for _, node in sorted(ranked)[:MOST_NODES]:
             await turns.spend(_DESCRIBE_STEPS)
             taken = self._pending.held_on(node, but=making.pod.uid)
-            described = self._vms.crowded(node, taken, migrating)
+            described = self._vms.crowded(node, taken)
             crowded += [described] if described is not None else []
         if not crowded:
             return None

@@ -135,7 +135,7 @@ class RoomMoves:
     async def _begin(self, left: Sequence[Move]) -> MovableVm:
         """Begin the first of the moves that are left; returns its VM."""
         node, move, pod, cache = self._node, left[0], self._pod, self._context.cache
-        vm = self._vms.find(node, PodUid(move.id), self._vms.migrating())
+        vm = self._vms.find(node, PodUid(move.id))
         if vm is None or vm.placed.placement != move.before:
             raise changed(node)
         await check_unchanged(self._context.cluster, vm)

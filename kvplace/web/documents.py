@@ -20,7 +20,7 @@ from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import OPTING_IN
 from kvplace.kube.concurrency import Turns
-from kvplace.kube.object_records import NO_NODE, AgentPod, PodRecord, TopologyRecord
+from kvplace.kube.object_records import AgentPod, PodRecord, TopologyRecord
 from kvplace.kube.reported_vms import ReportedVm
 from kvplace.kube.store import Store
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView, view_of, with_devices
@@ -263,7 +263,7 @@ def _claim_document(claim: Claim) -> Json:
 
 
 async def _pod_document(cache: NodeCache, agents: Agents, vmis: VmiClient, pod: PodRecord) -> Json:
-    seat = pod.node or _reserved_on(cache, pod)
+    seat = pod.node or cache.reserved_on(pod.uid)
     node = view_of(cache, seat) if seat else None
     claim = node.ledger.claims.get(pod.uid) if node is not None else None
     seen = VmView(pod, claim)
@@ -319,15 +319,6 @@ async def _pod_document(cache: NodeCache, agents: Agents, vmis: VmiClient, pod: 
             for one in neighbours_of(pod.uid, CpuMask(cpus & ~claim.still_in_use), topology, node.ledger)
         ],
     }
-
-
-def _reserved_on(cache: NodeCache, pod: PodRecord) -> NodeName:
-    """Name the node where other VMs make room for a waiting pod; empty where none does."""
-    for name in cache.ledgers.nodes_claimed_by(pod.uid):
-        claim = cache.ledger(name).claims.get(pod.uid)
-        if claim is not None and claim.reserved is not None:
-            return name
-    return NO_NODE
 
 
 def _seat(topology: Topology, cpus: CpuMask) -> Json:

@@ -341,5 +341,5 @@ async def test_deleted_pods_are_forgotten_once_they_have_no_claim(cluster: Fault
         await watcher.until(lambda: not watcher.cache.ledger(NodeName("n1")).owned)
         await watcher.until(lambda: not watcher.cache.pods.records)
         rounds = asyncio.create_task(watcher.controller.run())
-        await watcher.until(lambda: not watcher.controller._index._deleted)
+        await watcher.until(lambda: not watcher.controller.reconciler._deleted)
         rounds.cancel()
