@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from kvplace.core.node_topology import VERSION
 from kvplace.core.well_known_names import PLUGIN_SOCKET, FrontEnd
@@ -41,14 +41,22 @@ _ANNOTATION = "until then, remove the component plugin from your folder, and app
 _GATES = "/spec/configuration/developerConfiguration/featureGates"
 OLDEST_KUBEVIRT = (1, 6)
 """The oldest supported release."""
-INSTALLED_RESOURCES: Mapping[str, str] = {
-    "customresourcedefinitions": "apiextensions.k8s.io",
-    "clusterroles": "rbac.authorization.k8s.io",
-    "mutatingwebhookconfigurations": "admissionregistration.k8s.io",
-    "validatingadmissionpolicies": "admissionregistration.k8s.io",
-    "namespaces": "",
-}
-"""Resources that only a cluster administrator may create, with their API groups."""
+Right: TypeAlias = tuple[str, str, str]
+"""A verb, a resource of the cluster with its subresource, and its group."""
+
+
+def _rights(verbs: str, resource: str, group: str = "") -> tuple[Right, ...]:
+    return tuple((verb, resource, group) for verb in verbs.split())
+
+
+INSTALLED = (
+    *_rights("create", "customresourcedefinitions", "apiextensions.k8s.io"),
+    *_rights("create", "clusterroles", "rbac.authorization.k8s.io"),
+    *_rights("create", "mutatingwebhookconfigurations", "admissionregistration.k8s.io"),
+    *_rights("create", "validatingadmissionpolicies", "admissionregistration.k8s.io"),
+    *_rights("create", "namespaces"),
+)
+"""Rights that an installation needs, and that only a cluster administrator has."""
 NEEDED = ("customresourcedefinitions", "validatingadmissionpolicies", "deployments", *WEBHOOKS)
 """The resources that must have been read to know the parts."""
 _OURS = "kvplace.io"
@@ -259,39 +267,23 @@ def check_parts(found: Installation) -> Iterator[Finding]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Right:
-    """One verb on one resource of the cluster."""
-
-    verb: str
-    resource: str
-    group: str = ""
-    subresource: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.resource}{'/' + self.subresource if self.subresource else ''}"
-
-
-RIGHTS: dict[str, tuple[Right, ...]] = {
+RIGHTS: Mapping[str, tuple[Right, ...]] = {
     "serve": (
-        *(Right(verb, "pods") for verb in ("get", "list", "watch", "patch")),
-        Right("create", "pods", subresource="binding"),
-        *(Right(verb, "nodes") for verb in ("list", "watch", "patch")),
-        *(
-            Right(verb, "nodeledgers", _OURS)
-            for verb in ("get", "list", "watch", "create", "update", "patch", "delete")
-        ),
-        *(Right(verb, "nodetopologies", _OURS) for verb in ("list", "watch")),
-        *(Right(verb, "virtualmachineinstances", "kubevirt.io") for verb in ("get", "list", "watch")),
-        Right("create", "events", "events.k8s.io"),
+        *_rights("get list watch patch", "pods"),
+        *_rights("create", "pods/binding"),
+        *_rights("list watch patch", "nodes"),
+        *_rights("get list watch create update patch delete", "nodeledgers", _OURS),
+        *_rights("list watch", "nodetopologies", _OURS),
+        *_rights("get list watch", "virtualmachineinstances", "kubevirt.io"),
+        *_rights("create", "events", "events.k8s.io"),
     ),
     "agent": (
-        *(Right(verb, "pods") for verb in ("list", "watch")),
-        Right("patch", "pods", subresource="status"),
-        *(Right(verb, "nodes") for verb in ("list", "watch", "patch")),
-        *(Right(verb, "nodetopologies", _OURS) for verb in ("list", "watch", "create", "patch")),
-        Right("patch", "nodetopologies", _OURS, "status"),
-        *(Right(verb, "nodeledgers", _OURS) for verb in ("list", "watch")),
+        *_rights("list watch", "pods"),
+        *_rights("patch", "pods/status"),
+        *_rights("list watch patch", "nodes"),
+        *_rights("list watch create patch", "nodetopologies", _OURS),
+        *_rights("patch", "nodetopologies/status", _OURS),
+        *_rights("list watch", "nodeledgers", _OURS),
     ),
 }
 """The rights that the programs cannot work without; manifests/ has all of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvplace.core.strict_json import Json
@@ -83,8 +84,12 @@ class Examined:
     @property
     def level(self) -> Severity | None:
         """The worst level of its findings; None without a finding."""
-        levels = {one.level for one in self.findings}
-        return next((level for level in Severity if level in levels), None)
+        return _worst(one.level for one in self.findings)
+
+
+def _worst(levels: Iterable[Severity | None]) -> Severity | None:
+    found = set(levels)
+    return next((level for level in Severity if level in found), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +101,7 @@ class Examination:
     @property
     def level(self) -> Severity | None:
         """The worst level of all findings; None without a finding."""
-        levels = {one.level for one in self.results}
-        return next((level for level in Severity if level in levels), None)
+        return _worst(one.level for one in self.results)
 
     def document(self) -> Json:
         """Write it as JSON: a stable interface for programs."""

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.well_known_names import OPTED_IN_LABEL, PLACED_LABEL
 from kvplace.doctor.admission_checks import secrets_of
 from kvplace.doctor.claim_checks import VMIS, suspects
-from kvplace.doctor.cluster_checks import INSTALLED_RESOURCES, KINDS, PLUGINS_CRD, RIGHTS, Right
+from kvplace.doctor.cluster_checks import INSTALLED, KINDS, PLUGINS_CRD, RIGHTS, Right
 from kvplace.doctor.examination import REVIEWS, TRIAL, VIEW
 from kvplace.doctor.installation import (
     ADMITTED,
@@ -221,47 +221,34 @@ class _Reading:
             if _component(one) == component
             and (account := at(one, "spec", "template", "spec", "serviceAccountName"))
         }
-        return {identity: await self._lacking(identity, rights) for identity, rights in identities.items()}
-
-    async def _lacking(self, identity: str, rights: tuple[Right, ...]) -> tuple[str, ...]:
-        allowed = await together(*(self._may(identity, right) for right in rights))
-        return tuple(str(right) for right, yes in zip(rights, allowed, strict=True) if not yes)
-
-    async def _may(self, identity: str, right: Right) -> bool:
-        asked = {"verb": right.verb, "group": right.group, "resource": right.resource}
-        if right.subresource:
-            asked["subresource"] = right.subresource
-        _, _, namespace, _ = identity.split(":")
-        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "metadata": {},
-            "spec": {"user": identity, "groups": groups, "resourceAttributes": asked},
+        lacking = {name: await self._lacking(rights, name) for name, rights in identities.items()}
+        return {
+            name: tuple(f"{verb} {resource}" for verb, resource, _ in rights)
+            for name, rights in lacking.items()
         }
-        answer = await self._reader.create(_REVIEWS, review)
-        return at(answer, "status", "allowed") is True
 
     async def own_denials(self) -> tuple[str, ...]:
         """Ask which resources of an installation the caller may not create."""
-        answers = await together(
-            *(
-                self._reader.create(
-                    _OWN_REVIEWS,
-                    {
-                        "apiVersion": "authorization.k8s.io/v1",
-                        "kind": "SelfSubjectAccessReview",
-                        "metadata": {},
-                        "spec": {
-                            "resourceAttributes": {"verb": "create", "group": group, "resource": resource}
-                        },
-                    },
-                )
-                for resource, group in INSTALLED_RESOURCES.items()
-            )
-        )
-        allowed = (at(one, "status", "allowed") is True for one in answers)
-        return tuple(name for name, may in zip(INSTALLED_RESOURCES, allowed, strict=True) if not may)
+        return tuple(resource for _, resource, _ in await self._lacking(INSTALLED))
+
+    async def _lacking(self, rights: tuple[Right, ...], identity: str = "") -> list[Right]:
+        """Ask which rights a service account lacks; the caller, if none is named."""
+        allowed = await together(*(self._may(right, identity) for right in rights))
+        return [right for right, may in zip(rights, allowed, strict=True) if not may]
+
+    async def _may(self, right: Right, identity: str) -> bool:
+        verb, resource, group = right
+        resource, _, part = resource.partition("/")
+        asked = {"verb": verb, "group": group, "resource": resource}
+        spec: dict[str, Any] = {"resourceAttributes": asked | ({"subresource": part} if part else {})}
+        kind, name = _OWN_REVIEWS, "SelfSubjectAccessReview"
+        if identity:
+            kind, name = _REVIEWS, "SubjectAccessReview"
+            namespace = identity.split(":")[2]
+            accounts = ("system:serviceaccounts", f"system:serviceaccounts:{namespace}")
+            spec |= {"user": identity, "groups": [*accounts, "system:authenticated"]}
+        review = {"apiVersion": f"{kind.group}/{kind.version}", "kind": name, "metadata": {}, "spec": spec}
+        return at(await self._reader.create(kind, review), "status", "allowed") is True
 
     def _namespaces(self, component: str) -> set[str]:
         return {

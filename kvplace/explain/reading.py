@@ -31,19 +31,19 @@ from kvplace.explain.notes import (
 from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, SchedulableNode, demands_of, obstacle
 from kvplace.kube.object_client import ApiKind, Document, ObjectReader, condition
-from kvplace.kube.reported_vms import ReportedVm
+from kvplace.kube.reported_vms import reported_vmi
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView, with_devices_of_claims
 from kvplace.nodes.dra_devices import read_dra_devices
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine
+from kvplace.nodes.planning_cluster import read_schedulable_nodes
 
 T = TypeVar("T")
 
 VMS = ApiKind("virtualmachines", "kubevirt.io")
 VMIS = ApiKind("virtualmachineinstances", "kubevirt.io")
 PODS = ApiKind("pods")
-NODES = ApiKind("nodes")
 EVENTS = ApiKind("events")
 _SHOWN_EVENTS = 12
 _NAMED = 3
@@ -196,8 +196,7 @@ class _Explaining:
     ) -> Explanation:
         """Explain a VM by its pods; its instance shows whether its guest runs, as in `get vms`."""
         if vmi is not None:
-            phase = (vmi.get("status") or {}).get("phase") or ""
-            known = ReportedVm(self._target.namespace, self._target.name, status=phase, is_instance=True)
+            known = reported_vmi(vmi)
             vms = tuple(replace(vm, kubevirt=known) if vm.is_vmi else vm for vm in vms)
         waiting = [vm for vm in vms if not vm.node]
         seated = [vm for vm in vms if vm.node]
@@ -408,7 +407,7 @@ async def _elsewhere(reader: ObjectReader, kind: ApiKind, view: ClusterView, tar
 
 
 async def _read_nodes(reader: ObjectReader) -> dict[NodeName, SchedulableNode]:
-    return {NodeName(node.metadata.name): node for node in await reader.read_list_as(SchedulableNode, NODES)}
+    return {NodeName(node.metadata.name): node for node in await read_schedulable_nodes(reader)}
 
 
 def _some(names: Sequence[str]) -> str:

@@ -151,6 +151,11 @@ def _vmi(vmi: _Object) -> ReportedVm:
     )
 
 
+def reported_vmi(document: Mapping[str, Any]) -> ReportedVm:
+    """Read a VirtualMachineInstance from its JSON."""
+    return _vmi(msgspec.convert(document, _Object))
+
+
 def _reported_vm(meta: Metadata, asking: Metadata) -> ReportedVm:
     """Read the metadata of a VM or VMI, and the request in the metadata of the VMI or its template."""
     try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody, BadTopology, KvplaceError, Misconfigured, Unavailable
@@ -23,7 +23,7 @@ from kvplace.core.strict_json import json_object
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import Denied, NotFound
 from kvplace.kube.node_filters import SchedulableNode
-from kvplace.kube.object_client import ApiKind, Document
+from kvplace.kube.object_client import ApiKind, ObjectClient
 
 PODS = ApiKind("pods")
 CONTAINER = "topology"
@@ -38,26 +38,6 @@ _CANNOT_START = (
     "StartError", "ContainerCannotRun",
 )  # fmt: skip
 """Reasons of a container that waits for good, and of one that ended before its program began."""
-
-
-class DescribingPodClient(Protocol):
-    """The cluster calls of describing a node."""
-
-    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
-        """Read one object; None where there is none."""
-        ...
-
-    async def create(self, kind: ApiKind, document: Document, *, namespace: str = "") -> Document:
-        """Create an object and return it as stored."""
-        ...
-
-    async def delete(self, kind: ApiKind, name: str, *, namespace: str = "") -> None:
-        """Delete an object at once; raises NotFound when it is gone."""
-        ...
-
-    async def read_log(self, namespace: str, pod: str, container: str, *, limit: int) -> bytes:
-        """Read the log of a container."""
-        ...
 
 
 def describing_pod(node: NodeName, image: str, seconds: float) -> dict[str, Any]:
@@ -104,7 +84,7 @@ def describing_pod(node: NodeName, image: str, seconds: float) -> dict[str, Any]
 
 
 async def describe_through_pod(
-    client: DescribingPodClient,
+    client: ObjectClient,
     node: NodeName,
     *,
     image: str,
@@ -158,7 +138,7 @@ def check_node(node: SchedulableNode | None, name: NodeName) -> None:
 
 
 async def _ended(
-    client: DescribingPodClient,
+    client: ObjectClient,
     namespace: str,
     name: str,
     image: str,
@@ -197,7 +177,7 @@ async def _ended(
         await pause(_POLL_S)
 
 
-async def _gone(client: DescribingPodClient, namespace: str, name: str) -> None:
+async def _gone(client: ObjectClient, namespace: str, name: str) -> None:
     try:
         await client.delete(PODS, name, namespace=namespace)
     except NotFound:
@@ -223,16 +203,8 @@ def note_on_devices(node: NodeName, allocatable: Mapping[str, str], known: NodeD
     return f"NUMA nodes of the devices of {node} ({counts}) are unknown: only an agent can ask the kubelet"
 
 
-class KubeletReader(Protocol):
-    """The cluster calls of this module."""
-
-    async def read_kubelet_configuration(self, node: str) -> Document:
-        """Read the configuration that a kubelet runs with."""
-        ...
-
-
 async def reserved_by_kubelet(
-    reader: KubeletReader, node: NodeName, topology: Topology
+    reader: ObjectClient, node: NodeName, topology: Topology
 ) -> tuple[CpuMask, str]:
     """Return the CPUs to reserve if the user names none, and a sentence about their source."""
     lowest = topology.cores[0]

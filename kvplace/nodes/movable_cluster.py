@@ -18,25 +18,25 @@ from kvplace.core.cluster.draft import ClosedNodes
 from kvplace.core.label_terms import LabelTerms
 from kvplace.core.occupant import ClusterNode
 from kvplace.core.scalars import NodeName
-from kvplace.core.well_known_names import PLACED_LABEL, RELOCATED
+from kvplace.core.well_known_names import RELOCATED
 from kvplace.kube.api_errors import NotFound
 from kvplace.kube.concurrency import together
 from kvplace.kube.migrations import MIGRATIONS, PEACE_AFTER_MIGRATION_S, MigrationRecord
 from kvplace.kube.node_filters import RunningVmi, SchedulableNode
 from kvplace.kube.object_client import ApiKind, ObjectReader
+from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.watches import ListClient, Selector
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
 from kvplace.nodes.movable_vms import obstacle_to_moves
 from kvplace.nodes.node_cache import PEACE_S
 from kvplace.nodes.planning_cluster import (
-    DemandingPod,
     PlanningCluster,
     planning_cluster,
+    read_pods_on,
+    read_schedulable_nodes,
 )
 
-_NODES = ApiKind("nodes")
-_PODS = ApiKind("pods")
 _VMIS = ApiKind("virtualmachineinstances", "kubevirt.io")
 
 
@@ -60,8 +60,8 @@ async def read_movable_cluster(
     """Read the nodes with these labels, and their VMs; needs the rights of a viewer on the whole cluster."""
     view, objects, waiting, vmis, migrations = await together(
         read_cluster(cluster, nodes=Selector(label_terms=nodes)),
-        reader.read_list_as(SchedulableNode, _NODES),
-        reader.read_list_as(DemandingPod, _PODS, labels=f"{PLACED_LABEL}=true", fields="spec.nodeName="),
+        read_schedulable_nodes(reader),
+        read_pods_on(reader, NO_NODE),
         reader.read_list_as(RunningVmi, _VMIS),
         _migrations(cluster),
     )

@@ -28,6 +28,7 @@ from kvplace.kube.concurrency import together
 from kvplace.kube.node_filters import PodDemands, RunningVmi, SchedulableNode, obstacle
 from kvplace.kube.object_client import ApiKind, ObjectReader
 from kvplace.kube.object_parts import ApiObject, Metadata
+from kvplace.kube.object_records import NO_NODE
 from kvplace.kube.watches import ListClient
 from kvplace.nodes.cluster_reading import read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
@@ -106,13 +107,19 @@ async def read_planning_cluster(cluster: ListClient, reader: ObjectReader) -> Pl
     """Read the start of a plan; needs the rights of a viewer on the whole cluster."""
     view, nodes, pods = await together(
         read_cluster(cluster),
-        reader.read_list_as(SchedulableNode, _NODES),
-        _read_pods_on(reader, ""),
+        read_schedulable_nodes(reader),
+        read_pods_on(reader, NO_NODE),
     )
     return planning_cluster(view, nodes, pods)
 
 
-async def _read_pods_on(reader: ObjectReader, node: str) -> tuple[DemandingPod, ...]:
+async def read_schedulable_nodes(reader: ObjectReader) -> tuple[SchedulableNode, ...]:
+    """Read all nodes as kube-scheduler sees them."""
+    return await reader.read_list_as(SchedulableNode, _NODES)
+
+
+async def read_pods_on(reader: ObjectReader, node: NodeName) -> tuple[DemandingPod, ...]:
+    """Read the pods of a node that opted in; for `NO_NODE` the waiting ones."""
     selected = {"labels": f"{PLACED_LABEL}=true", "fields": f"spec.nodeName={node}"}
     return await reader.read_list_as(DemandingPod, _PODS, **selected)
 
@@ -173,11 +180,9 @@ async def read_evacuation(cluster: ListClient, reader: ObjectReader, node: NodeN
     """Read the start of an evacuation; raises Absent for a node that the cluster lacks."""
     view, nodes, waiting, leaving, vmis = await together(
         read_cluster(cluster),
-        reader.read_list_as(SchedulableNode, _NODES),
-        _read_pods_on(reader, ""),
-        reader.read_list_as(
-            DemandingPod, _PODS, labels=f"{PLACED_LABEL}=true", fields=f"spec.nodeName={node}"
-        ),
+        read_schedulable_nodes(reader),
+        read_pods_on(reader, NO_NODE),
+        read_pods_on(reader, node),
         reader.read_list_as(RunningVmi, _VMIS, labels=f"kubevirt.io/nodeName={node}"),
     )
     names = [one.metadata.name for one in nodes]

@@ -44,7 +44,7 @@ def node_document(node: NodeView) -> Json:
                 ("free", node.free),
             )
         },
-        "vms": [_claim_document(claim) for claim in node.ledger.claims.values()],
+        "vms": [claim_document(claim) for claim in node.ledger.claims.values()],
     }
     if isinstance(node.machine, NodeMachine):
         document["topology"] = node.machine.topology.fingerprint
@@ -120,7 +120,8 @@ def list_document(kind: str, items: Iterable[Json]) -> Json:
     return {"apiVersion": API_VERSION, "kind": f"{kind}List", "items": list(items)}
 
 
-def _claim_document(claim: Claim) -> Json:
+def claim_document(claim: Claim) -> Json:
+    """Write a claim: the VM, and its resources."""
     return {
         "namespace": claim.namespace,
         "name": claim.vmi or claim.pod,

@@ -21,12 +21,12 @@ from kvplace.core.topology import Topology
 from kvplace.core.well_known_names import OPTING_IN
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import AgentPod, PodRecord, TopologyRecord
-from kvplace.kube.reported_vms import ReportedVm
+from kvplace.kube.reported_vms import ReportedVm, reported_vmi
 from kvplace.kube.store import Store
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView, view_of, with_devices
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
-from kvplace.nodes.view_output import devices_document, draw_node, reserved_document
+from kvplace.nodes.view_output import claim_document, devices_document, draw_node
 
 MAX_FOUND = 50
 MAX_QUERY = 256
@@ -174,8 +174,7 @@ async def _with_phases(vmis: VmiClient, vms: Sequence[VmView]) -> list[VmView]:
             vmi = await vmis.read_vmi(vm.namespace, vm.name)
         except KvplaceError:
             return None
-        phase = str(((vmi or {}).get("status") or {}).get("phase") or "")
-        return ReportedVm(vm.namespace, vm.name, status=phase, is_instance=True)
+        return None if vmi is None else reported_vmi(vmi)
 
     unmeasured = [vm for vm in vms if vm.is_vmi and vm.state is VmState.RUNNING][:_MOST_PHASES]
     phases = await asyncio.gather(*map(read, unmeasured))
@@ -248,18 +247,7 @@ def _state_document(node: NodeView | None, uid: PodUid, vm: VmView | None) -> Js
 
 
 def _claim_document(claim: Claim) -> Json:
-    return {
-        "namespace": claim.namespace,
-        "name": claim.vmi or claim.pod,
-        "pod": claim.pod,
-        "policy": claim.policy.value,
-        "cpus": format_cpu_list(claim.cpus),
-        "owned": format_cpu_list(claim.owned),
-        "memory": {str(number): amount for number, amount in claim.memory.items()},
-        "since": claim.since,
-        "revision": claim.revision,
-        **({} if claim.reserved is None else {"reserved": reserved_document(claim, claim.reserved)}),
-    }
+    return claim_document(claim) | {"revision": claim.revision}
 
 
 async def _pod_document(cache: NodeCache, agents: Agents, vmis: VmiClient, pod: PodRecord) -> Json:
@@ -276,15 +264,7 @@ async def _pod_document(cache: NodeCache, agents: Agents, vmis: VmiClient, pod: 
         "phase": pod.phase,
         "request": pod.request,
         **_state_document(node, pod.uid, vm),
-        "conditions": [
-            {
-                "type": condition.type,
-                "status": "Unknown" if condition.status is None else str(condition.status),
-                "reason": condition.reason,
-                "message": condition.message,
-            }
-            for condition in pod.conditions
-        ],
+        "conditions": [condition.document(None) for condition in pod.conditions],
     }
     if node is not None and (trouble := agents.trouble(node.name, node.described)):
         document["agent"] = trouble

@@ -14,7 +14,7 @@ from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NodeName, NumaId, ResourceName
 from kvplace.kube.api_errors import ApiUnavailable, Denied, NotFound
 from kvplace.kube.node_filters import NodeStatus, SchedulableNode
-from kvplace.kube.object_client import ApiKind, Document
+from kvplace.kube.object_client import ApiKind, Document, ObjectClient
 from kvplace.kube.object_parts import ConditionObject
 from kvplace.nodes.describing_pod import (
     MAX_LOG_BYTES,
@@ -45,7 +45,7 @@ def never_began(reason: str) -> dict[str, Any]:
     return {"phase": "Failed", "containerStatuses": [{"image": "docker.io/kvplace/serve:1", "state": state}]}
 
 
-class Cluster:
+class Cluster(ObjectClient):
     """A cluster that runs the pod: it has these statuses one after the other, and prints this log."""
 
     def __init__(self, *statuses: dict[str, Any] | None, log: bytes = PRINTED) -> None:
@@ -54,7 +54,9 @@ class Cluster:
         self.pods: dict[str, Document] = {}
         self.pauses = 0
 
-    async def create(self, kind: ApiKind, document: Document, *, namespace: str = "") -> Document:
+    async def create(
+        self, kind: ApiKind, document: Document, *, namespace: str = "", dry_run: bool = False
+    ) -> Document:
         self.pods["describe-1"] = document
         return {**document, "metadata": {"name": "describe-1", "namespace": namespace}}
 
@@ -156,7 +158,7 @@ def test_a_node_that_is_not_there_or_not_ready_is_named() -> None:
         check_node(SchedulableNode(), NODE)
 
 
-class Kubelet:
+class Kubelet(ObjectClient):
     """States what it was made with."""
 
     def __init__(self, says: dict[str, Any] | KvplaceError) -> None:
