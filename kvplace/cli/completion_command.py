@@ -21,7 +21,7 @@ from click.shell_completion import (
     add_completion_class,
 )
 
-from kvplace.cli.output import Output, print_document, print_table
+from kvplace.cli.output import Output, print_document, print_lines, table_lines
 from kvplace.cli.parameters import Answer, Words, output_option
 from kvplace.core.errors import BadBody
 
@@ -188,7 +188,7 @@ def schema(name: str | None, example: bool, output: Output) -> None:
         if name is None and output is Output.NAME:
             click.echo("\n".join(SCHEMA_NAMES))
         elif name is None:
-            print_table([(each, schema_of(each)["description"]) for each in SCHEMA_NAMES])
+            print_lines(table_lines([(each, schema_of(each)["description"]) for each in SCHEMA_NAMES]))
         elif example:
             click.echo(example_of(name), nl=False)
         elif output is Output.NAME:

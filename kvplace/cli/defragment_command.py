@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvplace.cli.cluster_flags import cluster_flags, read_selector
-from kvplace.cli.output import Column, Output, print_answer, print_lines, rows_of, say, table_lines
+from kvplace.cli.output import Column, Output, print_answer, print_lines, say, table_of
 from kvplace.cli.parameters import Answer, ClusterFlags, check_confirmation, output_option, yes_option
 from kvplace.cli.progress import Progress
 from kvplace.core.cpuset import format_cpu_list
@@ -87,7 +87,7 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
             interrupted = _INTERRUPTED if stopped and _left(found, results) else ""
         moves = [one.move for one in results if not one.error] if begins else found.moves
         document = _document(found, results, interrupted=interrupted)
-        print_answer(output, lambda: document, lambda: None, [move.id for move in moves])
+        print_answer(output, lambda: document, (), [move.id for move in moves])
         if interrupted:
             return ExitCode.INTERRUPTED
         return _exit_code(found, results) if begins else ExitCode.DONE
@@ -154,9 +154,7 @@ def _way(move: DefragmentingMove) -> str:
 
 
 def _lines(found: Defragmentation) -> Iterator[str]:
-    yield from (
-        (*table_lines(rows_of(_columns(), found.moves)), "") if found.moves else ("no move gains anything",)
-    )
+    yield from (*table_of(_columns(), found.moves), "") if found.moves else ("no move gains anything",)
     before, after = found.before, found.after
     blocks = (
         f"{domain.value} {_change(count, after.largest[domain])}" for domain, count in before.largest.items()

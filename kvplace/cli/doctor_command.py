@@ -8,7 +8,7 @@ import click
 
 from kvplace import __version__
 from kvplace.cli.cluster_flags import cluster_flags, complete_namespace
-from kvplace.cli.output import Output, print_answer, print_lines, say
+from kvplace.cli.output import Output, print_answer, say
 from kvplace.cli.parameters import Answer, ClusterFlags, output_option
 from kvplace.core.errors import ExitCode
 from kvplace.core.quantity import counted
@@ -67,7 +67,7 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
 
     found = examine(flags.run(body))
     lines = report_lines(found, wide=output is Output.WIDE)
-    print_answer(output, found.document, lambda: print_lines(lines))
+    print_answer(output, found.document, lines)
     if found.level is Severity.WRONG:
         return ExitCode.FAILED
     unchecked = any(finding.level is Severity.UNCHECKED for one in found.results for finding in one.findings)
@@ -130,7 +130,7 @@ def version(*, flags: ClusterFlags, client_only: bool, output: Output) -> None:
     found = None if client_only else _of_cluster(flags)
     releases = {"client": __version__, **({} if found is None else found.of)}
     lines = (f"{name:<12}{release or '-'}" for name, release in releases.items())
-    print_answer(output, lambda: releases, lambda: print_lines(lines))
+    print_answer(output, lambda: releases, lines)
     if found is not None:
         _report_missing_rights(found)
     ours = {release for name in _OURS for release in releases.get(name, "").split(", ") if release}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.cluster_flags import cluster_flags, complete_target
-from kvplace.cli.output import Output, print_answer, print_lines
+from kvplace.cli.output import Output, print_answer
 from kvplace.cli.parameters import (
     Answer,
     ClusterFlags,
@@ -103,7 +103,7 @@ def command(
     from kvplace.explain.report import explanation_document
 
     lines = explanation_lines(found, wide=output is Output.WIDE)
-    print_answer(output, lambda: explanation_document(found), lambda: print_lines(lines))
+    print_answer(output, lambda: explanation_document(found), lines)
     return ExitCode.DOES_NOT_FIT if found.fits_nowhere else ExitCode.DONE
 
 
@@ -128,7 +128,7 @@ def _explain_on_machine(document: Document, machine: str, output: Output) -> int
     vm = stated_vm(document)
     if vm is None:
         notes = list(notes_on_document(document, asks=False))
-        print_answer(output, lambda: {"notes": notes}, lambda: print_lines(notes))
+        print_answer(output, lambda: {"notes": notes}, notes)
         return ExitCode.DONE
     known = chosen_machine(machine)
     session = PlaceSession(
@@ -141,5 +141,5 @@ def _explain_on_machine(document: Document, machine: str, output: Output) -> int
     answer = session.place(vm.name, vm.request)
     assert answer.decision is not None
     lines = report_lines(vm, known.name, known.topology, answer.decision, changes=None)
-    print_answer(output, lambda: answer.document, lambda: print_lines(lines))
+    print_answer(output, lambda: answer.document, lines)
     return ExitCode.DONE if answer.kind is AnswerKind.PLACED else ExitCode.DOES_NOT_FIT

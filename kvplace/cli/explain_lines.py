@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvplace.cli.output import Column, rows_of, table_lines
+from kvplace.cli.output import Column, table_of
 from kvplace.cli.place_session import domain_phrases
 from kvplace.cli.view_tables import measured
 from kvplace.core.cpuset import cpus_of, format_cpu_list
@@ -39,9 +39,9 @@ def explanation_lines(found: Explanation, *, wide: bool) -> Iterator[str]:
         # VMs that share only the socket are many.
         near = [one for one in seat.neighbours if wide or one.nearness is not Nearness.SOCKET]
         if near:
-            yield from ("", *table_lines(rows_of(_NEIGHBOUR_COLUMNS, near)))
+            yield from ("", *table_of(_NEIGHBOUR_COLUMNS, near))
     if found.events:
-        yield from ("", *table_lines(rows_of(_EVENT_COLUMNS, found.events)))
+        yield from ("", *table_of(_EVENT_COLUMNS, found.events))
 
 
 def head_lines(found: Explanation) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,17 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kvplace.cli.cluster_flags import cluster_flags, complete_node, complete_vm
-from kvplace.cli.output import (
-    Column,
-    Listing,
-    Output,
-    chosen_columns,
-    print_answer,
-    print_line,
-    print_table,
-    rows_of,
-    say,
-)
+from kvplace.cli.output import Column, Listing, Output, print_answer, say, table_of
 from kvplace.cli.parameters import Answer, ClusterFlags, Words, output_option
 from kvplace.core.errors import ExitCode
 from kvplace.core.quantity import counted
@@ -247,15 +237,14 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
     view = await read_cluster(live.api, nodes=Selector(label_terms=live.flags.selector), pods=None)
     nodes = sorted(view.nodes.values(), key=lambda node: (_node_key(node, order), node.name))
 
-    def lines() -> None:
-        _print_rows(TOP_NODE_COLUMNS, nodes, limit, output, "node", "node")
+    def lines() -> Iterator[str]:
+        yield from _rows(TOP_NODE_COLUMNS, nodes, limit, output, "node", "node")
         if nodes:
-            print_line()
-            for title, sentence in cluster_summary(view):
-                print_line(f"{title:<14}{sentence}")
+            yield ""
+            yield from (f"{title:<14}{sentence}" for title, sentence in cluster_summary(view))
 
     print_answer(
-        output, lambda: top_document(view, nodes[:limit]), lines, map(_node_reference, nodes[:limit])
+        output, lambda: top_document(view, nodes[:limit]), lines(), map(_node_reference, nodes[:limit])
     )
 
 
@@ -274,23 +263,23 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
     print_answer(
         output,
         lambda: list_document(VM_KIND, map(vm_document, vms[:limit])),
-        lambda: _print_rows(columns, vms, limit, output, "VM", nothing),
+        _rows(columns, vms, limit, output, "VM", nothing),
         map(vm_reference, vms[:limit]),
     )
 
 
-def _print_rows(
+def _rows(
     columns: Sequence[Column[T]],
     rows: Sequence[T],
     limit: int | None,
     output: Output,
     noun: str,
     nothing: str,
-) -> None:
+) -> Iterator[str]:
     if not rows:
         say(f"there is no {nothing}")
         return
-    print_table(rows_of(chosen_columns(columns, wide=output is Output.WIDE), rows[:limit]))
+    yield from table_of(columns, rows[:limit], wide=output is Output.WIDE)
     if limit is not None and len(rows) > limit:
         say(f"{counted(len(rows) - limit, f'more {noun}')} not shown")
 

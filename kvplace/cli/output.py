@@ -52,16 +52,13 @@ def print_document(document: object, output: Output) -> None:
 
 
 def print_answer(
-    output: Output, document: Callable[[], object], lines: Callable[[], None], names: Iterable[str] = ()
+    output: Output, document: Callable[[], object], lines: Iterable[str], names: Iterable[str] = ()
 ) -> None:
     """Print an answer in the form that the user has chosen: a document, names, or lines for people."""
     if output.is_document:
         print_document(document(), output)
-    elif output is Output.NAME:
-        for name in names:
-            click.echo(name)
     else:
-        lines()
+        print_lines(names if output is Output.NAME else lines)
 
 
 def document_text(document: object, output: Output) -> str:
@@ -83,18 +80,10 @@ def plain(text: str) -> str:
     )
 
 
-def print_line(text: str = "", *, err: bool = False) -> None:
-    """Print a line for people; a part of it may be foreign text."""
-    if err:
-        print_message(plain(text))
-    else:
-        click.echo(plain(text))
-
-
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines for people."""
+    """Print lines for people; a part of them may be foreign text."""
     for line in lines:
-        print_line(line)
+        click.echo(plain(line))
 
 
 def print_message(text: str) -> None:
@@ -106,14 +95,11 @@ def print_message(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print cells in aligned columns; a cell may have several lines, and no line is ever broken."""
-    for line in table_lines(rows):
-        click.echo(line)
-
-
 def table_lines(rows: Sequence[Sequence[str]], widths: list[int] | None = None) -> Iterator[str]:
-    """Write the same as lines; columns are at least as wide as `widths`, which grow to their width here."""
+    """Write cells in aligned columns; a cell may have several lines, and no line is ever broken.
+
+    Columns are at least as wide as `widths`, which grow to their width here.
+    """
     cells = [[[plain(line) for line in cell.split("\n")] for cell in row] for row in rows]
     widths = [0] * len(rows[0]) if widths is None else widths
     for row in cells:
@@ -158,7 +144,7 @@ def cpu_lines(cpus: int, width: int | None) -> str:
 
 def say(sentence: str) -> None:
     """Print a message that is not part of the answer."""
-    print_line(f"kvplace: {sentence}", err=True)
+    print_message(plain(f"kvplace: {sentence}"))
 
 
 def console(file: TextIO, width: int = 100) -> Console:
@@ -186,16 +172,18 @@ class Column(Generic[T]):
     """Whether only `-o wide` shows it."""
 
 
-def chosen_columns(columns: Iterable[Column[T]], *, wide: bool) -> tuple[Column[T], ...]:
-    """Choose the columns of an answer; the columns of `wide` come last."""
-    chosen = [column for column in columns if wide or not column.wide]
-    return tuple(sorted(chosen, key=lambda column: column.wide))
+def table_of(columns: Iterable[Column[T]], items: Iterable[T], *, wide: bool = False) -> Iterator[str]:
+    """Write a table: the heads, and a row for each object; the columns of `wide` come last."""
+    return table_lines(_rows(_chosen(columns, wide=wide), items))
 
 
-def rows_of(columns: Sequence[Column[T]], items: Iterable[T]) -> list[tuple[str, ...]]:
-    """Give the heads, and a row of cells for each object."""
-    heads = tuple(column.head for column in columns)
-    return [heads, *(tuple(column.cell(item) for column in columns) for item in items)]
+def _chosen(columns: Iterable[Column[T]], *, wide: bool) -> list[Column[T]]:
+    return sorted((column for column in columns if wide or not column.wide), key=lambda column: column.wide)
+
+
+def _rows(columns: Sequence[Column[T]], items: Iterable[T]) -> list[list[str]]:
+    heads = [column.head for column in columns]
+    return [heads, *([column.cell(item) for column in columns] for item in items)]
 
 
 class Listing(Generic[T]):
@@ -213,7 +201,7 @@ class Listing(Generic[T]):
     ) -> None:
         """`name` names an object as `kubectl` takes it: resource/name."""
         self._kind = kind
-        self._columns = chosen_columns(columns, wide=output is Output.WIDE)
+        self._columns = _chosen(columns, wide=output is Output.WIDE)
         self._document = document
         self._name = name
         self._output = output
@@ -247,6 +235,5 @@ class Listing(Generic[T]):
             for item in items:
                 click.echo(self._name(item))
             return
-        rows = [[plain(cell) for cell in row] for row in rows_of(self._columns, items)]
-        for line in table_lines(rows if headers else rows[1:], self._widths):
-            click.echo(line)
+        rows = [[plain(cell) for cell in row] for row in _rows(self._columns, items)]
+        print_lines(table_lines(rows if headers else rows[1:], self._widths))

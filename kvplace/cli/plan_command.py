@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.cluster_flags import cluster_flags, complete_node
-from kvplace.cli.output import (
-    Column,
-    Output,
-    chosen_columns,
-    print_answer,
-    print_line,
-    print_table,
-    rows_of,
-    say,
-)
+from kvplace.cli.output import Column, Output, print_answer, say, table_of
 from kvplace.cli.parameters import (
     Answer,
     ClusterFlags,
@@ -35,7 +26,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import Json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from kvplace.core.cluster.node_choice import Strategy
@@ -124,7 +115,7 @@ def _answer(
     restarting: Mapping[str, str] | None = None,
 ) -> int:
     """Print a plan and return the exit code that states whether every VM has a place."""
-    from kvplace.plan.plan_documents import plan_document
+    from kvplace.plan.plan_documents import plan_document, summary
 
     def document() -> Json:
         written = plan_document(found, nodes, vms, need_movable)
@@ -132,12 +123,14 @@ def _answer(
             written["restarting"] = [{"id": name, "reason": why} for name, why in restarting.items()]
         return written
 
-    def lines() -> None:
-        _print(found, need_movable, wide=output is Output.WIDE)
-        for name, why in (restarting or {}).items():
-            print_line(f"{'restarts':<12}{name}: {why}")
+    def lines() -> Iterator[str]:
+        if found.planned:
+            yield from (*table_of(_columns(), found.planned, wide=output is Output.WIDE), "")
+        restarts = [("restarts", f"{name}: {why}") for name, why in (restarting or {}).items()]
+        for title, sentence in (*summary(found, need_movable), *restarts):
+            yield f"{title:<12}{sentence}"
 
-    print_answer(output, document, lines, (vm.id for vm in found.planned))
+    print_answer(output, document, lines(), (vm.id for vm in found.planned))
     for title, left in (
         ("do not fit", found.refused),
         ("not yet placed, though they fit", found.undecided),
@@ -187,16 +180,6 @@ def _live(flags: ClusterFlags) -> PlanningCluster:
     for note in found.notes:
         say(note)
     return found
-
-
-def _print(plan: Plan, need_movable: Sequence[str], *, wide: bool) -> None:
-    from kvplace.plan.plan_documents import summary
-
-    if plan.planned:
-        print_table(rows_of(chosen_columns(_columns(), wide=wide), plan.planned))
-        print_line()
-    for title, sentence in summary(plan, need_movable):
-        print_line(f"{title:<12}{sentence}")
 
 
 def _columns() -> tuple[Column[PlannedVm], ...]:

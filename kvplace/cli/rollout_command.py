@@ -10,12 +10,12 @@ from kvplace.cli.cluster_flags import cluster_flags, complete_rollout
 from kvplace.cli.output import (
     Column,
     Output,
+    plain,
     print_answer,
-    print_line,
-    print_lines,
-    print_table,
-    rows_of,
+    print_message,
     say,
+    table_lines,
+    table_of,
 )
 from kvplace.cli.parameters import (
     Answer,
@@ -34,7 +34,7 @@ from kvplace.core.quantity import counted
 from kvplace.core.vm_stages import Percentiles, VmStage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from kvplace.cli.live_cluster import LiveCluster
     from kvplace.rollout.report import Report
@@ -185,7 +185,7 @@ def list_rollouts(*, flags: ClusterFlags, output: Output) -> None:
         print_answer(
             output,
             lambda: {"rollouts": list(names)},
-            lambda: print_table([("NAME",), *((name,) for name in names)]) if names else None,
+            table_lines([("NAME",), *((name,) for name in names)]) if names else (),
             names,
         )
         if not names and not output.is_document:
@@ -241,7 +241,7 @@ async def _carry_out(
 
     to_make = len(prepared.missing) - (0 if everything else len(prepared.forecast.left_out))
     for line in _plan_lines(prepared):
-        print_line(line, err=True)
+        print_message(plain(line))
     name = prepared.rollout.name
     if prepared.fits_nowhere and not everything:
         say("none of the VMs fits; no VM was created")
@@ -283,7 +283,7 @@ def _print_plan(prepared: Prepared, output: Output) -> int:
         "failed": [{"name": name, "reason": why} for name, why in left_out.items()],
     }
     names = [vm.name for vm in prepared.missing if vm.name not in left_out]
-    print_answer(output, lambda: document, lambda: print_lines(_plan_lines(prepared)), names)
+    print_answer(output, lambda: document, _plan_lines(prepared), names)
     if not left_out:
         return ExitCode.DONE
     return ExitCode.DOES_NOT_FIT if len(left_out) == len(prepared.rollout.vms) else ExitCode.PARTLY_DONE
@@ -294,22 +294,21 @@ def _print_report(report: Report, output: Output, *, unfinished: bool = False) -
     if unfinished:
         waiting = [{"name": one.name, "reason": one.reason} for one in report.unfinished]
         document = {"wanted": report.counts.wanted, **document, "unfinished": waiting}
-    print_answer(
-        output, lambda: document, lambda: _print_table(report, wide=output is Output.WIDE), report.ready
-    )
+    lines = _report_lines(report, wide=output is Output.WIDE)
+    print_answer(output, lambda: document, lines, report.ready)
     for note in report.notes:
         say(note)
 
 
-def _print_table(report: Report, *, wide: bool) -> None:
+def _report_lines(report: Report, *, wide: bool) -> Iterator[str]:
     from kvplace.rollout.report import by_reason
 
-    print_table(rows_of(_stage_columns(report), report.counts.reached.items()))
+    yield from table_of(_stage_columns(report), report.counts.reached.items())
     for title, vms in (("failed", report.failed), ("not ready", report.unfinished)):
         for alike in by_reason(vms):
             more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
             names = ", ".join(one.name for one in alike) if wide else alike[0].name + more
-            print_line(f"{title}: {names}: {alike[0].reason}")
+            yield f"{title}: {names}: {alike[0].reason}"
 
 
 def _stage_columns(report: Report) -> tuple[Column[tuple[VmStage, int]], ...]:

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.output import Output, console, print_answer, print_table
+from kvplace.cli.output import Output, console, print_answer, print_document, table_lines
 from kvplace.cli.parameters import Answer, InputFile, example_option, output_option
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
@@ -70,7 +70,7 @@ def command(scenario: str | None, output: Output) -> int:
     print_answer(
         output,
         lambda: report_document(chosen, outcomes, interrupted=progress.interrupted),
-        lambda: _print_table(chosen, outcomes),
+        _table(chosen, outcomes),
     )
     if progress.interrupted and not output.is_document:
         click.echo(
@@ -79,7 +79,7 @@ def command(scenario: str | None, output: Output) -> int:
     return ExitCode.INTERRUPTED if progress.interrupted else ExitCode.DONE
 
 
-def _print_table(scenario: Scenario, outcomes: list[SimulationOutcome]) -> None:
+def _table(scenario: Scenario, outcomes: list[SimulationOutcome]) -> Iterator[str]:
     from kvplace.simulate.simulation import summary
 
     by_strategy = {
@@ -90,7 +90,7 @@ def _print_table(scenario: Scenario, outcomes: list[SimulationOutcome]) -> None:
     heads = [strategy.value for strategy, found in by_strategy.items() if found]
     head = (f"{counted(len(scenario.nodes), 'node')}{_seeds(scenario)}", *heads)
     rows = ((line[0][0], *(value for _, value in line)) for line in zip(*columns, strict=True))
-    print_table([head, *rows])
+    return table_lines([head, *rows])
 
 
 def _seeds(scenario: Scenario) -> str:
@@ -121,7 +121,10 @@ def demo(vms: int, nodes: int, seed: int, output: Output) -> int:
     with Progress("placing", vms, "VM") as progress:
         settings = DemoSettings(vms, nodes, seed)
         report = asyncio.run(run_demo(settings, lambda so_far: progress.show(so_far.done)))
-    print_answer(output, lambda: report_document(report), lambda: _print_demo(report, console(sys.stdout)))
+    if output.is_document:
+        print_document(report_document(report), output)
+    else:
+        _print_demo(report, console(sys.stdout))
     if report.cpus_owned_twice:
         return ExitCode.FAILED
     return ExitCode.INTERRUPTED if progress.interrupted else ExitCode.DONE

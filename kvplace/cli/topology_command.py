@@ -15,10 +15,9 @@ from kvplace.cli.output import (
     cpu_lines,
     print_answer,
     print_document,
-    print_lines,
-    print_table,
-    rows_of,
     say,
+    table_lines,
+    table_of,
     table_width,
 )
 from kvplace.cli.parameters import (
@@ -90,21 +89,21 @@ def command(machine: str | None, reserved: str | None, cpu_manager_state: str | 
     print_answer(
         output,
         lambda: node_topology(known.name, known.topology, known.kubelet_cpus, known.in_use),
-        lambda: _print_tables(known, wide=output is Output.WIDE),
+        _tables(known, wide=output is Output.WIDE),
         [f"{KIND.lower()}.kvplace.io/{name}"],
     )
 
 
-def _print_tables(machine: Machine, *, wide: bool) -> None:
-    width = table_width()
-    print_lines((*_summary(machine), ""))
-    print_table(_nodes(machine.topology, width and max(20, width - _BESIDE_CPUS)))
-    if any(other != node.id for node in machine.topology.numa_nodes for other in node.distances):
-        click.echo()
-        print_table(list(_distances(machine.topology)))
+def _tables(machine: Machine, *, wide: bool) -> Iterator[str]:
+    width, topology = table_width(), machine.topology
+    yield from (*_summary(machine), "")
+    node_columns = _node_columns(topology, width and max(20, width - _BESIDE_CPUS))
+    yield from table_of(node_columns, topology.numa_nodes)
+    if any(other != node.id for node in topology.numa_nodes for other in node.distances):
+        yield from ("", *table_lines(list(_distances(topology))))
     if wide:
-        click.echo()
-        print_table(_l3_groups(machine.topology, width and width // 3))
+        l3_columns = _l3_columns(topology, width and width // 3)
+        yield from ("", *table_of(l3_columns, enumerate(topology.l3_groups)))
 
 
 def _summary(machine: Machine) -> Iterator[str]:
@@ -130,8 +129,8 @@ def _summary(machine: Machine) -> Iterator[str]:
         yield f"{one.total} {one.resource} on {place}"
 
 
-def _nodes(topology: Topology, width: int | None) -> Sequence[Sequence[str]]:
-    columns: tuple[Column[NumaNode], ...] = (
+def _node_columns(topology: Topology, width: int | None) -> tuple[Column[NumaNode], ...]:
+    return (
         Column("NUMA", lambda node: str(node.id)),
         Column("SOCKET", lambda node: _list(topology.packages_of(node.cpus))),
         Column("CPUS", lambda node: cpu_lines(node.cpus, width) or "-"),
@@ -144,7 +143,6 @@ def _nodes(topology: Topology, width: int | None) -> Sequence[Sequence[str]]:
         Column("MEMORY", lambda node: f"{node.memory / 2**30:.1f} GiB" if node.memory else "-"),
         Column("HUGE PAGES", _huge_pages),
     )
-    return rows_of(columns, topology.numa_nodes)
 
 
 def _huge_pages(node: NumaNode) -> str:
@@ -159,8 +157,8 @@ def _distances(topology: Topology) -> Iterator[Sequence[str]]:
         yield (f"from {node.id}", *(str(node.distances.get(other.id, "-")) for other in nodes))
 
 
-def _l3_groups(topology: Topology, width: int | None) -> Sequence[Sequence[str]]:
-    columns: tuple[Column[tuple[int, CpuMask]], ...] = (
+def _l3_columns(topology: Topology, width: int | None) -> tuple[Column[tuple[int, CpuMask]], ...]:
+    return (
         Column("L3", lambda group: str(group[0])),
         Column("SOCKET", lambda group: _list(topology.packages_of(group[1]))),
         Column("NUMA", lambda group: _list(topology.nodes_of(group[1]))),
@@ -170,7 +168,6 @@ def _l3_groups(topology: Topology, width: int | None) -> Sequence[Sequence[str]]
             lambda group: "  ".join(format_cpu_list(core) for core in topology.cores_in(group[1])),
         ),
     )
-    return rows_of(columns, enumerate(topology.l3_groups))
 
 
 def _list(numbers: Iterable[int]) -> str:

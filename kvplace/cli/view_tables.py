@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import TextIO
 
-from kvplace.cli.output import Column, Output, console, document_text, rows_of, table_lines
+from kvplace.cli.output import Column, Output, console, document_text, table_of
 from kvplace.core.cpuset import format_cpu_list, union
 from kvplace.core.device_locality import device_phrases
 from kvplace.core.drawing.core_map_json import KIND, core_map_document
@@ -329,8 +329,8 @@ _FREE, _PARTLY, _FULL = ".:#"
 def draw_cluster(view: ClusterView, form: Output, file: TextIO) -> None:
     """Draw all nodes: in `table` a line for each, the other forms a core map for each."""
     if form is Output.TABLE:
-        rows = rows_of(MAP_COLUMNS, view.nodes.values())
-        file.write("\n".join(table_lines(rows)) + f"\n\n{MAP_KEY}\n")
+        lines = table_of(MAP_COLUMNS, view.nodes.values())
+        file.write("\n".join(lines) + f"\n\n{MAP_KEY}\n")
         return
     drawings = [drawing for node in view.nodes.values() if (drawing := draw_node(node, ())) is not None]
     if form.is_document:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from kvplace.cli.output import Column, Listing, Output, cpu_lines, print_line, print_table, say
+from kvplace.cli.output import Column, Listing, Output, cpu_lines, print_lines, say, table_lines
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from tests.cli.calls import Caller
 
@@ -28,8 +28,8 @@ def test_words_of_others_are_shown_and_do_not_act_on_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     listing = Listing("Vm", (Column("NAME", str),), lambda name: {"name": name}, str, Output.TABLE)
-    print_line(HOSTILE)
-    print_table([("NAME", "CPUS"), (HOSTILE, "0-3")])
+    print_lines([HOSTILE])
+    print_lines(table_lines([("NAME", "CPUS"), (HOSTILE, "0-3")]))
     listing.print_all([HOSTILE])
     say(HOSTILE)
     out, err = capsys.readouterr()
@@ -50,13 +50,13 @@ def test_an_error_shows_the_name_that_it_was_given_and_does_not_act_it_out(kvpla
 
 
 def test_names_in_other_writings_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    print_line("Größe 漢字 \N{ROCKET}")
+    print_lines(["Größe 漢字 \N{ROCKET}"])
     assert capsys.readouterr().out == "Größe 漢字 \N{ROCKET}\n"
 
 
 def test_words_of_others_cannot_begin_a_line_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     listing = Listing("Vm", (Column("SAID", str),), lambda said: {"said": said}, str, Output.TABLE)
-    print_line("VM db: it reports\r\nall is well\n")
+    print_lines(["VM db: it reports\r\nall is well\n"])
     listing.print_all(["it reports\n\tall is well"])
     say("it reports\nkvplace: all is well")
     out, err = capsys.readouterr()
@@ -75,7 +75,7 @@ def test_columns_stand_below_each_other_whatever_the_width_of_their_letters(
         Output.TABLE,
     )
     names = ["数据库", "web", "e\N{COMBINING ACUTE ACCENT}te\N{COMBINING ACUTE ACCENT}"]
-    print_table([("VM", "CPUS"), *((name, "0-3") for name in names)])
+    print_lines(table_lines([("VM", "CPUS"), *((name, "0-3") for name in names)]))
     listing.print_all(names)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8
@@ -83,5 +83,5 @@ def test_columns_stand_below_each_other_whatever_the_width_of_their_letters(
 
 
 def test_a_cell_of_ours_has_the_lines_that_we_gave_it(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table([("0-3,\n8-11", "db")])
+    print_lines(table_lines([("0-3,\n8-11", "db")]))
     assert capsys.readouterr().out == "0-3,   db\n8-11\n"
