@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.drawing.occupancy import printable
@@ -22,6 +22,19 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuId, PodUid
 from kvplace.core.strict_json import did_you_mean, json_object, kind_of, known_keys, shown
 from kvplace.core.well_known_names import PLACEMENT
+
+if TYPE_CHECKING:
+    from kvplace.kube.object_records import PodRecord
+
+
+FORMATS = (
+    "answers of `kvplace place --keep -o json`, a plan of `kvplace plan -o json`, a NodeLedger, "
+    f"pods with their annotations, or annotations {PLACEMENT}"
+)
+_MAX_BYTES = 64 * 1024 * 1024
+_ANSWER_KEYS = {"placement", "refusal", "released", "error", "moves", "running", "placed"}
+
+Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +62,11 @@ class NodeClaims:
         raise BadBody(f"no VM {printable(name)[:60]!r} in --placements{_suggestion(name, by_name)}")
 
 
-PlacedClaim: TypeAlias = tuple[Claim, Placement]
-"""A claim, and the placement that it was made from."""
-
-
 @dataclass(slots=True)
 class _Node:
     stored: Ledger = field(default_factory=Ledger)
     """From a NodeLedger."""
-    placed: dict[PodUid, PlacedClaim] = field(default_factory=dict)
+    placed: dict[PodUid, tuple[Claim, Placement]] = field(default_factory=dict)
     """From placements, by UID."""
     other_machine: int = 0
     """How many placements were made for a machine with another fingerprint."""
@@ -66,42 +75,15 @@ class _Node:
 class ClaimsByNode:
     """The claims that one document describes. Claims without a node count for any machine.
 
-    `what` is the document's name. `where` is a position in it, for notes; empty for the whole.
+    `where` is a position in the document, for notes and errors; empty for the whole.
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, fingerprint: str) -> None:
+        """`what` is the document's name, `fingerprint` the machine's that will be drawn."""
         self._what = what
+        self._fingerprint = fingerprint
         self._nodes: dict[str, _Node] = {}
         self._notes: list[str] = []
-
-    def note(self, where: str, sentence: str) -> None:
-        """Keep something that the reader should know."""
-        self._notes.append(f"{where}: {sentence}" if where else sentence)
-
-    def add_ledger(self, name: str, ledger: Ledger) -> None:
-        """Add the ledger of a node."""
-        self._nodes.setdefault(name, _Node()).stored = ledger
-
-    def add(self, name: str, placed: PlacedClaim, where: str, *, other_machine: bool) -> None:
-        """Add the claim of a VM; `other_machine` when it was placed on a machine of another fingerprint."""
-        claim, placement = placed
-        node = self._nodes.setdefault(name, _Node())
-        node.other_machine += other_machine
-        if claim.uid in node.placed:
-            self.note(where, f"{printable(claim.uid)!r} is placed again without a release; both are drawn")
-            claim = replace(claim, uid=PodUid(f"{claim.uid} ({where})"), pod=f"{claim.pod} ({where})")
-        node.placed[claim.uid] = claim, placement
-
-    def move(self, placed: PlacedClaim, where: str) -> None:
-        """Replace the claim of a VM."""
-        uid = placed[0].uid
-        for node in self._holding(uid, where, "moved")[:1]:
-            node.placed[uid] = placed
-
-    def release(self, uid: PodUid, where: str) -> None:
-        """Remove all claims of a VM."""
-        for node in self._holding(uid, where, "released"):
-            del node.placed[uid]
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -124,16 +106,10 @@ class ClaimsByNode:
             other_machine += node.other_machine
         if other_machine:
             others = counted(other_machine, "placement")
-            self.note("", f"{self._what} contains {others} made for a machine with another fingerprint")
+            self._note("", f"{self._what} contains {others} made for a machine with another fingerprint")
         if not claims and not owners:
-            self.note("", f"{self._what} contains no VM on this machine")
+            self._note("", f"{self._what} contains no VM on this machine")
         return NodeClaims(Ledger(owners, claims), tuple(self._notes), placements)
-
-    def _holding(self, uid: PodUid, where: str, verb: str) -> list[_Node]:
-        nodes = [node for node in self._nodes.values() if uid in node.placed]
-        if not nodes:
-            self.note(where, f"{printable(uid)!r} is {verb} but was not placed")
-        return nodes
 
     def _chosen(self, machine: str) -> str:
         names = self.nodes
@@ -141,14 +117,14 @@ class ClaimsByNode:
             chosen = machine
         elif len(names) == 1:
             (chosen,) = names
-            self.note("", f"{self._what} describes node {printable(chosen)}, drawn on {machine}")
+            self._note("", f"{self._what} describes node {printable(chosen)}, drawn on {machine}")
         else:
             raise BadBody(
                 f"{self._what} describes the nodes {_few(names)}, none of them named {machine}; "
                 "choose one with --node"
             )
         if len(names) > 1:
-            self.note("", f"{self._what} also describes {counted(len(names) - 1, 'other node')}, not drawn")
+            self._note("", f"{self._what} also describes {counted(len(names) - 1, 'other node')}, not drawn")
         return chosen
 
     def _checked(self, name: str) -> str:
@@ -160,86 +136,42 @@ class ClaimsByNode:
             suggestion = f"; it describes {_few(names)}" if names else "; it names no node, leave out --node"
         raise BadBody(f"{self._what} contains no VM on node {printable(name)[:60]!r}{suggestion}")
 
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    return did_you_mean(name, map(printable, known))
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(map(printable, names[:5])) + (" and others" if len(names) > 5 else "")
-
-
-FORMATS = (
-    "answers of `kvplace place --keep -o json`, a plan of `kvplace plan -o json`, a NodeLedger, "
-    f"pods with their annotations, or annotations {PLACEMENT}"
-)
-_MAX_BYTES = 64 * 1024 * 1024
-_ANSWER_KEYS = {"placement", "refusal", "released", "error", "moves", "running", "placed"}
-
-Json = Mapping[str, Any]
-
-
-def read_placements(source: str, machine: str, fingerprint: str, *, node: str | None = None) -> NodeClaims:
-    """Read a file, or stdin for `-`, for the machine of that name and fingerprint; raises BadBody.
-
-    `node` chooses one of several nodes; by default it is the node with the machine's name.
-    """
-    return read_claims(source, fingerprint).on_node(machine, node)
-
-
-def read_claims(source: str, fingerprint: str) -> ClaimsByNode:
-    """Read the claims on all nodes of a file, or of stdin for `-`; raises BadBody."""
-    from kvplace.documents.reading import read_text, source_name
-
-    what = source_name(source)
-    reader = _ClaimsReader(what, fingerprint)
-    documents = list(_documents(read_text(source, what, _MAX_BYTES), what))
-    if not documents:
-        raise BadBody(f"{what} contains no placements; give {FORMATS}")
-    for where, document in documents:
-        reader.read(document, where)
-    return reader.claims
-
-
-class _ClaimsReader:
-    def __init__(self, what: str, fingerprint: str) -> None:
-        self._what = what
-        self._fingerprint = fingerprint
-        self.claims = ClaimsByNode(what)
-
     def read(self, document: Json, where: str) -> None:
+        """Add the claims of a document in any form; raises BadBody."""
         kind = document.get("kind", "")
         if str(kind).endswith("List") and "items" in document:
             for item, at in self._entries(document, "items", where):
                 self.read(item, at)
         elif kind == "Pod":
-            self._pod(document, where)
+            self._read_pod(document, where)
         elif "spec" in document and kind in ("", "NodeLedger"):
-            self._ledger(document, where)
+            self._read_ledger(document, where)
         elif "podUid" in document:
-            self._vm({"id": document["podUid"], "placement": document}, where)
+            self._read_vm({"id": document["podUid"], "placement": document}, where)
         elif not _ANSWER_KEYS.isdisjoint(document):
-            self._answer(document, where)
+            self._read_answer(document, where)
         else:
             raise self._bad(where, f"this is not a known form of placements; give {FORMATS}")
 
-    def _answer(self, document: Json, where: str) -> None:
+    def _read_answer(self, document: Json, where: str) -> None:
         """Read an answer, or a plan: its running VMs are where they were before its moves."""
         if "released" in document:
-            self.claims.release(PodUid(str(document["released"])), where)
+            uid = PodUid(str(document["released"]))
+            for node in self._holding(uid, where, "released"):
+                del node.placed[uid]
         for vm, at in self._entries(document, "running", where):
-            self._vm(vm, at)
+            self._read_vm(vm, at)
         for vm, at in self._entries(document, "moves", where):
-            moved = self._placement(vm, at)
-            self.claims.move(_placed(moved, str(vm.get("id"))), where)
+            claim, placement = _claim(self._placement(vm, at), str(vm.get("id")))
+            for node in self._holding(claim.uid, where, "moved")[:1]:
+                node.placed[claim.uid] = claim, placement
         if "placement" in document:
-            self._vm(document, where)
+            self._read_vm(document, where)
         for vm, at in self._entries(document, "placed", where):
-            self._vm(vm, at)
+            self._read_vm(vm, at)
 
-    def _vm(self, vm: Json, where: str) -> None:
-        bound = self._placement(vm, where)
-        self._add(bound.node, bound, _placed(bound, str(vm.get("id") or where)), where)
+    def _read_vm(self, vm: Json, where: str) -> None:
+        self._add(self._placement(vm, where), where, str(vm.get("id") or where))
 
     def _placement(self, vm: Json, where: str) -> PodPlacement:
         placement = vm.get("placement")
@@ -253,7 +185,7 @@ class _ClaimsReader:
         except BadAnnotation as error:
             raise self._bad(where, f"the placement {error.fix}") from None
 
-    def _ledger(self, document: Json, where: str) -> None:
+    def _read_ledger(self, document: Json, where: str) -> None:
         spec, metadata = document["spec"], document.get("metadata")
         version = document.get("apiVersion", API_VERSION)
         if version != API_VERSION:
@@ -265,9 +197,10 @@ class _ClaimsReader:
             raise self._bad(where, str(error)) from None
         except BadBody as error:
             raise self._bad(where, f"spec: {error}") from None
-        self.claims.add_ledger(str(metadata.get("name", "")) if isinstance(metadata, Mapping) else "", ledger)
+        name = str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
+        self._nodes.setdefault(name, _Node()).stored = ledger
 
-    def _pod(self, document: Json, where: str) -> None:
+    def _read_pod(self, document: Json, where: str) -> None:
         import msgspec
 
         from kvplace.kube.objects import PodObject, pod_record
@@ -289,16 +222,30 @@ class _ClaimsReader:
         uid = pod.uid or where
         if bound.pod_uid not in ("", uid):
             name = printable(pod.name or uid)
-            self.claims.note(where, f"pod {name} carries the placement of another pod; it is left out")
+            self._note(where, f"pod {name} carries the placement of another pod; it is left out")
             return
-        placed = _placed(bound, uid, namespace=pod.namespace, pod=pod.name, vmi=pod.vmi)
-        self._add(bound.node or pod.node, bound, placed, where)
+        bound = replace(bound, node=bound.node or pod.node)
+        self._add(bound, where, uid, pod)
 
-    def _add(self, node: str, bound: PodPlacement, placed: PlacedClaim, where: str) -> None:
-        """Add a VM, unless it runs unpinned."""
-        if not bound.placement.floats:
-            other = bound.topology not in ("", self._fingerprint)
-            self.claims.add(node, placed, where, other_machine=other)
+    def _add(self, bound: PodPlacement, where: str, uid: str, pod: PodRecord | None = None) -> None:
+        """Add the claim of a VM on its node, unless it runs unpinned."""
+        if bound.placement.floats:
+            return
+        claim, placement = _claim(bound, uid)
+        if pod is not None:
+            claim = replace(claim, namespace=pod.namespace, pod=pod.name or claim.pod, vmi=pod.vmi)
+        node = self._nodes.setdefault(bound.node, _Node())
+        node.other_machine += bound.topology not in ("", self._fingerprint)
+        if claim.uid in node.placed:
+            self._note(where, f"{printable(claim.uid)!r} is placed again without a release; both are drawn")
+            claim = replace(claim, uid=PodUid(f"{claim.uid} ({where})"), pod=f"{claim.pod} ({where})")
+        node.placed[claim.uid] = claim, placement
+
+    def _holding(self, uid: PodUid, where: str, verb: str) -> list[_Node]:
+        nodes = [node for node in self._nodes.values() if uid in node.placed]
+        if not nodes:
+            self._note(where, f"{printable(uid)!r} is {verb} but was not placed")
+        return nodes
 
     def _entries(self, document: Json, key: str, where: str) -> Iterator[tuple[Json, str]]:
         """Yield the mappings of a list, and where each stands."""
@@ -311,18 +258,49 @@ class _ClaimsReader:
                 raise self._bad(at, f"must be a mapping, not {kind_of(entry)}")
             yield entry, at
 
+    def _note(self, where: str, sentence: str) -> None:
+        self._notes.append(f"{where}: {sentence}" if where else sentence)
+
     def _bad(self, where: str, sentence: str) -> BadBody:
         return BadBody(f"{self._what}: {where}: {sentence}" if where else f"{self._what}: {sentence}")
 
 
-def _placed(
-    bound: PodPlacement, uid: str, *, namespace: str = "", pod: str = "", vmi: str = ""
-) -> PlacedClaim:
+def _claim(bound: PodPlacement, uid: str) -> tuple[Claim, Placement]:
     """Make the claim of a placement; a bare cpu-map does not state which CPUs are owned."""
     placement = bound.placement
     if placement.policy is Policy.EXCLUSIVE and not placement.owned:
         placement = replace(placement, owned=placement.cpus)
-    return claim_of(PodUid(uid or "unnamed"), placement, namespace=namespace, pod=pod, vmi=vmi), placement
+    return claim_of(PodUid(uid or "unnamed"), placement), placement
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    return did_you_mean(name, map(printable, known))
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(map(printable, names[:5])) + (" and others" if len(names) > 5 else "")
+
+
+def read_placements(source: str, machine: str, fingerprint: str, *, node: str | None = None) -> NodeClaims:
+    """Read a file, or stdin for `-`, for the machine of that name and fingerprint; raises BadBody.
+
+    `node` chooses one of several nodes; by default it is the node with the machine's name.
+    """
+    return read_claims(source, fingerprint).on_node(machine, node)
+
+
+def read_claims(source: str, fingerprint: str) -> ClaimsByNode:
+    """Read the claims on all nodes of a file, or of stdin for `-`; raises BadBody."""
+    from kvplace.documents.reading import read_text, source_name
+
+    what = source_name(source)
+    claims = ClaimsByNode(what, fingerprint)
+    documents = list(_documents(read_text(source, what, _MAX_BYTES), what))
+    if not documents:
+        raise BadBody(f"{what} contains no placements; give {FORMATS}")
+    for where, document in documents:
+        claims.read(document, where)
+    return claims
 
 
 def _documents(text: str, what: str) -> Iterator[tuple[str, Json]]:

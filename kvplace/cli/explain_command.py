@@ -131,15 +131,8 @@ def _explain_on_machine(document: Document, machine: str, output: Output) -> int
         print_answer(output, lambda: {"notes": notes}, notes)
         return ExitCode.DONE
     known = chosen_machine(machine)
-    session = PlaceSession(
-        known.name,
-        known.topology,
-        foreign=known.kubelet_cpus,
-        in_use=known.in_use,
-        devices=known.devices,
-    )
-    answer = session.place(vm.name, vm.request)
+    answer = PlaceSession(known).place(vm.name, vm.request)
     assert answer.decision is not None
-    lines = report_lines(vm, known.name, known.topology, answer.decision, changes=None)
+    lines = report_lines(vm, known, answer.decision, changes=None)
     print_answer(output, lambda: answer.document, lines)
     return ExitCode.DONE if answer.kind is AnswerKind.PLACED else ExitCode.DOES_NOT_FIT

@@ -35,6 +35,7 @@ from kvplace.core.well_known_names import (
     OPTING_IN,
     SMT,
 )
+from kvplace.machines.machine import Machine
 
 _KINDS = {"VirtualMachine": "spec.template.metadata", "VirtualMachineInstance": "metadata", "Pod": "metadata"}
 """Where the annotations are, by kind."""
@@ -133,16 +134,12 @@ _CHANGES = 4
 
 
 def report_lines(
-    vm: StatedVm,
-    machine: str,
-    topology: Topology,
-    decision: Decision,
-    changes: int | None = _CHANGES,
+    vm: StatedVm, machine: Machine, decision: Decision, changes: int | None = _CHANGES
 ) -> Iterator[str]:
     """Write one line on the answer, then one for each annotation with its value and its effect."""
     found, request, has_qemu = decision.found, vm.request, vm.kind != "Pod"
     if isinstance(found, Refusal):
-        yield f"{vm} does not fit on {machine}: {found.message}"
+        yield f"{vm} does not fit on {machine.name}: {found.message}"
         yield f"  requested: {asked(request, has_qemu=has_qemu)}"
         for suggestion in decision.suggestions.found[:changes]:
             yield f"  {suggestion.sentence}"
@@ -150,14 +147,14 @@ def report_lines(
             yield "  no single change makes it fit"
         return
     size = counted(request.vcpus, "vCPU") + (f", {about_bytes(request.memory)}" if request.memory else "")
-    yield f"{vm} fits on {machine}: {size}"
+    yield f"{vm} fits on {machine.name}: {size}"
     for move in decision.moves:
         yield f"  first move {move_text(move)}"
     options = request.options
     for key, value, effect in (
         (CPU_SET, options.scope.value, ", ".join(domain_phrases(found))),
         (CPU_POLICY, options.policy.value, _ownership(found)),
-        (SMT, options.smt.value, _cores(topology, found)),
+        (SMT, options.smt.value, _cores(machine.topology, found)),
         (EMULATOR_THREADS, options.emulator_threads.value, _emulator(found) if has_qemu else ""),
         (NUMA_MEMORY, options.numa_memory.value, _memory(found)),
         (GUEST_NUMA, options.guest_numa.value, _cells(found)),
@@ -165,7 +162,7 @@ def report_lines(
     ):
         if effect:
             yield f"  {key + ':':<{_KEY_WIDTH}}{value:<{_VALUE_WIDTH}}{effect}"
-    cpu_map = json.dumps(cpu_map_of(topology, found.cpus_in_order))
+    cpu_map = json.dumps(cpu_map_of(machine.topology, found.cpus_in_order))
     yield f"  {CPU_MAP + ':':<{_KEY_WIDTH}}{cpu_map}"
 
 

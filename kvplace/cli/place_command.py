@@ -108,12 +108,8 @@ def command(
         take_stdin(click.get_current_context(), "the requests", ", one JSON object per line")
     found = chosen_machine(machine, state=cpu_manager_state)
     session = PlaceSession(
-        found.name,
-        found.topology,
+        found,
         free=None if free is None else free_cpus(free, "--free", found.topology),
-        foreign=found.kubelet_cpus,
-        in_use=found.in_use,
-        devices=found.devices,
         keep=keep or bool(manifests),
         make_room=make_room,
         thorough=thorough,
@@ -163,7 +159,7 @@ def _of_manifests(files: Sequence[str], session: PlaceSession, machine: Machine)
     def ask(vm: StatedVm, watch: Watch) -> tuple[PlaceAnswer, str]:
         answer = session.place(vm.name, vm.request, watch=watch)
         assert answer.decision is not None
-        return answer, "\n".join(report_lines(vm, machine.name, machine.topology, answer.decision))
+        return answer, "\n".join(report_lines(vm, machine, answer.decision))
 
     vms = stated_vms([manifest for file in files for manifest in read_manifests(file)])
     return (partial(ask, vm) for vm in vms)

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from kvplace.cli.parameters import read_cpus
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.device_locality import predicted_held, too_few_devices
 from kvplace.core.errors import BadBody
-from kvplace.core.free_resources import NOTHING_IN_USE, Free, MemoryInUse, free_of
+from kvplace.core.free_resources import NOTHING_IN_USE, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, make_room
 from kvplace.core.moves.suggestions import (
@@ -33,10 +32,13 @@ from kvplace.core.occupant import Occupant, devices_beside, occupant_of_claim
 from kvplace.core.placement import Placement, Refusal, placement_document
 from kvplace.core.request import Request
 from kvplace.core.request_json import id_of, request_of
-from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
+from kvplace.core.scalars import CpuMask, PodUid
 from kvplace.core.search_budget import MAX_STEPS, MAX_STEPS_THOROUGH, Watch, unwatched
 from kvplace.core.strict_json import Json, json_object, known_keys, shown
 from kvplace.core.topology import Topology
+
+if TYPE_CHECKING:
+    from kvplace.machines.machine import Machine
 
 MAX_LINE_BYTES = 1024 * 1024
 """A line of this length or more is not read as a request."""
@@ -44,7 +46,6 @@ INTERRUPTED = "the search for moves was interrupted; a longer search may find be
 """Marks an answer from a search that was ended early."""
 _LINE = "the line"
 """How errors about a whole line begin."""
-_MAX_CACHED_SUGGESTIONS = 4096
 
 
 class AnswerKind(Enum):
@@ -84,38 +85,30 @@ class PlaceSession:
 
     def __init__(
         self,
-        name: str,
-        topology: Topology,
+        machine: Machine,
         *,
         free: CpuMask | None = None,
-        foreign: CpuMask = NO_CPUS,
-        in_use: MemoryInUse = NOTHING_IN_USE,
-        devices: NodeDevices | None = None,
         keep: bool = False,
         make_room: bool = False,
         thorough: bool = False,
         explain: bool = True,
     ) -> None:
-        """Start with no VM on the machine; `devices` are the free devices then.
+        """Start with no VM on the machine.
 
-        `free` are the CPUs for requests that do not name their own, all of them by default; `foreign` CPUs
-        and memory `in_use` are never given out. `make_room` lets kept VMs move, and `thorough` searches 100
-        times as long for such moves. `explain` adds to each refusal the changes that make the VM fit.
+        `free` are the CPUs for requests that do not name their own, all of them by default. `make_room` lets
+        kept VMs move, and `thorough` searches 100 times as long for such moves. `explain` adds to each
+        refusal the changes that make the VM fit.
         """
-        self._name = name
-        self._topology = topology
-        self._free = topology.cpus if free is None else free
-        self._foreign = foreign
-        self._devices = devices
+        self._machine = machine
+        self._topology = machine.topology
+        self._free = machine.topology.cpus if free is None else free
         self._keep = keep
         self._make_room = make_room
         self._thorough = thorough
         self._explain = explain
-        self._others = () if in_use == NOTHING_IN_USE else (in_use.claim(),)
+        self._others = () if machine.in_use == NOTHING_IN_USE else (machine.in_use.claim(),)
         self._ledger = Ledger()
         self._kept: dict[str, Occupant] = {}
-        self._suggest = lru_cache(_MAX_CACHED_SUGGESTIONS)(self._find_suggestions)
-        """For the machine as it stands: the same request tends to come again."""
 
     @property
     def _max_steps(self) -> int:
@@ -151,9 +144,13 @@ class PlaceSession:
         if self._keep:
             name = uid  # a kept VM can be moved and released by its id
         request = request_of(document, also=("id", "free"))
-        return self.place(
-            uid, request, self._cpus(document["free"]) if "free" in document else None, name, watch
-        )
+        only = None
+        if "free" in document:
+            text = document["free"]
+            if not isinstance(text, str):
+                raise BadBody(f"free is {shown(text)}; it must be a CPU list such as '0-15,32-47'")
+            only = free_cpus(text, "free", self._topology)
+        return self.place(uid, request, only, name, watch)
 
     def place(
         self,
@@ -170,7 +167,7 @@ class PlaceSession:
         name = uid if name is None else name
         if uid in self._kept:
             raise BadBody(f"id {uid!r} holds CPUs already; release it first, or use another id")
-        only = (self._free if only is None else only) & ~self._foreign
+        only = (self._free if only is None else only) & ~self._machine.kubelet_cpus
         answer: Json = {"id": name} if name else {}
         decision = self._decide(request, only, watch)
         found, moves, suggestions = decision.found, decision.moves, decision.suggestions
@@ -186,7 +183,7 @@ class PlaceSession:
             return PlaceAnswer(AnswerKind.REFUSED, answer, sentence, decision)
         if self._keep:
             self._take(uid, request, found, moves)
-        answer["placement"] = placement_document(self._name, self._topology, request, found, uid=name)
+        answer["placement"] = placement_document(self._machine.name, self._topology, request, found, uid=name)
         cpus = ",".join(map(str, found.vcpus)) or format_cpu_list(found.cpus)
         sentence = f"{uid}: CPUs {cpus} ({', '.join(domain_phrases(found))})"
         if self._make_room:
@@ -198,7 +195,7 @@ class PlaceSession:
 
     def _moved(self, move: Move) -> Json:
         request = self._kept[move.id].request
-        placed = placement_document(self._name, self._topology, request, move.after, uid=move.id)
+        placed = placement_document(self._machine.name, self._topology, request, move.after, uid=move.id)
         return {**move_document(move), "placement": placed}
 
     def _decide(self, request: Request, only: CpuMask, watch: Watch) -> Decision:
@@ -220,8 +217,13 @@ class PlaceSession:
                 return Decision(found.placement, found.moves, interrupted=found.interrupted)
             no_moves = found
         interrupted = no_moves is not None and no_moves.interrupted
-        answer = place(self._topology, self._free_of(only), request)
-        suggestions = self._suggest(request, only) if isinstance(answer, Refusal) else NO_SUGGESTIONS
+        free = free_of(self._topology, self._ledger, self._others, only=only, devices=self._free_devices)
+        answer = place(self._topology, free, request)
+        suggestions = NO_SUGGESTIONS
+        if self._explain and isinstance(answer, Refusal):
+            # With --make-room the moves were searched already.
+            movable = () if self._make_room or not self._kept else self._occupants()
+            suggestions = find_suggestions(self._topology, free, request, movable, only=only)
         if no_moves is not None:
             suggestions = replace(suggestions, no_moves=no_moves)
         return Decision(answer, (), interrupted, suggestions)
@@ -229,26 +231,14 @@ class PlaceSession:
     @property
     def _free_devices(self) -> NodeDevices | None:
         """The devices that the kubelet will not have given to kept VMs."""
-        return devices_beside(self._devices, self._kept.values())
-
-    def _free_of(self, only: CpuMask) -> Free:
-        return free_of(self._topology, self._ledger, self._others, only=only, devices=self._free_devices)
+        return devices_beside(self._machine.devices, self._kept.values())
 
     def _occupants(self) -> tuple[Occupant, ...]:
         others = (occupant_of_claim(claim.pod, claim, self._topology) for claim in self._others)
         return (*self._kept.values(), *others)
 
-    def _find_suggestions(self, request: Request, only: CpuMask) -> Suggestions:
-        if not self._explain:
-            return NO_SUGGESTIONS
-        free = self._free_of(only)
-        # With --make-room the moves were searched already.
-        movable = () if self._make_room or not self._kept else self._occupants()
-        return find_suggestions(self._topology, free, request, movable, only=only)
-
     def _take(self, uid: str, request: Request, placement: Placement, moves: tuple[Move, ...]) -> None:
         """Claim the CPUs of each move in turn, then of the new VM: the ledger refuses a taken CPU."""
-        self._suggest.cache_clear()
         for move in moves:
             self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(PodUid(move.id), move.after),)))
             self._kept[move.id] = replace(self._kept[move.id], placement=move.after)
@@ -263,17 +253,11 @@ class PlaceSession:
         occupant = self._kept.pop(name, None)
         if occupant is None:
             raise BadBody(f"id {name!r} holds no CPUs")
-        self._suggest.cache_clear()
         self._ledger = self._ledger.after(LedgerChange(releases=(PodUid(name),)))
         cpus = format_cpu_list(occupant.placement.cpus | occupant.placement.owned)
         return PlaceAnswer(
             AnswerKind.RELEASED, {"released": name, "cpus": cpus}, f"{name}: released CPUs {cpus}"
         )
-
-    def _cpus(self, value: object) -> CpuMask:
-        if not isinstance(value, str):
-            raise BadBody(f"free is {shown(value)}; it must be a CPU list such as '0-15,32-47'")
-        return free_cpus(value, "free", self._topology)
 
 
 def free_cpus(text: str, what: str, topology: Topology) -> CpuMask:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,9 @@ def read_given(
     content = {**content, **(limits or {})}
     if namespace is not None:
         content["namespace"] = namespace
-    named = content.get("namespace") or _namespace_of(found)
-    return read_rollout(content, named or default, folder=folder, what=what)
+    of_templates = filter(None, (_metadata(template, "namespace") for _, _, template in found))
+    named = content.get("namespace") or next(of_templates, default)
+    return read_rollout(content, named, folder=folder, what=what)
 
 
 def _of_templates(
@@ -72,7 +73,7 @@ def _of_templates(
 ) -> dict[str, Any]:
     for where, content in templates:
         read_template(content, where)  # its errors name the file
-    own = [_own_name(content) for _, content in templates]
+    own = [_metadata(content, "name") for _, content in templates]
     name = name or (own[0] if len(own) == 1 else None)
     if name is None:
         raise click.UsageError("give the rollout a --name: several templates, or one without metadata.name")
@@ -106,19 +107,11 @@ def _names_in(file: str) -> list[str]:
     return list(found)
 
 
-def _own_name(content: Mapping[str, Any]) -> str | None:
-    name = (content.get("metadata") or {}).get("name")
-    return name if isinstance(name, str) and name else None
-
-
-def _namespace_of(found: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str | None:
-    """Return the namespace of the first template that names one."""
-    for _, _, content in found:
-        metadata = content.get("metadata")
-        namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
-        if isinstance(namespace, str) and namespace:
-            return namespace
-    return None
+def _metadata(content: Mapping[str, Any], key: str) -> str | None:
+    """Return a text of an object's metadata; None where it has none."""
+    metadata = content.get("metadata")
+    text = metadata.get(key) if isinstance(metadata, dict) else None
+    return text if isinstance(text, str) and text else None
 
 
 _LINE_S = 1.0
@@ -133,9 +126,15 @@ async def shown_run(run: RolloutRun) -> Report:
         say("stopping; created VMs stay")
         run.stop()
 
-    with on_interrupt(stop):
-        async with _bars(run) if sys.stderr.isatty() else _lines(run), _beside(_report_stalls(run)):
+    on_terminal = sys.stderr.isatty()
+    with on_interrupt(stop), _bars(run) if on_terminal else contextlib.nullcontext(_say_counts) as show:
+        follower = asyncio.create_task(_follow(run, show, _BARS_S if on_terminal else _LINE_S))
+        try:
             return await run.run()
+        finally:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+            show(run.counts)
 
 
 def told_what_is_left(clock: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
@@ -151,26 +150,18 @@ def told_what_is_left(clock: Callable[[], float] = time.monotonic) -> Callable[[
     return tell
 
 
-@contextlib.asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run a coroutine without end beside the block."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def _report_stalls(run: RolloutRun) -> None:
-    """State the reason of the wait once whenever nothing has changed for a while."""
+async def _follow(run: RolloutRun, show: Callable[[Counts], None], every_s: float) -> None:
+    """Show changed counts, and state the reason of the wait once whenever nothing has changed for a while."""
     before: Counts | None = None
     same_for, told = 0.0, False
     while True:
-        await asyncio.sleep(_LINE_S)
+        await asyncio.sleep(every_s)
         counts = run.counts
-        same_for, told = (same_for + _LINE_S, told) if counts == before else (0.0, False)
-        before = counts
+        if counts != before:
+            before, same_for, told = counts, 0.0, False
+            show(counts)
+            continue
+        same_for += every_s
         if same_for >= _STALL_S and not told and run.waits_for:
             told = True
             say(
@@ -179,26 +170,13 @@ async def _report_stalls(run: RolloutRun) -> None:
             )
 
 
-@contextlib.asynccontextmanager
-async def _lines(run: RolloutRun) -> AsyncIterator[None]:
-    async def print_lines() -> None:
-        before: Counts | None = None
-        while True:
-            await asyncio.sleep(_LINE_S)
-            counts = run.counts
-            if counts != before:
-                say(counts.sentence)
-            before = counts
-
-    try:
-        async with _beside(print_lines()):
-            yield
-    finally:
-        say(run.counts.sentence)
+def _say_counts(counts: Counts) -> None:
+    say(counts.sentence)
 
 
-@contextlib.asynccontextmanager
-async def _bars(run: RolloutRun) -> AsyncIterator[None]:
+@contextlib.contextmanager
+def _bars(run: RolloutRun) -> Iterator[Callable[[Counts], None]]:
+    """Draw a bar for each stage while the block runs; it gets the function that draws counts."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -207,19 +185,9 @@ async def _bars(run: RolloutRun) -> AsyncIterator[None]:
         bars = {stage: progress.add_task(stage.value, total=wanted) for stage in VmStage}
         failed = progress.add_task("failed", total=wanted, visible=False)
 
-        def draw() -> None:
-            counts = run.counts
+        def draw(counts: Counts) -> None:
             for stage, bar in bars.items():
                 progress.update(bar, completed=counts.reached[stage])
             progress.update(failed, completed=counts.failed, visible=counts.failed > 0)
 
-        async def redraw() -> None:
-            while True:
-                draw()
-                await asyncio.sleep(_BARS_S)
-
-        try:
-            async with _beside(redraw()):
-                yield
-        finally:
-            draw()
+        yield draw

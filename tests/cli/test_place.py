@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.placement import PodPlacement
+from kvplace.machines.machine import Machine
 from kvplace.machines.server_types import machine_names, read_machine
 from tests.cli.calls import COMMAND, Caller, on_a_terminal
 
@@ -25,7 +26,7 @@ def _ask(session: PlaceSession, **request: Any) -> dict[str, Any]:
 
 
 def _session(**settings: Any) -> PlaceSession:
-    return PlaceSession("node", MACHINE, **settings)
+    return PlaceSession(Machine("node", MACHINE), **settings)
 
 
 def test_a_placement_names_vcpus_sockets_numa_nodes_and_l3_caches(kvplace: Caller) -> None:
@@ -122,8 +123,9 @@ def test_free_cpus_are_those_of_the_line_or_the_option_without_kept_ones() -> No
     assert "no CPU 128" in _ask(session, vcpus=1, free="127-128")["error"]
 
 
-def test_foreign_cpus_are_never_free() -> None:
-    session = _session(foreign=parse_cpu_list("8-9"), keep=True)
+def test_cpus_of_the_kubelet_are_never_free() -> None:
+    held = Machine("node", MACHINE, kubelet_cpus=parse_cpu_list("8-9"))
+    session = PlaceSession(held, keep=True)
     assert _ask(session, vcpus=3, free="8-11")["refusal"]["shortfall"]["best"] == 2
     assert _ask(session, vcpus=2, free="8-11")["placement"]["cpus"] == "10-11"
 
@@ -284,7 +286,7 @@ def test_kept_cpus_have_one_owner_and_released_ones_come_back(
     name: str, requests: list[tuple[dict[str, Any], bool]]
 ) -> None:
     machine = read_machine(name)
-    session = PlaceSession(name, machine, keep=True)
+    session = PlaceSession(Machine(name, machine), keep=True)
     held: dict[str, int] = {}
     for number, (request, leaves) in enumerate(requests):
         answer = session.answer(json.dumps({**request, "id": str(number)}))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.request_json import REQUEST_KEYS
+from kvplace.machines.machine import Machine
 from kvplace.machines.server_types import read_machine
 from tests.cli.calls import Caller
 
@@ -49,7 +50,7 @@ _lines = (
 def test_every_line_gets_an_answer_and_the_lines_after_it_too(
     lines: list[str | bytes], make_room: bool
 ) -> None:
-    session = PlaceSession("node", MACHINE, keep=True, make_room=make_room)
+    session = PlaceSession(Machine("node", MACHINE), keep=True, make_room=make_room)
     for line in lines:
         answer = session.answer(line)
         assert json.loads(json.dumps(answer.document)) == answer.document
@@ -62,7 +63,7 @@ def test_every_line_gets_an_answer_and_the_lines_after_it_too(
 
 @given(_lines, st.integers(1, 8))
 def test_an_invalid_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
-    session, untouched = (PlaceSession("node", MACHINE, keep=True) for _ in range(2))
+    session, untouched = (PlaceSession(Machine("node", MACHINE), keep=True) for _ in range(2))
     if session.answer(line).kind in (AnswerKind.INVALID, AnswerKind.REFUSED):
         request = json.dumps({"id": "next", "vcpus": vcpus})
         assert session.answer(request) == untouched.answer(request)
@@ -98,7 +99,7 @@ def test_an_invalid_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
     ],
 )
 def test_an_error_names_the_mistake_and_is_short(line: str, words: str) -> None:
-    answer = PlaceSession("node", MACHINE).answer(line)
+    answer = PlaceSession(Machine("node", MACHINE)).answer(line)
     assert answer.kind is AnswerKind.INVALID
     assert words in answer.document["error"]
     assert len(answer.document["error"]) < 400
@@ -116,11 +117,11 @@ def test_an_invalid_line_without_an_id_is_named_by_its_number(kvplace: Caller) -
 @pytest.mark.parametrize("memory", ["2Gi", "2048Mi", "1500Mi", 0])
 def test_huge_pages_may_hold_the_memory_rounded_up_to_whole_pages(memory: str | int) -> None:
     line = json.dumps({"vcpus": 1, "memory": memory, "hugepages": {"1Gi": 2}})
-    assert PlaceSession("node", MACHINE).answer(line).kind is not AnswerKind.INVALID
+    assert PlaceSession(Machine("node", MACHINE)).answer(line).kind is not AnswerKind.INVALID
 
 
 def test_a_byte_order_mark_is_ignored() -> None:
-    assert PlaceSession("node", MACHINE).answer('\ufeff{"vcpus": 1}').kind is AnswerKind.PLACED
+    assert PlaceSession(Machine("node", MACHINE)).answer('\ufeff{"vcpus": 1}').kind is AnswerKind.PLACED
 
 
 def test_the_exit_code_states_whether_all_some_or_none_were_placed(kvplace: Caller) -> None:

@@ -15,6 +15,7 @@ from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import Bytes, NumaId, PackageId
 from kvplace.core.topology import Topology
+from kvplace.machines.machine import Machine
 from kvplace.machines.server_types import read_machine
 from tests.cli.calls import Caller
 from tests.core.machines import make_numa_node, make_package, make_topology
@@ -42,7 +43,7 @@ def _crowd(session: PlaceSession, small: Mapping[str, Any] = MappingProxyType({}
 
 
 def test_the_smallest_vm_moves_and_is_released_from_its_new_cpus() -> None:
-    session = PlaceSession("node", MACHINE, keep=True, make_room=True)
+    session = PlaceSession(Machine("node", MACHINE), keep=True, make_room=True)
     _crowd(session)
     answer = _ask(session, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi")
     (move,) = answer["moves"]
@@ -54,7 +55,7 @@ def test_the_smallest_vm_moves_and_is_released_from_its_new_cpus() -> None:
 
 
 def test_a_refusal_after_a_search_that_stopped_at_its_bound_reports_it() -> None:
-    session = PlaceSession("node", MACHINE, keep=True, make_room=True, explain=False)
+    session = PlaceSession(Machine("node", MACHINE), keep=True, make_room=True, explain=False)
     _crowd(session)
     line = json.dumps({"id": "new", "vcpus": 20, "cpuSet": "one-numa", "memory": "8Gi"})
     with patch("kvplace.cli.place_session.MAX_STEPS", 10):
@@ -68,7 +69,7 @@ def test_a_refusal_after_a_search_that_stopped_at_its_bound_reports_it() -> None
 
 
 def test_a_move_has_the_whole_new_placement_and_map_draws_it(kvplace: Caller, tmp_path: Path) -> None:
-    session = PlaceSession("2x-epyc-9354", MACHINE, keep=True, make_room=True)
+    session = PlaceSession(Machine("2x-epyc-9354", MACHINE), keep=True, make_room=True)
     answers = [
         *_crowd(session, small={"vcpus": 4, "smt": "isolate"}),
         _ask(session, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi"),
@@ -91,7 +92,7 @@ def test_a_move_has_the_whole_new_placement_and_map_draws_it(kvplace: Caller, tm
 
 
 def test_a_move_names_the_vm_as_the_answer_to_it_did() -> None:
-    session = PlaceSession("node", MACHINE, keep=True, make_room=True)
+    session = PlaceSession(Machine("node", MACHINE), keep=True, make_room=True)
     kept = [
         session.answer(json.dumps({"cpuSet": "one-numa", "memory": "8Gi", **request}), number).document
         for number, request in enumerate(
@@ -110,7 +111,7 @@ def test_a_move_names_the_vm_as_the_answer_to_it_did() -> None:
 
 
 def test_moves_are_searched_once() -> None:
-    session = PlaceSession("node", MACHINE, keep=True, make_room=True)
+    session = PlaceSession(Machine("node", MACHINE), keep=True, make_room=True)
     _crowd(session)
     with patch("kvplace.core.moves.suggestions.make_room", side_effect=AssertionError("searched again")):
         refusal = _ask(session, vcpus=70, cpuSet="one-numa")["refusal"]
@@ -118,7 +119,7 @@ def test_moves_are_searched_once() -> None:
 
 
 def test_without_make_room_nothing_moves_and_the_refusal_suggests_the_move() -> None:
-    session = PlaceSession("node", MACHINE, keep=True)
+    session = PlaceSession(Machine("node", MACHINE), keep=True)
     _crowd(session)
     refusal = _ask(session, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi")["refusal"]
     first = refusal["suggestions"][0]
@@ -130,14 +131,14 @@ def test_without_make_room_nothing_moves_and_the_refusal_suggests_the_move() -> 
 
 
 def test_a_vm_that_fits_well_moves_no_vm() -> None:
-    session = PlaceSession("node", MACHINE, keep=True, make_room=True)
+    session = PlaceSession(Machine("node", MACHINE), keep=True, make_room=True)
     _crowd(session)
     answer = _ask(session, vcpus=12, cpuSet="one-numa")
     assert answer["moves"] == []
 
 
 def test_where_no_move_helps_the_vm_is_spread_or_refused() -> None:
-    session = PlaceSession("node", MACHINE, keep=True, make_room=True)
+    session = PlaceSession(Machine("node", MACHINE), keep=True, make_room=True)
     for name, free in (("a", "4-23,68-87"), ("b", "36-55,100-119")):
         answer = _ask(session, id=name, vcpus=40, policy="immovable", cpuSet="one-numa", free=free)
         assert "placement" in answer
@@ -176,7 +177,7 @@ def test_no_cpu_has_two_owners_while_vms_move() -> None:
     moves = 0
     for seed in range(30):
         chance = Random(seed)
-        session = PlaceSession("node", machine, keep=True, make_room=True, explain=False)
+        session = PlaceSession(Machine("node", machine), keep=True, make_room=True, explain=False)
         held: dict[str, int] = {}
         requests: dict[str, dict[str, Any]] = {}
         for number in range(28):

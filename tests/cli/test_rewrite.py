@@ -14,6 +14,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.domainxml import rewrite
 from kvplace.domainxml.pins import vcpus_of
+from kvplace.machines.machine import Machine
 from kvplace.machines.server_types import read_machine
 from tests.cli.calls import Caller
 from tests.kubevirt_documents import DOMAINS
@@ -31,7 +32,7 @@ def domain(tmp_path: Path) -> Path:
 def test_an_answer_of_place_pins_a_kubevirt_domain(kvplace: Caller, tmp_path: Path) -> None:
     xml = DOMAINS / "09-amd64-iothreads-shared.domain.xml"
     vcpus = len(vcpus_of(etree.fromstring(xml.read_bytes())).enabled)
-    answer = PlaceSession("node", read_machine("epyc-7502p")).answer(
+    answer = PlaceSession(Machine("node", read_machine("epyc-7502p"))).answer(
         json.dumps({"vcpus": vcpus, "memory": "1Gi"})
     )
     placed = tmp_path / "placed.json"
@@ -53,7 +54,7 @@ def test_a_mirrored_guest_gets_its_cells_and_stderr_reports_the_missing_parts(
     free = format_cpu_list(server.core_of[near] | server.core_of[far])
     request = {"vcpus": 4, "cpuSet": "spread-numa", "guestNuma": "mirror", "memory": "4Gi", "free": free}
     placed = tmp_path / "placed.json"
-    answer = PlaceSession("node", server).answer(json.dumps(request))
+    answer = PlaceSession(Machine("node", server)).answer(json.dumps(request))
     placed.write_text(json.dumps(answer.document), encoding="utf-8")
     called = kvplace("rewrite", "--domain", str(xml), "--placement", str(placed))
     assert called.code == 0

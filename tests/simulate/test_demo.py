@@ -13,6 +13,7 @@ from lxml import etree
 from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.scalars import NodeName
+from kvplace.machines.machine import Machine
 from kvplace.simulate.demo import (
     DemoReport,
     DemoSettings,
@@ -162,7 +163,7 @@ def test_the_demo_and_place_give_a_vm_the_same_cpus() -> None:
     report = _run(DemoSettings(vms=1, nodes=1, seed=4))
     (vm,) = report.placed
     assert vm.name == "web-server-001"
-    session = PlaceSession(vm.node, report.machines[vm.node])
+    session = PlaceSession(Machine(vm.node, report.machines[vm.node]))
     request = {"vcpus": len(vm.placement.vcpus), "memory": sum(vm.placement.memory.values())}
     answer = session.answer(json.dumps(request))
     assert answer.kind is AnswerKind.PLACED
