@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from kvplace.cli.output import Column, table_of
 from kvplace.cli.place_session import domain_phrases
@@ -10,7 +10,7 @@ from kvplace.cli.view_tables import measured
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.occupant import Nearness, Neighbour
 from kvplace.core.placement import Placement, Reason
-from kvplace.core.quantity import about_bytes, counted
+from kvplace.core.quantity import about_bytes, counted, first_of
 from kvplace.core.request import DeviceNuma, EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
 from kvplace.explain.explanation import Event, Explanation, Fitting, Seat
 from kvplace.nodes.cluster_view import agreement_needed
@@ -85,12 +85,12 @@ def fitting_lines(fitting: Fitting, named: int) -> Iterator[str]:
         yield _titled("fits", f"on {len(fitting.candidates)} of {counted(fitting.nodes, 'node')}")
         yield _titled("best", f"{best.node}: {placed(best.placement)}")
         if others := [one.node for one in fitting.candidates[1:]]:
-            yield _titled("then", _some(others, named))
+            yield _titled("then", first_of(others, named))
     else:
         yield _titled("fits", f"on none of {counted(fitting.nodes, 'node')}")
     title = "not on"
     for obstacle in fitting.obstacles:
-        would = f"; {_some(obstacle.would_fit, named)} would hold it" if obstacle.would_fit else ""
+        would = f"; {first_of(obstacle.would_fit, named)} would hold it" if obstacle.would_fit else ""
         yield _titled(title, f"{counted(len(obstacle.nodes), 'node')}: {obstacle.sentence}{would}")
         title = ""
     for group in fitting.refusals.groups:
@@ -218,8 +218,3 @@ def _pinned(seat: Seat) -> str:
     word = {True: "yes", False: "no", None: "unknown"}[condition.status]
     since = f", since {seat.measured_since}" if seat.measured_since else ""
     return f"{word}{since}: {measured(condition)}"
-
-
-def _some(names: Sequence[str], most: int) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

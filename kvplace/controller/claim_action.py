@@ -10,7 +10,7 @@ clock: the clocks of two machines differ, and jump. The date in a claim distingu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable
 from enum import Enum
 
 from kvplace.core.claim_changes import RESERVED_S, is_for_migration
@@ -158,43 +158,22 @@ def replaces(restored: Claim, stored: Claim | None) -> bool:
 
 
 class ClaimAges:
-    """When each claim was first seen with its present date."""
+    """When each claim was first asked about with its present date."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` returns seconds and never jumps."""
         self._clock = clock
-        self._seen: dict[NodeName, dict[PodUid, tuple[str, float]]] = {}
-
-    def look(self, node: NodeName, claims: Iterable[Claim]) -> Mapping[PodUid, float]:
-        """Take in the claims of a node that may end by age, and return their ages in seconds.
-
-        All others are forgotten.
-        """
-        now, before = self._clock(), self._seen.pop(node, {})
-        seen = {claim.uid: _since(claim, before.get(claim.uid), now) for claim in claims}
-        if seen:
-            self._seen[node] = seen
-        return {uid: now - since for uid, (_, since) in seen.items()}
-
-    def keep(self, nodes: Container[NodeName]) -> None:
-        """Forget all other nodes."""
-        self._seen = {node: claims for node, claims in self._seen.items() if node in nodes}
-
-    def forget(self, node: NodeName, uid: PodUid) -> None:
-        """Forget a claim that is gone."""
-        seen = self._seen.get(node, {})
-        seen.pop(uid, None)
-        if not seen:
-            self._seen.pop(node, None)
+        self._seen: dict[tuple[NodeName, PodUid], tuple[str, float]] = {}
 
     def age_s(self, node: NodeName, claim: Claim) -> float:
-        """Return how long a claim has been seen as it is; 0 for one that `look` has not met."""
-        now = self._clock()
-        return now - _since(claim, self._seen.get(node, {}).get(claim.uid), now)[1]
+        """Return how long a claim of a node has been seen as it is; 0 at the first time."""
+        now, key, date = self._clock(), (node, claim.uid), claim.since
+        if claim.reserved is not None:
+            date = f"{claim.reserved.until} {claim.owned}"  # it is renewed, and grows
+        if key not in self._seen or self._seen[key][0] != date:
+            self._seen[key] = date, now
+        return now - self._seen[key][1]
 
-
-def _since(claim: Claim, known: tuple[str, float] | None, now: float) -> tuple[str, float]:
-    date = claim.since
-    if claim.reserved is not None:
-        date = f"{claim.reserved.until} {claim.owned}"  # it is renewed, and grows
-    return known if known is not None and known[0] == date else (date, now)
+    def keep(self, is_there: Callable[[NodeName, PodUid], bool]) -> None:
+        """Forget all other claims."""
+        self._seen = {key: seen for key, seen in self._seen.items() if is_there(*key)}

@@ -112,12 +112,11 @@ class Reconciler:
             log.error("the ledger cannot be read: %s", node.ledger_record.problem, extra={"node": name})
             return  # until a person fixes it; the next round logs it again
         claims = node.ledger.claims
-        ages = self._ages.look(name, (claim for claim in claims.values() if claim.uid not in node.bound))
         lacking = [pod for uid, pod in node.bound.items() if uid not in claims]
         due = [
             (claim, action)
             for claim in claims.values()
-            if (action := self._action(node, claim, ages.get(claim.uid, 0.0))) is not ClaimAction.KEEP
+            if (action := self._action(node, claim)) is not ClaimAction.KEEP
         ]
         grows = any(grown(node.ledger))
         failed: KvplaceError | None = None
@@ -140,12 +139,9 @@ class Reconciler:
         await self._delete_ledger_of_gone_node(node)
 
     def forget_gone(self) -> None:
-        """Forget pods without a claim: another replica may have released one that this one has seen end.
-
-        And nodes without a ledger, which another replica may have deleted.
-        """
-        self._ages.keep({record.node for record in self._ledgers.all()})
+        """Forget pods without a claim: another replica may have released one that this one has seen end."""
         has_claim = self._ledgers.nodes_claimed_by
+        self._ages.keep(lambda node, uid: node in has_claim(uid) and not self._is_bound_to(node, uid))
         self._deleted = {uid: ended for uid, ended in self._deleted.items() if has_claim(uid)}
         self._missing = {uid: since for uid, since in self._missing.items() if has_claim(uid)}
         self._reported = {uid for uid in self._reported if has_claim(uid)}
@@ -162,10 +158,15 @@ class Reconciler:
         if before is not None and after is None and self._ledgers.nodes_claimed_by(before.uid):
             self._deleted[before.uid] = before.is_terminal
 
+    def _is_bound_to(self, node: NodeName, uid: PodUid) -> bool:
+        pod = self._pods.get(uid)
+        return pod is not None and pod.node == node
+
     # Step 1.
 
-    def _action(self, node: CheckedNode, claim: Claim, age_s: float) -> ClaimAction:
-        """Decide from the cache alone."""
+    def _action(self, node: CheckedNode, claim: Claim) -> ClaimAction:
+        """Decide from the cache alone; the age of a claim counts while its pod is not bound here."""
+        age_s = 0.0 if claim.uid in node.bound else self._ages.age_s(node.name, claim)
         pod, reserved_s = node.pods.get(claim.uid), _reserved_s(node, claim)
         action = action_for(
             claim,
@@ -285,7 +286,6 @@ class Reconciler:
             return LedgerChange(releases=(claim.uid,) if released else ()), None
 
         await self._ledgers.change(node, decide)
-        self._ages.forget(node, claim.uid)
         self._missing.pop(claim.uid, None)
         self._reported.discard(claim.uid)
         if released:

@@ -7,7 +7,7 @@ are counted by page size: `{"1Gi": 8}`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
@@ -125,6 +125,12 @@ def about_bytes(count: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Write how many there are of something that people count: `1 node`, `2 nodes`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Name the first of many, and count the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 MOST_PAGES = 1 << 40

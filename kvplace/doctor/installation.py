@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 
-from kvplace.core.quantity import counted
+from kvplace.core.quantity import counted, first_of
 from kvplace.kube.node_filters import SchedulableNode
 from kvplace.kube.object_client import Document, at, items_at
 from kvplace.nodes.cluster_view import ClusterView
@@ -130,9 +130,7 @@ def name_nodes(names: Collection[str]) -> str:
 
 def some(names: Iterable[str], most: int = 3) -> str:
     """Name the first of many."""
-    ordered = sorted(names)
-    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
-    return ", ".join(ordered[:most]) + more
+    return first_of(sorted(names), most)
 
 
 def pod_spec(document: Document) -> Document:

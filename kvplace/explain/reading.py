@@ -12,6 +12,7 @@ from kvplace.core.claim_changes import is_for_migration
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import Absent, BadBody, Forbidden, KvplaceError
 from kvplace.core.node_topology import Enforcement
+from kvplace.core.quantity import first_of
 from kvplace.core.request_json import PodRequest
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.strict_json import did_you_mean, shown
@@ -316,7 +317,8 @@ class _Explaining:
             )
         ]
         if held:
-            yield f"cores on {_some(held)} are held for pods that were not found; ask `kvplace doctor`"
+            nodes = first_of(held, _NAMED)
+            yield f"cores on {nodes} are held for pods that were not found; ask `kvplace doctor`"
 
     def _notes_on_moves(self, node: NodeName) -> Iterator[str]:
         """Name the VM that migrates from a node to make room: its target is reserved, or has its pod."""
@@ -391,7 +393,7 @@ async def _elsewhere(reader: ObjectReader, kind: ApiKind, view: ClusterView, tar
     except Forbidden:  # the user may search one namespace only
         found = ()
     if namespaces := sorted(one["metadata"]["namespace"] for one in found):
-        return f", but one of this name in {_some(namespaces)}: choose its namespace with -n"
+        return f", but one of this name in {first_of(namespaces, _NAMED)}: choose its namespace with -n"
     if target.kind is TargetKind.VMI and await reader.read(VMS, target.name, namespace=target.namespace):
         return (
             ": the VirtualMachine of this name does not run; see "
@@ -408,11 +410,6 @@ async def _elsewhere(reader: ObjectReader, kind: ApiKind, view: ClusterView, tar
 
 async def _read_nodes(reader: ObjectReader) -> dict[NodeName, SchedulableNode]:
     return {NodeName(node.metadata.name): node for node in await read_schedulable_nodes(reader)}
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 async def _read_events(reader: ObjectReader, target: ExplainedObject) -> tuple[Event, ...]:

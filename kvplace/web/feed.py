@@ -22,8 +22,6 @@ from kvplace.kube.store import Store
 from kvplace.web.node_rows import NodeRows
 
 GATHER_S = 1.0
-_MOST_MESSAGES = 64
-"""Messages that are kept. Pages that follow need the same one or two; each asks for any position it likes."""
 _PATIENCE_S = 30.0
 """How long a watch may fail before pages report it."""
 RELOAD = b"event: reload\ndata: {}\n\n"
@@ -53,13 +51,11 @@ class Feed:
         self._news = asyncio.Event()
         self._ended = False
         self._announced = rows.revision
-        self._messages: dict[int, tuple[int, bytes]] = {}
-        """The newest revision and the message to send, by the revision of a page."""
 
     @property
     def position(self) -> str:
         """The newest revision, as pages name it."""
-        return self._position(self._rows.revision)
+        return f"{self._instance}-{self._rows.revision}"
 
     async def run(self) -> None:
         """Search for changes while any page follows, until cancelled."""
@@ -77,7 +73,6 @@ class Feed:
         await self._rows.refresh()
         if self._rows.revision != self._announced:
             self._announced = self._rows.revision
-            self._messages.clear()
             self._announce()
 
     def end(self) -> None:
@@ -117,10 +112,10 @@ class Feed:
                 except TimeoutError:
                     yield b"event: heartbeat\ndata: %s\n\n" % msgspec.json.encode({"outage": self.outage()})
                 continue
-            found = self._message(revision)
-            if found is None:
+            newest, message = self._rows.revision, self._message(revision)
+            if message is None:
                 break
-            revision, message = found
+            revision = newest
             yield message
         if not self._ended:
             yield RELOAD
@@ -135,23 +130,13 @@ class Feed:
             return None
         return int(number)
 
-    def _position(self, revision: int) -> str:
-        return f"{self._instance}-{revision}"
-
-    def _message(self, revision: int) -> tuple[int, bytes] | None:
-        known = self._messages.get(revision)
-        if known is not None:
-            return known
+    def _message(self, revision: int) -> bytes | None:
+        """Write the changes since the revision of a page; None where they are not known any more."""
         changes = self._rows.since(revision)
         if changes is None:
             return None
-        newest = self._rows.revision
         document = {"nodes": changes.rows, "gone": changes.gone, "totals": self._rows.totals()}
-        message = b"id: %s\nevent: changes\ndata: %s\n\n" % (
-            self._position(newest).encode(),
+        return b"id: %s\nevent: changes\ndata: %s\n\n" % (
+            self.position.encode(),
             msgspec.json.encode(document),
         )
-        if len(self._messages) >= _MOST_MESSAGES:
-            self._messages.clear()
-        self._messages[revision] = newest, message
-        return newest, message

@@ -255,14 +255,11 @@ def test_a_claim_ages_from_the_first_check_of_it_and_a_new_date_makes_it_new() -
     clock = Clock()
     ages = ClaimAges(clock)
     assert ages.age_s(NODE, CLAIM) == 0
-    ages.look(NODE, [CLAIM])
     clock.seconds = 130.0
-    ages.look(NODE, [CLAIM])
     assert ages.age_s(NODE, CLAIM) == 30
     assert ages.age_s(NodeName("other"), CLAIM) == 0
     again = replace(CLAIM, since="1960-01-01T00:00:00.000000Z")
     assert ages.age_s(NODE, again) == 0
-    ages.look(NODE, [again])
     clock.seconds = 150.0
     assert ages.age_s(NODE, again) == 20
 
@@ -270,13 +267,10 @@ def test_a_claim_ages_from_the_first_check_of_it_and_a_new_date_makes_it_new() -
 def test_claims_that_are_gone_are_forgotten() -> None:
     clock = Clock()
     ages = ClaimAges(clock)
-    ages.look(NODE, [CLAIM])
-    ages.look(NODE, [])
+    ages.age_s(NODE, CLAIM)
+    ages.keep(lambda node, uid: (node, uid) == (NODE, CLAIM.uid))
+    clock.seconds = 130.0
+    assert ages.age_s(NODE, CLAIM) == 30
+    ages.keep(lambda *_: False)
     assert not ages._seen
-    ages.look(NODE, [CLAIM])
-    ages.forget(NODE, CLAIM.uid)
-    ages.forget(NODE, PodUid("unknown"))
-    assert not ages._seen
-    clock.seconds = 200.0
-    ages.look(NODE, [CLAIM])
     assert ages.age_s(NODE, CLAIM) == 0
