@@ -36,7 +36,7 @@ from kvplace.core.errors import Absent, BadBody, Forbidden, KvplaceError, http_s
 from kvplace.core.scalars import NodeName
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS
-from kvplace.nodes.node_cache import ClusterFreeBlocks, NodeCache, NodeClient, running_node_cache
+from kvplace.nodes.node_cache import NodeCache, NodeClient, running_node_cache
 from kvplace.service.connections import Address, ConnectionLimits
 from kvplace.service.listening import listening
 from kvplace.service.process import in_background
@@ -291,7 +291,7 @@ async def web_map(cluster: MapClient, settings: MapSettings) -> AsyncIterator[st
     agent_pods = Store(AGENT_PODS, AGENTS)
     async with running_node_cache(cluster, decides=False) as cache:
         agents = Agents(agent_pods)
-        rows = NodeRows(cache, ClusterFreeBlocks(cache), agents)
+        rows = NodeRows(cache, agents)
         feed = Feed(rows, cache.stores, streams=settings.streams, heartbeat_s=settings.heartbeat_s)
         application = WebMap(cluster, cache, agents, rows, feed).application(
             settings.secret, settings.cluster_name

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from kvplace.core.free_resources import BLOCK_LEVELS, BLOCK_SIZES
+from kvplace.core.free_resources import BLOCK_LEVELS, BLOCK_SIZES, FreeBlocks
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import VmState, view_of
-from kvplace.nodes.node_cache import CHECK_STEPS, ClusterFreeBlocks, NodeCache
+from kvplace.nodes.node_cache import CHECK_STEPS, FreeBlockTotals, NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.web.documents import Agents, vms_on
 
@@ -34,6 +34,7 @@ class _Row:
     vms: int
     states: tuple[int, int]
     """How many of its VMs do not run where they were placed, and how many are getting other cores."""
+    free_blocks: FreeBlocks | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,11 @@ class Changes:
 class NodeRows:
     """The rows, as of the last `refresh`."""
 
-    def __init__(self, cache: NodeCache, free_blocks: ClusterFreeBlocks, agents: Agents) -> None:
+    def __init__(self, cache: NodeCache, agents: Agents) -> None:
         self._cache = cache
-        self._free_blocks = free_blocks
+        self._free_blocks = FreeBlockTotals()
         self._agents = agents
-        self._rows: OrderedDict[NodeName, _Row] = OrderedDict()
+        self._rows: dict[NodeName, _Row] = {}
         """The one that changed last at the end."""
         self._gone: OrderedDict[NodeName, int] = OrderedDict()
         self._forgotten = 0
@@ -72,7 +73,6 @@ class NodeRows:
         """Check again every node that has changed."""
         self.stale.clear()
         try:
-            await self._free_blocks.refresh()
             if self._totals_changed:
                 self._totals_changed = False
                 self.revision += 1
@@ -99,7 +99,7 @@ class NodeRows:
 
     def totals(self) -> dict[str, Any]:
         """Sum up the cluster: its free CPUs and their blocks, and the states of its VMs."""
-        free_blocks = self._free_blocks.totals
+        free_blocks = self._free_blocks
         rows = self._rows.values()
         return {
             "nodes": len(rows),
@@ -156,8 +156,11 @@ class NodeRows:
             self.stale.set()
 
     def _refresh_row(self, node: NodeName) -> None:
+        before = self._rows.pop(node, None)
+        if before is not None and before.free_blocks is not None:
+            self._free_blocks.remove(before.free_blocks)
         if node not in self._cache.nodes.records:
-            if self._rows.pop(node, None) is not None:
+            if before is not None:
                 self.revision += 1
                 self._gone[node] = self.revision
                 if len(self._gone) > _REMEMBERED_ENDS:
@@ -165,8 +168,9 @@ class NodeRows:
             return
         self.revision += 1
         self._gone.pop(node, None)
-        self._rows[node] = self._row(node)
-        self._rows.move_to_end(node)
+        row = self._rows[node] = self._row(node)
+        if row.free_blocks is not None:
+            self._free_blocks.add(row.free_blocks)
 
     def _row(self, name: NodeName) -> _Row:
         node = view_of(self._cache, name)
@@ -195,10 +199,10 @@ class NodeRows:
                 for one in node.machine.topology.numa_nodes
                 if one.cpus
             ]
-            found = self._free_blocks.of(name)
-            if found is not None:
+            if node.free_blocks is not None:
                 document["freeBlocks"] = {
                     domain.value: [block.cpus, block.cores, block.possible]
-                    for domain, block in found.largest.items()
+                    for domain, block in node.free_blocks.largest.items()
                 }
-        return _Row(self.revision, msgspec.Raw(msgspec.json.encode(document)), len(claims), states)
+        written = msgspec.Raw(msgspec.json.encode(document))
+        return _Row(self.revision, written, len(claims), states, node.free_blocks)

@@ -14,10 +14,11 @@ import pytest
 from harness.waiting import PATIENCE_S
 from kvplace.core.errors import Unavailable
 from kvplace.core.scalars import NodeName
+from kvplace.kube.concurrency import Turns
 from kvplace.kube.object_records import Condition
 from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS, NODES, Alive, Interrupted
-from kvplace.nodes.node_cache import ClusterFreeBlocks, NodeCache, running_node_cache
+from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.service.process import in_background
 from kvplace.web.documents import GONE, Agents
 from kvplace.web.feed import RELOAD, Feed
@@ -33,7 +34,7 @@ async def rows_of(stage: StagedCluster) -> AsyncIterator[tuple[NodeRows, NodeCac
     pods = Store(AGENT_PODS, AGENTS)
     async with running_node_cache(stage.cluster) as cache, in_background(pods.run(stage.cluster)):
         agents = Agents(pods)
-        rows = NodeRows(cache, ClusterFreeBlocks(cache), agents)
+        rows = NodeRows(cache, agents)
         await agents.announce(cache.nodes.records.keys())
         await rows.refresh()
         yield rows, cache
@@ -236,7 +237,7 @@ async def test_a_reader_that_disconnects_during_a_refresh_leaves_the_rest_of_it_
         async with asyncio.timeout(PATIENCE_S):
             await rows.stale.wait()
         with monkeypatch.context() as patched:
-            patched.setattr(rows._free_blocks, "refresh", asyncio.Event().wait)
+            patched.setattr(Turns, "drain", lambda *_: asyncio.Event().wait())
             reader = asyncio.create_task(rows.refresh())
             await asyncio.sleep(0)
             assert not rows.stale.is_set()
