@@ -15,7 +15,6 @@ only where the kubelet lists as many devices of that resource for the pod, and s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +28,7 @@ from kvplace.agent.node_plan import GivenDevice
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.pinning_guard import PlannedNode
 from kvplace.agent.this_machine import AgentSettings, MachineWatch
-from kvplace.core.errors import KvplaceError, Misconfigured
+from kvplace.core.errors import KvplaceError
 from kvplace.core.node_devices import NO_NUMA, DeviceReport, NodeDevices, PodDevice, TopologyPolicy
 from kvplace.core.scalars import NumaId, PciAddress, PodUid
 from kvplace.kube.object_records import PodRecord
@@ -41,7 +40,7 @@ from kvplace.kubelet.pod_resources import (
     devices_of_pod,
     read_pod_resources,
 )
-from kvplace.linux.kernel_events import FileChange, Inotify, calling
+from kvplace.linux.kernel_events import FileChange, noticing
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted
 from kvplace.linux.pci_devices import numa_node_of_mediated, numa_node_of_pci, numa_nodes_of_buses
 
@@ -53,6 +52,7 @@ _PAUSE_S = 0.5
 _KEEP_S = 60.0
 _CHECKPOINT = "device-plugins"
 """The folder, below the kubelet's, where it notes each device that it gives to a container."""
+_REPLACED = FileChange.WRITTEN | FileChange.MOVED_HERE
 
 
 class DeviceWatch:
@@ -84,12 +84,13 @@ class DeviceWatch:
     async def run(self) -> None:
         """Watch until cancelled."""
         await self._own.wait_until_known()
-        with self._checkpoint_events():
+        otherwise = f"the kubelet's devices are read every {READ_EVERY_S:g} s"
+        with noticing(lambda _: self._changed.set(), [self._checkpoint], _REPLACED, otherwise):
             while True:
                 self._changed.clear()
                 await self.read()
                 await asyncio.sleep(_PAUSE_S)
-                with contextlib.suppress(TimeoutError):
+                with suppress(TimeoutError):
                     async with asyncio.timeout(READ_EVERY_S):
                         await self._changed.wait()
 
@@ -120,24 +121,6 @@ class DeviceWatch:
                 },
             )
         )
-
-    @contextlib.contextmanager
-    def _checkpoint_events(self) -> Iterator[None]:
-        try:
-            inotify = Inotify()
-        except Misconfigured as error:
-            log.warning("%s; the kubelet's devices are read every %g s", error, READ_EVERY_S)
-            yield
-            return
-        with contextlib.suppress(Gone, Misconfigured):
-            inotify.watch(self._checkpoint, FileChange.WRITTEN | FileChange.MOVED_HERE)
-
-        def arrived() -> None:
-            if any(True for _ in inotify.read()):
-                self._changed.set()
-
-        with calling(arrived, inotify):
-            yield
 
 
 def device_report(

@@ -27,7 +27,6 @@ from kvplace.core.scalars import NO_BYTES, Bytes, NumaId, PodUid
 from kvplace.linux.cgroups import MOUNT_POINT, folders_of, processes_of
 from kvplace.linux.kernel_files import Gone
 from kvplace.linux.numa_memory import (
-    NodeUse,
     huge_pages_of_cgroup,
     memory_of_process,
     memory_use,
@@ -113,11 +112,11 @@ class MemoryWatch:
 
 
 def _of_others(
-    use: NodeUse, node: NumaId, plain: Mapping[NumaId, int], pages: Mapping[tuple[NumaId, Bytes], int]
+    use: Used, node: NumaId, plain: Mapping[NumaId, int], pages: Mapping[tuple[NumaId, Bytes], int]
 ) -> Used:
     return Used(
         use.memory,
-        Bytes(max(0, use.used - plain.get(node, NO_BYTES))),
+        Bytes(max(0, use.taken - plain.get(node, NO_BYTES))),
         {
             size: (total, max(0, taken - pages.get((node, size), 0)))
             for size, (total, taken) in use.pages.items()

@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -37,7 +35,7 @@ from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.kube.objects import COMPUTE
 from kvplace.linux.cgroups import CpusetFile
 from kvplace.linux.container_watch import cgroup_folder
-from kvplace.linux.kernel_events import FileChange, Inotify, calling
+from kvplace.linux.kernel_events import FileChange, FileReport, Inotify, calling
 from kvplace.linux.kernel_files import Gone
 from kvplace.nri import values as nri
 from kvplace.nri.plugin import MAX_UPDATES, Handler
@@ -99,7 +97,8 @@ class NriSource:
     async def run(self) -> None:
         """Stay connected, and report writes of others to cgroups, until cancelled."""
         self._keeper.subscribe(self._changed.set)
-        with self._hearing_of_writes():
+        self._writes = Inotify()
+        with calling(self._writes_seen, self._writes):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._runtime.run(self))
                 tasks.create_task(self._carry_specs())
@@ -190,37 +189,20 @@ class NriSource:
 
     # Writes of others
 
-    @contextmanager
-    def _hearing_of_writes(self) -> Iterator[None]:
-        try:
-            self._writes = Inotify()
-        except Misconfigured as error:
-            self._not_heard(error)
-            yield
-            return
-        try:
-            with calling(partial(self._writes_seen, self._writes), self._writes):
-                yield
-        finally:
-            self._writes = None
-
     def _watch(self, container: NodeContainer) -> None:
         """Learn of every write to a cgroup, also of our own."""
-        if self._writes is not None and container.folder is not None:
-            try:
-                self._writes.watch(container.folder, FileChange.WRITTEN)
-            except Gone:
-                pass  # it has not been started
-            except Misconfigured as error:
-                self._not_heard(error)
+        if self._writes is None or container.folder is None:
+            return
+        try:
+            self._writes.watch(container.folder, FileChange.WRITTEN)
+        except Gone:
+            pass  # it has not been started
+        except Misconfigured as error:
+            if not self._keeper.obstacle:
+                log.warning("changes of cgroups by other programs are not noticed at once: %s", error)
+            self._keeper.obstacle = str(error)
 
-    def _not_heard(self, why: Misconfigured) -> None:
-        if not self._keeper.obstacle:
-            log.warning("changes of cgroups by other programs are not noticed at once: %s", why)
-        self._keeper.obstacle = str(why)
-
-    def _writes_seen(self, writes: Inotify) -> None:
-        reports = writes.read()
+    def _writes_seen(self, reports: Sequence[FileReport]) -> None:
         everything = any(report.change & FileChange.OVERFLOW for report in reports)
         folders = {report.folder for report in reports if report.name in _FILES}
         known = self._keeper.containers()

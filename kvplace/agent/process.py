@@ -18,10 +18,9 @@ import fcntl
 import gc
 import logging
 import os
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -189,6 +188,7 @@ def keeper_of(
 
 
 LOCK = Path("/run/kvplace/agent.lock")
+_TRY_LOCK_EVERY_S = 0.2
 
 
 @asynccontextmanager
@@ -204,12 +204,15 @@ async def only_instance(lock: Path, waiting: Callable[[str], None]) -> AsyncIter
     except OSError as error:
         raise Misconfigured(f"{lock} cannot be opened: {error.strerror}; mount its folder writable") from None
     try:
-        if not _try_lock(descriptor):
-            other = _holder(descriptor)
-            why = f"Another agent runs on this node (process {other}); this one waits for its end."
-            log.warning(why)
-            waiting(why)
-            await _locked(descriptor)
+        why = ""
+        while not _try_lock(descriptor):
+            if not why:
+                other = _holder(descriptor)
+                why = f"Another agent runs on this node (process {other}); this one waits for its end."
+                log.warning(why)
+                waiting(why)
+            await asyncio.sleep(_TRY_LOCK_EVERY_S)
+        if why:
             log.info("the other agent has ended")
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, b"%d" % os.getpid(), 0)
@@ -228,25 +231,3 @@ def _try_lock(descriptor: int) -> bool:
 
 def _holder(descriptor: int) -> str:
     return os.pread(descriptor, 20, 0).decode(errors="replace") or "unknown"
-
-
-async def _locked(descriptor: int) -> None:
-    """Wait for the lock in a thread of its own, which may wait longer than anything needs it."""
-    loop = asyncio.get_running_loop()
-    locked: asyncio.Future[None] = loop.create_future()
-    shared = os.dup(descriptor)
-
-    def tell() -> None:
-        if not locked.done():
-            locked.set_result(None)
-
-    def wait() -> None:
-        try:
-            fcntl.flock(shared, fcntl.LOCK_EX)
-        finally:
-            os.close(shared)  # it stays locked as long as `descriptor` is open
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(tell)
-
-    threading.Thread(target=wait, name="agent-lock", daemon=True).start()
-    await locked

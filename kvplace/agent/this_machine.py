@@ -4,11 +4,10 @@ The kubelet's configuration and the state of its CPU manager are files of the ho
 same, on the kubelet's port and through the API server's node proxy. But the right to that proxy is the right
 to run commands in every pod of every node, and the kubelet's own certificate can often not be checked.
 
-Events of the kernel report within milliseconds that a CPU goes offline, or that the kubelet gives CPUs to a
-container. Huge pages have no event. They are compared every few seconds, and without events everything is:
-some twenty small files, 1 ms. After an event the machine is read in any case, because the files may still be
-the same while the kernel changes others. While the kubelet's settings or state cannot be read, the last
-readable ones count.
+Events report within milliseconds that the kubelet gives CPUs to a container. CPUs that go offline and huge
+pages are compared every two seconds: some twenty small files, 1 ms. A machine that has changed is read once
+more, because the kernel changes its files one after the other. While the kubelet's settings or state cannot
+be read, the last readable ones count.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
-from kvplace.core.errors import BadBody, BadTopology, Misconfigured
+from kvplace.core.errors import BadBody, BadTopology
 from kvplace.core.node_devices import TopologyPolicy
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.documents.reading import read_document
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
-from kvplace.linux.kernel_events import FileChange, Inotify, Uevents, calling
+from kvplace.linux.kernel_events import FileChange, FileReport, noticing
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_text
 from kvplace.linux.sysfs import discover, total_memory
 from kvplace.linux.tree import FolderTree
@@ -57,7 +56,7 @@ class AgentSettings:
     """Where the kubelet keeps its state, below `host`."""
     kubelet_config: Path = Path("/var/lib/kubelet/config.yaml")
     """The kubelet's configuration file, below `host`; it may be missing."""
-    check_machine_every_s: float = 5.0
+    check_machine_every_s: float = 2.0
     """How often the files are compared that no event of the kernel is about."""
     kubeconfig: Path | None = None
     """None: the service account of the pod we run in, else the user's default kubeconfig."""
@@ -206,10 +205,10 @@ def _word(document: Mapping[str, Any], key: str, default: str) -> str:
     return default if found is None or found == "" else str(found)
 
 
-_SUBSYSTEMS = ("cpu", "memory", "node", "")
-"""Subsystems with events that may change a machine; an empty one stands for events that were lost."""
 _SETTLE_S = 0.05
-"""Events of one change come together."""
+"""Changes of the files come together."""
+
+_REPLACED = FileChange.WRITTEN | FileChange.MOVED_HERE | FileChange.CREATED | FileChange.REMOVED
 
 Stamp = tuple[object, ...]
 """Changes whenever the files that it was made from do."""
@@ -221,8 +220,8 @@ class MachineWatch:
     def __init__(self, settings: AgentSettings) -> None:
         """Read the machine; raises BadTopology when its CPUs cannot be determined."""
         self._settings = settings
-        self._kernel_events_seen = 0
-        self._stamp = self._stamp_now()  # before the machine: a change meanwhile is read again
+        self._files = {settings.on_host(path) for path in _kubelet_files(settings)}
+        self._stamp: Stamp | None = _stamp(settings)  # before the machine: a change meanwhile is read again
         self._readable = KubeletCpus()
         self._has_been_readable = False
         self.machine = self._completed(read_this_machine(settings))
@@ -235,7 +234,8 @@ class MachineWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        with self._kernel_events(), self._file_events():
+        folders = {path.parent for path in self._files}
+        with noticing(self._files_changed, folders, _REPLACED, "the kubelet's files are compared instead"):
             await self._check()  # no event has reported changes since it was read
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -246,7 +246,7 @@ class MachineWatch:
                 await self._check()
 
     async def _check(self) -> None:
-        stamp = self._stamp_now()
+        stamp = _stamp(self._settings)
         if stamp == self._stamp:
             return
         try:
@@ -254,15 +254,16 @@ class MachineWatch:
         except BadTopology as error:
             log.warning("the machine cannot be read: %s", error)
             return  # the stamp is still the old one, so it is read again
-        self._stamp = stamp
         machine = self._completed(found)
+        self._stamp = stamp if machine == self.machine else None
         if machine != self.machine:
             self.machine = machine
             for listener in self._listeners:
                 listener()
 
-    def _stamp_now(self) -> Stamp:
-        return (self._kernel_events_seen, *_stamp(self._settings))
+    def _files_changed(self, reports: Iterable[FileReport]) -> None:
+        if any(report.folder / report.name in self._files for report in reports):
+            self._event.set()
 
     def _completed(self, machine: ThisMachine) -> ThisMachine:
         """Put the kubelet's last readable state in the place of one that cannot be read."""
@@ -275,47 +276,6 @@ class MachineWatch:
         held = self._readable.held & machine.topology.cpus
         problem = f"{found.problem}; the last one that could be read counts"
         return replace(machine, kubelet_cpus=replace(self._readable, held=held, problem=problem))
-
-    @contextlib.contextmanager
-    def _file_events(self) -> Iterator[None]:
-        """Hear of writes to the kubelet's files, which it replaces as a whole."""
-        files = {self._settings.on_host(path) for path in _kubelet_files(self._settings)}
-        try:
-            inotify = Inotify()
-        except Misconfigured as error:
-            log.warning("%s; the kubelet's files are compared instead", error)
-            yield
-            return
-        for folder in {file.parent for file in files}:
-            with contextlib.suppress(Gone, Misconfigured):
-                inotify.watch(
-                    folder,
-                    FileChange.WRITTEN | FileChange.MOVED_HERE | FileChange.CREATED | FileChange.REMOVED,
-                )
-
-        def arrived() -> None:
-            if any(report.folder / report.name in files for report in inotify.read()):
-                self._event.set()
-
-        with calling(arrived, inotify):
-            yield
-
-    @contextlib.contextmanager
-    def _kernel_events(self) -> Iterator[None]:
-        try:
-            uevents = Uevents()
-        except OSError as error:
-            log.warning("events of the kernel cannot be received: %s; files are compared instead", error)
-            yield
-            return
-
-        def arrived() -> None:
-            if any(subsystem in _SUBSYSTEMS for subsystem in uevents.subsystems()):
-                self._kernel_events_seen += 1
-                self._event.set()
-
-        with calling(arrived, uevents):
-            yield
 
 
 def _stamp(settings: AgentSettings) -> Stamp:

@@ -30,7 +30,7 @@ from types import MappingProxyType
 from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import ContainerId, PodUid
 from kvplace.linux.cgroups import CpusetFile
-from kvplace.linux.kernel_events import FileChange, FileReport, Inotify
+from kvplace.linux.kernel_events import FileChange, Inotify
 from kvplace.linux.kernel_files import Gone
 
 _KUBEPODS = re.compile(r"(?:.+-)?kubepods(?:\.slice)?", re.ASCII)
@@ -143,12 +143,7 @@ class ContainerWatch:
         self._root = root
         self.obstacle = ""
         """Why changes may not be reported; empty when all are."""
-        self._no_inotify_because = ""
-        self._inotify: Inotify | _NoInotify
-        try:
-            self._inotify = Inotify()
-        except Misconfigured as error:
-            self._inotify, self._no_inotify_because = _NoInotify(), str(error)
+        self._inotify = Inotify()
         self._containers: dict[ContainerId, ContainerCgroup] = {}
         self._by_folder: dict[Path, ContainerId] = {}
         self._appeared: set[ContainerId] = set()
@@ -198,7 +193,7 @@ class ContainerWatch:
 
     def look_everywhere(self) -> None:
         """List all containers again."""
-        self.obstacle = self._no_inotify_because
+        self.obstacle = ""
         for container in [each for each in self._containers.values() if not each.folder.exists()]:
             self._ended(container.folder)
         for folder in self._inotify.folders:
@@ -240,26 +235,3 @@ class ContainerWatch:
         container = self._by_folder.pop(folder, None)
         if container is not None and self._containers[container].folder == folder:
             del self._containers[container]
-
-
-class _NoInotify:
-    """Stands in where there is no inotify."""
-
-    def __init__(self) -> None:
-        self._descriptor = os.eventfd(0)
-        self.folders: tuple[Path, ...] = ()
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def watch(self, folder: Path, changes: FileChange) -> None:
-        pass
-
-    def forget(self, folder: Path) -> None:
-        pass
-
-    def read(self) -> list[FileReport]:
-        return []
-
-    def close(self) -> None:
-        os.close(self._descriptor)

@@ -1,14 +1,10 @@
-"""Events of the kernel, so that nothing has to poll: changes in folders, and of devices.
+"""Changes in folders as the kernel reports them (inotify(7)), so that nothing has to poll.
 
-Folders (inotify(7)): only writes, creations and removals by processes are reported. A file of the kernel with
+Only writes, creations and removals by processes are reported. A file of the kernel with
 content that changes by itself, as cpusets do when a CPU goes offline, is not. A cgroup that was removed stays
 watched, and counts towards the user's limit of watches, until `forget`. These are three calls of libc. The
 packages for it start a process to find libc and follow trees in ways that miss folders; neither is needed
 here.
-
-Devices: a CPU that goes offline, memory that is plugged in. The kernel broadcasts these to every network
-namespace of the initial user namespace, so a pod of its own network receives them, too
-(Documentation/core-api/kobject.rst, lib/kobject_uevent.c).
 """
 
 from __future__ import annotations
@@ -17,16 +13,18 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import logging
 import os
-import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
 
 from kvplace.core.errors import Misconfigured
-from kvplace.linux.kernel_files import explained
+from kvplace.linux.kernel_files import Gone, explained
+
+log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("iIII")
 _BUFFER = 64 * 1024
@@ -57,14 +55,19 @@ class FileReport:
 
 
 class Inotify:
-    """A queue of changes of the folders that are watched; readable (select, asyncio) when it has some."""
+    """A queue of changes of the folders that are watched; readable (select, asyncio) when it has some.
+
+    Other programs of the user may have used up all queues. Then it stays empty, and `watch` states why.
+    """
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._descriptor: int = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._unusable = ""
         if self._descriptor < 0:
             why = os.strerror(ctypes.get_errno())
-            raise Misconfigured(f"inotify cannot be used: {why}; see fs.inotify.max_user_instances")
+            self._unusable = f"inotify cannot be used: {why}; see fs.inotify.max_user_instances"
+            self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._folders: dict[int, Path] = {}
         self._numbers: dict[Path, int] = {}
 
@@ -75,8 +78,10 @@ class Inotify:
     def watch(self, folder: Path, changes: FileChange) -> None:
         """Report changes from now on; once more for the same folder is not an error.
 
-        Raises Gone or NotPermitted, or Misconfigured when the user's limit of watches is reached.
+        Raises Gone or NotPermitted, or Misconfigured when the user's limit of queues or watches is reached.
         """
+        if self._unusable:
+            raise Misconfigured(self._unusable)
         number = self._libc.inotify_add_watch(self._descriptor, os.fsencode(folder), int(changes))
         if number < 0:
             code = ctypes.get_errno()
@@ -124,61 +129,33 @@ class Inotify:
         os.close(self._descriptor)
 
 
-NETLINK_KOBJECT_UEVENT = 15
-_FROM_KERNEL = 1
-"""The multicast group of the kernel; udev repeats events in another one."""
-_LONGEST = 8192
-"""The kernel's own limit is 2048 bytes of variables and a path."""
-
-
-class Uevents:
-    """A socket that receives the kernel's events; `fileno` is for an event loop."""
-
-    def __init__(self) -> None:
-        """Open it; raises OSError where that is not allowed."""
-        self._socket = socket.socket(
-            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, NETLINK_KOBJECT_UEVENT
-        )
-        try:
-            self._socket.bind((0, _FROM_KERNEL))
-        except OSError:
-            self._socket.close()
-            raise
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def subsystems(self) -> Iterator[str]:
-        """Give the subsystem of each event that has arrived; empty for events that were lost."""
-        while True:
-            try:
-                message, (sender, _) = self._socket.recvfrom(_LONGEST)
-            except BlockingIOError:
-                return
-            except OSError:  # ENOBUFS: there were more than the buffer holds
-                yield ""
-                continue
-            if sender == 0:  # other processes have a port of their own
-                yield _subsystem(message)
-
-
 @contextlib.contextmanager
-def calling(arrived: Callable[[], None], events: Inotify | Uevents) -> Iterator[None]:
-    """Call `arrived` in the running event loop whenever there are events to read; closes them at the end."""
+def calling(arrived: Callable[[list[FileReport]], None], inotify: Inotify) -> Iterator[None]:
+    """Call `arrived` in the running event loop with each batch of changes; closes the queue at the end."""
     loop = asyncio.get_running_loop()
-    with contextlib.closing(events):
-        loop.add_reader(events.fileno(), arrived)
+    with contextlib.closing(inotify):
+        loop.add_reader(inotify.fileno(), lambda: arrived(inotify.read()))
         try:
             yield
         finally:
-            loop.remove_reader(events.fileno())
+            loop.remove_reader(inotify.fileno())
 
 
-def _subsystem(message: bytes) -> str:
-    for variable in message.split(b"\0"):
-        if variable.startswith(b"SUBSYSTEM="):
-            return variable[len(b"SUBSYSTEM=") :].decode(errors="replace")
-    return ""
+@contextlib.contextmanager
+def noticing(
+    arrived: Callable[[list[FileReport]], None], folders: Iterable[Path], changes: FileChange, otherwise: str
+) -> Iterator[None]:
+    """Call `arrived` with the changes of folders; `otherwise` is logged where they cannot be watched.
+
+    A folder that does not exist is left out.
+    """
+    inotify = Inotify()
+    for folder in folders:
+        try:
+            inotify.watch(folder, changes)
+        except Gone:
+            pass
+        except Misconfigured as error:
+            log.warning("%s; %s", error, otherwise)
+    with calling(arrived, inotify):
+        yield

@@ -15,10 +15,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.free_resources import Used
 from kvplace.core.quantity import bytes_in_pages, parse_bytes
 from kvplace.core.scalars import Bytes, NumaId
 from kvplace.linux.cgroups import UNIFIED
@@ -130,24 +130,13 @@ _GIVEN_BACK = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
 """Free memory, and memory that the kernel frees on demand: the page cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeUse:
-    """One NUMA node."""
-
-    memory: Bytes
-    """All of it outside huge pages."""
-    used: Bytes
-    """The part of it that is not free and would not be freed at once."""
-    pages: Mapping[Bytes, tuple[int, int]]
-    """Huge pages by size: all, and pages in use."""
-
-
-def memory_use(sys: Path) -> dict[NumaId, NodeUse]:
+def memory_use(sys: Path) -> dict[NumaId, Used]:
     """Read every NUMA node below a folder like /sys; none where the kernel shows none.
 
+    Memory that is not free and would not be freed at once is taken.
     Takes some ten small files for each node. Raises NotPermitted or KernelError.
     """
-    found: dict[NumaId, NodeUse] = {}
+    found: dict[NumaId, Used] = {}
     for folder in sorted((sys / "devices/system/node").glob("node[0-9]*")):
         if match := _NODE_FOLDER.fullmatch(folder.name):
             with suppress(Gone):  # taken offline
@@ -155,7 +144,7 @@ def memory_use(sys: Path) -> dict[NumaId, NodeUse]:
     return found
 
 
-def _node(folder: Path) -> NodeUse:
+def _node(folder: Path) -> Used:
     kib = {name: int(value) for name, value in _LINE.findall(read_text(folder / "meminfo"))}
     if "MemTotal" not in kib or "MemFree" not in kib:
         raise KernelError(f"{folder / 'meminfo'} does not contain MemTotal and MemFree")
@@ -166,7 +155,7 @@ def _node(folder: Path) -> NodeUse:
     in_pages = sum(size * total for size, (total, _) in pages.items())
     memory = max(0, kib["MemTotal"] * 1024 - in_pages)
     given_back = sum(kib.get(name, 0) for name in _GIVEN_BACK) * 1024
-    return NodeUse(Bytes(memory), Bytes(max(0, memory - given_back)), pages)
+    return Used(Bytes(memory), Bytes(max(0, memory - given_back)), pages)
 
 
 def _count(path: Path) -> int:

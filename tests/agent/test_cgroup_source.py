@@ -30,12 +30,11 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NumaId
 from kvplace.kube.object_records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitApply, InitDone
-from kvplace.linux import container_watch
 from kvplace.linux.cgroups import CgroupVersion, CpusetFile, CpusetHierarchy
 from kvplace.linux.container_watch import ContainerChanges, ContainerWatch
-from kvplace.linux.kernel_events import Inotify
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted
 from tests.agent.nodes_in_use import NODE, machine_of, placed
+from tests.linux.no_inotify import use_up_inotify
 
 VM, PLAIN, LATER = pod_uid(1), pod_uid(2), pod_uid(3)
 COMPUTE, SIDECAR, APP, NEW = map(container_id, range(1, 5))
@@ -338,10 +337,7 @@ async def test_a_sweep_finds_a_change_without_an_event(
 async def test_without_inotify_containers_are_found_by_checking_and_the_setting_is_named(
     pods: PodCgroups, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def used_up() -> Inotify:
-        raise Misconfigured("inotify cannot be used: raise fs.inotify.max_user_instances")
-
-    monkeypatch.setattr(container_watch, "Inotify", used_up)
+    use_up_inotify(monkeypatch)
     monkeypatch.setattr(cpuset_keeper, "SWEEP_WITHOUT_EVENTS_S", 0.01)
     node.read_objects(VM_POD)
     async with node.enforced():

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from harness.waiting import PATIENCE_S
-from kvplace.agent import back_off, cpuset_keeper, nri_source
+from kvplace.agent import back_off, cpuset_keeper
 from kvplace.agent.back_off import MOST_REPAIRS
 from kvplace.agent.conditions import PinnedReason, TopologyCondition
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
-from kvplace.core.errors import Misconfigured, Unavailable
+from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import CpuMask, NumaId
 from kvplace.linux.cgroups import CpusetFile
-from kvplace.linux.kernel_events import Inotify
 from kvplace.linux.kernel_files import KernelError, NotPermitted
 from kvplace.nri.values import Cpuset, NriEvent, RunState
 from kvplace.service.process import in_background
 from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, machine_of, node_with, placed
 from tests.agent.nri_node import EMPTY, ONE_VM, Node
 from tests.agent.played_runtime import PlayedContainer, now
+from tests.linux.no_inotify import use_up_inotify
 
 
 def _spec(container: PlayedContainer) -> str:
@@ -455,14 +455,12 @@ async def test_changes_are_carried_out_until_the_agent_ends() -> None:
 async def test_changes_are_carried_out_although_writes_of_others_cannot_be_noticed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def used_up() -> Inotify:
-        raise Misconfigured("inotify cannot be used: raise fs.inotify.max_user_instances")
-
-    monkeypatch.setattr(nri_source, "Inotify", used_up)
+    use_up_inotify(monkeypatch)
     node = Node(EMPTY)
-    other = node.started(PLAIN, "app")
     async with asyncio.timeout(PATIENCE_S), in_background(node.keeper.run(node.source)):
-        await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)  # the source runs
+        other = node.started(PLAIN, "app")
         node.objects.become(ONE_VM)
         await node.runtime.delivered.wait()
     assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "0-1,4-7")

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -38,22 +35,6 @@ class Changes:
     @property
     def count(self) -> int:
         return self._seen.qsize()
-
-
-class PlayedUevents:
-    """Events of the kernel whose subsystems a test sends."""
-
-    def __init__(self, heard: socket.socket) -> None:
-        self._heard = heard
-
-    def fileno(self) -> int:
-        return self._heard.fileno()
-
-    def subsystems(self) -> list[str]:
-        return [self._heard.recv(64).decode()]
-
-    def close(self) -> None:
-        self._heard.close()
 
 
 @contextlib.asynccontextmanager
@@ -91,19 +72,18 @@ async def test_memory_that_is_plugged_in_is_noticed(host: Host) -> None:
 
 
 async def test_a_machine_that_was_read_while_it_changed_is_read_again_at_the_end_of_the_change(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: Host,
 ) -> None:
-    """The kernel lists a CPU as online before it shows its caches, and reports it afterwards."""
-    heard, kernel = socket.socketpair()
-    heard.setblocking(False)
-    monkeypatch.setattr(this_machine, "Uevents", lambda: PlayedUevents(heard))
-    with kernel:
-        host.write("sys/devices/system/cpu/cpu7/cache/index3/shared_cpu_list", "7")
-        async with watching(host, every_s=NEVER_S) as changes:
-            host.write("sys/devices/system/cpu/cpu7/cache/index3/shared_cpu_list", "2,3,6,7")
-            kernel.send(b"cpu")
-            found = (await changes.next()).topology
-    assert found.l3_groups == (parse_cpu_list("0-1,4-5"), parse_cpu_list("2-3,6-7"))
+    """The kernel lists a CPU as online before it shows its caches."""
+    host.online(set(range(7)))
+    watch = MachineWatch(host.settings())
+    host.online(set(range(8)))
+    host.write("sys/devices/system/cpu/cpu7/cache/index3/shared_cpu_list", "7")
+    await watch._check()
+    assert watch.machine.topology.cpus == parse_cpu_list("0-7")
+    host.write("sys/devices/system/cpu/cpu7/cache/index3/shared_cpu_list", "2,3,6,7")
+    await watch._check()
+    assert watch.machine.topology.l3_groups == (parse_cpu_list("0-1,4-5"), parse_cpu_list("2-3,6-7"))
 
 
 async def test_an_unreadable_machine_is_read_again_and_the_old_one_counts_meanwhile(
@@ -134,16 +114,6 @@ async def test_a_change_while_another_agent_still_ran_is_noticed_at_the_start(ho
     changes = Changes(watch)
     host.online({0, 1, 2, 3, 4, 5})
     async with in_background(watch.run()):
-        assert (await changes.next()).topology.cpus == parse_cpu_list("0-5")
-
-
-async def test_an_event_of_the_kernel_is_enough(host: Host) -> None:
-    repeat = Path("/sys/devices/system/cpu/cpu0/uevent")
-    if os.geteuid() != 0 or not os.access(repeat, os.W_OK):
-        pytest.skip("only root can make the kernel repeat an event")
-    async with watching(host, every_s=NEVER_S) as changes:
-        host.online({0, 1, 2, 3, 4, 5})
-        await asyncio.to_thread(repeat.write_text, "change\n")
         assert (await changes.next()).topology.cpus == parse_cpu_list("0-5")
 
 

@@ -15,10 +15,10 @@ import pytest
 from harness.pod_cgroups import GUARANTEED, PodCgroups, container_id, pod_uid
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Misconfigured
-from kvplace.linux import container_watch
 from kvplace.linux.container_watch import ContainerCgroup, ContainerChanges, ContainerWatch
 from kvplace.linux.kernel_events import FileChange, FileReport, Inotify
 from kvplace.linux.kernel_files import Gone
+from tests.linux.no_inotify import TOO_MANY, use_up_inotify
 
 UID, ID = pod_uid(1), container_id(1)
 
@@ -182,14 +182,10 @@ def test_containers_are_found_by_checking_where_the_limit_of_queues_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other programs of root use them up, and the limit is 128 where no client has raised it."""
-
-    def used_up() -> Inotify:
-        raise Misconfigured("inotify cannot be used: Too many open files")
-
-    monkeypatch.setattr(container_watch, "Inotify", used_up)
+    use_up_inotify(monkeypatch)
     folder = tmp_path / f"kubepods/burstable/pod{UID}/{ID}"
     with closing(ContainerWatch(tmp_path)) as watch:
-        assert watch.obstacle == "inotify cannot be used: Too many open files"
+        assert watch.obstacle == f"inotify cannot be used: {TOO_MANY}; see fs.inotify.max_user_instances"
         folder.mkdir(parents=True)
         assert not select.select([watch], [], [], 0)[0]
         watch.look_everywhere()

@@ -1,39 +1,38 @@
-"""Events of the real kernel reach the socket."""
+"""Changes of folders, and the reason why there are no reports of them."""
 
 from __future__ import annotations
 
-import os
-import select
-from collections.abc import Iterator
+import logging
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from kvplace.linux.kernel_events import Uevents
-
-CPU = Path("/sys/devices/system/cpu/cpu0/uevent")
-
-
-@pytest.fixture
-def uevents() -> Iterator[Uevents]:
-    if os.geteuid() != 0 or not os.access(CPU, os.W_OK):
-        pytest.skip("only root can make the kernel repeat an event")
-    opened = Uevents()
-    yield opened
-    opened.close()
+from kvplace.core.errors import Misconfigured
+from kvplace.linux.kernel_events import FileChange, FileReport, Inotify, noticing
+from tests.linux.no_inotify import use_up_inotify
 
 
-def test_an_event_about_a_cpu_names_its_subsystem(uevents: Uevents) -> None:
-    CPU.write_text("change\n")
-    seen: list[str] = []
-    while "cpu" not in seen:
-        assert select.select([uevents], [], [], 10)[0], "no event has arrived"
-        seen += uevents.subsystems()
-    assert list(uevents.subsystems()) == []
+def test_a_user_without_queues_gets_no_reports_and_the_setting_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_up_inotify(monkeypatch)
+    with closing(Inotify()) as inotify:
+        with pytest.raises(Misconfigured, match="max_user_instances"):
+            inotify.watch(tmp_path, FileChange.WRITTEN)
+        inotify.forget(tmp_path)
+        assert inotify.read() == []
 
 
-def test_events_that_were_lost_are_reported_as_one_of_no_subsystem(uevents: Uevents) -> None:
-    for _ in range(2000):  # more than the socket's buffer holds
-        CPU.write_text("change\n")
-    assert select.select([uevents], [], [], 10)[0]
-    assert "" in set(uevents.subsystems())
+async def test_folders_that_do_not_exist_are_left_out_and_an_obstacle_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reports: list[FileReport] = []
+    with noticing(reports.extend, [tmp_path / "missing"], FileChange.WRITTEN, "files are compared"):
+        assert caplog.records == []
+    use_up_inotify(monkeypatch)
+    with (
+        caplog.at_level(logging.WARNING),
+        noticing(reports.extend, [tmp_path], FileChange.WRITTEN, "poll"),
+    ):
+        assert "max_user_instances; poll" in caplog.text

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from kvplace.core.free_resources import Used
 from kvplace.core.scalars import Bytes, NumaId
 from kvplace.linux.cgroups import UNIFIED, folders_of
 from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_cpu_list
 from kvplace.linux.numa_memory import (
     MOST_NUMA_MAPS,
     READ_WITHIN_S,
-    NodeUse,
     memory_of_cgroup,
     memory_of_process,
     memory_use,
@@ -135,9 +135,9 @@ def test_the_page_cache_counts_as_free_and_huge_pages_are_counted_apart(tmp_path
     write_node(tmp_path, 1, meminfo, kib2048=(1024, 1000), kib1048576=(0, 0))
     mib = 1 << 20
     assert memory_use(tmp_path) == {
-        NumaId(1): NodeUse(
+        NumaId(1): Used(
             memory=Bytes(6144 * mib),
-            used=Bytes((6144 - 1024 - 1024 - 100) * mib),
+            taken=Bytes((6144 - 1024 - 1024 - 100) * mib),
             pages={Bytes(2 * mib): (1024, 24)},
         )
     }
@@ -158,7 +158,7 @@ def test_this_machine_uses_some_of_its_memory_and_not_more_than_it_has() -> None
     found = memory_use(Path("/sys"))
     assert found or not Path("/sys/devices/system/node").exists()
     for use in found.values():
-        assert 0 < use.used < use.memory
+        assert 0 < use.taken < use.memory
 
 
 NODE = NumaId(0)
