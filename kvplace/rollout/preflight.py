@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, TypeVar
 
@@ -23,9 +22,10 @@ from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import NotFound, Rejected
 from kvplace.kube.api_rollouts import Quota
 from kvplace.kube.object_client import at, items_at
-from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, ReportedVm
+from kvplace.kube.reported_vms import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 from kvplace.rollout.templates import Rollout, WantedVm
+from kvplace.rollout.tracker import Tracker
 
 _K = TypeVar("_K")
 _R = TypeVar("_R")
@@ -84,17 +84,8 @@ def common_parts(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"firmware {noun} {value}"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The objects of a rollout that exist already."""
-
-    vms: tuple[ReportedVm, ...]
-    vmis: tuple[ReportedVm, ...]
-    pods: tuple[LauncherPod, ...]
-
-
-async def find_present(cluster: RolloutCluster, rollout: Rollout) -> Found:
-    """Read the present VMs of a rollout; raises Refused when another client's VM has one of its names."""
+async def find_present(cluster: RolloutCluster, rollout: Rollout) -> Tracker:
+    """Read the state of a rollout's VMs; raises Refused when another client's VM has one of its names."""
     everything = Selector(namespace=rollout.namespace)
     try:
         vms = await cluster.read_all(VMS, everything)
@@ -113,11 +104,16 @@ async def find_present(cluster: RolloutCluster, rollout: Rollout) -> Found:
     pods = await cluster.read_all(
         LAUNCHERS, Selector({ROLLOUT_LABEL: rollout.name}, namespace=rollout.namespace)
     )
-    return Found(
-        tuple(one for one in vms if one.rollout == rollout.name),
-        tuple(one for one in vmis if one.rollout == rollout.name),
-        pods,
-    )
+    tracker = Tracker(rollout)
+    for vm in vms:
+        if vm.rollout == rollout.name:
+            tracker.vm_changed(None, vm)
+    for vmi in vmis:
+        if vmi.rollout == rollout.name:
+            tracker.vmi_changed(None, vmi)
+    for pod in pods:
+        tracker.pod_changed(None, pod)
+    return tracker
 
 
 async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[WantedVm]) -> tuple[str, ...]:

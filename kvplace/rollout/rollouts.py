@@ -30,20 +30,19 @@ from kvplace.kube.store import Store
 from kvplace.kube.watches import AGENT_PODS, AGENTS, NAME_FIELD, NODE_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
 from kvplace.rollout.forecast import Forecast, forecast, unplanned
-from kvplace.rollout.preflight import Found, RolloutCluster, check, find_present
+from kvplace.rollout.preflight import RolloutCluster, check, find_present
 from kvplace.rollout.report import Report, report_of
 from kvplace.rollout.run import (
     REPORT_OVERDUE_S,
-    Agent,
     AgentReader,
     AgentReport,
     RolloutRun,
-    agent_of,
+    is_gone,
+    report_on,
     waiting_nodes,
     waiting_pods,
 )
 from kvplace.rollout.templates import Rollout, WantedVm, stored_rollout
-from kvplace.rollout.tracker import Tracker
 
 _AT_ONCE = 16
 _ATTEMPTS = 6
@@ -106,7 +105,8 @@ class Rollouts:
                 f"`kvplace rollout resume {one}` continues it as it was created, "
                 f"`kvplace rollout delete {one}` removes it; or choose another name"
             )
-        missing = _missing(rollout, await find_present(self._cluster, rollout))
+        tracker = await find_present(self._cluster, rollout)
+        missing = tuple(vm.wanted for vm in tracker.vms.values() if vm.stage is None)
         unchecked = await check(self._cluster, rollout, missing) if missing else ()
         asks = any(vm.template.request is not None for vm in missing)
         if plan and asks:
@@ -153,14 +153,12 @@ class Rollouts:
     async def status(self, name: str) -> Report:
         """State how far a rollout is."""
         rollout = await self.stored(name)
-        found = await find_present(self._cluster, rollout)
-        tracker = Tracker(rollout)
-        tracker.take_in(found.vms, found.vmis, found.pods)
+        tracker = await find_present(self._cluster, rollout)
         for node in waiting_nodes(tracker):
             pods = waiting_pods(tracker, node, running_before=self._now().timestamp() - REPORT_OVERDUE_S)
-            agent, _ = await agent_of(node, pods, self._reported_on)
-            if agent is Agent.NONE or (agent is not Agent.REPORTING and pods):
-                tracker.mark_unmeasured(node)
+            report = await report_on(node, self._reported_on)
+            if report is None or (pods and is_gone(report, report, pods)):
+                tracker.unmeasured.add(node)
         return report_of(name, rollout.namespace, tracker.vms.values(), {})
 
     def left_out(self, prepared: Prepared) -> Report:
@@ -320,9 +318,3 @@ def _differences(stored: str, text: str) -> list[str]:
     except BadBody:
         return ["vms"]
     return sorted(key for key in {**one, **other} if one.get(key) != other.get(key))
-
-
-def _missing(rollout: Rollout, found: Found) -> tuple[WantedVm, ...]:
-    there = {("VirtualMachine", vm.name) for vm in found.vms}
-    there |= {("VirtualMachineInstance", vmi.name) for vmi in found.vmis}
-    return tuple(vm for vm in rollout.vms if (vm.template.kind, vm.name) not in there)

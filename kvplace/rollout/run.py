@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -33,7 +32,7 @@ from kvplace.kube.store import Store
 from kvplace.kube.watches import Kind, Selector
 from kvplace.rollout.preflight import RolloutCluster
 from kvplace.rollout.report import Counts, Report, count, report_of
-from kvplace.rollout.templates import Rollout, WantedVm
+from kvplace.rollout.templates import Rollout
 from kvplace.rollout.tracker import MakingState, TrackedVm, Tracker, due, wave_ends
 
 _GRACE_S = 10.0
@@ -46,8 +45,8 @@ _ATTEMPTS = 6
 class AgentReport:
     """The last report of a node's agent, and whether its pod is ready."""
 
-    pods: AbstractSet[str]
-    """The UIDs of the pods in its report."""
+    pods: AbstractSet[str] | None
+    """The UIDs of the pods in its report; None where that may not be read."""
     written: str = ""
     """Changes with everything that it writes."""
     has_pod: bool | None = None
@@ -58,17 +57,16 @@ AgentReader: TypeAlias = Callable[[NodeName], Awaitable[AgentReport | None]]
 """Reads the report of a node's agent; None where none describes the node."""
 
 
-class Agent(Enum):
-    """The known state of a node's agent."""
-
-    NONE = "none"
-    """No agent describes the node."""
-    NOT_REPORTING = "not reporting"
-    """An agent has described the node, and reports nothing about the VMs in question."""
-    GONE = "gone"
-    """An agent has reported something about them, and has no ready pod on the node."""
-    REPORTING = "reporting"
-    """It reports something about one of the VMs, or its reports may not be read."""
+def is_gone(before: AgentReport | None, after: AgentReport | None, pods: AbstractSet[str]) -> bool:
+    """Return whether two reports, or the same one twice, show that no agent measures these pods."""
+    if before is None or after is None:
+        return before is after
+    if after.pods is None:
+        return False
+    if after.pods.isdisjoint(pods):
+        return True
+    # Something is reported about them, perhaps by an agent that has no ready pod any more.
+    return after.has_pod is False and before.written == after.written
 
 
 class Measuring:
@@ -95,20 +93,14 @@ class Measuring:
     async def _ask(self, node: NodeName) -> None:
         """Ask as long as VMs wait on a node: its agent may also go while a rollout runs."""
         while pods := waiting_pods(self._tracker, node):
-            before, was_written = await agent_of(node, pods, self._reported_on)
-            await asyncio.sleep(_GRACE_S if before is Agent.NONE else REPORT_OVERDUE_S)
+            before = await report_on(node, self._reported_on)
+            await asyncio.sleep(_GRACE_S if before is None else REPORT_OVERDUE_S)
             pods &= waiting_pods(self._tracker, node)
             if not pods:
                 continue
-            after, written = await agent_of(node, pods, self._reported_on)
-            is_gone = (
-                before is Agent.NONE
-                if after is Agent.NONE
-                else before is not Agent.NONE
-                and (after is Agent.NOT_REPORTING or (after is Agent.GONE and written == was_written))
-            )
-            if is_gone and pods & waiting_pods(self._tracker, node):
-                self._tracker.mark_unmeasured(node)
+            after = await report_on(node, self._reported_on)
+            if is_gone(before, after, pods) and pods & waiting_pods(self._tracker, node):
+                self._tracker.unmeasured.add(node)
                 break
         del self._asking[node]
         self._on_change()
@@ -136,21 +128,16 @@ def _waits(vm: TrackedVm) -> bool:
     return is_on_its_way and bool(vm.observed.node) and not vm.observed.has_ended
 
 
-async def agent_of(node: NodeName, pods: set[str], reported_on: AgentReader) -> tuple[Agent, str]:
-    """State whether the agent of a node works, by its reports about these pods and its last writes."""
+async def report_on(node: NodeName, reported_on: AgentReader) -> AgentReport | None:
+    """Read the report of a node's agent, through failures that pass."""
     try:
-        report = await with_retries(
+        return await with_retries(
             lambda: reported_on(node),
             attempts=_ATTEMPTS,
             retried=lambda error: isinstance(error, Unavailable),
         )
     except KvplaceError:
-        return Agent.REPORTING, ""
-    if report is None:
-        return Agent.NONE, ""
-    if report.pods.isdisjoint(pods):
-        return Agent.NOT_REPORTING, report.written
-    return (Agent.GONE if report.has_pod is False else Agent.REPORTING), report.written
+        return AgentReport(None)
 
 
 _AT_ONCE = 16
@@ -191,9 +178,8 @@ class RolloutRun:
         """Nothing more is sent: the run was stopped, is complete, or its time is over."""
         self._tracker = Tracker(rollout, clock=clock, on_change=self._changed.set)
         self._measuring = Measuring(self._tracker, reported_on, self._changed.set)
-        self._order = [vm for vm in rollout.vms if vm.name not in self._left_out]
-        self._tracked = [self._tracker.vms[vm.name] for vm in self._order]
-        self._ends = wave_ends(rollout.document.waves, len(self._order))
+        self._vms = [vm for name, vm in self._tracker.vms.items() if name not in self._left_out]
+        self._ends = wave_ends(rollout.document.waves, len(self._vms))
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._applications: set[asyncio.Task[None]] = set()
         self._denials: dict[Kind[Any, Any], tuple[float, Forbidden]] = {}
@@ -202,12 +188,12 @@ class RolloutRun:
     @property
     def counts(self) -> Counts:
         """How far all VMs are at this moment."""
-        return count(self._tracked, len(self._left_out))
+        return count(self._vms, len(self._left_out))
 
     @property
     def waits_for(self) -> str:
         """State the reasons of VMs that wait, in one clause; empty if none waits."""
-        waiting = [vm for vm in self._tracked if vm.status is MakingState.UNDER_WAY]
+        waiting = [vm for vm in self._vms if vm.status is MakingState.UNDER_WAY]
         stages = Counter(vm.stage for vm in waiting)
         parts = [
             f"{counted(number, 'VM')} still {'without an answer' if stage is None else stage.value}"
@@ -236,7 +222,7 @@ class RolloutRun:
             try:
                 while True:
                     patience_ends = self._tracker.lose_patience(_PATIENCE_S)
-                    statuses = [vm.status for vm in self._tracked]
+                    statuses = [vm.status for vm in self._vms]
                     if self._is_complete(statuses):
                         break
                     if self._clock() >= deadline:
@@ -256,7 +242,7 @@ class RolloutRun:
             return report_of(
                 self._rollout.name,
                 self._rollout.namespace,
-                self._tracked,
+                self._vms,
                 self._left_out,
                 timed_out=timed_out,
                 interrupted=self._stopped and not self._is_settled(),
@@ -264,7 +250,7 @@ class RolloutRun:
             )
 
     def _is_settled(self) -> bool:
-        return all(vm.status.is_settled for vm in self._tracked)
+        return all(vm.status.is_settled for vm in self._vms)
 
     def _is_complete(self, statuses: Sequence[MakingState]) -> bool:
         if self._stopped or all(status.is_settled for status in statuses):
@@ -279,39 +265,40 @@ class RolloutRun:
     def _make_more(self, statuses: Sequence[MakingState]) -> None:
         document = self._rollout.document
         for number in list(due(statuses, self._ends, document.max_in_flight, document.max_failures)):
-            vm = self._order[number]
-            self._tracker.sends(vm.name)
+            vm = self._vms[number]
+            vm.sent_at = self._clock()
             task = asyncio.create_task(self._make(vm))
             self._applications.add(task)
             task.add_done_callback(self._applications.discard)
 
-    async def _make(self, vm: WantedVm) -> None:
+    async def _make(self, vm: TrackedVm) -> None:
         async with self._at_once:
             if self._halted.is_set():
-                self._tracker.takes_back(vm.name)
+                vm.sent_at = None
                 return
-            self._tracker.sends(vm.name)
+            vm.sent_at = self._clock()
             try:
                 await with_retries(
-                    lambda: self._cluster.apply_vm(self._rollout.manifest(vm)),
+                    lambda: self._cluster.apply_vm(self._rollout.manifest(vm.wanted)),
                     deadline=asyncio.get_running_loop().time() + _PATIENCE_S,
                     backoff=_BACKOFF,
-                    retried=partial(self._is_tried_again, vm.name),
+                    retried=partial(self._is_tried_again, vm),
                     sleep=self._pause,
                 )
-                self._tracker.stored(vm.name)
+                vm.is_stored = True
             except KvplaceError as error:
                 if _may_pass(error) and self._halted.is_set():
-                    self._tracker.takes_back(vm.name)
+                    vm.sent_at = None
                 elif isinstance(error, Conflict) and not _may_pass(error):
-                    self._tracker.refused(vm.name, f"another client has written it: {error}")
+                    vm.refusal = f"another client has written it: {error}"
                 else:
-                    self._tracker.refused(vm.name, str(error))
+                    vm.refusal = str(error)
+            self._changed.set()
 
-    def _is_tried_again(self, name: str, error: KvplaceError) -> bool:
+    def _is_tried_again(self, vm: TrackedVm, error: KvplaceError) -> bool:
         if not _may_pass(error):
             return False
-        self._tracker.not_taken(name, str(error))
+        vm.obstacle = str(error)
         return not self._halted.is_set()
 
     async def _pause(self, seconds: float) -> None:

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kvplace.admission.objects import Vm, Vmi, typed
 from kvplace.admission.stated_request import stated_request
 from kvplace.core.annotations import meant_keys, read_options
 from kvplace.core.errors import BadBody, KvplaceError, Misconfigured
@@ -101,18 +102,17 @@ def template_file(path: str, folder: Path) -> tuple[str, Json]:
 def _template(content: Mapping[str, Any], kind: str, until: VmStage) -> Template:
     spec = content["spec"]
     of_vmi = content if kind == "VirtualMachineInstance" else spec["template"]
+    read: Vm | Vmi = typed(content, Vm) if kind == "VirtualMachine" else typed(content, Vmi)
     annotations = (of_vmi.get("metadata") or {}).get("annotations") or {}
     options = read_options(annotations)
     if kind == "VirtualMachine":
-        misplaced = (content.get("metadata") or {}).get("annotations") or {}
         for key in ASKING:
-            if key in misplaced and key not in annotations:
+            if key in (read.metadata.annotations or {}) and key not in annotations:
                 raise Misconfigured(
                     f"annotation {key} has no effect on the VM itself; move it to "
                     "spec.template.metadata.annotations"
                 )
-    sized = not spec.get("instancetype")
-    stated = stated_request(content) if sized else None
+    stated = None if spec.get("instancetype") else stated_request(content)
     asks = options is not None and options.policy is not Policy.NONE
     goals = [until]
     stays_off = kind == "VirtualMachine" and (
@@ -145,28 +145,11 @@ def _pod_memory(request: Request, domain: Mapping[str, Any], at: str) -> Bytes:
 
 
 def _check_shape(content: Mapping[str, Any], kind: str, what: str) -> None:
-    """Raise BadBody where a mapping is missing, or texts of metadata are none."""
+    """Raise BadBody where a mapping is missing; admission would take an empty one in its place."""
     _mapping(content, "spec", what)
-    holders = [(content, "metadata")]
     if kind == "VirtualMachine":
         _mapping(content["spec"], "template", f"{what}: spec")
         _mapping(content["spec"]["template"], "spec", f"{what}: spec.template")
-        holders.append((content["spec"]["template"], "spec.template.metadata"))
-    for holder, path in holders:
-        metadata = holder.get("metadata")
-        if metadata is None:
-            continue
-        if not isinstance(metadata, dict):
-            raise BadBody(f"{what}: {path} is {shown(metadata)}; it must be a mapping")
-        for part in ("labels", "annotations"):
-            texts = metadata.get(part) or {}
-            if not isinstance(texts, dict):
-                raise BadBody(f"{what}: {path}.{part} is {shown(texts)}; it must be a mapping")
-            for key, value in texts.items():
-                if not isinstance(value, str):
-                    raise BadBody(
-                        f"{what}: {path}.{part}.{key} is {shown(value)}; it must be a string, so quote it"
-                    )
 
 
 def _mapping(content: Mapping[str, Any], key: str, what: str) -> None:

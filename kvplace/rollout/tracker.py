@@ -266,28 +266,12 @@ class Tracker:
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_change` is called after every change of any VM."""
-        self._unmeasured: set[NodeName] = set()
-        self.vms = {vm.name: TrackedVm(vm, self._unmeasured) for vm in rollout.vms}
+        """`on_change` is called after every report about any VM."""
+        self.unmeasured: set[NodeName] = set()
+        """Nodes where VMs are ready when they run, until an agent measures a VM there again."""
+        self.vms = {vm.name: TrackedVm(vm, self.unmeasured) for vm in rollout.vms}
         self._clock = clock
         self._on_change = on_change
-
-    def sends(self, name: str) -> None:
-        """Note that a VM is sent now."""
-        self.vms[name].sent_at = self._clock()
-
-    def stored(self, name: str) -> None:
-        """Note that the API server has stored a VM."""
-        self.vms[name].is_stored = True
-        self._on_change()
-
-    def takes_back(self, name: str) -> None:
-        """Note that a VM was not sent after all."""
-        self.vms[name].sent_at = None
-
-    def not_taken(self, name: str, why: str) -> None:
-        """Note why the API server could not take a VM; it is sent again."""
-        self.vms[name].obstacle = why
 
     def lose_patience(self, patience_s: float) -> float:
         """Give up the VMs that have been hindered for so long; returns when the next one will be."""
@@ -299,27 +283,16 @@ class Tracker:
                 ends = ends if vm.is_given_up else min(ends, end)
         return ends
 
-    def refused(self, name: str, why: str) -> None:
-        """Note that a VM could not be made."""
-        self.vms[name].refusal = why
-        self._on_change()
-
-    def mark_unmeasured(self, node: NodeName) -> None:
-        """Note that VMs of a node are ready when they run, until an agent measures a VM there again."""
-        self._unmeasured.add(node)
-
     def vm_changed(self, before: ReportedVm | None, after: ReportedVm | None) -> None:
         """Take in a VirtualMachine."""
-        either = after or before
-        tracked = None if either is None else self.vms.get(either.name)
+        tracked = self._of(before, after)
         if tracked is not None:
             tracked.vm = after
             self._observe(tracked)
 
     def vmi_changed(self, before: ReportedVm | None, after: ReportedVm | None) -> None:
         """Take in a VirtualMachineInstance."""
-        either = after or before
-        tracked = None if either is None else self.vms.get(either.name)
+        tracked = self._of(before, after)
         if tracked is not None:
             tracked.vmi = after
             self._observe(tracked)
@@ -336,21 +309,14 @@ class Tracker:
             tracked.pods[either.uid] = after
         self._observe(tracked)
 
-    def take_in(
-        self, vms: Iterable[ReportedVm], vmis: Iterable[ReportedVm], pods: Iterable[LauncherPod]
-    ) -> None:
-        """Take in lists that were read once."""
-        for vm in vms:
-            self.vm_changed(None, vm)
-        for vmi in vmis:
-            self.vmi_changed(None, vmi)
-        for pod in pods:
-            self.pod_changed(None, pod)
+    def _of(self, before: ReportedVm | None, after: ReportedVm | None) -> TrackedVm | None:
+        either = after or before
+        return None if either is None else self.vms.get(either.name)
 
     def _observe(self, tracked: TrackedVm) -> None:
         observed = observe(tracked.wanted.template.kind, tracked.vm, tracked.vmi, tracked.pods.values())
         if observed.measured is not None and observed.measured != tracked.observed.measured:
-            self._unmeasured.discard(observed.node)
+            self.unmeasured.discard(observed.node)
         tracked.observed = observed
         if not observed.hindrance:
             tracked.hindered_since, tracked.is_given_up = None, False
