@@ -137,9 +137,9 @@ def cluster_flags(
     """
     chosen = [
         *_CLUSTER,
-        *(_NAMESPACED if namespaced else ()),
-        *(_EVERYWHERE if namespaced and everywhere else ()),
-        *(_SELECTOR if selector else ()),
+        *((_NAMESPACE,) if namespaced else ()),
+        *((_EVERYWHERE,) if namespaced and everywhere else ()),
+        *((_SELECTOR,) if selector else ()),
     ]
 
     def decorate(function: _Function) -> _Function:
@@ -206,23 +206,19 @@ _CLUSTER = (
         "--as-group", "as_groups", metavar="GROUP", multiple=True, help="Act as a member of this group, too."
     ),
 )
-_NAMESPACED = (
-    click.option(
-        "-n",
-        "--namespace",
-        metavar="NAME",
-        callback=_read_namespace,
-        shell_complete=complete_namespace,
-        help="Default: the namespace of the context, else default.",
-    ),
+_NAMESPACE = click.option(
+    "-n",
+    "--namespace",
+    metavar="NAME",
+    callback=_read_namespace,
+    shell_complete=complete_namespace,
+    help="Default: the namespace of the context, else default.",
 )
-_EVERYWHERE = (click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces."),)
-_SELECTOR = (
-    click.option(
-        "-l",
-        "--selector",
-        metavar="LABELS",
-        callback=read_selector,
-        help="Only objects with these labels, for example app=web,tier!=db.",
-    ),
+_EVERYWHERE = click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
+_SELECTOR = click.option(
+    "-l",
+    "--selector",
+    metavar="LABELS",
+    callback=read_selector,
+    help="Only objects with these labels, for example app=web,tier!=db.",
 )

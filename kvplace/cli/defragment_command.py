@@ -64,10 +64,9 @@ def command(*, flags: ClusterFlags, nodes: LabelTerms, dry_run: bool, yes: bool,
 
         from kvplace.cli.live_cluster import on_interrupt
         from kvplace.core.cluster.defragmentation import defragment
-        from kvplace.kube.object_client import ObjectClient
         from kvplace.nodes.movable_cluster import read_movable_cluster
 
-        there = await read_movable_cluster(live.api, ObjectClient(live.session), nodes, datetime.now(UTC))
+        there = await read_movable_cluster(live.api, live.objects, nodes, datetime.now(UTC))
         with on_interrupt(None), Progress("searching", len(there.vms), "VM") as progress:
             found = defragment(
                 there.nodes, there.inside, there.between, watch=lambda moves: progress.show(moves, "moves")

@@ -51,14 +51,13 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     from kvplace.doctor.examination import examine
     from kvplace.doctor.installation import Installation, Severity
     from kvplace.doctor.reading import read_installation
-    from kvplace.kube.object_client import ObjectClient
 
     if trial in LEFT_ALONE:
         raise click.UsageError(f"the webhooks do not see pods of {trial}: name another namespace with -n")
 
     async def body(cluster: LiveCluster) -> Installation:
         return await read_installation(
-            ObjectClient(cluster.session),
+            cluster.objects,
             cluster.api,
             namespace=trial,
             client_version=__version__,
@@ -153,10 +152,9 @@ def _report_missing_rights(found: Releases) -> None:
 
 def _of_cluster(flags: ClusterFlags) -> Releases:
     from kvplace.doctor.reading import read_releases
-    from kvplace.kube.object_client import ObjectClient
 
     try:
-        return flags.run(lambda cluster: read_releases(ObjectClient(cluster.session)))
+        return flags.run(lambda cluster: read_releases(cluster.objects))
     except BaseException:
         say(f"this command is of release {__version__}; cluster unreachable:")
         raise

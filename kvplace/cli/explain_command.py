@@ -77,7 +77,6 @@ def command(
     from kvplace.cli.live_cluster import LiveCluster
     from kvplace.explain.reading import explain_document, explain_target, read_target
     from kvplace.kube.kubeconfig import kubeconfig_files
-    from kvplace.kube.object_client import ObjectClient
 
     given = _read_files(filenames, target) if filenames else None
     if machine is not None and given is not None:
@@ -87,11 +86,12 @@ def command(
         return stated_request(document, namespace=namespace)
 
     async def body(cluster: LiveCluster) -> Explanation:
-        reader = ObjectClient(cluster.session)
         if given is not None:
-            return await explain_document(reader, cluster.api, given, cluster.namespace, stated, strategy)
+            return await explain_document(
+                cluster.objects, cluster.api, given, cluster.namespace, stated, strategy
+            )
         found = read_target(target, cluster.namespace)
-        return await explain_target(reader, cluster.api, found, stated, strategy)
+        return await explain_target(cluster.objects, cluster.api, found, stated, strategy)
 
     try:
         found = flags.run(body)

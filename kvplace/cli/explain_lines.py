@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kvplace.cli.output import Column, table_of
 from kvplace.cli.place_session import domain_phrases
@@ -25,6 +25,13 @@ _WIDTH = 12
 
 def _titled(title: str, sentence: str) -> str:
     return f"{title:<{_WIDTH}}{sentence}"
+
+
+def _section(title: str, sentences: Iterable[str]) -> Iterator[str]:
+    """Write the title before the first of the sentences."""
+    for sentence in sentences:
+        yield _titled(title, sentence)
+        title = ""
 
 
 def explanation_lines(found: Explanation, *, wide: bool) -> Iterator[str]:
@@ -88,28 +95,28 @@ def fitting_lines(fitting: Fitting, named: int) -> Iterator[str]:
             yield _titled("then", first_of(others, named))
     else:
         yield _titled("fits", f"on none of {counted(fitting.nodes, 'node')}")
-    title = "not on"
+    yield from _section("not on", _reasons(fitting, named))
+    yield from _section("would fit", _helping_changes(fitting))
+    if not fitting.candidates and not fitting.suggestions and not any(o.would_fit for o in fitting.obstacles):
+        yield _titled("would fit", "no single change makes it fit")
+
+
+def _reasons(fitting: Fitting, named: int) -> Iterator[str]:
     for obstacle in fitting.obstacles:
         would = f"; {first_of(obstacle.would_fit, named)} would hold it" if obstacle.would_fit else ""
-        yield _titled(title, f"{counted(len(obstacle.nodes), 'node')}: {obstacle.sentence}{would}")
-        title = ""
+        yield f"{counted(len(obstacle.nodes), 'node')}: {obstacle.sentence}{would}"
     for group in fitting.refusals.groups:
         is_too_small = group.refusal.never and group.refusal.reason is not Reason.NO_TOPOLOGY
         never = " (an empty machine would not hold it, either)" if is_too_small else ""
-        yield _titled(title, f"{counted(len(group.nodes), 'node')}: {group.text}{never}")
-        title = ""
-    title = "would fit"
-    for one_node in fitting.suggestions:
-        for suggestion in one_node.suggestions.found[:_CHANGES]:
-            needs = (
-                f"; {agreement_needed(one_node.need_movable)}"
-                if suggestion.moves and one_node.need_movable
-                else ""
-            )
-            yield _titled(title, f"{one_node.node}: {suggestion.sentence}{needs}")
-            title = ""
-    if not fitting.candidates and not fitting.suggestions and not any(o.would_fit for o in fitting.obstacles):
-        yield _titled(title, "no single change makes it fit")
+        yield f"{counted(len(group.nodes), 'node')}: {group.text}{never}"
+
+
+def _helping_changes(fitting: Fitting) -> Iterator[str]:
+    for node in fitting.suggestions:
+        for suggestion in node.suggestions.found[:_CHANGES]:
+            needs_agreement = suggestion.moves and node.need_movable
+            needs = f"; {agreement_needed(node.need_movable)}" if needs_agreement else ""
+            yield f"{node.node}: {suggestion.sentence}{needs}"
 
 
 def seat_lines(seat: Seat) -> Iterator[str]:

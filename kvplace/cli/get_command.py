@@ -144,12 +144,10 @@ async def _get_vms(
     listing = Listing(VM_KIND, columns, vm_document, vm_reference, output, headers=headers)
     if watch:
         async for listed in watch_listed_vms(live.api, live.vms, gather_s=GATHER_S):
-            for note in listed.notes:
-                say(note)
+            say(*listed.notes)
             listing.print_seen(wanted.of(listed.vms), is_first=listed.is_first)
     listed = await read_listed_vms(live.api, live.vms)
-    for note in listed.notes:
-        say(note)
+    say(*listed.notes)
     where = f"namespace {live.namespace}" if live.namespace else "the cluster"
     return _print(
         listing,
@@ -254,8 +252,7 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
     from kvplace.nodes.view_output import VM_KIND, list_document, vm_document
 
     listed = await read_listed_vms(live.api, live.vms)
-    for note in listed.notes:
-        say(note)
+    say(*listed.notes)
     # A VM without a pod holds nothing, nor does a pod that has ended: a migration leaves one for long.
     vms = sorted((vm for vm in listed.vms if vm.has_pod and not vm.is_over), key=_VM_KEYS[order])
     columns = (*((NAMESPACE,) if live.flags.all_namespaces else ()), *TOP_VM_COLUMNS)

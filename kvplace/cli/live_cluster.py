@@ -37,6 +37,7 @@ from kvplace.kube import list_watch
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import ApiUnavailable, Denied, Expired, NotFound, Unauthenticated, unanswered
 from kvplace.kube.credentials import CredentialOptions
+from kvplace.kube.object_client import ObjectClient
 from kvplace.kube.session import Call, Limits, Session, open_session
 from kvplace.kube.watches import PLACED_PODS, Selector
 
@@ -110,6 +111,11 @@ class LiveCluster:
     session: Session
     api: ApiCluster
     flags: ClusterFlags
+
+    @property
+    def objects(self) -> ObjectClient:
+        """The objects of any kind."""
+        return ObjectClient(self.session)
 
     @property
     def namespace(self) -> str:

@@ -142,9 +142,10 @@ def cpu_lines(cpus: int, width: int | None) -> str:
     return "\n".join(lines)
 
 
-def say(sentence: str) -> None:
-    """Print a message that is not part of the answer."""
-    print_message(plain(f"kvplace: {sentence}"))
+def say(*sentences: str) -> None:
+    """Print messages that are not part of the answer."""
+    for sentence in sentences:
+        print_message(plain(f"kvplace: {sentence}"))
 
 
 def console(file: TextIO, width: int = 100) -> Console:

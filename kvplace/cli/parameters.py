@@ -107,42 +107,29 @@ _NONE_NAMED = ""
 
 def example_option(*names: str) -> Callable[[_Function], _Function]:
     """Add `--example` to a command that reads these documents; its value chooses one of several."""
+    is_one = len(names) == 1
+    article = "an" if names[0][0] in "aeiou" else "a"
+    what = f"{article} {names[0]}" if is_one else "such a"
 
-    def show(context: click.Context, _option: click.Parameter, value: str | bool | None) -> None:
-        if not value or context.resilient_parsing:
+    def show(context: click.Context, option: click.Parameter, value: str | None) -> None:
+        if value is None or context.resilient_parsing:
             return
+        if value == _NONE_NAMED:
+            raise click.UsageError(f"--example needs a name; choose {either(names)}", context)
         from kvplace.documents import example_of
 
-        click.echo(example_of(names[0] if value is True else str(value)), nl=False)
+        click.echo(example_of(Words(names).convert(value, option, context)), nl=False)
         context.exit()
 
-    def choose(context: click.Context, option: click.Parameter, value: str | None) -> None:
-        if value == _NONE_NAMED and not context.resilient_parsing:
-            raise click.UsageError(f"--example needs a name; choose {either(names)}", context)
-        if value is not None and value not in names:
-            option.type = Words(names)
-            value = str(option.type.convert(value, option, context))
-        show(context, option, value)
-
-    if len(names) == 1:
-        article = "an" if names[0][0] in "aeiou" else "a"
-        return click.option(
-            "--example",
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=show,
-            help=f"Print {article} {names[0]} document as a start for your own, and exit.",
-        )
     return click.option(
         "--example",
-        is_flag=False,
-        flag_value=_NONE_NAMED,
-        metavar=f"[{'|'.join(names)}]",
+        is_flag=is_one,
+        flag_value=names[0] if is_one else _NONE_NAMED,
+        metavar=None if is_one else f"[{'|'.join(names)}]",
         is_eager=True,
         expose_value=False,
-        callback=choose,
-        help="Print such a document as a start for your own, and exit.",
+        callback=show,
+        help=f"Print {what} document as a start for your own, and exit.",
     )
 
 
@@ -198,8 +185,7 @@ def chosen_machine(name: str | None, *, reserved: str | None = None, state: str 
     if state is not None:
         what = source_name(state)
         machine = machine.with_kubelet_cpus(read_text(state, f"--cpu-manager-state {what}"), what)
-    for note in machine.notes:
-        say(note)
+    say(*machine.notes)
     return machine
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from kvplace.cli.place_session import PlaceAnswer, PlaceSession
     from kvplace.core.search_budget import Watch
     from kvplace.machines.machine import Machine
-
-    _Ask: TypeAlias = Callable[[Watch], tuple[PlaceAnswer, str]]
-    """Asks for one VM: the answer, and its text for people."""
 
 _MILLION = 1_000_000
 
@@ -98,7 +94,7 @@ def command(
 
     Exit code 0 when every request was placed, 3 when none was, 4 when some were; 2 when a line was invalid.
     """  # noqa: D301 - click needs the literal backslash
-    from kvplace.cli.place_session import AnswerKind, PlaceSession, free_cpus
+    from kvplace.cli.place_session import AnswerKind, PlaceSession, free_cpus, numbered_lines
 
     if make_room and not (keep or manifests):
         raise click.UsageError("--make-room moves the VMs that --keep has kept; give both")
@@ -117,9 +113,9 @@ def command(
     )
     kinds: set[AnswerKind] = set()
     interrupted = False
-    for ask in _of_manifests(manifests, session, found) if manifests else _of_lines(session):
+    for asked in _stated(manifests) if manifests else numbered_lines(sys.stdin.buffer):
         with Progress("searching for moves", session.most_steps // _MILLION, "million step") as progress:
-            answer, text = ask(lambda steps: progress.show(steps // _MILLION))
+            answer, text = _answer(session, found, asked, lambda steps: progress.show(steps // _MILLION))
         kinds.add(answer.kind)
         if output is Output.JSON:
             click.echo(json.dumps(answer.document, separators=(",", ":")))
@@ -142,24 +138,23 @@ def command(
     return ExitCode.DONE
 
 
-def _of_lines(session: PlaceSession) -> Iterator[_Ask]:
-    from kvplace.cli.place_session import numbered_lines
-
-    def ask(number: int, line: bytes, watch: Watch) -> tuple[PlaceAnswer, str]:
-        answer = session.answer(line, number, watch)
-        return answer, answer.sentence
-
-    return (partial(ask, number, line) for number, line in numbered_lines(sys.stdin.buffer))
-
-
-def _of_manifests(files: Sequence[str], session: PlaceSession, machine: Machine) -> Iterator[_Ask]:
-    from kvplace.cli.manifest_vms import report_lines, stated_vms
+def _stated(files: Sequence[str]) -> tuple[StatedVm, ...]:
+    from kvplace.cli.manifest_vms import stated_vms
     from kvplace.documents.reading import read_manifests
 
-    def ask(vm: StatedVm, watch: Watch) -> tuple[PlaceAnswer, str]:
-        answer = session.place(vm.name, vm.request, watch=watch)
-        assert answer.decision is not None
-        return answer, "\n".join(report_lines(vm, machine, answer.decision))
+    return stated_vms([manifest for file in files for manifest in read_manifests(file)])
 
-    vms = stated_vms([manifest for file in files for manifest in read_manifests(file)])
-    return (partial(ask, vm) for vm in vms)
+
+def _answer(
+    session: PlaceSession, machine: Machine, asked: StatedVm | tuple[int, bytes], watch: Watch
+) -> tuple[PlaceAnswer, str]:
+    """Answer a VM of a manifest or a numbered line, also as text for people."""
+    if isinstance(asked, tuple):
+        number, line = asked
+        answer = session.answer(line, number, watch)
+        return answer, answer.sentence
+    from kvplace.cli.manifest_vms import report_lines
+
+    answer = session.place(asked.name, asked.request, watch=watch)
+    assert answer.decision is not None
+    return answer, "\n".join(report_lines(asked, machine, answer.decision))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +17,7 @@ from kvplace.cli.parameters import (
     strategy_option,
 )
 from kvplace.cli.progress import Progress
+from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import BadBody, ExitCode
 from kvplace.core.occupant import ClusterNode
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from kvplace.core.cluster.node_choice import Strategy
-    from kvplace.core.cluster.planning import Plan, PlannedVm, PlanProgress, VmRequest
+    from kvplace.core.cluster.planning import PlannedVm, VmRequest
     from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.plan_documents import ClosedTo
 
@@ -82,40 +81,47 @@ def command(
     Exit code 0 when every VM was placed, 3 when none was, 4 when some were; 130 after Ctrl-C, with the best
     plan so far.
     """  # noqa: D301 - click needs the literal backslash
-    from kvplace.core.cluster.planning import plan
     from kvplace.plan.plan_documents import read_plan_cluster
 
     if live or flags.are_given:
         if cluster is not None:
             raise click.UsageError("--cluster is a document; leave it out to plan on the live cluster")
-        there = _live(flags)
+        from kvplace.nodes.planning_cluster import read_planning_cluster
+
+        there = flags.run(lambda live: read_planning_cluster(live.api, live.objects))
+        say(*there.notes)
         nodes = there.nodes
     else:
         there, nodes = None, read_plan_cluster(cluster)
     closed_to = None if there is None else there.closed_to
     vms = _read_requests(requests, {vm.id for node in nodes for vm in node.running}, closed_to)
     vms = vms if there is None else there.counting(vms)
-    with Progress("planning", len(vms), "VM") as progress:
-        found = plan(nodes, vms, strategy, make_room=make_room, watch=partial(_shown, progress))
-    need_movable = () if there is None else there.need_movable(one.move.id for one in found.moves)
-    return _answer(found, nodes, vms, output, need_movable=need_movable)
+    return _plan(nodes, vms, there, strategy, output, make_room=make_room)
 
 
-def _shown(progress: Progress, at: PlanProgress) -> bool:
-    return progress.show(at.assigned, at.stage.value)
-
-
-def _answer(
-    found: Plan,
+def _plan(
     nodes: Sequence[ClusterNode],
     vms: Sequence[VmRequest],
+    there: PlanningCluster | None,
+    strategy: Strategy,
     output: Output,
     *,
-    need_movable: Sequence[str] = (),
+    make_room: bool,
     restarting: Mapping[str, str] | None = None,
 ) -> int:
-    """Print a plan and return the exit code that states whether every VM has a place."""
+    """Plan, print the plan, and return the exit code that states whether every VM has a place."""
+    from kvplace.core.cluster.planning import plan
     from kvplace.plan.plan_documents import plan_document, summary
+
+    with Progress("planning", len(vms), "VM") as progress:
+        found = plan(
+            nodes,
+            vms,
+            strategy,
+            make_room=make_room,
+            watch=lambda at: progress.show(at.assigned, at.stage.value),
+        )
+    need_movable = () if there is None else there.need_movable(one.move.id for one in found.moves)
 
     def document() -> Json:
         written = plan_document(found, nodes, vms, need_movable)
@@ -171,17 +177,6 @@ def _read_requests(
     return tuple(found)
 
 
-def _live(flags: ClusterFlags) -> PlanningCluster:
-    """Read the nodes of the cluster, and print the start of the plan."""
-    from kvplace.kube.object_client import ObjectClient
-    from kvplace.nodes.planning_cluster import read_planning_cluster
-
-    found = flags.run(lambda live: read_planning_cluster(live.api, ObjectClient(live.session)))
-    for note in found.notes:
-        say(note)
-    return found
-
-
 def _columns() -> tuple[Column[PlannedVm], ...]:
     from kvplace.plan.plan_documents import whole_mib
 
@@ -221,23 +216,23 @@ def evacuate(*, flags: ClusterFlags, node: str, dry_run: bool, make_room: bool, 
 
     Exit code 0 when every VM fits, 4 when some do, 3 when none does.
     """  # noqa: D301 - click needs the literal backslash
-    from kvplace.core.cluster.planning import plan
-    from kvplace.kube.object_client import ObjectClient
     from kvplace.nodes.planning_cluster import read_evacuation
 
     if not dry_run:
         raise click.UsageError(
             f"evacuate only plans: add --dry-run, then move the VMs with `kubectl drain {node}`"
         )
-    found = flags.run(lambda live: read_evacuation(live.api, ObjectClient(live.session), NodeName(node)))
+    found = flags.run(lambda live: read_evacuation(live.api, live.objects, NodeName(node)))
     there = found.elsewhere
-    for note in there.notes:
-        say(note)
+    say(*there.notes)
     if not found.vms:
         say(f"no VM of kvplace runs on node {node}")
-    with Progress("planning", len(found.vms), "VM") as progress:
-        planned = plan(there.nodes, found.vms, make_room=make_room, watch=partial(_shown, progress))
-    need_movable = there.need_movable(one.move.id for one in planned.moves)
-    return _answer(
-        planned, there.nodes, found.vms, output, need_movable=need_movable, restarting=found.restarting
+    return _plan(
+        there.nodes,
+        found.vms,
+        there,
+        Strategy.PACK,
+        output,
+        make_room=make_room,
+        restarting=found.restarting,
     )

@@ -56,8 +56,7 @@ def command(
         rewritten = rewrite(xml, chosen.placement, nodes, say)
     except BadDomainXml as error:
         raise BadDomainXml(f"{_called('--domain', domain)}: {error}") from None
-    for note in notes:
-        say(note)
+    say(*notes)
     sys.stdout.buffer.write(rewritten)
     sys.stdout.buffer.flush()
 

@@ -53,6 +53,14 @@ _FLAGS = cluster_flags(everywhere=False, selector=False)
 _Answer = TypeVar("_Answer")
 
 
+def _read_waves(_context: click.Context, _option: click.Parameter, text: str | None) -> list[Any] | None:
+    """Split the sizes of waves; the document checks them."""
+    if text is None:
+        return None
+    sizes = [size.strip() for size in text.split(",")]
+    return [int(size) if size.isdecimal() and len(size) <= _MOST_DIGITS else size for size in sizes]
+
+
 @click.group("rollout", cls=Commands, short_help="Create hundreds of VMs from templates, and follow them.")
 def command() -> None:
     """Create hundreds of VMs from templates, and follow them until they are pinned.
@@ -73,13 +81,20 @@ def command() -> None:
 @click.option("--count", type=click.IntRange(1), help="VMs to make from each template (default: one).")
 @click.option("--names", type=InputFile(), metavar="FILE", help="Make one VM for each name in a list.")
 @click.option("--name", help="Name of the rollout; its VMs' names begin with it (default: the template's).")
-@click.option("--waves", help="Sizes of the first waves, for example 1,10%; each waits for the wave before.")
+@click.option(
+    "--waves",
+    callback=_read_waves,
+    help="Sizes of the first waves, for example 1,10%; each waits for the wave before.",
+)
 @click.option(
     "--max-in-flight",
+    "maxInFlight",
     type=click.IntRange(1),
     help="VMs that are created but not ready, at most (default: 100).",
 )
-@click.option("--max-failures", type=click.IntRange(1), help="Create no more VMs after so many failures.")
+@click.option(
+    "--max-failures", "maxFailures", type=click.IntRange(1), help="Create no more VMs after so many failures."
+)
 @click.option(
     "--until",
     type=Words([stage.value for stage in VmStage]),
@@ -116,16 +131,19 @@ def create(
 
     Exit code 0 when all VMs are ready, 3 when none fits, 4 when some are not ready, 5 after the timeout.
     """
+    # The other options have the names of the document's keys.
     if not files:
         raise click.UsageError("give a template or a rollout document with -f")
     from kvplace.cli.rollout_dialog import read_given
 
-    given: dict[str, Any] = {"name": name, "count": count, "names": names, "limits": _limits(**limits)}
+    limits = {key: value for key, value in limits.items() if value is not None}
 
     async def body(live: LiveCluster) -> int:
         from kvplace.rollout.rollouts import rollouts_on
 
-        rollout = read_given(files, flags.namespace, live.namespace, **given)
+        rollout = read_given(
+            files, flags.namespace, live.namespace, name=name, count=count, names=names, limits=limits
+        )
         check_confirmation(yes or dry_run)
         rollouts = rollouts_on(live.session, rollout.namespace)
         prepared = await rollouts.prepare(rollout, plan=not no_plan)
@@ -296,8 +314,7 @@ def _print_report(report: Report, output: Output, *, unfinished: bool = False) -
         document = {"wanted": report.counts.wanted, **document, "unfinished": waiting}
     lines = _report_lines(report, wide=output is Output.WIDE)
     print_answer(output, lambda: document, lines, report.ready)
-    for note in report.notes:
-        say(note)
+    say(*report.notes)
 
 
 def _report_lines(report: Report, *, wide: bool) -> Iterator[str]:
@@ -328,24 +345,3 @@ def _stage_columns(report: Report) -> tuple[Column[tuple[VmStage, int]], ...]:
         Column("P95", seconds(lambda times: times.p95)),
         Column("MAX", seconds(lambda times: times.max)),
     )
-
-
-def _limits(
-    *,
-    waves: str | None,
-    max_in_flight: int | None,
-    max_failures: int | None,
-    until: str | None,
-    timeout: str | None,
-) -> dict[str, Any]:
-    """Turn flags into keys of the document, which checks them."""
-    words = [size.strip() for size in (waves or "").split(",")]
-    sizes = [int(size) if size.isdecimal() and len(size) <= _MOST_DIGITS else size for size in words]
-    keys = {
-        "waves": None if waves is None else sizes,
-        "maxInFlight": max_in_flight,
-        "maxFailures": max_failures,
-        "until": until,
-        "timeout": timeout,
-    }
-    return {key: value for key, value in keys.items() if value is not None}

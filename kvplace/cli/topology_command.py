@@ -254,7 +254,7 @@ async def _described(
 
     from kvplace.core.node_topology import GROUP, VERSION, node_topology
     from kvplace.kube.node_filters import SchedulableNode
-    from kvplace.kube.object_client import ApiKind, ObjectClient
+    from kvplace.kube.object_client import ApiKind
     from kvplace.nodes.cluster_reading import read_node
     from kvplace.nodes.describing_pod import (
         check_node,
@@ -263,7 +263,7 @@ async def _described(
         reserved_by_kubelet,
     )
 
-    writer = ObjectClient(cluster.session)
+    writer = cluster.objects
     found = await writer.read(ApiKind("nodes"), node)
     check_node(None if found is None else msgspec.convert(found, SchedulableNode), node)
     known = (await read_node(cluster.api, node)).nodes.get(node)
@@ -287,8 +287,7 @@ async def _described(
         (found or {}).get("status", {}).get("allocatable") or {},
         known.devices if known is not None and by_agent else None,
     )
-    for note in (*notes, devices) if devices else notes:
-        say(note)
+    say(*notes, *([devices] if devices else ()))
     if reserved is not None and reserved & ~topology.cpus:
         absent = format_cpu_list(reserved & ~topology.cpus)
         raise BadBody(f"--reserved names CPU {absent}, which node {node} does not have")
