@@ -8,21 +8,58 @@ Where no cluster answers in time nothing is offered, and nothing is printed: a s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.parameters import FLAG_NAMES, ClusterFlags, complete_machine
+from kvplace.cli.parameters import complete_machine
 from kvplace.core.well_known_names import PLACED_LABEL, ROLLOUT_LABEL
 
 if TYPE_CHECKING:
+    from kvplace.cli.live_cluster import LiveCluster
     from kvplace.core.label_terms import LabelTerms
 
 _LONGEST_WAIT_S = 2.0
 _MOST_NAMES = 500
 _VMI = "VirtualMachineInstance"
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFlags:
+    """The user's choice; None and empty values stand for kubectl's defaults."""
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    request_timeout: float | None = None
+    """Seconds for one answer of the API server."""
+    as_user: str | None = None
+    as_groups: tuple[str, ...] = ()
+    namespace: str | None = None
+    all_namespaces: bool = False
+    selector: LabelTerms = ()
+
+    def run(self, body: Callable[[LiveCluster], Awaitable[_Answer]]) -> _Answer:
+        """Open the cluster, await the body with it and close it again, also after SIGINT and SIGTERM."""
+        from kvplace.cli.live_cluster import open_cluster, run_until_interrupt
+
+        async def run() -> _Answer:
+            async with open_cluster(self) as cluster:
+                return await body(cluster)
+
+        return run_until_interrupt(run())
+
+    @property
+    def are_given(self) -> bool:
+        """Whether the user named any of them, and so asked for a cluster."""
+        return self != ClusterFlags()
+
+
+FLAG_NAMES = tuple(field.name for field in fields(ClusterFlags))
+"""The arguments of a command that are its flags."""
 
 
 def complete_node(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:

@@ -60,16 +60,17 @@ local -a unfinished=(${(M)completions:#*=}) finished=(${completions:#*=})
 """After `NAME=` the word continues."""
 
 
-def completions(shell: ShellComplete, arguments: list[str], begun: str) -> list[CompletionItem]:
+def completions(shell: ShellComplete, args: list[str], incomplete: str) -> list[CompletionItem]:
     """Return the completions of a word; nothing when the line is not a command."""
     try:
-        return ShellComplete.get_completions(shell, arguments, begun)
+        return ShellComplete.get_completions(shell, args, incomplete)
     except Exception:  # nothing may be printed here, also after an error
         return []
 
 
 class _Bash(BashComplete):
     source_template = _BASH
+    get_completions = completions
 
     def source(self) -> str:
         return self.source_template % self.source_vars()
@@ -84,14 +85,11 @@ class _Bash(BashComplete):
                 words.append(word)
         return words[:-1], words[-1]
 
-    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        return completions(self, args, incomplete)
 
-
-def _with_option(shell: ShellComplete, arguments: list[str], begun: str) -> list[CompletionItem]:
+def _with_option(shell: ShellComplete, args: list[str], incomplete: str) -> list[CompletionItem]:
     """Offer whole words to a shell or kubectl, which do not split `--option=value`."""
-    option, equals, _ = begun.partition("=")
-    found = completions(shell, arguments, begun)
+    option, equals, _ = incomplete.partition("=")
+    found = completions(shell, args, incomplete)
     if equals and option.startswith("--"):
         for item in found:
             item.value = f"{option}={item.value}" if item.type == "plain" else item.value
@@ -100,14 +98,11 @@ def _with_option(shell: ShellComplete, arguments: list[str], begun: str) -> list
 
 class _Zsh(ZshComplete):
     source_template = ZshComplete.source_template.replace(_ZSH_OFFERS, _ZSH_GOES_ON)
-
-    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        return _with_option(self, args, incomplete)
+    get_completions = _with_option
 
 
 class _Fish(FishComplete):
-    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        return _with_option(self, args, incomplete)
+    get_completions = _with_option
 
 
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}

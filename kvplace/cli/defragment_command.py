@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvplace.cli.cluster_flags import cluster_flags, read_selector
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags, read_selector
 from kvplace.cli.output import Column, Output, print_answer, print_lines, say, table_of
-from kvplace.cli.parameters import Answer, ClusterFlags, check_confirmation, output_option, yes_option
+from kvplace.cli.parameters import Answer, check_confirmation, output_option, yes_option
 from kvplace.cli.progress import Progress
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import ExitCode

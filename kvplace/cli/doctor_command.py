@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace import __version__
-from kvplace.cli.cluster_flags import cluster_flags, complete_namespace
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags, complete_namespace
 from kvplace.cli.output import Output, print_answer, say
-from kvplace.cli.parameters import Answer, ClusterFlags, output_option
+from kvplace.cli.parameters import Answer, output_option
 from kvplace.core.errors import ExitCode
 from kvplace.core.quantity import counted
 

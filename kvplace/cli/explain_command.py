@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.cluster_flags import cluster_flags, complete_target
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags, complete_target
 from kvplace.cli.output import Output, print_answer
 from kvplace.cli.parameters import (
     Answer,
-    ClusterFlags,
     filename_option,
     output_option,
     strategy_option,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.cluster_flags import cluster_flags, complete_node, complete_vm
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags, complete_node, complete_vm
 from kvplace.cli.output import Column, Listing, Output, print_answer, say, table_of
-from kvplace.cli.parameters import Answer, ClusterFlags, Words, output_option
+from kvplace.cli.parameters import Answer, Words, output_option
 from kvplace.core.errors import ExitCode
 from kvplace.core.quantity import counted
 from kvplace.core.request import Level

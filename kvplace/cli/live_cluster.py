@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 import click
 
 from kvplace import __version__
+from kvplace.cli.cluster_flags import ClusterFlags
 from kvplace.cli.output import say
-from kvplace.cli.parameters import ClusterFlags
 from kvplace.core.errors import Absent, Forbidden, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.node_topology import GROUP, VERSION
 from kvplace.core.strict_json import json_object

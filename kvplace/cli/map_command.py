@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, TextIO
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.cluster_flags import cluster_flags, complete_drawn
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags, complete_drawn
 from kvplace.cli.output import Output, console, document_text, say
 from kvplace.cli.parameters import (
-    ClusterFlags,
     InputFile,
     chosen_machine,
     cpu_manager_state_option,

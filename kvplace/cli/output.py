@@ -132,14 +132,24 @@ def cpu_lines(cpus: int, width: int | None) -> str:
 
     if width is None:
         return format_cpu_list(cpus)
-    lines = [""]
-    for entry in format_cpu_list(cpus).split(","):
-        if lines[-1] and len(lines[-1]) + len(entry) + 2 > width:
-            lines[-1] += ","
-            lines.append(entry)
+    return ",\n".join(lines_of(format_cpu_list(cpus).split(","), ",", width - 1))
+
+
+def number_list(numbers: Iterable[int]) -> str:
+    """Write numbers in a cell; `-` for none."""
+    return ",".join(map(str, numbers)) or "-"
+
+
+def lines_of(entries: Sequence[str], separator: str, width: int) -> Iterator[str]:
+    """Join one or more entries to lines of at most a width; a longer entry has a line of its own."""
+    line = entries[0]
+    for entry in entries[1:]:
+        if _columns_of(line + separator + entry) > width:
+            yield line
+            line = entry
         else:
-            lines[-1] += f",{entry}" if lines[-1] else entry
-    return "\n".join(lines)
+            line += separator + entry
+    yield line
 
 
 def say(*sentences: str) -> None:

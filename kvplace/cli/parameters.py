@@ -1,4 +1,4 @@
-"""Parameters and options of several commands: words, numbers, files, machines, examples, flags of a cluster.
+"""Parameters and options of several commands: words, numbers, files, machines, examples.
 
 Only click is imported here; a command that does not use a parameter loads nothing for it.
 """
@@ -6,8 +6,7 @@ Only click is imported here; a command that does not use a parameter loads nothi
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -19,8 +18,6 @@ from kvplace.cli.output import Output, say
 from kvplace.core.strict_json import did_you_mean
 
 if TYPE_CHECKING:
-    from kvplace.cli.live_cluster import LiveCluster
-    from kvplace.core.label_terms import LabelTerms
     from kvplace.core.scalars import CpuMask
     from kvplace.machines.machine import Machine
     from kvplace.service.connections import Address
@@ -99,7 +96,6 @@ def take_stdin(context: click.Context, what: str, form: str = "") -> None:
         say(f"reading {what} from the terminal{form}; Ctrl-D ends it")
 
 
-_Answer = TypeVar("_Answer")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _NONE_NAMED = ""
 """The value of `--example` without one."""
@@ -282,37 +278,3 @@ def process_options(*, health_address: str) -> Callable[[_Function], _Function]:
         return command
 
     return add
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterFlags:
-    """The user's choice; None and empty values stand for kubectl's defaults."""
-
-    kubeconfig: str | None = None
-    context: str | None = None
-    request_timeout: float | None = None
-    """Seconds for one answer of the API server."""
-    as_user: str | None = None
-    as_groups: tuple[str, ...] = ()
-    namespace: str | None = None
-    all_namespaces: bool = False
-    selector: LabelTerms = ()
-
-    def run(self, body: Callable[[LiveCluster], Awaitable[_Answer]]) -> _Answer:
-        """Open the cluster, await the body with it and close it again, also after SIGINT and SIGTERM."""
-        from kvplace.cli.live_cluster import open_cluster, run_until_interrupt
-
-        async def run() -> _Answer:
-            async with open_cluster(self) as cluster:
-                return await body(cluster)
-
-        return run_until_interrupt(run())
-
-    @property
-    def are_given(self) -> bool:
-        """Whether the user named any of them, and so asked for a cluster."""
-        return self != ClusterFlags()
-
-
-FLAG_NAMES = tuple(field.name for field in fields(ClusterFlags))
-"""The arguments of a command that are its flags."""

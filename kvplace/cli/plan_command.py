@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.cluster_flags import cluster_flags, complete_node
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags, complete_node
 from kvplace.cli.output import Column, Output, print_answer, say, table_of
 from kvplace.cli.parameters import (
     Answer,
-    ClusterFlags,
     InputFile,
     example_option,
     output_option,

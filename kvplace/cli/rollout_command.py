@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kvplace.cli.cluster_flags import cluster_flags, complete_rollout
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags, complete_rollout
 from kvplace.cli.output import (
     Column,
     Output,
@@ -19,7 +19,6 @@ from kvplace.cli.output import (
 )
 from kvplace.cli.parameters import (
     Answer,
-    ClusterFlags,
     Commands,
     InputFile,
     Words,

@@ -20,7 +20,7 @@ names, so a name is broken only where no line of the terminal can hold it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from rich.cells import cell_len
@@ -30,7 +30,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from kvplace.cli.output import cpu_lines
+from kvplace.cli.output import cpu_lines, lines_of
 from kvplace.core.device_locality import device_phrases
 from kvplace.core.drawing.core_map import (
     MEANINGS,
@@ -62,18 +62,6 @@ _BEHIND_A_SEPARATOR = re.compile(r"(?<=[/.-])")
 def colour_of(index: int) -> str:
     """Choose the colour of a VM by its place in the legend."""
     return _COLOURS[index % len(_COLOURS)]
-
-
-def lines_of(entries: Sequence[str], separator: str, width: int) -> Iterator[str]:
-    """Join one or more entries to lines of at most a width; a longer entry has a line of its own."""
-    line = entries[0]
-    for entry in entries[1:]:
-        if cell_len(line + separator + entry) > width:
-            yield line
-            line = entry
-        else:
-            line += separator + entry
-    yield line
 
 
 def names_of_vms(drawing: CoreMap) -> Columns:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvplace.cli.cluster_flags import cluster_flags, complete_namespace, complete_node
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags, complete_namespace, complete_node
 from kvplace.cli.output import (
     Column,
     Output,
     cpu_lines,
+    number_list,
     print_answer,
     print_document,
     say,
@@ -22,7 +23,6 @@ from kvplace.cli.output import (
 )
 from kvplace.cli.parameters import (
     Answer,
-    ClusterFlags,
     chosen_machine,
     cpu_manager_state_option,
     machine_argument,
@@ -132,13 +132,13 @@ def _summary(machine: Machine) -> Iterator[str]:
 def _node_columns(topology: Topology, width: int | None) -> tuple[Column[NumaNode], ...]:
     return (
         Column("NUMA", lambda node: str(node.id)),
-        Column("SOCKET", lambda node: _list(topology.packages_of(node.cpus))),
+        Column("SOCKET", lambda node: number_list(topology.packages_of(node.cpus))),
         Column("CPUS", lambda node: cpu_lines(node.cpus, width) or "-"),
         Column("L3", lambda node: str(len(topology.l3_in(node.cpus)))),
         Column("CORES", lambda node: str(len(topology.cores_in(node.cpus)))),
         Column(
             "THREADS/CORE",
-            lambda node: _list(sorted({core.bit_count() for core in topology.cores_in(node.cpus)})),
+            lambda node: number_list(sorted({core.bit_count() for core in topology.cores_in(node.cpus)})),
         ),
         Column("MEMORY", lambda node: f"{node.memory / 2**30:.1f} GiB" if node.memory else "-"),
         Column("HUGE PAGES", _huge_pages),
@@ -160,18 +160,14 @@ def _distances(topology: Topology) -> Iterator[Sequence[str]]:
 def _l3_columns(topology: Topology, width: int | None) -> tuple[Column[tuple[int, CpuMask]], ...]:
     return (
         Column("L3", lambda group: str(group[0])),
-        Column("SOCKET", lambda group: _list(topology.packages_of(group[1]))),
-        Column("NUMA", lambda group: _list(topology.nodes_of(group[1]))),
+        Column("SOCKET", lambda group: number_list(topology.packages_of(group[1]))),
+        Column("NUMA", lambda group: number_list(topology.nodes_of(group[1]))),
         Column("CPUS", lambda group: cpu_lines(group[1], width)),
         Column(
             "CORES (THREADS OF EACH)",
             lambda group: "  ".join(format_cpu_list(core) for core in topology.cores_in(group[1])),
         ),
     )
-
-
-def _list(numbers: Iterable[int]) -> str:
-    return ",".join(map(str, numbers)) or "-"
 
 
 _MANAGER = "kvplace-describe-node"

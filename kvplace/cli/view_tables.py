@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import TextIO
 
-from kvplace.cli.output import Column, Output, console, document_text, table_of
+from kvplace.cli.output import Column, Output, console, document_text, number_list, table_of
 from kvplace.core.cpuset import format_cpu_list, union
 from kvplace.core.device_locality import device_phrases
 from kvplace.core.drawing.core_map_json import KIND, core_map_document
@@ -91,10 +91,10 @@ def vm_columns(now: Callable[[], datetime], *, with_namespace: bool) -> tuple[Co
         Column("NODE", lambda vm: vm.node or NOTHING),
         Column("POLICY", _policy),
         Column("CPUS", _placed(lambda placement: cpu_list(placement.cpus))),
-        Column("NUMA", _placed(lambda placement: _numbers(placement.numa_nodes))),
+        Column("NUMA", _placed(lambda placement: number_list(placement.numa_nodes))),
         Column("AGE", lambda vm: age(vm.pod.created, now())),
         Column("SCOPE", lambda vm: vm.options.scope.value if vm.options else NOTHING, wide=True),
-        Column("SOCKET", _placed(lambda placement: _numbers(placement.packages)), wide=True),
+        Column("SOCKET", _placed(lambda placement: number_list(placement.packages)), wide=True),
         Column("EMULATOR", _placed(lambda placement: cpu_list(placement.emulator_cpus)), wide=True),
         Column("MEMORY", requested_memory, wide=True),
         Column("REVISION", lambda vm: str(vm.placement.revision) if vm.placement else NOTHING, wide=True),
@@ -191,10 +191,6 @@ _UNITS = (
     ("h", 3600, 8, ("m", 60)),
     ("m", 60, 10, ("s", 1)),
 )
-
-
-def _numbers(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers)) or NOTHING
 
 
 _DOMAINS = {Level.SOCKET: "socket", Level.NUMA: "NUMA node", Level.L3: "L3 cache"}

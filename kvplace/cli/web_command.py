@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.cluster_flags import cluster_flags
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.output import say
-from kvplace.cli.parameters import ClusterFlags
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster

@@ -12,9 +12,8 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from kvplace.cli.cluster_flags import cluster_flags
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.live_cluster import open_cluster
-from kvplace.cli.parameters import ClusterFlags
 from kvplace.core.errors import (
     Absent,
     ExitCode,
