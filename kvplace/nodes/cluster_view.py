@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from kvplace.core.device_locality import LocatedDevice, located
 from kvplace.core.errors import BadAnnotation
@@ -32,7 +33,6 @@ from kvplace.kube.object_records import (
     PodReport,
     TopologyRecord,
 )
-from kvplace.kube.reported_vms import ReportedVm
 from kvplace.nodes.node_cache import FreeBlockTotals, NodeCache
 from kvplace.nodes.node_machine import (
     NodeMachine,
@@ -42,6 +42,9 @@ from kvplace.nodes.node_machine import (
     request_of,
     snapshot_of,
 )
+
+if TYPE_CHECKING:
+    from kvplace.kube.reported_vms import ReportedVm  # loads the HTTP client
 
 
 @dataclass(frozen=True)
