@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from kvplace.agent.node_report import Description, WrittenBy
+from kvplace.agent.node_report import Description
 from kvplace.agent.this_machine import KubeletCpus, ThisMachine
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.node_devices import DeviceReport
@@ -89,7 +89,7 @@ def cpusets_enforced(reason: TopologyReason, message: str, *, status: bool = Fal
 
 
 def described(
-    machine: ThisMachine, description: Description, cpu_map_by: WrittenBy, resources_by: WrittenBy
+    machine: ThisMachine, description: Description, *, cpu_map_by_hand: bool, resources_by_hand: bool
 ) -> Condition:
     """State the origin of the description, and where it contradicts the machine."""
     kind = TopologyCondition.DESCRIBED
@@ -105,8 +105,8 @@ def described(
         name
         for name, is_by_hand in (
             ("the NodeTopology", description.by_hand),
-            ("the node's cpu-map", cpu_map_by is WrittenBy.PERSON),
-            ("the NodeResourceTopology", resources_by is WrittenBy.PERSON),
+            ("the node's cpu-map", cpu_map_by_hand),
+            ("the NodeResourceTopology", resources_by_hand),
         )
         if is_by_hand
     ]

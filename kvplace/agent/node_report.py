@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from xxhash import xxh64_hexdigest, xxh64_intdigest
@@ -105,14 +104,6 @@ class NodeReport:
     def _notify(self) -> None:
         for listener in self._listeners:
             listener()
-
-
-class WrittenBy(Enum):
-    """The last writer of an object, or of a field, of this node."""
-
-    UNKNOWN = "unknown"
-    AGENT = "the agent"
-    PERSON = "a person"
 
 
 @dataclass(frozen=True, slots=True)

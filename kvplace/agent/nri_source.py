@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from kvplace.agent import metrics
 from kvplace.agent.conditions import TopologyReason, cpusets_enforced
@@ -38,7 +37,7 @@ from kvplace.linux.container_watch import cgroup_folder
 from kvplace.linux.kernel_events import FileChange, FileReport, Inotify, calling
 from kvplace.linux.kernel_files import Gone
 from kvplace.nri import values as nri
-from kvplace.nri.plugin import MAX_UPDATES, Handler
+from kvplace.nri.plugin import MAX_UPDATES, Handler, NriRuntime
 
 log = logging.getLogger(__name__)
 
@@ -52,21 +51,7 @@ _QEMU_HOOKS = "/etc/libvirt/hooks/qemu.d"
 """Where the hook that gives an incoming QEMU the CPU numbers of this node is mounted."""
 
 
-class PluginHost(Protocol):
-    """A container runtime that has plugins: `kvplace.nri.plugin.NriRuntime`."""
-
-    async def run(self, handler: Handler, /) -> None:
-        """Keep the plugin connected until cancelled."""
-        ...
-
-    async def deliver(
-        self, choose: Callable[[Sequence[nri.NriContainer]], Sequence[nri.ContainerUpdate]], /
-    ) -> None:
-        """Have the runtime update containers outside of any event."""
-        ...
-
-
-class NriSource:
+class NriSource(Handler):
     """The plugin's handler."""
 
     events = frozenset(
@@ -82,7 +67,7 @@ class NriSource:
         }
     )
 
-    def __init__(self, keeper: CpusetKeeper, runtime: PluginHost, root: Path) -> None:
+    def __init__(self, keeper: CpusetKeeper, runtime: NriRuntime, root: Path) -> None:
         """`root` is the root of the cgroups with cpusets."""
         self._keeper = keeper
         self._runtime = runtime
@@ -118,7 +103,7 @@ class NriSource:
         for known in self._keeper.containers():
             self._forget(known.id)
         for container in containers:
-            if container.sandbox in by_id and container.state is not nri.RunState.STOPPED:
+            if container.sandbox in by_id and not container.has_stopped:
                 self._keeper.take(self._reported(by_id[container.sandbox], container))
         self._specs_unsure = False
         name = f"{runtime.name} {runtime.version}"
@@ -156,7 +141,7 @@ class NriSource:
             case nri.NriEvent.START | nri.NriEvent.POST_START | nri.NriEvent.POST_UPDATE:
                 known = self._keeper.container(container.id)
                 if known is None:
-                    if container.state is nri.RunState.STOPPED:
+                    if container.has_stopped:
                         return  # it has stopped already, and no event will report it again
                     known = self._reported(pod, container)
                     self._keeper.take(known)

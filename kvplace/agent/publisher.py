@@ -19,7 +19,6 @@ from kvplace.agent.node_objects import NodeObjects
 from kvplace.agent.node_report import (
     Description,
     NodeReport,
-    WrittenBy,
     cpu_map_text,
     cpu_usage,
     describe,
@@ -106,13 +105,17 @@ class _Written:
 class _Resources:
     """The known state of the NodeResourceTopology."""
 
-    by: WrittenBy = WrittenBy.UNKNOWN
-    """UNKNOWN until it has been searched for and found, or written."""
     record: ResourceTopologyRecord | None = None
+    """As it was found, or written; None until then, and where there is none."""
     document: Mapping[str, Any] | None = None
     """As this process has written it."""
     no_kind_until: float = 0.0
     """Not asked for before this moment of the loop's clock."""
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether a person has written it; what this process has written counts as the agent's."""
+        return self.record is not None and self.document is None and not self.record.by_agent
 
 
 class Publisher:
@@ -178,13 +181,13 @@ class Publisher:
         )
         description = describe(machine, stored if by_hand else None)
         generation, version = await self._write_topology(node, description, stored)
-        cpu_map_by = await self._write_cpu_map(node, cpu_map_text(machine, description))
+        cpu_map_by_hand = await self._write_cpu_map(node, cpu_map_text(machine, description))
         trouble: KvplaceError | None = None
         try:
             await self._write_resources(node, machine, description)
         except KvplaceError as error:
             trouble = error  # the status, which kvplace itself needs, does not wait for it
-        await self._write_status(node, machine, description, stored, cpu_map_by, generation, version)
+        await self._write_status(node, machine, description, stored, cpu_map_by_hand, generation, version)
         if trouble is not None:
             raise trouble
 
@@ -194,7 +197,7 @@ class Publisher:
         machine: ThisMachine,
         description: Description,
         stored: TopologyRecord | None,
-        cpu_map_by: WrittenBy,
+        cpu_map_by_hand: bool,
         generation: int,
         version: str,
     ) -> None:
@@ -206,7 +209,12 @@ class Publisher:
         """
         enforcement, pods = self._enforcement_and_pods(stored)
         conditions = (
-            described(machine, description, cpu_map_by, self._resources.by),
+            described(
+                machine,
+                description,
+                cpu_map_by_hand=cpu_map_by_hand,
+                resources_by_hand=self._resources.by_hand,
+            ),
             kubelet_state(machine.kubelet_cpus),
             *self._report.conditions.values(),
         )
@@ -228,7 +236,7 @@ class Publisher:
                 description,
                 self._own.ledger,
                 enforcement,
-                node.cpu_map if cpu_map_by is WrittenBy.PERSON else "",
+                node.cpu_map if cpu_map_by_hand else "",
             ),
             in_use=self._report.in_use or (NOTHING_IN_USE if stored is None else stored.in_use),
             devices=self._devices(stored),
@@ -292,16 +300,16 @@ class Publisher:
         log.info("published the machine: %d CPUs, %s", topology.cpus.bit_count(), topology.fingerprint)
         return (1 if stored is None else stored.generation + 1), version
 
-    async def _write_cpu_map(self, node: NodeRecord, text: str | None) -> WrittenBy:
-        """Write the node's cpu-map unless a person has written it; returns its writer."""
+    async def _write_cpu_map(self, node: NodeRecord, text: str | None) -> bool:
+        """Write the node's cpu-map unless a person has written it; returns whether one has."""
         there = node.cpu_map or None
         if there is not None and not node.cpu_map_by_agent and there != self._written.cpu_map:
-            return WrittenBy.PERSON
+            return True
         if there != text:
             await self._cluster.annotate_node(node.name, {CPU_MAP: text})
             metrics.WRITES.labels("cpu-map").inc()
             self._written.cpu_map = text
-        return WrittenBy.AGENT
+        return False
 
     async def _write_resources(
         self, node: NodeRecord, machine: ThisMachine, description: Description
@@ -310,11 +318,9 @@ class Publisher:
         known, loop = self._resources, asyncio.get_running_loop()
         if loop.time() < known.no_kind_until:
             return
-        if known.by is WrittenBy.UNKNOWN:
+        if known.record is None:
             known.record = await self._cluster.read_resource_topology(node.name)
-            if known.record is not None:
-                known.by = WrittenBy.AGENT if known.record.by_agent else WrittenBy.PERSON
-        if known.by is WrittenBy.PERSON:
+        if known.by_hand:
             return
         running = (
             (pod.namespace, pod.name) for pod in self._own.pods.records.values() if pod.phase == "Running"
@@ -337,4 +343,4 @@ class Publisher:
             )
             return
         metrics.WRITES.labels("resources").inc()
-        self._resources = _Resources(WrittenBy.AGENT, record, document)
+        self._resources = _Resources(record, document)

@@ -129,7 +129,6 @@ class ContainerChanges:
 
     appeared: frozenset[ContainerId] = frozenset()
     """Containers with a new cgroup, also after another one."""
-    ended: frozenset[ContainerId] = frozenset()
     written: frozenset[ContainerId] = frozenset()
     """Containers with cpuset files that were written, perhaps by ourselves."""
     everything: bool = False
@@ -164,7 +163,6 @@ class ContainerWatch:
 
     def read(self) -> ContainerChanges:
         """Take in the reports of the kernel; does not wait."""
-        before = set(self._containers)
         self._appeared.clear()
         written: set[ContainerId] = set()
         everything = False
@@ -186,7 +184,6 @@ class ContainerWatch:
         now = self._containers
         return ContainerChanges(
             appeared=frozenset(self._appeared & now.keys()),
-            ended=frozenset(before - now.keys()),
             written=frozenset(written & now.keys()),
             everything=everything,
         )

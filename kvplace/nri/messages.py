@@ -26,7 +26,6 @@ from kvplace.nri.values import (
     NriContainer,
     NriEvent,
     PodSandbox,
-    RunState,
     Runtime,
     SandboxId,
 )
@@ -79,7 +78,6 @@ _SCHEMA: Mapping[str, tuple[tuple[int, str, str], ...]] = {
         (8, "env", "string*"),
         (9, "mounts", "Mount*"),
         (11, "linux", "LinuxContainer"),
-        (12, "pid", "uint32"),
         (20, "cdi_devices", "CdiDevice*"),
     ),
     # A map is a list of these on the wire.
@@ -121,7 +119,8 @@ def _message_classes() -> Mapping[str, Any]:
 
 _CLASSES = _message_classes()
 _EVENTS = frozenset(event.value for event in NriEvent)
-_STATES = frozenset(state.value for state in RunState)
+_STOPPED = 4
+"""The state of a container that has ended."""
 
 
 class PluginCall(NamedTuple):
@@ -142,24 +141,6 @@ class CallFailed(Unavailable):
     def __init__(self, code: int, message: str) -> None:
         self.code = code
         super().__init__(f"the NRI runtime answered with error {code}: {message}")
-
-
-class Synchronization(NamedTuple):
-    """All pods and containers that exist, or a part of them."""
-
-    pods: tuple[PodSandbox, ...]
-    containers: tuple[NriContainer, ...]
-    more: bool
-    """Whether further parts follow; only the answer to the last may carry updates."""
-
-
-class StateChange(NamedTuple):
-    """An event that needs no answer, and whom it is about."""
-
-    event: NriEvent | None
-    """None for one that we do not know."""
-    pod: PodSandbox
-    container: NriContainer
 
 
 def write_call(call: PluginCall, timeout_s: float) -> bytes:
@@ -208,11 +189,13 @@ def write_subscription(events: Iterable[NriEvent]) -> bytes:
     return _written("ConfigureResponse", events=sum(1 << (event - 1) for event in set(events)))
 
 
-def read_synchronization(payload: bytes) -> Synchronization:
-    """Read the payload of Synchronize; raises BadPeer."""
+def read_synchronization(payload: bytes) -> tuple[list[PodSandbox], list[NriContainer], bool]:
+    """Read pods and containers from the payload of Synchronize, and whether more follow; raises BadPeer.
+
+    Only the answer to the last part may carry updates.
+    """
     request = _read("SynchronizeRequest", payload)
-    pods, containers = tuple(map(_pod, request.pods)), tuple(map(_container, request.containers))
-    return Synchronization(pods, containers, request.more)
+    return [*map(_pod, request.pods)], [*map(_container, request.containers)], request.more
 
 
 def write_synchronized(updates: Iterable[ContainerUpdate], *, more: bool) -> bytes:
@@ -242,11 +225,11 @@ def write_updates(updates: Iterable[ContainerUpdate]) -> bytes:
     return _written("UpdateResponse", update=map(_update, updates))
 
 
-def read_state_change(payload: bytes) -> StateChange:
-    """Read the payload of StateChange; raises BadPeer."""
+def read_state_change(payload: bytes) -> tuple[NriEvent | None, PodSandbox, NriContainer]:
+    """Read the payload of StateChange, without an event that we do not know; raises BadPeer."""
     change = _read("StateChangeEvent", payload)
     event = NriEvent(change.event) if change.event in _EVENTS else None
-    return StateChange(event, _pod(change.pod), _container(change.container))
+    return event, _pod(change.pod), _container(change.container)
 
 
 def _read(name: str, payload: bytes) -> Any:
@@ -272,13 +255,11 @@ def _pod(pod: Any) -> PodSandbox:
 
 
 def _container(container: Any) -> NriContainer:
-    state = container.state
     return NriContainer(
         id=ContainerId(container.id),
         sandbox=SandboxId(container.pod_sandbox_id),
         name=container.name,
-        state=RunState(state) if state in _STATES else RunState.UNKNOWN,
-        pid=container.pid,
+        has_stopped=container.state == _STOPPED,
         mounts=frozenset(mount.destination for mount in container.mounts),
         environment=tuple(container.env),
         cdi_devices=tuple(device.name for device in container.cdi_devices),

@@ -1,4 +1,4 @@
-"""A plugin that stays connected to its runtime, and updates of containers outside of any event.
+"""A container runtime with NRI: a plugin that stays connected to it, and updates outside of any event.
 
 The runtime asks a plugin about each container while it makes it, and waits for the answer: a handler must
 take far less than the runtime's request timeout (2 s unless configured). Then the runtime continues without
@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import TypeVar
 
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
 from kvplace.nri.connection import Connection, UnknownMethod
@@ -58,6 +58,9 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _SHARE_OF_TIMEOUT = 0.75
 """The part of the runtime's request timeout that a handler may use."""
+MAX_UPDATES = 50
+"""Most updates of one connection: the runtime needs about 10 ms for each and creates no container then."""
+_DELIVERY_TIMEOUT_S = 30.0
 
 _EVENT_CALLS = {
     "RunPodSandbox": NriEvent.RUN_POD,
@@ -74,82 +77,91 @@ _EVENT_CALLS = {
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class PluginName:
-    """How a plugin registers; runtimes call plugins in the order of their index."""
+class Handler(ABC):
+    """A plugin: its name, and its answers to the runtime's calls; unless it has others, to change nothing."""
 
-    name: str
-    index: str
-    """Exactly two digits."""
+    name = "kvplace"
+    index = "50"
+    """Runtimes call plugins in the order of their index, which is two digits."""
+    events: frozenset[NriEvent]
+    """The events to be called for; not empty."""
 
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[0-9]{2}", self.index):
-            raise Misconfigured(f"the index of an NRI plugin is two digits, not {self.index!r}")
-
-
-class Handler(Protocol):
-    """A plugin's handlers of the runtime's calls."""
-
-    @property
-    def events(self) -> frozenset[NriEvent]:
-        """The events to be called for; not empty."""
-        ...
-
+    @abstractmethod
     async def synchronize(
         self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[NriContainer]
     ) -> Sequence[ContainerUpdate]:
         """Learn all pods and containers, once for each connection, before any event; return updates."""
-        ...
 
     async def create(self, pod: PodSandbox, container: NriContainer) -> Creation:
         """Decide about a container before it is created."""
-        ...
+        return Creation()
 
     async def update(
         self, pod: PodSandbox, container: NriContainer, asked: Cpuset
     ) -> Sequence[ContainerUpdate]:
         """Decide about a change that the kubelet or a person asks for; `asked` holds without an answer."""
-        ...
+        return ()
 
     async def stop(self, pod: PodSandbox, container: NriContainer) -> Sequence[ContainerUpdate]:
         """Learn that a container ends, perhaps not for the first time; return updates of others."""
-        ...
+        return ()
 
-    async def observe(self, event: NriEvent, pod: PodSandbox, container: NriContainer) -> None:
+    async def observe(  # noqa: B027 - most need not know
+        self, event: NriEvent, pod: PodSandbox, container: NriContainer
+    ) -> None:
         """Learn of any other event; the container is empty where the event is about the pod."""
-        ...
 
-    def disconnected(self, reason: KvplaceError) -> None:
+    def disconnected(self, reason: KvplaceError) -> None:  # noqa: B027 - most need not know
         """Learn that there is no runtime now; `synchronize` comes when there is one again."""
-        ...
 
 
-async def run_plugin(
-    socket: Path,
-    name: PluginName,
-    handler: Handler,
-    *,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> NoReturn:
-    """Keep a plugin connected until cancelled; pauses between attempts grow from 0.1 s to 2 s."""
-    pause = _FIRST_PAUSE_S
-    logged = ""
-    while True:
+@dataclass
+class NriRuntime:
+    """The container runtime behind a socket."""
+
+    socket: Path
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    async def run(self, handler: Handler) -> None:
+        """Keep a plugin connected until cancelled; pauses between attempts grow from 0.1 s to 2 s."""
+        pause = _FIRST_PAUSE_S
+        logged = ""
+        while True:
+            try:
+                async with session(self.socket, handler) as connection:
+                    pause, logged = _FIRST_PAUSE_S, ""
+                    await connection.future()
+            except (Unavailable, Misconfigured) as error:
+                handler.disconnected(error)
+                if str(error) != logged:
+                    logged = str(error)
+                    log.warning("%s; trying again every %g s at most", error, _LONGEST_PAUSE_S)
+            await self.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    async def deliver(self, choose: Callable[[Sequence[NriContainer]], Sequence[ContainerUpdate]]) -> None:
+        """Have the runtime update containers outside of any event, by a plugin that is connected for it.
+
+        `choose` gets all containers with their specs of now, and returns at most MAX_UPDATES updates. Returns
+        when the runtime has the answer; it needs about 10 ms more for each container in it. Raises
+        Unavailable or Misconfigured.
+        """
         try:
-            async with session(socket, name, handler) as connection:
-                pause, logged = _FIRST_PAUSE_S, ""
-                await connection.future()
-        except (Unavailable, Misconfigured) as error:
-            handler.disconnected(error)
-            if str(error) != logged:
-                logged = str(error)
-                log.warning("%s; trying again every %g s at most", error, _LONGEST_PAUSE_S)
-        await sleep(pause)
-        pause = min(pause * 2, _LONGEST_PAUSE_S)
+            async with (
+                asyncio.timeout(_DELIVERY_TIMEOUT_S),
+                session(self.socket, _Courier(choose)) as connection,
+            ):
+                # It reads our frames in their order: an answer to this shows that it has the one before. A
+                # runtime that finds the connection closed may drop frames that it has not passed on yet.
+                with suppress(CallFailed):
+                    await connection.call("Ping", b"", timeout_s=_DELIVERY_TIMEOUT_S)
+        except TimeoutError:
+            limit = f"{_DELIVERY_TIMEOUT_S:g} s"
+            raise Unavailable(f"the NRI runtime did not take updates within {limit}") from None
 
 
 @asynccontextmanager
-async def session(socket: Path, name: PluginName, handler: Handler) -> AsyncIterator[Connection]:
+async def session(socket: Path, handler: Handler) -> AsyncIterator[Connection]:
     """Connect, register and synchronize; the handler is called for events until the body ends.
 
     Raises Unavailable or Misconfigured. The body learns from `connection.future()` that the runtime is gone.
@@ -161,7 +173,7 @@ async def session(socket: Path, name: PluginName, handler: Handler) -> AsyncIter
     try:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                registration = write_registration(name.name, name.index)
+                registration = write_registration(handler.name, handler.index)
                 await connection.call("RegisterPlugin", registration, timeout_s=HANDSHAKE_TIMEOUT_S)
                 await synchronized
         except TimeoutError:
@@ -205,9 +217,9 @@ class _Calls:
                 updates = self._handler.stop(*read_subject(payload))
                 return write_updates(await self._in_time(method, updates, ()))
             case "StateChange":
-                change = read_state_change(payload)
-                if change.event is not None:
-                    await self._observe(change.event, change.pod, change.container)
+                event, pod, container = read_state_change(payload)
+                if event is not None:
+                    await self._observe(event, pod, container)
                 return b""
             case "Shutdown":
                 return b""
@@ -221,12 +233,12 @@ class _Calls:
         return write_subscription(self._handler.events)
 
     async def _synchronize(self, payload: bytes) -> bytes:
-        part = read_synchronization(payload)
-        self._pods += part.pods
-        self._containers += part.containers
+        announced_pods, announced, more = read_synchronization(payload)
+        self._pods += announced_pods
+        self._containers += announced
         if len(self._pods) + len(self._containers) > MAX_SYNCHRONIZED:
             raise BadPeer(f"the NRI runtime announced more than {MAX_SYNCHRONIZED} pods and containers")
-        if part.more:
+        if more:
             return write_synchronized((), more=True)
         pods, self._pods = self._pods, []
         containers, self._containers = self._containers, []
@@ -252,57 +264,12 @@ class _Calls:
         return no_change
 
 
-MAX_UPDATES = 50
-"""Most updates of one connection: the runtime needs about 10 ms for each and creates no container then."""
-_DELIVERY_TIMEOUT_S = 30.0
+class _Courier(Handler):
+    """A plugin that wants nothing but its updates."""
 
-
-async def deliver(
-    socket: Path,
-    name: PluginName,
-    choose: Callable[[Sequence[NriContainer]], Sequence[ContainerUpdate]],
-) -> None:
-    """Have the runtime update containers.
-
-    `choose` gets all containers with their specs of now, and returns at most MAX_UPDATES updates. `name` must
-    differ from the name of the plugin that answers for new containers. Returns when the runtime has
-    the answer; it needs about 10 ms more for each container in it. Raises Unavailable or Misconfigured.
-    """
-    try:
-        async with (
-            asyncio.timeout(_DELIVERY_TIMEOUT_S),
-            session(socket, name, _Courier(choose)) as connection,
-        ):
-            # It reads our frames in their order: an answer to this shows that it has the one before. A
-            # runtime that finds the connection closed may drop frames that it has not passed on yet.
-            with suppress(CallFailed):
-                await connection.call("Ping", b"", timeout_s=_DELIVERY_TIMEOUT_S)
-    except TimeoutError:
-        raise Unavailable(f"the NRI runtime did not take updates within {_DELIVERY_TIMEOUT_S:g} s") from None
-
-
-PLUGIN = PluginName("kvplace", "50")
-COURIER = PluginName("kvplace-courier", "99")
-
-
-@dataclass(frozen=True, slots=True)
-class NriRuntime:
-    """The container runtime behind a socket, as kvplace's plugin and its courier reach it."""
-
-    socket: Path
-
-    async def run(self, handler: Handler) -> None:
-        """Keep the plugin connected until cancelled."""
-        await run_plugin(self.socket, PLUGIN, handler)
-
-    async def deliver(self, choose: Callable[[Sequence[NriContainer]], Sequence[ContainerUpdate]]) -> None:
-        """Have the runtime update containers outside of any event."""
-        await deliver(self.socket, COURIER, choose)
-
-
-class _Courier:
-    """A handler that wants nothing but its updates."""
-
+    name = "kvplace-courier"
+    """Not that of the plugin that answers for new containers."""
+    index = "99"
     events = frozenset({NriEvent.REMOVE_POD})  # the rarest; none would mean all
 
     def __init__(self, choose: Callable[[Sequence[NriContainer]], Sequence[ContainerUpdate]]) -> None:
@@ -312,20 +279,3 @@ class _Courier:
         self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[NriContainer]
     ) -> Sequence[ContainerUpdate]:
         return self._choose(containers)[:MAX_UPDATES]
-
-    async def create(self, pod: PodSandbox, container: NriContainer) -> Creation:
-        return Creation()
-
-    async def update(
-        self, pod: PodSandbox, container: NriContainer, asked: Cpuset
-    ) -> Sequence[ContainerUpdate]:
-        return ()
-
-    async def stop(self, pod: PodSandbox, container: NriContainer) -> Sequence[ContainerUpdate]:
-        return ()
-
-    async def observe(self, event: NriEvent, pod: PodSandbox, container: NriContainer) -> None:
-        pass
-
-    def disconnected(self, reason: KvplaceError) -> None:
-        pass

@@ -34,16 +34,6 @@ class NriEvent(IntEnum):
     REMOVE = 11
 
 
-class RunState(IntEnum):
-    """The state of a container as the runtime sees it."""
-
-    UNKNOWN = 0
-    CREATED = 1
-    PAUSED = 2
-    RUNNING = 3
-    STOPPED = 4
-
-
 @dataclass(frozen=True, slots=True)
 class Cpuset:
     """The CPUs and memory nodes of a container's cgroup; empty means not set, or in an update no change."""
@@ -80,9 +70,7 @@ class NriContainer:
     id: ContainerId
     sandbox: SandboxId
     name: str
-    state: RunState = RunState.UNKNOWN
-    pid: int = 0
-    """Its first process in the host's PID namespace; 0 before it has one."""
+    has_stopped: bool = False
     mounts: frozenset[str] = frozenset()
     """Where something is mounted in it."""
     environment: tuple[str, ...] = ()

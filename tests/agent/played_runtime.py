@@ -22,7 +22,7 @@ from kvplace.core.well_known_names import PLACED_LABEL, PLACEMENT
 from kvplace.linux.cgroups import CpusetFile
 from kvplace.linux.kernel_files import Gone, KernelError
 from kvplace.nri import values as nri
-from kvplace.nri.plugin import MAX_UPDATES, Handler
+from kvplace.nri.plugin import MAX_UPDATES, Handler, NriRuntime
 
 T = TypeVar("T")
 
@@ -136,15 +136,10 @@ class PlayedContainer:
 
     def value(self) -> nri.NriContainer:
         """As the runtime asks it to plugins."""
-        starts = self.phase in (Phase.STARTING, Phase.RUNNING)
-        state = nri.RunState.RUNNING if starts else nri.RunState.CREATED
-        pid = 100 if starts else 0
-        return nri.NriContainer(
-            self.id, self.pod.id, self.name, state, pid, cgroup_path=self.path, cpuset=self.spec
-        )
+        return nri.NriContainer(self.id, self.pod.id, self.name, cgroup_path=self.path, cpuset=self.spec)
 
 
-class PlayedRuntime:
+class PlayedRuntime(NriRuntime):
     """The runtime, for one plugin."""
 
     def __init__(self, online: CpuMask) -> None:
@@ -161,11 +156,11 @@ class PlayedRuntime:
 
     # What the plugin asks of it
 
-    async def run(self, handler: Handler, /) -> None:
+    async def run(self, handler: Handler) -> None:
         await asyncio.Event().wait()
 
     async def deliver(
-        self, choose: Callable[[Sequence[nri.NriContainer]], Sequence[nri.ContainerUpdate]], /
+        self, choose: Callable[[Sequence[nri.NriContainer]], Sequence[nri.ContainerUpdate]]
     ) -> None:
         updates = choose([found.value() for found in self.containers.values()])
         if self.couriers_fail:

@@ -20,7 +20,7 @@ from kvplace.core.node_topology import Enforcement
 from kvplace.core.scalars import CpuMask, NumaId
 from kvplace.linux.cgroups import CpusetFile
 from kvplace.linux.kernel_files import KernelError, NotPermitted
-from kvplace.nri.values import Cpuset, NriEvent, RunState
+from kvplace.nri.values import Cpuset, NriEvent
 from kvplace.service.process import in_background
 from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, machine_of, node_with, placed
 from tests.agent.nri_node import EMPTY, ONE_VM, Node
@@ -307,7 +307,7 @@ class TestChangesOfTheNode:
         """No client reports a second time that it has stopped, and the CPUs of its pod would stay in use."""
         node = Node(ONE_VM)
         compute = node.started(VM, "compute")
-        ended = replace(compute.value(), state=RunState.STOPPED)
+        ended = replace(compute.value(), has_stopped=True)
         now(node.source.stop(compute.pod, ended))
         now(node.source.observe(NriEvent.POST_START, compute.pod, ended))
         assert list(node.keeper.containers()) == []

@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvplace.nri.plugin import PluginName, run_plugin
+from kvplace.nri.plugin import NriRuntime
 from tests.nri.fake_runtime import FakeRuntime, fake_runtime
 from tests.nri.recorded_handler import RecordedHandler
-
-NAME = PluginName("kvplace", "50")
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def handler() -> RecordedHandler:
 
 @pytest.fixture
 async def plugin(runtime: FakeRuntime, handler: RecordedHandler) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(run_plugin(runtime.socket, NAME, handler))
+    task = asyncio.create_task(NriRuntime(runtime.socket).run(handler))
     yield task
     task.cancel()
     await asyncio.wait([task])

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import mask_of
-from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import ContainerId, CpuMask, PodUid
 from kvplace.nri import plugin as plugin_module
-from kvplace.nri.plugin import PluginName, run_plugin
+from kvplace.nri.plugin import NriRuntime
 from kvplace.nri.values import (
     ContainerUpdate,
     Cpuset,
@@ -22,13 +21,11 @@ from kvplace.nri.values import (
     NriContainer,
     NriEvent,
     PodSandbox,
-    RunState,
     Runtime,
     SandboxId,
 )
 from tests.effort import examples
 from tests.nri import wire
-from tests.nri.conftest import NAME
 from tests.nri.fake_runtime import SUBJECT, FakeRuntime, PluginEnd, container, fake_runtime, pod, updates_in
 from tests.nri.recorded_handler import RecordedHandler
 
@@ -38,8 +35,6 @@ CONTAINER = NriContainer(
     id=ContainerId("id-c"),
     sandbox=SandboxId("sandbox-u"),
     name="c",
-    state=RunState.RUNNING,
-    pid=42,
     mounts=frozenset({"/mnt/0", "/mnt/1", "/mnt/2"}),
     environment=("A=1", "B="),
     cdi_devices=("intel.com/vf=a",),
@@ -327,7 +322,7 @@ class TestReconnecting:
     ) -> None:
         async with fake_runtime() as runtime:
             await runtime.stop()
-            task = asyncio.create_task(run_plugin(runtime.socket, NAME, handler))
+            task = asyncio.create_task(NriRuntime(runtime.socket).run(handler))
             for _ in range(3):
                 assert "no NRI runtime answers at" in str(await handler.gone.get())
             assert caplog.text.count("no NRI runtime answers at") == 1
@@ -353,18 +348,13 @@ class TestReconnecting:
 
         async with fake_runtime() as runtime:
             await runtime.stop()
-            task = asyncio.create_task(run_plugin(runtime.socket, NAME, handler, sleep=pause))
+            task = asyncio.create_task(NriRuntime(runtime.socket, pause).run(handler))
             end, _ = await runtime.ready_plugin()
             end.hang_up()
             await connected.wait()
             task.cancel()
             await asyncio.wait([task])
         assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 0.1]
-
-
-def test_an_index_that_runtimes_refuse_is_refused_here() -> None:
-    with pytest.raises(Misconfigured, match="two digits, not '5'"):
-        PluginName("kvplace", "5")
 
 
 class TestAnyBytes:
@@ -375,7 +365,7 @@ class TestAnyBytes:
     ) -> None:
         async with fake_runtime() as runtime:
             handler = RecordedHandler()
-            task = asyncio.create_task(run_plugin(runtime.socket, NAME, handler))
+            task = asyncio.create_task(NriRuntime(runtime.socket).run(handler))
             end, _ = await runtime.ready_plugin()
             for data in junk:
                 end.send(wire.frames(1, wire.ttrpc(1, 1, data)) if framed else data)
