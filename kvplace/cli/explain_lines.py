@@ -174,7 +174,7 @@ def placed(placement: Placement) -> str:
 
 
 _NEIGHBOUR_COLUMNS: tuple[Column[Neighbour], ...] = (
-    Column("NEIGHBOUR", lambda one: f"{one.claim.namespace}/{one.claim.vmi or one.claim.pod}"),
+    Column("NEIGHBOUR", lambda one: one.claim.vm_name),
     Column("POLICY", lambda one: one.claim.policy.value),
     Column("SHARES", lambda one: one.nearness.value),
     Column("ITS CPUS THERE", lambda one: format_cpu_list(one.shared)),
@@ -192,7 +192,7 @@ def _unclaimed(seat: Seat) -> str:
     ledger = seat.node.ledger
     others = {ledger.owners[cpu] for cpu in cpus_of(seat.unclaimed) if cpu in ledger.owners}
     claims = (ledger.claims.get(uid) for uid in sorted(others))
-    names = [f"{claim.namespace}/{claim.vmi or claim.pod}" for claim in claims if claim is not None]
+    names = [claim.vm_name for claim in claims if claim is not None]
     ownership = f"belong to {', '.join(names) or 'another pod'}" if others else "have no owner"
     return (
         f"CPUs {format_cpu_list(seat.unclaimed)} of these {ownership} in the ledger of the node; "

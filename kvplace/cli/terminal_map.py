@@ -68,7 +68,7 @@ def names_of_vms(drawing: CoreMap) -> Columns:
     """Name the VMs without more."""
     return Columns(
         [
-            Text.assemble(_label(entry, index), " ", printable(entry.claim.vmi or entry.claim.pod))
+            Text.assemble(_label(entry, index), " ", printable(entry.claim.vm))
             for index, entry in enumerate(drawing.legend)
         ],
         padding=(0, _GAP),

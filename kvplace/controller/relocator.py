@@ -105,7 +105,7 @@ class Relocator:
     def _rest_s(self, pod: PodRecord, step: Begin) -> float:
         """Return how long a pod must still rest since it last got other cores."""
         pause_s = PEACE_S if step.only_better else PAUSE_AFTER_EDIT_S
-        return self._cache.relocation_times.rest_s(pod.node, pod.uid, pause_s)
+        return self._cache.relocation_times.rest_s(pod.uid, pause_s)
 
     async def _make(self, pod: PodRecord, step: Write | ClaimStep) -> bool:
         """Make a step; returns whether another one may follow at once.

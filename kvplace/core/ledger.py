@@ -85,6 +85,16 @@ class Claim:
     """Set for a reservation of a waiting pod; its bind makes an ordinary claim of it."""
 
     @property
+    def vm(self) -> str:
+        """The name of its VM; the name of a plain pod."""
+        return self.vmi or self.pod
+
+    @property
+    def vm_name(self) -> str:
+        """`namespace/name` of its VM."""
+        return f"{self.namespace}/{self.vm}"
+
+    @property
     def still_in_use(self) -> CpuMask:
         """CPUs that are reserved for the pod and that it does not own yet."""
         return NO_CPUS if self.reserved is None else CpuMask(self.reserved.owned & ~self.owned)

@@ -53,7 +53,9 @@ def check_ledgers(found: Installation) -> Iterator[Finding]:
             )
             continue
         yield from _contradictions(about, node)
-        lost = [_name(claim) for uid, claim in _without_pods(found, node).items() if uid not in found.cleared]
+        lost = [
+            claim.vm_name for uid, claim in _without_pods(found, node).items() if uid not in found.cleared
+        ]
         if lost:
             yield wrong(
                 about,
@@ -74,14 +76,14 @@ def _contradictions(about: str, node: NodeView) -> Iterator[Finding]:
             yield wrong(about, f"CPUs {format_cpu_list(cpus)} belong to {uid}, which has no claim", fix)
         elif cpus & ~claim.owned:
             over = format_cpu_list(cpus & ~claim.owned)
-            yield wrong(about, f"{_name(claim)} owns CPUs {over}, which its claim does not name", fix)
+            yield wrong(about, f"{claim.vm_name} owns CPUs {over}, which its claim does not name", fix)
     for uid, claim in ledger.claims.items():
         if missing := claim.owned & ~held.get(uid, NO_CPUS):
             others = {ledger.owners[cpu] for cpu in cpus_of(CpuMask(missing)) if cpu in ledger.owners}
             holders = f"belong to {some(others)}" if others else "have no owner"
             yield wrong(
                 about,
-                f"{_name(claim)} claims CPUs {format_cpu_list(missing)} for itself, which {holders}",
+                f"{claim.vm_name} claims CPUs {format_cpu_list(missing)} for itself, which {holders}",
                 fix,
             )
         if not isinstance(node.machine, Unusable):
@@ -89,7 +91,7 @@ def _contradictions(about: str, node: NodeView) -> Iterator[Finding]:
             if absent:
                 yield wrong(
                     about,
-                    f"{_name(claim)} claims CPUs {format_cpu_list(absent)}, which the machine does not have",
+                    f"{claim.vm_name} claims CPUs {format_cpu_list(absent)}, which the machine does not have",
                     "describe the node again, then restart the VM",
                 )
 
@@ -183,7 +185,3 @@ def _is_old(now: datetime, claim: Claim) -> bool:
         return now - datetime.fromisoformat(claim.since) > _SETTLING
     except (ValueError, TypeError):
         return True
-
-
-def _name(claim: Claim) -> str:
-    return f"{claim.namespace}/{claim.vmi or claim.pod}"

@@ -63,6 +63,9 @@ class TargetKind(Enum):
     POD = "Pod"
 
 
+_KINDS = {TargetKind.VM: VMS, TargetKind.VMI: VMIS, TargetKind.POD: PODS}
+_WITH = {kind: (kind,) for kind in TargetKind} | {TargetKind.VM: (TargetKind.VM, TargetKind.VMI)}
+"""The kinds of the objects of one name that are read together."""
 _WORDS = {
     **dict.fromkeys(("vm", "vms", "virtualmachine", "virtualmachines"), TargetKind.VM),
     **dict.fromkeys(("vmi", "vmis", "virtualmachineinstance", "virtualmachineinstances"), TargetKind.VMI),
@@ -130,7 +133,7 @@ async def explain_target(
     reader: ObjectReader, cluster: ListClient, target: ExplainedObject, stated: Stated, strategy: Strategy
 ) -> Explanation:
     """Explain a VM, VMI or pod of the cluster; raises Absent when there is none of that name."""
-    kinds = {TargetKind.VM: (VMS, VMIS), TargetKind.VMI: (VMIS,), TargetKind.POD: (PODS,)}[target.kind]
+    kinds = tuple(_KINDS[kind] for kind in _WITH[target.kind])
     read = await together(*(reader.read(kind, target.name, namespace=target.namespace) for kind in kinds))
     documents = [document for document in read if document is not None]
     view, nodes, events = await together(
@@ -141,7 +144,9 @@ async def explain_target(
         raise Absent(f"there is no {target}{await _elsewhere(reader, kinds[0], view, target)}")
     names = {vm.pod.name for vm in vms} - {target.name}
     pods = await together(*(reader.read(PODS, name, namespace=target.namespace) for name in names))
-    raw_pods = {pod["metadata"]["uid"]: pod for pod in (*pods, *documents) if pod and _is_pod(pod)}
+    raw_pods = {
+        pod["metadata"]["uid"]: pod for pod in (*pods, *documents) if pod and pod.get("kind") == "Pod"
+    }
     for more in await together(*(_events_of(reader, "Pod", target.namespace, name) for name in names)):
         events += more
     newest = tuple(sorted(set(events), key=lambda event: event.when)[-_SHOWN_EVENTS:])
@@ -413,11 +418,7 @@ async def _read_nodes(reader: ObjectReader) -> dict[NodeName, SchedulableNode]:
 
 
 async def _read_events(reader: ObjectReader, target: ExplainedObject) -> tuple[Event, ...]:
-    kinds = {
-        TargetKind.VM: (TargetKind.VM, TargetKind.VMI),
-        TargetKind.VMI: (TargetKind.VMI,),
-        TargetKind.POD: (TargetKind.POD,),
-    }[target.kind]
+    kinds = _WITH[target.kind]
     found = await together(*(_events_of(reader, kind.value, target.namespace, target.name) for kind in kinds))
     return tuple(event for events in found for event in events)
 
@@ -449,10 +450,6 @@ def _event(document: Document) -> Event:
 def _seconds(moment: str) -> str:
     """Cut a moment of the API to whole seconds, so that moments with and without fractions compare."""
     return moment[:19] + "Z" if len(moment) > 19 else moment
-
-
-def _is_pod(document: Document) -> bool:
-    return document.get("kind") == "Pod"
 
 
 def _since(pod: Document, kind: str) -> str:

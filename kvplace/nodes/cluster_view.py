@@ -190,7 +190,7 @@ class VmView:
     @property
     def name(self) -> str:
         """The name of its VMI, or of the plain pod."""
-        return self.pod.vmi or self.pod.name
+        return self.pod.vm
 
     @property
     def is_vmi(self) -> bool:
@@ -314,9 +314,9 @@ class ClusterView:
     def names_of_claims(self) -> Mapping[PodUid, str]:
         """The name of the VM of every claim, `namespace/name`; two pods of one VM are named by their pods."""
         claims = [claim for node in self.nodes.values() for claim in node.ledger.claims.values()]
-        times = Counter(map(_vm_of, claims))
+        times = Counter(claim.vm_name for claim in claims)
         return {
-            claim.uid: _vm_of(claim) if times[_vm_of(claim)] == 1 else f"{claim.namespace}/{claim.pod}"
+            claim.uid: claim.vm_name if times[claim.vm_name] == 1 else f"{claim.namespace}/{claim.pod}"
             for claim in claims
         }
 
@@ -413,10 +413,6 @@ def vm_views(pods: Iterable[PodRecord], nodes: Mapping[NodeName, NodeView]) -> d
             views.append(with_devices(VmView(pod, node.ledger.claims.get(pod.uid)), node))
     views.sort(key=lambda vm: (vm.namespace, vm.name, vm.pod.name, vm.pod.uid))
     return {vm.pod.uid: vm for vm in views}
-
-
-def _vm_of(claim: Claim) -> str:
-    return f"{claim.namespace}/{claim.vmi or claim.pod}"
 
 
 def agreement_needed(names: Iterable[str]) -> str:

@@ -71,7 +71,7 @@ class MovableVms:
         claims = self._cache.ledger(node).claims
         occupants = []
         for uid, claim in claims.items():
-            stays = self._cache.relocation_times.rest_s(node, uid, PEACE_S) > 0
+            stays = self._cache.relocation_times.rest_s(uid, PEACE_S) > 0
             vm = None if stays else self.find(node, uid)
             if vm is None:
                 occupants.append(occupant_of_claim(uid, claim, machine.topology))

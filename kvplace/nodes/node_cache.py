@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
@@ -55,34 +54,27 @@ PEACE_S = 600.0
 
 
 class RelocationTimes:
-    """Follows the ledgers; forgets a pod with its claim, and after the longest of the times above."""
+    """Follows the ledgers; forgets a pod after the longest of the times above."""
 
     def __init__(self, ledgers: Ledgers) -> None:
         self._ledgers = ledgers
-        self._seen: dict[NodeName, dict[PodUid, float]] = {}
+        self._seen: dict[PodUid, float] = {}
         """When each pod was last seen to be relocating."""
         ledgers.subscribe(self._ledger_seen)
 
-    def rest_s(self, node: NodeName, pod: PodUid, peace_s: float) -> float:
+    def rest_s(self, pod: PodUid, peace_s: float) -> float:
         """Return how many seconds remain until `peace_s` has passed since the last relocation of a pod."""
-        last = self._seen.get(node, {}).get(pod)
+        last = self._seen.get(pod)
         return 0.0 if last is None else max(0.0, last + peace_s - asyncio.get_running_loop().time())
 
     def _ledger_seen(self, node: NodeName) -> None:
-        record, before = self._ledgers.current(node), self._seen.get(node, {})
+        record = self._ledgers.current(node)
         claims = {} if record is None else record.ledger.claims
-        if not before and all(claim.relocation is None for claim in claims.values()):
-            return
-        now = asyncio.get_running_loop().time()
-        seen = {
-            uid: now if claim.relocation is not None else before[uid]
-            for uid, claim in claims.items()
-            if claim.relocation is not None or before.get(uid, -math.inf) > now - PEACE_S
-        }
-        if seen:
-            self._seen[node] = seen
-        else:
-            self._seen.pop(node, None)
+        relocating = [uid for uid, claim in claims.items() if claim.relocation is not None]
+        if relocating:
+            now = asyncio.get_running_loop().time()
+            rest = {uid: last for uid, last in self._seen.items() if last > now - PEACE_S}
+            self._seen = rest | dict.fromkeys(relocating, now)
 
 
 class NodeClient(WatchClient, LedgerClient, Protocol):

@@ -124,7 +124,7 @@ def claim_document(claim: Claim) -> Json:
     """Write a claim: the VM, and its resources."""
     return {
         "namespace": claim.namespace,
-        "name": claim.vmi or claim.pod,
+        "name": claim.vm,
         "pod": claim.pod,
         "uid": claim.uid,
         "policy": claim.policy.value,

@@ -178,7 +178,7 @@ class ClusterGauges:
             OLDEST_UNBOUND.update({})
         else:
             since, node, claim = oldest
-            OLDEST_UNBOUND.update({(node, claim.namespace, claim.vmi or claim.pod): self._age(since)})
+            OLDEST_UNBOUND.update({(node, claim.namespace, claim.vm): self._age(since)})
 
     def _age(self, since: str) -> float:
         """Return an age; 0 without a date, and for one of a foreign client that cannot be read."""

@@ -222,7 +222,7 @@ def _names(cache: NodeCache) -> Iterator[tuple[str, tuple[str, str] | None]]:
     for node in list(cache.nodes.records):
         yield node, None
     for pod in list(cache.pods.records.values()):
-        yield pod.node, (pod.namespace, pod.vmi or pod.name)
+        yield pod.node, (pod.namespace, pod.vm)
 
 
 def _vm(cache: NodeCache, claim: Claim) -> VmView | None:
@@ -291,7 +291,7 @@ async def _pod_document(cache: NodeCache, agents: Agents, vmis: VmiClient, pod: 
             {
                 "label": labels[one.claim.uid],
                 "namespace": one.claim.namespace,
-                "name": one.claim.vmi or one.claim.pod,
+                "name": one.claim.vm,
                 "nearness": one.nearness.value,
                 "policy": one.claim.policy.value,
                 "cpus": format_cpu_list(one.claim.cpus),

@@ -108,7 +108,7 @@ class NodeRows:
             "free": free_blocks.free,
             "vms": sum(row.vms for row in rows),
             "waiting": len(self._waiting),
-            "firstWaiting": sorted({(pod.namespace, pod.vmi or pod.name) for pod in self._waiting.values()})[
+            "firstWaiting": sorted({(pod.namespace, pod.vm) for pod in self._waiting.values()})[
                 :_WAITING_NAMED
             ],
             "notPinned": sum(row.states[0] for row in rows),

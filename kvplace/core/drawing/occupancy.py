@@ -208,7 +208,7 @@ def name_of(claim: Claim) -> str:
     The name of a waiting VM states that its CPUs are reserved: nothing runs on them.
     """
     kept = f" (reserved until {claim.reserved.until})" if claim.reserved is not None else ""
-    return printable(f"{claim.namespace}/{claim.vmi or claim.pod}".removeprefix("/") + kept)
+    return printable(claim.vm_name.removeprefix("/") + kept)
 
 
 def printable(text: str) -> str:
