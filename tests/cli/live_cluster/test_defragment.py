@@ -45,7 +45,7 @@ def split(cluster: SmallCluster) -> Iterator[tuple[str, str]]:
     topology = {"metadata": {"name": node}, "spec": topology_document(TWO)}
     kind = {"apiVersion": "kvplace.io/v1alpha1", "kind": "NodeTopology"}
     plane.request("POST", f"{OURS}/nodetopologies", {**kind, **topology})
-    request = Request(4, PinningOptions(Scope.ANY))
+    request = Request(4, PinningOptions(Scope.ANY).of_plain_pod())
     empty = ClusterNode(NodeName(node), TWO)
     few = CpuMask(sum(mask_of([min_cpu, min_cpu + 8]) for min_cpu in (0, 4)))
     left = try_place(TWO, within(empty.free, CpuMask(TWO.cpus & ~few)), Request(12, request.options))
