@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags, complete_node, complete_vm
-from kvplace.cli.output import Column, Listing, Output, print_answer, say, table_of
+from kvplace.cli.output import Listing, Output, print_answer, say, table_of
 from kvplace.cli.parameters import Answer, Words, output_option
 from kvplace.core.errors import ExitCode
 from kvplace.core.quantity import counted
@@ -236,10 +236,13 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
     nodes = sorted(view.nodes.values(), key=lambda node: (_node_key(node, order), node.name))
 
     def lines() -> Iterator[str]:
-        yield from _rows(TOP_NODE_COLUMNS, nodes, limit, output, "node", "node")
         if nodes:
+            yield from table_of(TOP_NODE_COLUMNS, nodes[:limit], wide=output is Output.WIDE)
+            _say_hidden(len(nodes), limit, "node")
             yield ""
             yield from (f"{title:<14}{sentence}" for title, sentence in cluster_summary(view))
+        else:
+            say("there is no node")
 
     print_answer(
         output, lambda: top_document(view, nodes[:limit]), lines(), map(_node_reference, nodes[:limit])
@@ -249,36 +252,23 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
 async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Output) -> None:
     from kvplace.cli.view_tables import NAMESPACE, TOP_VM_COLUMNS, vm_reference
     from kvplace.nodes.cluster_reading import read_listed_vms
-    from kvplace.nodes.view_output import VM_KIND, list_document, vm_document
+    from kvplace.nodes.view_output import VM_KIND, vm_document
 
     listed = await read_listed_vms(live.api, live.vms)
     say(*listed.notes)
     # A VM without a pod holds nothing, nor does a pod that has ended: a migration leaves one for long.
     vms = sorted((vm for vm in listed.vms if vm.has_pod and not vm.is_over), key=_VM_KEYS[order])
     columns = (*((NAMESPACE,) if live.flags.all_namespaces else ()), *TOP_VM_COLUMNS)
-    nothing = f"VM that requests cores in {live.namespace or 'the cluster'}"
-    print_answer(
-        output,
-        lambda: list_document(VM_KIND, map(vm_document, vms[:limit])),
-        _rows(columns, vms, limit, output, "VM", nothing),
-        map(vm_reference, vms[:limit]),
-    )
+    Listing(VM_KIND, columns, vm_document, vm_reference, output).print_all(vms[:limit])
+    if output in (Output.TABLE, Output.WIDE):
+        if not vms:
+            say(f"there is no VM that requests cores in {live.namespace or 'the cluster'}")
+        _say_hidden(len(vms), limit, "VM")
 
 
-def _rows(
-    columns: Sequence[Column[T]],
-    rows: Sequence[T],
-    limit: int | None,
-    output: Output,
-    noun: str,
-    nothing: str,
-) -> Iterator[str]:
-    if not rows:
-        say(f"there is no {nothing}")
-        return
-    yield from table_of(columns, rows[:limit], wide=output is Output.WIDE)
-    if limit is not None and len(rows) > limit:
-        say(f"{counted(len(rows) - limit, f'more {noun}')} not shown")
+def _say_hidden(rows: int, limit: int | None, noun: str) -> None:
+    if limit is not None and rows > limit:
+        say(f"{counted(rows - limit, f'more {noun}')} not shown")
 
 
 def _node_key(node: NodeView, order: str) -> str | float:

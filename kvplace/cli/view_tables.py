@@ -24,7 +24,7 @@ from kvplace.core.topology import Topology
 from kvplace.kube.object_records import Condition
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
-from kvplace.nodes.view_output import draw_node, free_blocks_document
+from kvplace.nodes.view_output import draw_node, free_blocks_document, list_document
 
 NOTHING = "-"
 
@@ -330,8 +330,7 @@ def draw_cluster(view: ClusterView, form: Output, file: TextIO) -> None:
         return
     drawings = [drawing for node in view.nodes.values() if (drawing := draw_node(node, ())) is not None]
     if form.is_document:
-        maps = [core_map_document(drawing) for drawing in drawings]
-        document = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": maps}
+        document = list_document(KIND, map(core_map_document, drawings))
         file.write(document_text(document, form))
         return
     from kvplace.cli.terminal_map import print_map
