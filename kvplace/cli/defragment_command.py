@@ -13,7 +13,7 @@ from kvplace.cli.progress import Progress
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import ExitCode
 from kvplace.core.placement import Placement
-from kvplace.core.quantity import about_bytes, counted
+from kvplace.core.quantity import about_bytes, counted, first_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -127,8 +127,7 @@ async def _carry_out(
     made, left = sum(not one.error for one in results), _left(found, results)
     rest = "" if made == len(found.moves) else "; call defragment again to continue from there"
     if left:
-        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-        rest = f"; not begun: {', '.join(move.id for move in left[:_NAMED])}{more}{rest}"
+        rest = f"; not begun: {first_of([move.id for move in left], _NAMED)}{rest}"
     say(f"{made} of {len(found.moves)} moves made{rest}")
     return results, stopped
 

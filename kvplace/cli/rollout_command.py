@@ -29,7 +29,7 @@ from kvplace.cli.parameters import (
     yes_option,
 )
 from kvplace.core.errors import BadBody, ExitCode
-from kvplace.core.quantity import counted
+from kvplace.core.quantity import counted, first_of
 from kvplace.core.vm_stages import Percentiles, VmStage
 
 if TYPE_CHECKING:
@@ -322,8 +322,7 @@ def _report_lines(report: Report, *, wide: bool) -> Iterator[str]:
     yield from table_of(_stage_columns(report), report.counts.reached.items())
     for title, vms in (("failed", report.failed), ("not ready", report.unfinished)):
         for alike in by_reason(vms):
-            more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
-            names = ", ".join(one.name for one in alike) if wide else alike[0].name + more
+            names = first_of([one.name for one in alike], len(alike) if wide else 1)
             yield f"{title}: {names}: {alike[0].reason}"
 
 

@@ -17,7 +17,7 @@ from kvplace.cli.output import Output, console, print_answer, print_document, ta
 from kvplace.cli.parameters import Answer, InputFile, example_option, output_option
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
-from kvplace.core.quantity import counted
+from kvplace.core.quantity import counted, first_of
 from kvplace.core.vm_stages import Percentiles
 
 if TYPE_CHECKING:
@@ -200,9 +200,9 @@ def _print_summary(report: DemoReport, refusals: list[list[DemoRefusal]], out: C
         )
     mistakes = " (three VMs have mistakes on purpose)" if has_mistakes(ordered) and refusals else ""
     out.print(f"refused   {len(report.refused)}{mistakes}")
-    for first, *others in refusals:
-        more = f" and {len(others)} more" if others else ""
-        out.print(f"          {first.name}{more}, by {first.by}: {first.reason}", soft_wrap=True)
+    for alike in refusals:
+        names, first = first_of([vm.name for vm in alike], 1), alike[0]
+        out.print(f"          {names}, by {first.by}: {first.reason}", soft_wrap=True)
 
 
 def _spread(splits: Mapping[int, int], noun: str) -> str:

@@ -23,7 +23,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.moves.suggestions import move_document, refusal_document
 from kvplace.core.occupant import ClusterNode
 from kvplace.core.placement import Placement, placement_document
-from kvplace.core.quantity import counted, format_bytes
+from kvplace.core.quantity import counted, first_of, format_bytes
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import Json, json_object
@@ -158,8 +158,7 @@ def summary(plan: Plan, need_movable: Sequence[str] = ()) -> list[tuple[str, str
     if plan.refused:
         lines.append(("refused", counted(len(plan.refused), "VM")))
         for group in refused_vms(plan):
-            more = f" and {len(group.ids) - 1} more" if len(group.ids) > 1 else ""
-            sentence = f"{group.ids[0]}{more} ({_short(group.request)}): {group.reasons.summary}"
+            sentence = f"{first_of(group.ids, 1)} ({_short(group.request)}): {group.reasons.summary}"
             lines.append(("", sentence))
     return lines
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.planning import VmRequest, plan
-from kvplace.core.quantity import counted
+from kvplace.core.quantity import counted, first_of
 from kvplace.core.scalars import NodeName
 from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.plan.plan_documents import RefusedVms, refused_vms
@@ -58,9 +58,7 @@ class Forecast:
             lines.append(f"{counted(len(self.nodes), 'VM')} will get cores on {nodes}, as of now")
         if self.unplanned:
             lines.append(f"{counted(len(self.unplanned), 'VM')} not planned: {self.why_unplanned}")
-        for group in self.refused:
-            more = f" and {len(group.ids) - 1} more" if len(group.ids) > 1 else ""
-            lines.append(f"{group.ids[0]}{more} will not fit: {group.reasons.summary}")
+        lines += [f"{first_of(group.ids, 1)} will not fit: {group.reasons.summary}" for group in self.refused]
         return tuple(lines)
 
 

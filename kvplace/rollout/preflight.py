@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any, Protocol, TypeVar
 
 from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Refused
-from kvplace.core.quantity import counted, format_bytes
+from kvplace.core.quantity import counted, first_of, format_bytes
 from kvplace.core.strict_json import shown
 from kvplace.core.well_known_names import ROLLOUT_LABEL
 from kvplace.kube.api_errors import NotFound, Rejected
@@ -216,13 +216,9 @@ async def _dry_run(cluster: RolloutCluster, rollout: Rollout, vm: WantedVm, othe
 
 
 def _taken(rollout: Rollout, foreign: dict[str, str]) -> str:
-    names = sorted(foreign)
-    listed = ", ".join(
-        f"{name} (of rollout {foreign[name]})" if foreign[name] else name for name in names[:_SHOWN_NAMES]
-    )
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    names = [f"{name} (of rollout {owner})" if owner else name for name, owner in sorted(foreign.items())]
     return (
         f"{counted(len(names), 'VM')} of these names in namespace {rollout.namespace} "
-        f"{'is' if len(names) == 1 else 'are'} not of rollout {shown(rollout.name)}: {listed}{more}; "
-        "choose another name, or delete them"
+        f"{'is' if len(names) == 1 else 'are'} not of rollout {shown(rollout.name)}: "
+        f"{first_of(names, _SHOWN_NAMES)}; choose another name, or delete them"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvplace.core.errors import ExitCode
-from kvplace.core.quantity import counted
+from kvplace.core.quantity import counted, first_of
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stages import Percentiles, VmStage
 from kvplace.rollout.tracker import MakingState, TrackedVm
@@ -71,11 +71,8 @@ class Report:
         if not self.unmeasured:
             return ()
         nodes = sorted(set(self.unmeasured.values()))
-        more = f" and {len(nodes) - _SHOWN_NODES} more" if len(nodes) > _SHOWN_NODES else ""
         vms = counted(len(self.unmeasured), "VM")
-        where = (
-            f"{counted(len(nodes), 'node')} where no agent measures ({', '.join(nodes[:_SHOWN_NODES])}{more})"
-        )
+        where = f"{counted(len(nodes), 'node')} where no agent measures ({first_of(nodes, _SHOWN_NODES)})"
         return (
             f"{vms} on {where}: it is unknown whether they are pinned, so they count as ready when they run",
         )
