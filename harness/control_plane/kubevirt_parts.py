@@ -132,6 +132,17 @@ class KubeVirt:
 
         self.virt_controller.wait_until(is_gone, f"end of {kind} {namespace}/{name}")
 
+    def migrations_ended(self) -> None:
+        """Wait until no migration of the cluster is unfinished; kvplace begins no other one before."""
+        path = "/apis/kubevirt.io/v1/virtualmachineinstancemigrations"
+
+        def have_ended() -> bool:
+            found = self.plane.request("GET", path)["items"]
+            phases = {one.get("status", {}).get("phase") for one in found}
+            return phases <= {"Failed", "Succeeded"}
+
+        self.virt_controller.wait_until(have_ended, "end of all migrations")
+
     def first(self, path: str, is_wanted: Callable[[Json], bool]) -> Json:
         """Wait for an object of a list that is as wanted; raises `TimeoutError` when none is after 120 s."""
         connection = HTTPSConnection(

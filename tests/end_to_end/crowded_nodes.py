@@ -37,6 +37,7 @@ class Crowded:
         self.namespace = namespace
         self.pods = f"/api/v1/namespaces/{namespace}/pods"
         self.migrations = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{MIGRATIONS}"
+        virt.migrations_ended()
         nodes.do(nodes.nodes.add(node_shape(NODES[0], MACHINE)))
         self.started = started = {
             NODES[0]: [self._start("large-a", 7), self._start("moves", 4, movable="nodes")]

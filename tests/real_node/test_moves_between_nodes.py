@@ -48,6 +48,7 @@ def migrations(vms: Vms) -> str:
 
 def can_leave(vms: Vms) -> tuple[Vm, str, str]:
     """Start a VM that may leave its node; return it, its node and the other one."""
+    vms.cluster.kubevirt.migrations_ended()
     vm = vms.start("leaves", annotations=MOVABLE)
     vm.pinned()
     vmis = f"/apis/kubevirt.io/v1/namespaces/{vms.namespace}/virtualmachineinstances"
