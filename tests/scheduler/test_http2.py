@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -21,8 +19,8 @@ from h2.errors import ErrorCodes
 
 from kvplace.scheduler.extender_protocol import MAX_BODY
 from kvplace.scheduler.http import ExtenderReply
-from kvplace.scheduler.listener import ALPN_PROTOCOLS, ExtenderListener, Http2Connection, extender_listening
-from kvplace.service.connections import Address, ConnectionLimits
+from kvplace.scheduler.listener import ALPN_PROTOCOLS, Http2Connection, extender_listening
+from kvplace.service.connections import Address
 from tests.scheduler.http2_client import PSEUDO_HEADERS, Calls, Client, Wire, over_http1, over_http2
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -229,17 +227,11 @@ async def test_a_call_that_comes_at_the_end_is_refused_as_not_begun() -> None:
     assert [body for _, _, body in calls.asked] == [b"first"]
 
 
-async def test_the_listener_keeps_no_connection_that_is_closed() -> None:
-    class AgreedOnHttp2(Wire):
-        def get_extra_info(self, name: str, default: Any = None) -> Any:
-            return SimpleNamespace(selected_alpn_protocol=lambda: "h2") if name == "ssl_object" else default
-
-    listener = ExtenderListener(Calls().as_routes, asyncio.Protocol, (), ConnectionLimits())
-    connection = listener.choose(AgreedOnHttp2())
-    assert listener._http2 == {connection}
-    assert connection is not None
+async def test_the_end_of_a_connection_is_reported() -> None:
+    ended: list[Http2Connection] = []
+    connection = Http2Connection(Calls().as_routes, ended=ended.append)
     connection.connection_lost(None)
-    assert not listener._http2
+    assert ended == [connection]
 
 
 @pytest.mark.parametrize("offered", ["h2", "http/1.1", ""])
