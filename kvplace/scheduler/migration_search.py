@@ -43,7 +43,7 @@ from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler import limits
 from kvplace.scheduler.migration_history import MigrationHistory
 from kvplace.scheduler.reservations import OwnReservation, RoomContext, about
-from kvplace.scheduler.room_migration import MoveToNode
+from kvplace.scheduler.room_migration import RoomMigration
 from kvplace.scheduler.stored_claims import rfc3339
 
 log = logging.getLogger(__name__)
@@ -69,17 +69,17 @@ class MigrationSearch:
         self._cluster = context.cluster
         self._cache = context.cache
         self._vms = MovableVms(context.cache)
-        self.history = MigrationHistory(context.cache, now=context.now, clock=context.clock)
+        self._history = MigrationHistory(context.cache, now=context.now, clock=context.clock)
         self._next_search = float("-inf")
 
     @property
     def is_due(self) -> bool:
         """Whether a search may begin."""
-        return self._context.clock() >= self._next_search and not self.history.is_reserved
+        return self._context.clock() >= self._next_search and not self._history.is_reserved
 
     async def find(
         self, pod: PodRecord, request: Request, nodes: Collection[NodeName]
-    ) -> MoveToNode | NoMigration:
+    ) -> RoomMigration | NoMigration:
         """Find a migration that lets a VM fit.
 
         `nodes` are the nodes where only cores are missing for kube-scheduler. If it is empty, all nodes are
@@ -94,7 +94,7 @@ class MigrationSearch:
         migrations = await self._cluster.read_all(MIGRATIONS)
         vmis = {vmi.uid: vmi for vmi in await self._cluster.read_all(RUNNING_VMIS)}
         await self._delete_overdue(migrations)
-        why = self.history.why_not_now(migrations)
+        why = self._history.why_not_now(migrations)
         if any(vmi.is_evacuated for vmi in vmis.values()):
             why = "VMs are being evacuated"
         if why:
@@ -140,7 +140,7 @@ class MigrationSearch:
     async def _delete_overdue(self, migrations: Sequence[MigrationRecord]) -> None:
         """Delete our migrations that have not started in time: their replica has ended."""
         for one in migrations:
-            if one.is_ours and not one.has_started and self.history.age_s(one.created) > START_S:
+            if one.is_ours and not one.has_started and self._history.age_s(one.created) > START_S:
                 await self._cluster.delete_migration(one.namespace, one.name)
 
     def _able(
@@ -151,7 +151,7 @@ class MigrationSearch:
         migrations: Sequence[MigrationRecord],
     ) -> tuple[dict[PodUid, tuple[MovableVm, RunningVmi]], Counter[str]]:
         """Return the VMs that can migrate now, and count the obstacles of the others."""
-        stay = self.history.migrated_lately(migrations)
+        stay = self._history.migrated_lately(migrations)
         able = {}
         obstacles: Counter[str] = Counter()
         for uid, vm in vms.items():
@@ -160,7 +160,7 @@ class MigrationSearch:
                 why = "it has migrated lately"
             elif vmi is None or (vmi.metadata.namespace, vmi.metadata.name) != key:
                 why = "its VMI is gone"
-            elif self.history.was_asked_lately(vmi.uid):
+            elif self._history.was_asked_lately(vmi.uid):
                 why = "it has been asked to migrate lately"
             else:
                 why = vmi.obstacle
@@ -172,7 +172,7 @@ class MigrationSearch:
         return able, obstacles
 
     def _is_new(self, pod: PodRecord) -> bool:
-        return self.history.age_s(pod.created) < limits.STARTING_S
+        return self._history.age_s(pod.created) < limits.STARTING_S
 
     async def _search(
         self,
@@ -181,8 +181,13 @@ class MigrationSearch:
         nodes: Collection[NodeName],
         waiting: RunningVmi | None,
         able: Mapping[PodUid, tuple[MovableVm, RunningVmi]],
-    ) -> MoveToNode | None:
-        """Search until kube-scheduler, too, would accept both nodes."""
+    ) -> RoomMigration | None:
+        """Search until kube-scheduler, too, would accept both nodes.
+
+        `find_migration` knows only cores and memory of VMs. Its answer is checked with both nodes as they are
+        now. If the waiting VM may not come, no VM leaves that node. If the target does not suit the VM, the
+        target is barred to each VM that it does not suit. Then the search is repeated.
+        """
         machines = await self._machines(pod)
         vms = {uid: MigratableVm(uid, vm.pod.node, _request_of(vm)) for uid, (vm, _) in able.items()}
         read: dict[NodeName, _ReadNode] = {}
@@ -205,7 +210,7 @@ class MigrationSearch:
             if waiting is not None and here.refuses(pod, waiting, without=vm.pod):
                 vms = {uid: one for uid, one in vms.items() if one.node != room.vm.node}
             elif not (vmi.obstacle_on(there.node, here.node) or there.lacks(vm.pod)):
-                return self._move(pod, vm, room)
+                return self._attempt(pod, vm, room)
             else:
                 for uid, one in vms.items():
                     other, its_vmi = able[uid]
@@ -234,10 +239,13 @@ class MigrationSearch:
         )
         return _ReadNode(nodes[0], tuple(pods)) if nodes else _ReadNode()
 
-    def _move(self, pod: PodRecord, vm: MovableVm, room: RoomByMigration) -> MoveToNode:
+    def _attempt(self, pod: PodRecord, vm: MovableVm, room: RoomByMigration) -> RoomMigration:
         since = rfc3339(self._context.now())
         mark = blake2b(f"{vm.pod.vmi_uid} {since}".encode(), digest_size=4).hexdigest()
-        return MoveToNode(
+        return RoomMigration(
+            self._context,
+            self._history,
+            pod,
             vm,
             room,
             PlannedMigration.of(vm.pod.namespace, vm.pod.vmi, room.target, mark),

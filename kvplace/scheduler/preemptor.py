@@ -35,12 +35,13 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.concurrency import Turns
 from kvplace.kube.ledgers import no_change
 from kvplace.kube.object_records import PodRecord
-from kvplace.nodes.node_machine import Unusable
+from kvplace.nodes.node_machine import NodeMachine, Unusable
 from kvplace.scheduler import limits
 from kvplace.scheduler.extender_protocol import PreemptionArgs, PreemptionResult, SentVictims
 from kvplace.scheduler.metrics import PREEMPTIONS
 from kvplace.scheduler.pending_pods import PendingPod
 from kvplace.scheduler.reservations import (
+    OwnReservation,
     RoomContext,
     future_claim,
     reserve_what_leaves,
@@ -105,22 +106,18 @@ class Preemptor:
         Reservations of pods with lower priority end, if they are in the way.
         """
         now = self._now()
-        whole, until = future_claim(pod, placement, rfc3339(now)), until_when(now, LONGEST_S)
+        own = OwnReservation(node, pod.uid, rfc3339(now))
+        whole, until = future_claim(pod, placement, own.since), until_when(now, LONGEST_S)
 
-        def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
-            known = ledger.claims.get(pod.uid)
-            if known is not None:
-                return LedgerChange(), known.reserved is not None and known.since == whole.since
-            machine, held = self._cache.machine(node), self._pending.held_on(node, but=pod.uid)
-            if isinstance(machine, Unusable):
-                return LedgerChange(), False
+        def change(ledger: Ledger, machine: NodeMachine) -> LedgerChange | None:
+            held = self._pending.held_on(node, but=pod.uid)
             for lower in (frozenset[PodUid](), self._outranked(ledger, pod)):
                 reserved = reserve_what_leaves(ledger, machine, held, whole, lower.union(gone), until=until)
                 if reserved is not None:
-                    return LedgerChange(claims=(reserved,), releases=tuple(sorted(lower))), True
-            return LedgerChange(), False
+                    return LedgerChange(claims=(reserved,), releases=tuple(sorted(lower)))
+            return None
 
-        return await self._cache.ledgers.change(node, decide, at_once=True)
+        return await own.take(self._cache, change)
 
     # The verb.
 

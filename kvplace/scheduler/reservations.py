@@ -26,7 +26,7 @@ from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.movable_vms import MovableVm
 from kvplace.nodes.node_cache import NodeCache
-from kvplace.nodes.node_machine import NodeMachine
+from kvplace.nodes.node_machine import NodeMachine, Unusable
 from kvplace.scheduler.cluster_calls import SchedulerClient
 from kvplace.scheduler.pending_pods import PendingPods
 
@@ -71,6 +71,23 @@ class OwnReservation:
         claim = ledger.claims.get(self.uid)
         is_ours = claim is not None and claim.reserved is not None and claim.since == self.since
         return claim if is_ours else None
+
+    async def take(
+        self, cache: NodeCache, change: Callable[[Ledger, NodeMachine], LedgerChange | None]
+    ) -> bool:
+        """Write it at once, by the `change` to a ledger; whether it is there then.
+
+        An earlier write without an answer may have made it. `change` returns None if the node has changed.
+        """
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
+            if self.uid in ledger.claims:
+                return LedgerChange(), self.find(ledger) is not None
+            machine = cache.machine(self.node)
+            made = None if isinstance(machine, Unusable) else change(ledger, machine)
+            return made or LedgerChange(), made is not None
+
+        return await cache.ledgers.change(self.node, decide, at_once=True)
 
     async def renew(self, ledgers: Ledgers, now: datetime) -> None:
         """Begin its time again; if that fails, the next time may do."""

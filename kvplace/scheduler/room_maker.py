@@ -169,15 +169,15 @@ class RoomMaker:
             return RoomMoves(self._context, making.pod, room)
         if self._mode is not MakeRoom.NODES:
             return None
-        move = await self._migrations.find(making.pod, making.request, making.nodes)
-        if isinstance(move, NoMigration):
-            if move.soon:
+        found = await self._migrations.find(making.pod, making.request, making.nodes)
+        if isinstance(found, NoMigration):
+            if found.soon:
                 making.pause_s = limits.SOON_S
-            elif move.why:
-                self._say_why(making, f"no VM migrates: {move.why}")
+            elif found.why:
+                self._say_why(making, f"no VM migrates: {found.why}")
             return None
-        making.node = move.here.node
-        return RoomMigration(self._context, self._migrations.history, move, making.pod)
+        making.node = found.here.node
+        return found
 
     def _say_why(self, making: _Making, why: str) -> None:
         """Write an event on the waiting VM; none if it waits no longer, since its owner knows its end."""

@@ -29,7 +29,7 @@ from kvplace.kube.migrations import MIGRATIONS, START_S, MigrationRecord, Planne
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import LEDGERS
 from kvplace.nodes.movable_vms import MovableVm
-from kvplace.nodes.node_machine import Unusable
+from kvplace.nodes.node_machine import NodeMachine
 from kvplace.scheduler import limits
 from kvplace.scheduler.metrics import ROOM_MIGRATIONS
 from kvplace.scheduler.migration_history import MigrationHistory
@@ -47,9 +47,13 @@ from kvplace.scheduler.reservations import (
 
 
 @dataclass(frozen=True, slots=True)
-class MoveToNode:
-    """A migration for one waiting VM, and its two reservations."""
+class RoomMigration:
+    """One migration for one waiting VM, with its two reservations."""
 
+    context: RoomContext
+    history: MigrationHistory
+    pod: PodRecord
+    """The pod that waits for the room."""
     vm: MovableVm
     room: RoomByMigration
     migration: PlannedMigration
@@ -58,114 +62,94 @@ class MoveToNode:
     here: OwnReservation
     """On the node that the VM leaves."""
 
-
-class RoomMigration:
-    """Carries out one migration that makes room."""
-
-    def __init__(
-        self, context: RoomContext, history: MigrationHistory, move: MoveToNode, pod: PodRecord
-    ) -> None:
-        """`pod` waits for the room."""
-        self._context = context
-        self._history = history
-        self._move = move
-        self._pod = pod
-
     async def carry_out(self) -> None:
         """Make room by the migration, and return when the waiting pod is bound.
 
         Raises RoomStopped or a KvplaceError when no room was made; the VM runs on then, and nothing is
         reserved.
         """
-        move = self._move
-        async with given_back(self._context.cache.ledgers, move.there, move.here):
+        async with given_back(self.context.cache.ledgers, self.there, self.here):
             try:
                 await self._reserve_there()
                 await self._reserve_here()
                 await self._create()
                 await self._follow()
             except (RoomStopped, KvplaceError) as stopped:
-                if self._history.has_begun(move.migration.name):
-                    why = f"the migration {move.migration.name} made no room: {stopped}"
-                    self._context.events.record(room_not_made(owner_reference(move.vm.pod), why))
+                if self.history.has_begun(self.migration.name):
+                    why = f"the migration {self.migration.name} made no room: {stopped}"
+                    self.context.events.record(room_not_made(owner_reference(self.vm.pod), why))
                 raise
 
     async def _reserve_there(self) -> None:
         """Reserve the VM's cores on the target; no pod owns them until the target pod is bound."""
-        move, kept = self._move, self._move.there
-        cache = self._context.cache
+        cache, node, name = self.context.cache, self.there.node, self.migration.name
+        namespace, vmi = self.vm.pod.namespace, self.vm.pod.vmi
         whole = claim_of(
-            kept.uid,
-            move.room.placement,
-            namespace=move.vm.pod.namespace,
-            pod=move.migration.name,
-            vmi=move.vm.pod.vmi,
-            since=kept.since,
+            self.there.uid,
+            self.room.placement,
+            namespace=namespace,
+            pod=name,
+            vmi=vmi,
+            since=self.there.since,
         )
 
-        def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
+        def change(ledger: Ledger, machine: NodeMachine) -> LedgerChange | None:
             if any(is_for_migration(claim) for claim in ledger.claims.values()):
-                return LedgerChange(), kept.find(ledger) is not None
-            machine = cache.machine(kept.node)
-            if isinstance(machine, Unusable) or not cache.enforces(kept.node):
-                return LedgerChange(), False
-            if not machine.can_give(whole, ledger, self._context.pending.held_on(kept.node)):
-                return LedgerChange(), False
-            until = until_when(self._context.now())
-            claim = reserve_for_migration(whole, move.migration.name, until=until)
-            return LedgerChange(claims=(claim,)), True
+                return None
+            held = self.context.pending.held_on(node)
+            if not (cache.enforces(node) and machine.can_give(whole, ledger, held)):
+                return None
+            reserved = reserve_for_migration(whole, name, until=until_when(self.context.now()))
+            return LedgerChange(claims=(reserved,))
 
-        if not await cache.ledgers.change(kept.node, decide, at_once=True):
-            raise RoomStopped(f"{kept.node} has changed since the migration was found")
+        if not await self.there.take(cache, change):
+            raise RoomStopped(f"{node} has changed since the migration was found")
 
     async def _reserve_here(self) -> None:
         """Reserve the VM's present cores for the waiting pod."""
-        vm, kept, pod, cache = self._move.vm, self._move.here, self._pod, self._context.cache
-        await check_unchanged(self._context.cluster, vm)
-        whole = future_claim(pod, self._move.room.room, kept.since)
+        vm, node, uid = self.vm, self.here.node, self.pod.uid
+        await check_unchanged(self.context.cluster, vm)
+        whole = future_claim(self.pod, self.room.room, self.here.since)
 
-        def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
-            if ledger.claims.get(pod.uid) is not None:
-                return LedgerChange(), kept.find(ledger) is not None
-            machine = cache.machine(kept.node)
-            if isinstance(machine, Unusable) or ledger.claims.get(vm.pod.uid) != vm.claim:
-                return LedgerChange(), False
-            held = self._context.pending.held_on(kept.node, but=pod.uid)
-            until = until_when(self._context.now())
+        def change(ledger: Ledger, machine: NodeMachine) -> LedgerChange | None:
+            if ledger.claims.get(vm.pod.uid) != vm.claim:
+                return None
+            held = self.context.pending.held_on(node, but=uid)
+            until = until_when(self.context.now())
             reserved = reserve_what_leaves(ledger, machine, held, whole, (vm.pod.uid,), until=until)
-            return LedgerChange(claims=() if reserved is None else (reserved,)), reserved is not None
+            return None if reserved is None else LedgerChange(claims=(reserved,))
 
-        if not await cache.ledgers.change(kept.node, decide, at_once=True):
-            raise RoomStopped(f"{kept.node} has changed since the migration was found")
+        if not await self.here.take(self.context.cache, change):
+            raise RoomStopped(f"{node} has changed since the migration was found")
 
     async def _create(self) -> None:
         """Create the migration, unless another move is under way or KubeVirt would refuse it."""
-        move, cluster = self._move, self._context.cluster
+        cluster = self.context.cluster
         for record in await cluster.read_all(LEDGERS):
             for claim in record.ledger.claims.values():
-                if is_for_migration(claim) and move.there.find(record.ledger) != claim:
+                if is_for_migration(claim) and self.there.find(record.ledger) != claim:
                     raise RoomStopped("another VM migrates to make room")
         # Read after the ledgers: a move has a reservation there until its migration is in this list.
-        if why := self._history.why_not_now(await cluster.read_all(MIGRATIONS)):
+        if why := self.history.why_not_now(await cluster.read_all(MIGRATIONS)):
             raise RoomStopped(why)
-        self._history.begun(move.migration.name, move.vm.pod.vmi_uid)
-        await cluster.create_migration(move.migration, dry_run=True)
+        self.history.begun(self.migration.name, self.vm.pod.vmi_uid)
+        await cluster.create_migration(self.migration, dry_run=True)
         with contextlib.suppress(Unavailable):  # it may be there: the next reads show it
-            await cluster.create_migration(move.migration)
+            await cluster.create_migration(self.migration)
         ROOM_MIGRATIONS.inc()
-        source, cpus = move.room.vm.node, format_cpu_list(move.room.placement.cpus)
+        source, cpus = self.room.vm.node, format_cpu_list(self.room.placement.cpus)
         tell_both(
-            self._context.events,
-            move.vm.pod,
-            self._pod,
-            f"migrates from {source} to CPUs {cpus} of {move.room.target}",
-            to_mover=f" (migration {move.migration.name})",
+            self.context.events,
+            self.vm.pod,
+            self.pod,
+            f"migrates from {source} to CPUs {cpus} of {self.room.target}",
+            to_mover=f" (migration {self.migration.name})",
             to_waiting=f" on {source}",
         )
 
     async def _follow(self) -> None:
         """Renew both reservations until the pod is bound; raises RoomStopped when it will not be."""
-        migration, cluster, clock = self._move.migration, self._context.cluster, self._context.clock
+        migration, cluster, clock = self.migration, self.context.cluster, self.context.clock
         created = renewed = clock()
         succeeded: float | None = None
         record: MigrationRecord | None = None
@@ -174,8 +158,8 @@ class RoomMigration:
             now = clock()
             if now - renewed >= limits.RENEW_S:
                 renewed = now
-                for kept in (self._move.there, self._move.here):
-                    await kept.renew(self._context.cache.ledgers, self._context.now())
+                for kept in (self.there, self.here):
+                    await kept.renew(self.context.cache.ledgers, self.context.now())
             try:
                 record = await read_migration(cluster, migration.namespace, migration.name)
             except Unavailable:
@@ -193,7 +177,7 @@ class RoomMigration:
             if now - created > START_S and (record is None or not record.has_started):
                 await cluster.delete_migration(migration.namespace, migration.name)
                 raise RoomStopped(f"the migration did not start within {START_S:g} s")
-        known = self._context.cache.pods.get(self._pod.uid)
+        known = self.context.cache.pods.get(self.pod.uid)
         if known is not None and known.node:
             return
         if record is None or not record.has_started:
@@ -202,4 +186,4 @@ class RoomMigration:
 
     @property
     def _waits(self) -> bool:
-        return self._context.pending.needs_room(self._pod.uid)
+        return self.context.pending.needs_room(self.pod.uid)
