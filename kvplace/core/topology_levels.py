@@ -32,6 +32,10 @@ class Discovery:
     """One sentence for each level that was replaced, and for other oddities."""
 
 
+CpusOf = Callable[[CpuId], CpuMask | None]
+"""The CPUs in one group with a CPU; None where they are not described."""
+
+
 class Levels:
     """Builds the levels of one machine from its online CPUs, and collects the notes."""
 
@@ -41,8 +45,29 @@ class Levels:
         self._online = online
         self.notes: list[str] = []
 
+    def topology(
+        self,
+        *,
+        core_of: CpusOf,
+        socket_of: CpusOf,
+        socket_id_of: Callable[[CpuId], int | None],
+        l3_of: CpusOf,
+        nodes: Sequence[NumaNode],
+        whole: NumaNode,
+        name_of_cores: str = "sibling threads",
+        isolated: CpuMask = NO_CPUS,
+    ) -> Topology:
+        """Put the machine together; `whole` stands in where no NUMA nodes are described."""
+        alone = [mask_of([cpu]) for cpu in cpus_of(self._online)]
+        cores = self.partition(name_of_cores, core_of, alone, "every CPU counts as a core")
+        numa_nodes = self.numa_nodes(nodes, whole, cores)
+        packages = self.packages(socket_of, socket_id_of)
+        node_cpus = [node.cpus for node in numa_nodes]
+        l3_groups = self.partition("L3 caches", l3_of, node_cpus, "the NUMA node stands in for them")
+        return Topology(packages, numa_nodes, l3_groups, cores, isolated=isolated)
+
     def partition(
-        self, level: str, set_of: Callable[[CpuId], CpuMask | None], coarser: Iterable[CpuMask], instead: str
+        self, level: str, set_of: CpusOf, coarser: Iterable[CpuMask], instead: str
     ) -> tuple[CpuMask, ...]:
         """Partition the online CPUs by `set_of`, and CPUs without a set by `coarser`.
 
@@ -75,9 +100,7 @@ class Levels:
             groups += [part for cpus in coarser if (part := cpus & unnamed)]
         return tuple(sorted(groups, key=lambda group: group & -group))
 
-    def packages(
-        self, set_of: Callable[[CpuId], CpuMask | None], id_of: Callable[[CpuId], int | None]
-    ) -> tuple[Package, ...]:
+    def packages(self, set_of: CpusOf, id_of: Callable[[CpuId], int | None]) -> tuple[Package, ...]:
         """Partition the online CPUs into sockets; they keep their ids where these are unique."""
         sets = self.partition("sockets", set_of, [self._online], "the machine counts as one socket")
         ids = [_common_id(id_of, cpus) for cpus in sets]

@@ -33,7 +33,7 @@ from h2.exceptions import ProtocolError
 
 from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.node_devices import NO_NUMA, DeviceCount, PodDevice, is_device
-from kvplace.core.protobuf import BadMessage, fields_of
+from kvplace.core.protobuf import BadMessage, fields_of, read_bytes_fields
 from kvplace.core.scalars import NumaId, ResourceName
 
 SOCKET = Path("pod-resources/kubelet.sock")
@@ -97,38 +97,27 @@ def read_devices(message: bytes, field: int) -> dict[DeviceKey, frozenset[NumaId
     """Read the ContainerDevices in a field of a message; raises BadMessage or UnicodeDecodeError."""
     found: dict[DeviceKey, frozenset[NumaId]] = {}
     for devices in _messages(message, field):
-        resource, ids, nodes = "", [], frozenset[NumaId]()
-        for number, value in fields_of(devices):
-            if not isinstance(value, bytes):
-                continue
-            if number == 1:
-                resource = value.decode()
-            elif number == 2:
-                ids.append(value.decode())
-            elif number == 3:
-                nodes |= {_node_id(node) for node in _messages(value, 1)} - {NO_NUMA}
+        resource = _text(devices, 1)
+        topologies = _messages(devices, 3)
+        nodes = {_node_id(node) for topology in topologies for node in _messages(topology, 1)} - {NO_NUMA}
         if is_device(resource):
-            for id_ in ids:
-                key = (ResourceName(resource), id_)
+            for id_ in _messages(devices, 2):
+                key = (ResourceName(resource), id_.decode())
                 found[key] = found.get(key, frozenset()) | nodes
     return found
 
 
 def _pods(message: bytes) -> Iterator[ListedPod]:
     for pod in _messages(message, 1):
-        name = namespace = ""
         devices: dict[DeviceKey, frozenset[NumaId]] = {}
-        for number, value in fields_of(pod):
-            if not isinstance(value, bytes):
-                continue
-            if number == 1:
-                name = value.decode()
-            elif number == 2:
-                namespace = value.decode()
-            elif number == 3:
-                devices.update(read_devices(value, 2))
+        for container in _messages(pod, 3):
+            devices.update(read_devices(container, 2))
         if devices:
-            yield ListedPod(namespace, name, devices)
+            yield ListedPod(_text(pod, 2), _text(pod, 1), devices)
+
+
+def _text(message: bytes, field: int) -> str:
+    return read_bytes_fields(message).get(field, b"").decode()
 
 
 def _node_id(message: bytes) -> NumaId:

@@ -47,27 +47,16 @@ class _CapabilitiesReader:
         if not cells:
             raise BadTopology("there is no <cell> in <host><topology>: libvirt could not read the topology")
         nodes = [self._node(cell) for cell in cells]
-        cpus = union(node.cpus for node in nodes)
-        levels = Levels("libvirt", cpus)
-        cores = levels.partition(
-            "sibling threads",
-            self._siblings.get,
-            [mask_of([cpu]) for cpu in range(cpus.bit_length())],
-            "every CPU counts as a core",
-        )
-        disjoint = levels.numa_nodes(nodes, nodes[0], cores)
+        levels = Levels("libvirt", union(node.cpus for node in nodes))
         banks = list(self._l3_banks())
         sockets = self._sets_by_socket()
-        topology = Topology(
-            packages=levels.packages(lambda cpu: sockets.get(self._sockets.get(cpu, -1)), self._sockets.get),
-            numa_nodes=disjoint,
-            l3_groups=levels.partition(
-                "L3 caches",
-                lambda cpu: next((bank for bank in banks if bank >> cpu & 1), None),
-                [node.cpus for node in disjoint],
-                "the NUMA node stands in for them",
-            ),
-            cores=cores,
+        topology = levels.topology(
+            core_of=self._siblings.get,
+            socket_of=lambda cpu: sockets.get(self._sockets.get(cpu, -1)),
+            socket_id_of=self._sockets.get,
+            l3_of=lambda cpu: next((bank for bank in banks if bank >> cpu & 1), None),
+            nodes=nodes,
+            whole=nodes[0],
         )
         return Discovery(topology, (*levels.notes, *self._perhaps_offline(topology)))
 

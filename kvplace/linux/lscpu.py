@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kvplace.core.cpuset import MAX_CPU, mask_of, union
@@ -17,8 +17,8 @@ from kvplace.core.errors import BadBody, BadTopology
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, CpuId, CpuMask, NumaId
 from kvplace.core.strict_json import json_object
-from kvplace.core.topology import NumaNode, Topology
-from kvplace.core.topology_levels import Discovery, Levels
+from kvplace.core.topology import NumaNode
+from kvplace.core.topology_levels import CpusOf, Discovery, Levels
 
 _PARSABLE = re.compile(r"# The following is the parsable format|# CPU,", re.IGNORECASE)
 _COLUMN = r"[A-Z]\w*(?::\w+)*%?"
@@ -101,27 +101,14 @@ def _discover(rows: list[Mapping[str, str]]) -> Discovery:
     _refuse_repeated_ids(by_cpu)
     online = mask_of(by_cpu)
     levels = Levels("lscpu", online)
-    cores = levels.partition(
-        "cores",
-        _set_of(by_cpu, "core"),
-        [mask_of([cpu]) for cpu in by_cpu],
-        "every CPU counts as a core",
-    )
-    described = _numa_nodes(by_cpu)
-    nodes = levels.numa_nodes(described, NumaNode(NumaId(0), online, memory=NO_BYTES), cores)
-    topology = Topology(
-        packages=levels.packages(
-            _set_of(by_cpu, "socket"),
-            lambda cpu: _number(by_cpu[cpu], "socket") if by_cpu[cpu].get("socket") else None,
-        ),
-        numa_nodes=nodes,
-        l3_groups=levels.partition(
-            "L3 caches",
-            _set_of(by_cpu, "l3"),
-            [node.cpus for node in nodes],
-            "the NUMA node stands in for them",
-        ),
-        cores=cores,
+    topology = levels.topology(
+        core_of=_set_of(by_cpu, "core"),
+        socket_of=_set_of(by_cpu, "socket"),
+        socket_id_of=lambda cpu: _number(by_cpu[cpu], "socket") if by_cpu[cpu].get("socket") else None,
+        l3_of=_set_of(by_cpu, "l3"),
+        nodes=_numa_nodes(by_cpu),
+        whole=NumaNode(NumaId(0), online, memory=NO_BYTES),
+        name_of_cores="cores",
     )
     return Discovery(topology, (_NO_MEMORY, *levels.notes))
 
@@ -146,7 +133,7 @@ def _refuse_repeated_ids(by_cpu: Mapping[CpuId, Mapping[str, str]]) -> None:
             )
 
 
-def _set_of(by_cpu: Mapping[CpuId, Mapping[str, str]], column: str) -> Callable[[CpuId], CpuMask | None]:
+def _set_of(by_cpu: Mapping[CpuId, Mapping[str, str]], column: str) -> CpusOf:
     """Give the CPUs that have the same value in this column; None where it is unknown."""
     sets: dict[str, CpuMask] = {}
     for cpu, row in by_cpu.items():

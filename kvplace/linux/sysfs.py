@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import BadTopology
 from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
-from kvplace.core.topology import NumaNode, Topology
+from kvplace.core.topology import NumaNode
 from kvplace.core.topology_levels import Discovery, Levels
 from kvplace.linux.tree import CPU_FOLDER, Tree
 
@@ -64,26 +64,16 @@ class _Reader:
         self._online = self._online_cpus()
         levels = Levels("the kernel", self._online)
         whole = self._node(NumaId(0), "proc", self._online, _PAGES_FOLDER)
-        cores = levels.partition(
-            "sibling threads",
-            lambda cpu: self._set_with(cpu, _topology_folder(cpu), _CORE_SETS),
-            [mask_of([cpu]) for cpu in cpus_of(self._online)],
-            "every CPU counts as a core",
-        )
-        nodes = levels.numa_nodes(self._numa_nodes(), whole, cores)
-        self._compare_memory(whole.memory, Bytes(sum(node.memory for node in nodes)))
-        topology = Topology(
-            packages=levels.packages(
-                lambda cpu: self._set_with(cpu, _topology_folder(cpu), _PACKAGE_SETS),
-                lambda cpu: self._integer(f"{_topology_folder(cpu)}/physical_package_id"),
-            ),
-            numa_nodes=nodes,
-            l3_groups=levels.partition(
-                "L3 caches", self._l3_of, [node.cpus for node in nodes], "the NUMA node stands in for them"
-            ),
-            cores=cores,
+        topology = levels.topology(
+            core_of=lambda cpu: self._set_with(cpu, _topology_folder(cpu), _CORE_SETS),
+            socket_of=lambda cpu: self._set_with(cpu, _topology_folder(cpu), _PACKAGE_SETS),
+            socket_id_of=lambda cpu: self._integer(f"{_topology_folder(cpu)}/physical_package_id"),
+            l3_of=self._l3_of,
+            nodes=self._numa_nodes(),
+            whole=whole,
             isolated=(self._cpu_list(f"{CPU_FOLDER}/isolated") or NO_CPUS) & self._online,
         )
+        self._compare_memory(whole.memory, Bytes(sum(node.memory for node in topology.numa_nodes)))
         if self._not_their_own:
             self._notes.append(
                 f"the kernel leaves CPU {format_cpu_list(self._not_their_own)} out of a list of its own"
