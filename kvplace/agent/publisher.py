@@ -91,17 +91,6 @@ class PublisherClient(Protocol):
 
 
 @dataclass(slots=True)
-class _Written:
-    """The last writes of this process, also where the API server does not record the writer."""
-
-    topology: Topology | None = None
-    status: TopologyStatus | None = None
-    version: str = ""
-    """The resource version of the NodeTopology with that status; empty while the outcome is unknown."""
-    cpu_map: str | None = None
-
-
-@dataclass(slots=True)
 class _Resources:
     """The known state of the NodeResourceTopology."""
 
@@ -137,7 +126,10 @@ class Publisher:
         self._report = report
         self._now = now
         self._period_s = period_s
-        self._written = _Written()
+        self._status: TopologyStatus | None = None
+        """As this process has written it last."""
+        self._version = ""
+        """The resource version of the NodeTopology with that status; empty while the outcome is unknown."""
         self._resources = _Resources()
         self._usage_changed_at: float | None = None
         self._changed = asyncio.Event()
@@ -176,10 +168,7 @@ class Publisher:
             return
         machine = self._machine.machine
         stored = self._own.topology_record()
-        by_hand = stored is not None and not (
-            stored.by_agent or stored.topology == self._written.topology is not None
-        )
-        description = describe(machine, stored if by_hand else None)
+        description = describe(machine, None if stored is None or stored.by_agent else stored)
         generation, version = await self._write_topology(node, description, stored)
         cpu_map_by_hand = await self._write_cpu_map(node, cpu_map_text(machine, description))
         trouble: KvplaceError | None = None
@@ -226,7 +215,7 @@ class Publisher:
             *conditions,
             devices_known(self._devices(stored), self._report.devices_unknown or ""),
         )
-        before = None if stored is None else self._written.status
+        before = None if stored is None else self._status
         status = TopologyStatus(
             observed_generation=generation,
             enforcement=enforcement,
@@ -244,12 +233,12 @@ class Publisher:
             conditions=conditions,
             changed=transition_times(before, conditions, self._now()),
         )
-        is_overtaken = version != self._written.version
+        is_overtaken = version != self._version
         if is_overtaken or (status != before and not self._waits_for_more(status, before)):
-            self._written.version = ""
-            self._written.version = await self._cluster.write_topology_status(node.name, status, version)
+            self._version = ""
+            self._version = await self._cluster.write_topology_status(node.name, status, version)
             metrics.WRITES.labels("status").inc()
-            self._written.status = status
+            self._status = status
 
     def _devices(self, stored: TopologyRecord | None) -> DeviceReport | None:
         """Return the devices; until they have been read, the list of the former agent."""
@@ -292,23 +281,21 @@ class Publisher:
         """
         topology = description.topology
         if stored is not None and (description.by_hand or stored.topology == topology):
-            is_seen = is_newer(stored.resource_version, self._written.version)
-            return stored.generation, stored.resource_version if is_seen else self._written.version
+            is_seen = is_newer(stored.resource_version, self._version)
+            return stored.generation, stored.resource_version if is_seen else self._version
         version = await self._cluster.write_topology(node, topology, stored)
         metrics.WRITES.labels("topology").inc()
-        self._written.topology = topology
         log.info("published the machine: %d CPUs, %s", topology.cpus.bit_count(), topology.fingerprint)
         return (1 if stored is None else stored.generation + 1), version
 
     async def _write_cpu_map(self, node: NodeRecord, text: str | None) -> bool:
         """Write the node's cpu-map unless a person has written it; returns whether one has."""
         there = node.cpu_map or None
-        if there is not None and not node.cpu_map_by_agent and there != self._written.cpu_map:
+        if there is not None and not node.cpu_map_by_agent:
             return True
         if there != text:
             await self._cluster.annotate_node(node.name, {CPU_MAP: text})
             metrics.WRITES.labels("cpu-map").inc()
-            self._written.cpu_map = text
         return False
 
     async def _write_resources(

@@ -222,8 +222,7 @@ class MachineWatch:
         self._settings = settings
         self._files = {settings.on_host(path) for path in _kubelet_files(settings)}
         self._stamp: Stamp | None = _stamp(settings)  # before the machine: a change meanwhile is read again
-        self._readable = KubeletCpus()
-        self._has_been_readable = False
+        self._readable: KubeletCpus | None = None
         self.machine = self._completed(read_this_machine(settings))
         self._listeners: list[Callable[[], None]] = []
         self._event = asyncio.Event()
@@ -269,9 +268,8 @@ class MachineWatch:
         """Put the kubelet's last readable state in the place of one that cannot be read."""
         found = machine.kubelet_cpus
         if not found.problem:
-            self._readable, self._has_been_readable = found, True
-            return machine
-        if not self._has_been_readable:
+            self._readable = found
+        if not found.problem or self._readable is None:
             return machine
         held = self._readable.held & machine.topology.cpus
         problem = f"{found.problem}; the last one that could be read counts"
