@@ -82,6 +82,18 @@ def explained(error: OSError, path: Path, done: str = "read") -> Gone | NotPermi
     return KernelError(f"{path} cannot be {done}: {error.strerror}")
 
 
+def explained_call(code: int, what: str, subject: str, needs: str) -> Gone | NotPermitted | KernelError:
+    """Turn the error number of a system call about a process or thread into one of our errors.
+
+    `what` states the failure, `subject` its process or thread, and `needs` the capabilities for the call.
+    """
+    if code in _GONE:
+        return Gone(f"{what}: there is no such {subject}")
+    if code in _NOT_PERMITTED:
+        return NotPermitted(f"{what}: {os.strerror(code)}; the agent needs {needs}")
+    return KernelError(f"{what}: {os.strerror(code)}")
+
+
 def read_cpu_list(path: Path) -> CpuMask:
     """Read a file that contains a CPU list; raises as `read_text` does."""
     return to_cpu_list(read_text(path), path)

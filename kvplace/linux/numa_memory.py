@@ -8,8 +8,6 @@ seconds for a large VM.
 from __future__ import annotations
 
 import ctypes
-import errno
-import os
 import platform
 import re
 import time
@@ -22,7 +20,7 @@ from kvplace.core.free_resources import Used
 from kvplace.core.quantity import bytes_in_pages, parse_bytes
 from kvplace.core.scalars import Bytes, NumaId
 from kvplace.linux.cgroups import UNIFIED
-from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, read_text
+from kvplace.linux.kernel_files import Gone, KernelError, explained_call, read_text
 
 BASE_PAGE = 4096
 READ_WITHIN_S = 30.0
@@ -192,16 +190,7 @@ def migrate_memory(pid: int, sources: Iterable[NumaId], targets: Iterable[NumaId
     if stayed >= 0:
         return stayed
     what = f"memory of process {pid} cannot be moved to NUMA node {format_cpu_list(new)}"
-    code = ctypes.get_errno()
-    match code:
-        case errno.ESRCH:
-            raise Gone(f"{what}: there is no such process")
-        case errno.EPERM | errno.EACCES:
-            raise NotPermitted(
-                f"{what}: {os.strerror(code)}; the agent needs CAP_SYS_NICE and CAP_SYS_PTRACE"
-            )
-        case _:
-            raise KernelError(f"{what}: {os.strerror(code)}")
+    raise explained_call(ctypes.get_errno(), what, "process", "CAP_SYS_NICE and CAP_SYS_PTRACE")
 
 
 def _words(mask: int, count: int) -> ctypes.Array[ctypes.c_ulong]:

@@ -26,7 +26,7 @@ from typing import NewType, Self
 from kvplace.core.cpuset import bits_of, format_cpu_list, mask_of
 from kvplace.core.scalars import CpuMask
 from kvplace.linux.cgroups import processes_of
-from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, explained
+from kvplace.linux.kernel_files import Gone, KernelError, NotPermitted, explained, explained_call
 
 Tid = NewType("Tid", int)
 """The id of a thread; the id of a process's first thread is the process id."""
@@ -41,7 +41,8 @@ def affinity_of(tid: Tid) -> CpuMask:
     try:
         return mask_of(os.sched_getaffinity(tid))
     except OSError as error:
-        raise _explained(error, f"the affinity of thread {tid} cannot be read") from None
+        what = f"the affinity of thread {tid} cannot be read"
+        raise explained_call(error.errno or 0, what, "thread", "CAP_SYS_NICE") from None
 
 
 def set_affinity(tid: Tid, cpus: CpuMask) -> None:
@@ -55,17 +56,7 @@ def set_affinity(tid: Tid, cpus: CpuMask) -> None:
         what = f"thread {tid} cannot be set to CPU {format_cpu_list(cpus)}"
         if error.errno == errno.EINVAL:
             raise OutsideCpuset(f"{what}: its cpuset has none of them online") from None
-        raise _explained(error, what) from None
-
-
-def _explained(error: OSError, what: str) -> Exception:
-    match error.errno:
-        case errno.ESRCH:
-            return Gone(f"{what}: there is no such thread")
-        case errno.EPERM | errno.EACCES:
-            return NotPermitted(f"{what}: {error.strerror}; the agent needs CAP_SYS_NICE")
-        case _:
-            return KernelError(f"{what}: {error.strerror}")
+        raise explained_call(error.errno or 0, what, "thread", "CAP_SYS_NICE") from None
 
 
 def set_own_threads(folder: Path, cpus: CpuMask, own_pid: int) -> bool:
