@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from collections.abc import Set as AbstractSet
 
 from kvplace.core.cluster.node_choice import Candidate, Fit, GroupedRefusals, Strategy, grouped_by
 from kvplace.core.placement import Reason, Refusal
@@ -17,7 +18,14 @@ from kvplace.core.scalars import NodeName
 from kvplace.core.search_budget import UNLIMITED, TurnBudget
 from kvplace.kube.concurrency import in_turns, next_turn
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable, answer_of
-from kvplace.scheduler.ranking import KnownRefusal, NodeStates, Ranking, RememberedAnswers, Shortfall
+from kvplace.scheduler.ranking import (
+    KnownRefusal,
+    NodeState,
+    NodeStates,
+    Ranking,
+    RememberedAnswers,
+    Shortfall,
+)
 
 _KEPT = 200_000
 """Bounds and answers that are kept for all requests together, of 100 to 1,000 bytes each."""
@@ -47,23 +55,27 @@ class FitTable:
         asked = self.set_of(names)
         await in_turns(lambda budget: self._states.describe(asked, budget))
 
-    async def best(self, names: Collection[NodeName], request: Request) -> Candidate | None:
-        """Choose the best of the nodes; None if the VM fits none of them.
+    async def best(
+        self, names: Collection[NodeName], request: Request, *, preferred: AbstractSet[NodeName] = frozenset()
+    ) -> Candidate | None:
+        """Choose the best of the nodes, or a preferred one near enough; None if the VM fits none of them.
 
         It is the best at the moment of the return: nothing else runs between the choice and the caller.
         """
         asked = self.set_of(names)
-        return await in_turns(lambda budget: self._ranking(asked, request, budget).best(asked, budget))
+        return await in_turns(
+            lambda budget: self._best(asked, preferred, self._ranking(asked, request, budget), budget)
+        )
 
     async def two_best(
-        self, names: Collection[NodeName], request: Request
+        self, names: Collection[NodeName], request: Request, *, preferred: AbstractSet[NodeName] = frozenset()
     ) -> tuple[Candidate | None, Candidate | None]:
-        """Choose the best of the nodes and the next best, as of one moment; None where no node is left."""
+        """Choose in the same way, and the best of the other nodes, too; None where no node is left."""
         asked = self.set_of(names)
 
         def choose(budget: TurnBudget) -> tuple[Candidate | None, Candidate | None]:
             ranking = self._ranking(asked, request, budget)
-            best = ranking.best(asked, budget)
+            best = self._best(asked, preferred, ranking, budget)
             return best, ranking.best(asked - {best.node}, budget) if best is not None else None
 
         return await in_turns(choose)
@@ -114,6 +126,21 @@ class FitTable:
         if asked is not self._asked and asked != self._asked:
             self._asked = asked
         return self._asked
+
+    def _best(
+        self,
+        asked: frozenset[NodeName],
+        preferred: AbstractSet[NodeName],
+        ranking: Ranking,
+        budget: TurnBudget,
+    ) -> Candidate | None:
+        best = ranking.best(asked, budget)
+        if best is None or best.node in preferred:
+            return best
+        states = ((node, self._states.of_node[node]) for node in preferred & asked)
+        return ranking.prefer(
+            best, ((node, state) for node, state in states if isinstance(state, NodeState)), budget
+        )
 
     def _answers(
         self, names: Collection[NodeName], ranking: Ranking, budget: TurnBudget

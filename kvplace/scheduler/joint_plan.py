@@ -21,6 +21,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
 from itertools import dropwhile, islice, takewhile
 
 from kvplace.core.allocator.allocate import try_place
@@ -239,11 +240,14 @@ class JointPlan:
         self._remember_offer(pod, names)
         beside = await self._beside(pod, names)
         turns = Turns()
-        await self._plan(takewhile(lambda one: one.priority > pod.priority, beside), names, turns)
+        used: set[NodeName] = set()
+        await self._plan(takewhile(lambda one: one.priority > pod.priority, beside), names, turns, used)
         await turns.spend(_PLACE_STEPS)
-        await self._place(pod, requested, names)
+        best = await self._place(pod, requested, names)
+        if best is not None:
+            used.add(best.node)
         rest = dropwhile(lambda one: one.priority > pod.priority, beside)
-        await self._plan(rest, names, turns)
+        await self._plan(rest, names, turns, used)
         await self._nominations.written()
         return self._pending.node_of(pod.uid)
 
@@ -261,7 +265,7 @@ class JointPlan:
         is_recent = asyncio.get_running_loop().time() - offered_at < OFFER_S
         if is_recent and not self._pending.is_nominated_pod_ahead:
             await self._gather(known.shape)
-            await self._plan(self._others_of(known), offered, Turns())
+            await self._plan(self._others_of(known), offered, Turns(), set())
         await self._nominations.written()
 
     async def _place(
@@ -278,12 +282,16 @@ class JointPlan:
         return best
 
     async def _best(
-        self, pod: PodRecord, requested: PendingRequest, names: Collection[NodeName]
+        self,
+        pod: PodRecord,
+        requested: PendingRequest,
+        names: Collection[NodeName],
+        preferred: AbstractSet[NodeName] = frozenset(),
     ) -> Candidate | None:
         request = requested.pod_request.request
         if not requested.pod_request.explain:
-            return await self._fits.best(names, request)
-        best, next_best = await self._fits.two_best(names, request)
+            return await self._fits.best(names, request, preferred=preferred)
+        best, next_best = await self._fits.two_best(names, request, preferred=preferred)
         if best is not None:
             self._pending.get(pod.uid).explanation = explain_choice(best, next_best, self._strategy)
         return best
@@ -339,21 +347,27 @@ class JointPlan:
     def _is_undecided(self, pod: PodRecord) -> bool:
         return self._pending.hold_of(pod.uid) is None and not self._cache.ledgers.nodes_claimed_by(pod.uid)
 
-    async def _plan(self, pods: Iterable[PodRecord], names: frozenset[NodeName], turns: Turns) -> None:
-        """Hold cores for pods in their order, each where it fits best, and nominate its node."""
+    async def _plan(
+        self, pods: Iterable[PodRecord], names: frozenset[NodeName], turns: Turns, used: set[NodeName]
+    ) -> None:
+        """Hold cores for pods in their order, each where it fits best, and nominate its node.
+
+        The nodes that this plan has `used` so far are preferred.
+        """
         full: set[tuple[object, ...]] = set()
         for pod in pods:
             await turns.spend(_PLACE_STEPS)
             requested = self._request_of(pod)
             if requested is None or requested.pod_request.request.key in full:
                 continue
-            best = await self._best(pod, requested, names)
+            best = await self._best(pod, requested, names, used)
             if best is None:
                 full.add(requested.pod_request.request.key)
                 continue
             known = self._cache.pods.get(pod.uid)
             if known is not None and waits(known) and self._is_undecided(known):
                 self._pending.hold(Hold.of(pod, requested, best), planned=True)
+                used.add(best.node)
                 self._nominations.add(pod.uid, best.node)
                 PLANNED.inc()
 

@@ -13,14 +13,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from kvplace.core.allocator.feasibility import ShortageCount
 from kvplace.core.cluster.node_bound import NodeCounts, StandingBound
-from kvplace.core.cluster.node_choice import Candidate, Fit, GroupedRefusals, Standing, Strategy
+from kvplace.core.cluster.node_choice import (
+    Candidate,
+    Fit,
+    GroupedRefusals,
+    Standing,
+    Strategy,
+    best_candidate,
+    near_enough,
+)
 from kvplace.core.placement import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName
@@ -296,6 +304,20 @@ class Ranking:
                     order.insert(insert_at, entry)
                     index = min(index, insert_at)
         return Candidate(best[1], best[2]) if best is not None else None
+
+    def prefer(
+        self, best: Candidate, nodes: Iterable[tuple[NodeName, NodeState]], budget: TurnBudget
+    ) -> Candidate:
+        """Choose the best of some nodes if it is near enough to the best of all, else this one."""
+        limit = near_enough(best.fit.standing(self._strategy), self._strategy)
+        near: list[Candidate] = []
+        for name, state in nodes:
+            bound = self._bound.coarse(state.counts)
+            if bound is not None and bound < limit:
+                answer = self._answer(state, budget)
+                if isinstance(answer, Fit) and answer.standing(self._strategy) < limit:
+                    near.append(Candidate(name, answer))
+        return best_candidate(near, self._strategy) or best
 
     def answer_all(self, states: NodeStates, budget: TurnBudget) -> Mapping[NodeState, Fit | Refusal]:
         """Return the placement of the VM in every state, or the refusal."""

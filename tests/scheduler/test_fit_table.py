@@ -20,6 +20,7 @@ from kvplace.core.cluster.node_choice import (
     best_candidate,
     grouped,
     grouped_by,
+    near_enough,
 )
 from kvplace.core.free_resources import Free
 from kvplace.core.placement import Placement, Refusal
@@ -170,6 +171,12 @@ def test_the_best_node_is_the_one_that_placing_on_every_node_gives(seed: int, st
         others = [candidate for candidate in exhaustive if candidate != best]
         next_best = best_candidate(others, strategy)
         assert result(table.two_best(asked, request)) == (best, next_best)
+        if best is not None:
+            preferred = {NodeName("elsewhere"), *chance.sample(names, chance.choice([1, 5]))}
+            limit = near_enough(best.fit.standing(strategy), strategy)
+            near = [one for one in exhaustive if one.node in preferred and one.fit.standing(strategy) < limit]
+            chosen = best if best.node in preferred else best_candidate(near, strategy) or best
+            assert result(table.best(asked, request, preferred=preferred)) == chosen
         for name in chance.sample(names, chance.choice([0, 1, 6])):
             changed(name)
             table.node_changed(name)

@@ -172,6 +172,30 @@ async def test_pods_with_an_explanation_are_planned_together_and_each_has_its_ow
     ]
 
 
+@pytest.mark.parametrize(("taken", "node"), [(5, "a"), (6, "b")], ids=["nearly filled", "filled"])
+async def test_pods_of_one_plan_stay_together_unless_one_of_them_fills_another_node(
+    cluster: Counting, taken: int, node: str
+) -> None:
+    async with replica(cluster) as one:
+        assert await one.bind(asking_pod(cluster, "other", taken), "b") == ""
+        await one.until(lambda: one.claims("b"))
+        first, second = waiting(cluster, "first", 4), waiting(cluster, "second", 2, explain=True)
+        await seen(one, 3)
+        assert (await one.filter(first)).names == ["a"]
+        assert (await one.filter(second)).names == [node]
+        assert await one.bind(second, node) == ""
+    reason = "before b: other VMs that are planned with it start there" if node == "a" else "before a: "
+    assert reason in explanation_of(cluster, second)
+
+
+async def test_a_pod_that_is_not_planned_goes_to_the_fullest_node(cluster: Counting) -> None:
+    async with replica(cluster) as one:
+        assert await one.bind(asking_pod(cluster, "other", 5), "b") == ""
+        await one.until(lambda: one.claims("b"))
+        assert (await one.filter(asking_pod(cluster, "first", 4))).names == ["a"]
+        assert (await one.filter(asking_pod(cluster, "second", 2))).names == ["b"]
+
+
 async def test_a_pod_that_takes_planned_cores_gets_an_event(cluster: Counting) -> None:
     pods = several(cluster, 3, 8)
     async with replica(cluster) as one:
