@@ -4,9 +4,9 @@ A state is a machine and its free resources. Nodes in equal states share one `No
 about it is computed once. A node is described once after each change, for all kinds of VMs. A node is
 forgotten at the next question that does not name it, a state with its last node.
 
-A ranking orders the states by the best known bound: at first a bound by counting, then a finer one or the
-placement itself when the state comes to the front. The first state with a placement is the best, since no
-bound after it can win.
+A ranking orders the states by the best known bound: at first a bound by counting, then the placement itself
+when the state comes to the front. The first state with a placement is the best, since no bound after it can
+win.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from kvplace.core.allocator.feasibility import ShortageCount
@@ -189,20 +188,15 @@ class RememberedAnswers:
         return answer
 
 
-_COARSE_STEPS, _FINE_STEPS, _PLACE_STEPS, _REFUSE_STEPS, _EXAMINE_STEPS = 4, 30, 200, 50, 8
+_BOUND_STEPS, _PLACE_STEPS, _REFUSE_STEPS, _EXAMINE_STEPS = 4, 200, 50, 8
 _MANY = 16
 """From this number of new entries on, sorting is faster than inserting."""
 _SPARE = 64
 """States without nodes that are kept at least until the next sweep."""
 
 
-class _Bound(Enum):
-    COARSE = "coarse"
-    FINE = "fine"
-
-
-_Entry = tuple[Standing, NodeName, int, _Bound | Fit, NodeState]
-"""Standing, first node at the time of entry, number of the state (no two are equal), knowledge, state."""
+_Entry = tuple[Standing, NodeName, int, Fit | None, NodeState]
+"""Standing or bound, first node at the time of entry, number of the state (no two are equal), fit, state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +259,11 @@ class Ranking:
         entered: list[_Entry] = []
         try:
             for state in states.since(self._seen):
-                budget.spend(_COARSE_STEPS)
+                budget.spend(_BOUND_STEPS)
                 self._seen = state.number
-                bound = self._bound.coarse(state.counts)
+                bound = self._bound.of(state.counts)
                 if bound is not None:
-                    entered.append((bound, state.nodes[0], state.number, _Bound.COARSE, state))
+                    entered.append((bound, state.nodes[0], state.number, None, state))
         finally:
             if len(entered) < _MANY:
                 for entry in entered:
@@ -283,7 +277,7 @@ class Ranking:
         best: tuple[Standing, NodeName, Fit] | None = None
         order, index = self._order, 0
         while index < len(order):
-            standing, entered_as, number, known, state = order[index]
+            standing, entered_as, number, fit, state = order[index]
             if best is not None and standing > best[0]:
                 break
             name = state.first_of(asked)
@@ -292,17 +286,16 @@ class Ranking:
                 self._answers.pop(state, None)
             elif name is None or (best is not None and (standing, name) > best[:2]):
                 index += 1
-            elif isinstance(known, Fit):
-                best = (standing, name, known)
+            elif fit is not None:
+                best = (standing, name, fit)
                 index += 1
-            else:
-                closer = self._look_closer(state, known, budget)
+            elif state not in self._answers and self._lacks_something(state, budget):
                 del order[index]
-                if closer is not None:
-                    entry = (closer[0], entered_as, number, closer[1], state)
-                    insert_at = bisect_left(order, entry)
-                    order.insert(insert_at, entry)
-                    index = min(index, insert_at)
+            else:
+                answer = self._answer(state, budget)
+                del order[index]
+                if isinstance(answer, Fit):
+                    insort(order, (answer.standing(self._strategy), entered_as, number, answer, state))
         return Candidate(best[1], best[2]) if best is not None else None
 
     def prefer(
@@ -312,7 +305,7 @@ class Ranking:
         limit = near_enough(best.fit.standing(self._strategy), self._strategy)
         near: list[Candidate] = []
         for name, state in nodes:
-            bound = self._bound.coarse(state.counts)
+            bound = self._bound.of(state.counts)
             if bound is not None and bound < limit:
                 answer = self._answer(state, budget)
                 if isinstance(answer, Fit) and answer.standing(self._strategy) < limit:
@@ -364,7 +357,7 @@ class Ranking:
     def _answer(self, state: NodeState, budget: TurnBudget) -> Fit | Refusal:
         answer = self._answers.get(state)
         if answer is None:
-            fits = self._bound.coarse(state.counts) is not None
+            fits = self._bound.of(state.counts) is not None
             budget.spend(_PLACE_STEPS if fits else _REFUSE_STEPS)
             # A refusal by counting alone is found as fast as remembered.
             find = self._remembered.of if fits else answer_of
@@ -372,16 +365,3 @@ class Ranking:
             if isinstance(answer, Fit):
                 answer.standing(self._strategy)  # computed here, where its steps are counted
         return answer
-
-    def _look_closer(
-        self, state: NodeState, known: _Bound, budget: TurnBudget
-    ) -> tuple[Standing, _Bound | Fit] | None:
-        """Return a better bound of a state, or its standing; None if the VM does not fit."""
-        if known is _Bound.COARSE and state not in self._answers:
-            if self._lacks_something(state, budget):
-                return None
-            budget.spend(_FINE_STEPS)
-            bound = self._bound.fine(state.counts)
-            return (bound, _Bound.FINE) if bound is not None else None
-        answer = self._answer(state, budget)
-        return (answer.standing(self._strategy), answer) if isinstance(answer, Fit) else None

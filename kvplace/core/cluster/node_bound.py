@@ -1,23 +1,17 @@
 """A standing that no placement on a node can beat, found by counting.
 
 A placement takes a hundred times as long as a count. So nodes are placed in the order of these bounds, until
-the next bound cannot win: the choice is the same as if every node had been placed. There are two bounds. The
-coarse one costs a few operations, and it is made for every node; the fine one checks NUMA nodes and L3
-groups, and is made for nodes that come to the front.
+the next bound cannot win: the choice is the same as if every node had been placed.
 
 None in place of a bound means that the VM certainly does not fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate, combinations
+from itertools import combinations
 
-from kvplace.core.allocator.available_units import AvailableUnits, units_needed
-from kvplace.core.allocator.layout import NodePart, ScopeDomain
-from kvplace.core.allocator.objectives import slots_lost
-from kvplace.core.allocator.set_cover import fewest
+from kvplace.core.allocator.available_units import units_needed
 from kvplace.core.cluster.node_choice import (
     Balance,
     Standing,
@@ -27,8 +21,7 @@ from kvplace.core.cluster.node_choice import (
     plain_memory_of,
     standing,
 )
-from kvplace.core.cpuset import cpus_of
-from kvplace.core.free_resources import Free, crowd
+from kvplace.core.free_resources import Free
 from kvplace.core.quantity import plain_bytes
 from kvplace.core.request import Level, NumaMemory, Policy, Request, Smt
 from kvplace.core.scalars import Bytes
@@ -119,8 +112,8 @@ class StandingBound:
         self._memory = plain_bytes(request.memory, request.huge_pages) if self._counts_memory else 0
         self._pages = [(size, count) for size, count in request.huge_pages.items() if count]
 
-    def coarse(self, counts: NodeCounts) -> Standing | None:
-        """The bound from sums over the machine."""
+    def of(self, counts: NodeCounts) -> Standing | None:
+        """The bound from sums over a machine."""
         if (counts.left if self._owns else counts.pool) < self._need:
             return None
         if counts.memory is not None and counts.memory < self._memory:
@@ -132,74 +125,28 @@ class StandingBound:
             if self._one_numa:
                 return None
             locality = (1, 2, counts.nearest)
-        return self._standing(counts, locality, 0, 1)
-
-    def fine(self, counts: NodeCounts) -> Standing | None:
-        """The bound from the NUMA nodes and L3 groups."""
-        available = AvailableUnits(counts.topology, counts.free, self._request)
-        able = [
-            domain
-            for domain in available.layout.domains[self._request.options.scope.within]
-            if available.units_in(domain) >= self._need
-        ]
-        if not able:
-            return None
-        if any(domain.divides_nodes for domain in able):
-            return self._standing(counts, _ALONE, self._contention(available), 1)
-        alone = [
-            part
-            for domain in able
-            for part in domain.parts
-            if available.units(part) >= self._need and available.memory_fits((part.node,))
-        ]
-        if alone:
-            return self._of_single_nodes(counts, available, alone)
-        bounds = [self._of_several_nodes(available, domain) for domain in able if len(domain.parts) > 1]
-        best = min((bound for bound in bounds if bound is not None), default=None)
-        if best is None:
-            return None
-        return self._standing(counts, best[:3], self._contention(available), best[3])
-
-    def _of_single_nodes(
-        self, counts: NodeCounts, available: AvailableUnits, parts: Sequence[NodePart]
-    ) -> Standing:
-        """The bound where single NUMA nodes serve the VM: the best placement lies in one of them."""
-        fewest_cpus, most_cpus = self._taken(counts, _ALONE)
-        bounds = []
-        for part in parts:
-            here = (counts.free.cpus & counts.topology.numa_nodes[part.node].cpus).bit_count()
-            l3_groups = _fewest_l3_parts(available, part)
-            lost = slots_lost(here, max(0, here - fewest_cpus))
-            bounds.append((l3_groups, max(0, here - most_cpus), lost))
-        if self._pools:
-            contention = min(_crowd(available, part, self._request.vcpus) for part in parts)
-        else:
-            contention = self._contention(available)
-        return min(self._standing(counts, _ALONE, contention, *bound) for bound in set(bounds))
-
-    def _of_several_nodes(
-        self, available: AvailableUnits, domain: ScopeDomain
-    ) -> tuple[int, int, int, int] | None:
-        """Packages, NUMA nodes, distance and L3 groups that the VM takes at least in a domain."""
-        parts = [part for part in domain.parts if available.needs_memory or available.units(part)]
-        amounts = [([available.units(part) for part in parts], self._need)]
-        amounts += available.amounts_of([part.node for part in parts])
-        if any(sum(have) < need for have, need in amounts):
-            return None
-        # A placement does not count a package that gives memory alone.
-        units_of: dict[int, int] = {}
-        for part, units in zip(parts, amounts[0][0], strict=True):
-            units_of[part.socket] = units_of.get(part.socket, 0) + units
-        packages = fewest(list(units_of.values()), self._need)
-        count = max(2, *[fewest(have, need) for have, need in amounts])
-        pairs = ((a, b) for a, b in combinations(parts, 2) if packages == 1 or a.socket != b.socket)
-        distance = min((available.layout.distances[a.node][b.node] for a, b in pairs), default=0)
-        in_l3: dict[int, int] = {}
-        for part in parts:
-            for segment in part.segments:
-                l3 = available.layout.l3_of[next(cpus_of(segment.cpus))]
-                in_l3[l3] = in_l3.get(l3, 0) + available.segment_units((segment,))
-        return packages, count, distance, fewest(list(in_l3.values()), self._need)
+        fewest_cpus, most_cpus = self._taken(counts, locality)
+        need = self._need if self._owns else 0
+        enough = (counts.alone if locality == _ALONE else counts.together) >> need
+        free_beside = max(0, need + (enough & -enough).bit_length() - 1 - most_cpus)
+        balance = Balance(0.0, 0.0)
+        if self._counts_memory and counts.memory is not None and counts.whole:
+            share = (counts.memory - self._memory) / counts.whole
+            low = (counts.left - most_cpus) / counts.every
+            high = (counts.left - fewest_cpus) / counts.every
+            balance = Balance(counts.before, max(0.0, low - share, share - high))
+        return standing(
+            self._strategy,
+            locality,
+            0,
+            effective(self._strategy, self._contention(counts.free), names_cpus=not self._pools),
+            balance,
+            not self._pages and counts.has_pages,
+            1,
+            free_beside,
+            counts.left,
+            0,
+        )
 
     def _taken(self, counts: NodeCounts, locality: Locality) -> tuple[int, int]:
         """How many of the free CPUs the VM takes at least and at most, if that is its locality."""
@@ -218,59 +165,12 @@ class StandingBound:
         least = -(-self._need // wide) * wide
         return least, least if locality == _ALONE else self._need * wide
 
-    def _contention(self, available: AvailableUnits) -> int:
+    def _contention(self, free: Free) -> int:
         """The least use by others of as many CPUs as the VM names; 0 for a VM that owns its CPUs."""
         if self._owns or self._pools:
             return 0
-        unused = available.free.pool.bit_count() - len(available.uses)
+        unused = free.pool.bit_count() - len(free.uses)
         if unused >= self._need:
             return 0
-        least = sorted(available.uses.values())[: self._need - unused]
+        least = sorted([uses for _, uses in free.uses])[: self._need - unused]
         return sum(least) * 1000 // self._need
-
-    def _standing(
-        self,
-        counts: NodeCounts,
-        locality: Locality,
-        contention: int,
-        l3_groups: int,
-        free_beside: int | None = None,
-        fragmentation: int = 0,
-    ) -> Standing:
-        """Combine parts that no placement with this locality can beat.
-
-        `free_beside` are by default the CPUs left on the fullest NUMA nodes that suffice.
-        """
-        fewest_cpus, most_cpus = self._taken(counts, locality)
-        if free_beside is None:
-            need = self._need if self._owns else 0
-            enough = (counts.alone if locality == _ALONE else counts.together) >> need
-            free_beside = max(0, need + (enough & -enough).bit_length() - 1 - most_cpus)
-        balance = Balance(0.0, 0.0)
-        if self._counts_memory and counts.memory is not None and counts.whole:
-            share = (counts.memory - self._memory) / counts.whole
-            low = (counts.left - most_cpus) / counts.every
-            high = (counts.left - fewest_cpus) / counts.every
-            balance = Balance(counts.before, max(0.0, low - share, share - high))
-        return standing(
-            self._strategy,
-            locality,
-            0,
-            effective(self._strategy, contention, names_cpus=not self._pools),
-            balance,
-            not self._pages and counts.has_pages,
-            l3_groups,
-            free_beside,
-            counts.left,
-            fragmentation,
-        )
-
-
-def _fewest_l3_parts(available: AvailableUnits, part: NodePart) -> int:
-    units = sorted([available.segment_units((segment,)) for segment in part.segments], reverse=True)
-    return 1 + sum(reached < available.need for reached in accumulate(units[:-1]))
-
-
-def _crowd(available: AvailableUnits, part: NodePart, vcpus: int) -> int:
-    uses: Iterable[int] = (available.uses.get(cpu, 0) for cpu in cpus_of(available.free.pool & part.cpus))
-    return crowd(list(uses), vcpus)

@@ -29,18 +29,15 @@ from tests.effort import examples, rounds
 
 
 def check(topology: Topology, free: Free, request: Request) -> None:
-    """Compare both bounds with the placement, for each strategy."""
+    """Compare the bound with the placement, for each strategy."""
     placed = place(topology, free, request)
     counts = NodeCounts(topology, free)
     for strategy in Strategy:
-        bound = StandingBound(request, strategy)
-        coarse, fine = bound.coarse(counts), bound.fine(counts)
+        bound = StandingBound(request, strategy).of(counts)
         if isinstance(placed, Placement):
             actual = Fit(topology, placed, free, request.vcpus).standing(strategy)
-            assert coarse is not None, (strategy, actual)
-            assert fine is not None, (strategy, actual)
-            assert coarse <= actual, (strategy, coarse, actual)
-            assert fine <= actual, (strategy, fine, actual)
+            assert bound is not None, (strategy, actual)
+            assert bound <= actual, (strategy, bound, actual)
 
 
 @pytest.mark.parametrize("case", [random_case, scarce_memory_case, crossed_case])
@@ -73,8 +70,8 @@ def test_where_only_free_cpus_differ_pack_places_on_no_node_that_is_not_the_best
 ) -> None:
     free, request = Free(cpus, cpus), Request(vcpus, PinningOptions(scope=Scope.ONE_NUMA))
     placed = place(FOUR_NUMA_NODES, free, request)
-    counts, bound = NodeCounts(FOUR_NUMA_NODES, free), StandingBound(request, Strategy.PACK)
+    bound = StandingBound(request, Strategy.PACK).of(NodeCounts(FOUR_NUMA_NODES, free))
     actual = None
     if isinstance(placed, Placement):
         actual = Fit(FOUR_NUMA_NODES, placed, free, vcpus).standing(Strategy.PACK)
-    assert (bound.coarse(counts), bound.fine(counts)) == (actual, actual)
+    assert bound == actual
