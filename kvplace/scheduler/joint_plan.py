@@ -24,8 +24,7 @@ from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 from itertools import dropwhile, islice, takewhile
 
-from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate, why
+from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate, candidate_on, why
 from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError
 from kvplace.core.ledger import Claim, claim_of
 from kvplace.core.placement import Placement
@@ -400,11 +399,7 @@ class JointPlan:
         snapshot = self._cache.snapshot(node, self._before(pod, node))
         if not isinstance(snapshot, NodeSnapshot):
             return None
-        topology = snapshot.machine.topology
-        placement = try_place(topology, snapshot.free, request)
-        if placement is None:
-            return None
-        return Candidate(node, Fit.of(topology, snapshot.free, request, placement))
+        return candidate_on(node, snapshot.machine.topology, snapshot.free, request)
 
     def _make_way(self, pod: PodRecord, chosen: Candidate) -> None:
         """Drop the plans for a node that do not fit beside a pod any more."""

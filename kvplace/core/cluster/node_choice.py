@@ -26,6 +26,7 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
 
+from kvplace.core.allocator.allocate import try_place
 from kvplace.core.allocator.device_choices import far_devices
 from kvplace.core.allocator.objectives import slots_lost
 from kvplace.core.cpuset import cpus_of
@@ -254,6 +255,12 @@ class Candidate:
     def rank(self, strategy: Strategy) -> tuple[Standing, NodeName]:
         """The key that compares nodes; the smallest is the best."""
         return self.fit.standing(strategy), self.node
+
+
+def candidate_on(node: NodeName, topology: Topology, free: Free, request: Request) -> Candidate | None:
+    """Place a VM on a node; None if it does not fit."""
+    placement = try_place(topology, free, request)
+    return Candidate(node, Fit.of(topology, free, request, placement)) if placement is not None else None
 
 
 def has_pages(free: Free) -> bool:

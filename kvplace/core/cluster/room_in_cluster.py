@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.allocator.layout import layout_of
 from kvplace.core.cluster.draft import PLANNED, Draft, DraftNode, Shape, Stopped
-from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
+from kvplace.core.cluster.node_choice import Strategy, best_candidate, candidate_on
 from kvplace.core.cluster.victims import OccupiedMachine
 from kvplace.core.device_locality import too_few_devices
 from kvplace.core.free_resources import Free
@@ -84,7 +84,11 @@ def find_migration(
         if room is None:
             continue
         targets = [node for node in emptiest if node != vm.node and node not in vm.barred][:MOST_TARGETS]
-        candidates = (_candidate(node, machines[node], free[node], vm.request) for node in targets)
+        candidates = (
+            candidate_on(node, machines[node].topology, free[node], vm.request)
+            for node in targets
+            if not vm.request.owns_cpus or free[node].cpus.bit_count() >= vm.request.vcpus
+        )
         best = best_candidate((one for one in candidates if one is not None), strategy)
         if best is not None:
             return RoomByMigration(vm, best.node, best.placement, room)
@@ -104,15 +108,6 @@ def _makes_room(
     cpus = free[vm.node].pool | claim.cpus | claim.owned
     domains = layout_of(machine.topology).domains[waiting.options.scope.within]
     return any((cpus & domain.cpus).bit_count() >= waiting.vcpus for domain in domains)
-
-
-def _candidate(node: NodeName, machine: OccupiedMachine, free: Free, request: Request) -> Candidate | None:
-    if request.owns_cpus and free.cpus.bit_count() < request.vcpus:
-        return None
-    placement = try_place(machine.topology, free, request)
-    if placement is None:
-        return None
-    return Candidate(node, Fit.of(machine.topology, free, request, placement))
 
 
 MOST_NODES = 16
