@@ -47,29 +47,7 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
 
     `trial` changes the memory policy of this process for a moment (see `bounds`).
     """
-    about = about_vmi(vmi, env)
-    on_failure = on_failure_of_pod(env)
-    try:
-        bound = placement_of_pod(env)
-        placement = bound.placement
-        if placement.floats and xml:
-            log("warning", "the VM starts unpinned: its pod has no cores, as its options allow", about)
-            return xml
-        placement = _possible(bound, env, about, trial)
-        answer = _rewritten(xml, replace(bound, placement=placement), env, about, _drops_buses(vmi))
-    except KvplaceError as error:
-        if on_failure is OnFailure.FLOAT and xml:
-            log("warning", f"the VM starts unpinned, because on-failure is float: {error}", about)
-            return xml
-        log("error", f"the VM waits: {error}", about)
-        raise
-    except Exception as error:
-        failure = _unexpected(error, about)
-        if on_failure is OnFailure.FLOAT and xml:
-            return xml
-        raise failure from error
-    log("info", _pinned(placement), about)
-    return answer
+    return _defined(xml, env, about_vmi(vmi, env), trial, no_buses=_drops_buses(vmi))
 
 
 def define_arrival(xml: bytes, env: PodEnvironment, trial: Trial = try_to_bind) -> bytes:
@@ -78,24 +56,40 @@ def define_arrival(xml: bytes, env: PodEnvironment, trial: Trial = try_to_bind) 
     Where a VM starts unpinned it is unpinned here. The guest's cells stay: a migration cannot change the
     guest's view. Raises KvplaceError when it cannot be pinned and must not come; it then stays on its source.
     """
-    about = {"node": env.node, "note": "migration"}
-    on_failure = on_failure_of_pod(env)
+    return _defined(xml, env, {"node": env.node, "note": "migration"}, trial, arrives=True)
+
+
+def _defined(
+    xml: bytes,
+    env: PodEnvironment,
+    about: Mapping[str, str],
+    trial: Trial,
+    *,
+    no_buses: str = "",
+    arrives: bool = False,
+) -> bytes:
+    begins, waits = ("arrives", "stays where it is") if arrives else ("starts", "waits")
+    may_float = bool(xml) and on_failure_of_pod(env) is OnFailure.FLOAT
     try:
         bound = placement_of_pod(env)
-        if bound.placement.floats:
-            return _unpinned(xml)
-        placement = replace(_possible(bound, env, about, trial), guest_cells=())
-        answer = _rewritten(xml, replace(bound, placement=placement), env, about, "")
+        if bound.placement.floats and xml:
+            why = "its pod has no cores, as its options allow"
+            log("warning", f"the VM {begins} unpinned: {why}", about)
+            return _unpinned(xml) if arrives else xml
+        placement = _possible(bound, env, about, trial)
+        if arrives:
+            placement = replace(placement, guest_cells=())
+        answer = _rewritten(xml, replace(bound, placement=placement), env, about, no_buses)
     except KvplaceError as error:
-        if on_failure is OnFailure.FLOAT:
-            log("warning", f"the VM arrives unpinned, because on-failure is float: {error}", about)
-            return _unpinned(xml)
-        log("error", f"the VM stays where it is: {error}", about)
+        if may_float:
+            log("warning", f"the VM {begins} unpinned, because on-failure is float: {error}", about)
+            return _unpinned(xml) if arrives else xml
+        log("error", f"the VM {waits}: {error}", about)
         raise
     except Exception as error:
         failure = _unexpected(error, about)
-        if on_failure is OnFailure.FLOAT:
-            return _unpinned(xml)
+        if may_float:
+            return _unpinned(xml) if arrives else xml
         raise failure from error
     log("info", _pinned(placement), about)
     return answer

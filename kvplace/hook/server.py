@@ -63,8 +63,8 @@ class _Client:
     socket: socket.socket
     grpc: GrpcConnection = field(default_factory=GrpcConnection)
     unsent: bytearray = field(default_factory=bytearray)
-    children: dict[int, tuple[ChildProcess, DefineDomain]] = field(default_factory=dict)
-    """Child processes by the stream that waits for their outcome."""
+    children: dict[int, int] = field(default_factory=dict)
+    """The pipe of a child process, by the stream that waits for its outcome."""
     reads_answers: bool = True
 
 
@@ -81,8 +81,8 @@ class Server:
         """Through `arriving` come domains that migrate here."""
         self._listener = listener
         self._arriving = arriving
-        self._arrivals: dict[int, ChildProcess] = {}
-        """The child process that answers for a domain that migrates here, by its pipe."""
+        self._children: dict[int, tuple[ChildProcess, Callable[[Outcome], None]]] = {}
+        """Child processes by their pipe, and what is done with the outcome of each."""
         self._stop_pipe = stop_pipe
         self._env = env
         self._selector = selectors.DefaultSelector()
@@ -109,8 +109,8 @@ class Server:
         finally:
             for client in list(self._clients):
                 self._drop(client)
-            for pipe in list(self._arrivals):
-                self._end_arrival(pipe)
+            for pipe in list(self._children):
+                self._finish_child(pipe)
             self._selector.close()
 
     def _may_stop(self) -> bool:
@@ -121,8 +121,7 @@ class Server:
         self._stop_at = 0.0
 
     def _select_timeout(self) -> float | None:
-        deadlines = [child.deadline for client in self._clients for child, _ in client.children.values()]
-        deadlines += [child.deadline for child in self._arrivals.values()]
+        deadlines = [child.deadline for child, _ in self._children.values()]
         soonest = min([*deadlines, self._stop_at])
         return None if soonest == float("inf") else max(0.0, soonest - time.monotonic())
 
@@ -166,7 +165,7 @@ class Server:
             if isinstance(event, GrpcCall):
                 self._answer(client, event)
             elif event.stream in client.children:
-                self._end_child(client, event.stream)
+                self._end_child(client.children.pop(event.stream))
         return True
 
     def _answer(self, client: _Client, call: GrpcCall) -> None:
@@ -185,25 +184,26 @@ class Server:
                 if request.last and not self._env.stays:
                     self._shutdown_client, self._stop_at = client, time.monotonic() + _SHUTDOWN_GRACE_S
             case DefineDomain():
-                self._start_child(client, call.stream, request)
+                self._define(client, call.stream, request)
 
-    def _start_child(self, client: _Client, stream: int, asked: DefineDomain) -> None:
+    def _define(self, client: _Client, stream: int, asked: DefineDomain) -> None:
         if self._is_full():
             sentence = f"{MAX_CHILDREN} domains are being pinned already; try again"
             client.grpc.fail(stream, GrpcStatus.UNAVAILABLE, sentence)
             return
         try:
-            child = ChildProcess.start(partial(_pin, asked, self._env))
+            client.children[stream] = self._start_child(
+                partial(_pin, asked, self._env), partial(self._defined, client, stream, asked)
+            )
         except OSError as error:
             self._reply(
                 client, stream, asked, Outcome(GrpcStatus.UNAVAILABLE, f"cannot fork: {error}".encode())
             )
-            return
-        client.children[stream] = (child, asked)
-        self._selector.register(child.pipe, selectors.EVENT_READ, partial(self._read_child, client, stream))
 
-    def _is_full(self) -> bool:
-        return sum(len(other.children) for other in self._clients) + len(self._arrivals) >= MAX_CHILDREN
+    def _defined(self, client: _Client, stream: int, asked: DefineDomain, outcome: Outcome) -> None:
+        del client.children[stream]
+        self._reply(client, stream, asked, outcome)
+        self._serve(client, 0)
 
     def _await_arrival(self, arriving: ArrivalPipes) -> None:
         self._selector.register(arriving.domain, selectors.EVENT_READ, partial(self._start_arrival, arriving))
@@ -212,56 +212,49 @@ class Server:
         self._selector.unregister(arriving.domain)  # its child reads it
         if not self._is_full():
             try:
-                child = ChildProcess.start(partial(arriving.answer, self._env))
+                self._start_child(partial(arriving.answer, self._env), partial(self._arrived, arriving))
+                return
             except OSError as error:
                 log("error", f"a VM that migrates here keeps the pins of its source: cannot fork: {error}")
-            else:
-                self._arrivals[child.pipe] = child
-                self._selector.register(
-                    child.pipe, selectors.EVENT_READ, partial(self._read_arrival, child.pipe)
-                )
-                return
         # No answer: the VM keeps the pins that it comes with.
         arriving.reopen()
         self._await_arrival(arriving)
 
-    def _read_arrival(self, pipe: int, _: int) -> None:
-        if pipe in self._arrivals and self._arrivals[pipe].read():
-            self._end_arrival(pipe)
-
-    def _end_arrival(self, pipe: int) -> None:
-        self._selector.unregister(pipe)
-        outcome = self._arrivals.pop(pipe).end()
-        if self._arriving is not None:
-            self._arriving.reopen()
-            self._await_arrival(self._arriving)
+    def _arrived(self, arriving: ArrivalPipes, outcome: Outcome) -> None:
+        arriving.reopen()
+        self._await_arrival(arriving)
         if outcome.status is not GrpcStatus.OK:
             sentence = outcome.output.decode()
             log("error", f"a VM that migrates here keeps the pins of its source: {sentence}")
 
-    def _read_child(self, client: _Client, stream: int, _: int) -> None:
-        if stream not in client.children:
-            return
-        child, asked = client.children[stream]
-        if child.read():
-            outcome = self._end_child(client, stream)
-            self._reply(client, stream, asked, outcome)
-            self._serve(client, 0)
+    def _is_full(self) -> bool:
+        return len(self._children) >= MAX_CHILDREN
 
-    def _end_child(self, client: _Client, stream: int) -> Outcome:
-        child, _ = client.children.pop(stream)
-        self._selector.unregister(child.pipe)
+    def _start_child(self, work: Callable[[], bytes], then: Callable[[Outcome], None]) -> int:
+        """Start a child and return its pipe; raises OSError when there can be no more processes."""
+        child = ChildProcess.start(work)
+        self._children[child.pipe] = child, then
+        self._selector.register(child.pipe, selectors.EVENT_READ, partial(self._read_child, child.pipe))
+        return child.pipe
+
+    def _read_child(self, pipe: int, _: int) -> None:
+        if pipe in self._children and self._children[pipe][0].read():
+            self._finish_child(pipe)
+
+    def _finish_child(self, pipe: int) -> None:
+        _, then = self._children[pipe]
+        then(self._end_child(pipe))
+
+    def _end_child(self, pipe: int) -> Outcome:
+        self._selector.unregister(pipe)
+        child, _ = self._children.pop(pipe)
         return child.end()
 
     def _end_late_children(self) -> None:
         now = time.monotonic()
-        for client in list(self._clients):
-            for stream, (child, asked) in list(client.children.items()):
-                if now >= child.deadline:
-                    self._reply(client, stream, asked, self._end_child(client, stream))
-                    self._serve(client, 0)
-        for pipe in [pipe for pipe, child in self._arrivals.items() if now >= child.deadline]:
-            self._end_arrival(pipe)
+        for pipe, (child, _) in list(self._children.items()):
+            if now >= child.deadline and pipe in self._children:  # the end of another one may end it
+                self._finish_child(pipe)
 
     def _reply(self, client: _Client, stream: int, asked: DefineDomain, outcome: Outcome) -> None:
         if outcome.status is GrpcStatus.OK:
@@ -301,8 +294,9 @@ class Server:
         if client not in self._clients:
             return
         self._clients.remove(client)
-        for stream in list(client.children):
-            self._end_child(client, stream)
+        for pipe in client.children.values():
+            self._end_child(pipe)
+        client.children.clear()
         self._selector.unregister(client.socket)
         with suppress(OSError):
             client.socket.shutdown(socket.SHUT_RDWR)  # a child may still have it open
