@@ -25,7 +25,7 @@ hooks there) and is placed like any other pod.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -41,8 +41,7 @@ from kvplace.admission.sidecar import (
     sidecars_of,
 )
 from kvplace.admission.size import (
-    PodSize,
-    VmSize,
+    Size,
     devices_of_containers,
     read_size,
     request_cpus,
@@ -93,7 +92,7 @@ class NewPod:
     pod: Pod
     options: PinningOptions | None
     """None: it has none, or they do not apply."""
-    stated: VmSize | None
+    stated: Size | None
     """The size that admission of its VMI has written on it."""
 
     @classmethod
@@ -140,7 +139,7 @@ def admit_new_pod(
     Idempotent. Raises Misconfigured when the options cannot be met, and Conflict when the pod's VMI is gone
     or another one.
     """
-    raw, pod, options, stated = new.raw, new.pod, new.options, new.stated
+    pod, options = new.pod, new.options
     annotations = pod.metadata.annotations or {}
     what = title(Pod, pod.metadata, namespace)
     if options is None:
@@ -148,29 +147,28 @@ def admit_new_pod(
         alone = () if _is_launcher(pod) else without_effect(annotations)
         return _without(new, what, settings, FORGEABLE, alone)
     if options.policy is Policy.NONE:
-        return _admit_unpinned(new, lambda: _vm_of(pod, namespace, stated, vmi, what), what, settings)
+        return _admit_unpinned(new, namespace, vmi, what, settings)
     check_agreement(options, annotations)
     if not pod.spec.containers:
         raise Misconfigured(f"{what} requests CPUs but has no container; add one")
-    vm = _vm_of(pod, namespace, stated, vmi, what)
-    obstacle = _obstacle(pod, options, vm, what)
+    vm, read = _vm_of(new, namespace, vmi, what)
+    obstacle = _obstacle(pod, options, vm, read, what)
     if obstacle is not None:
         if options.on_failure is OnFailure.WAIT:
             raise Misconfigured(obstacle)
         warning = f"the pod runs unpinned, because {ON_FAILURE} is float: {obstacle}"
         return _without(new, what, settings, _NOT_KEPT, (warning,))
-    size = _size(pod, vm, what)
+    asked = request_of_pod(pod, options, _size(new, read, what), what, vm)
     patch: list[Operation] = []
-    after = edited(raw, patch)
-    asked = request_of_pod(pod, options, size, what, vm)
+    after = edited(new.raw, patch)
     _write(after, asked)
     spec = after.object("spec")
     _complete_sidecars(pod, after, what, settings)
     warnings = [
         *_set_scheduler(spec, pod, settings),
-        *request_cpus(after, asked.request, size, what),
+        *request_cpus(after, asked.request, what, is_vm=bool(vm)),
     ]
-    if isinstance(size, PodSize):
+    if not vm:
         warnings += [
             f"annotation {key} has no effect on a pod without a VM"
             for key in (EMULATOR_THREADS, GUEST_NUMA)
@@ -181,7 +179,7 @@ def admit_new_pod(
 
 
 def _admit_unpinned(
-    new: NewPod, vm: Callable[[], _OwningVm | None], what: str, settings: AdmissionSettings
+    new: NewPod, namespace: str, vmi: Mapping[str, Any] | None, what: str, settings: AdmissionSettings
 ) -> Admitted:
     """Store the request of a pod with policy `none`, so that it can get cores while it runs; nothing else.
 
@@ -193,8 +191,8 @@ def _admit_unpinned(
     if pod.spec.node_name:
         return _without(new, what, settings, FORGEABLE)
     try:
-        found = vm()
-        asked = request_of_pod(pod, options, _size(pod, found, what), what, found)
+        vm, read = _vm_of(new, namespace, vmi, what)
+        asked = request_of_pod(pod, options, _size(new, read, what), what, vm)
     except KvplaceError:
         return _without(new, what, settings, FORGEABLE)
     patch: list[Operation] = []
@@ -204,39 +202,32 @@ def _admit_unpinned(
     return Admitted(after.values, patch=patch)
 
 
-@dataclass(frozen=True, slots=True)
-class _OwningVm:
-    """The VM of a pod."""
+def _vm_of(new: NewPod, namespace: str, vmi: Mapping[str, Any] | None, what: str) -> tuple[str, Vmi | None]:
+    """Return `namespace/name` of a pod's VM, empty for a plain pod, and the VMI where it has the size.
 
-    name: str
-    """`namespace/name`."""
-    described: VmSize | Vmi
-    """Its size as admission of the VMI has stated it, or the VMI itself."""
-
-
-def _vm_of(
-    pod: Pod, namespace: str, stated: VmSize | None, vmi: Mapping[str, Any] | None, what: str
-) -> _OwningVm | None:
-    """Return the VM of a pod, None for a plain pod; raises Conflict when its VMI is gone or another one."""
-    if not _is_launcher(pod):
-        return None
-    owner = _owner(pod, what)
+    Raises Conflict when the VMI is gone or another one.
+    """
+    if not _is_launcher(new.pod):
+        return "", None
+    owner = _owner(new.pod, what)
     name = f"{namespace}/{owner.name}"
-    return _OwningVm(name, stated or _controlling_vmi(owner, vmi, name, what))
+    return name, None if new.stated is not None else _controlling_vmi(owner, vmi, name, what)
 
 
-def _size(pod: Pod, vm: _OwningVm | None, what: str) -> VmSize | PodSize:
-    if vm is None:
-        return size_of_pod(pod.spec.containers, what)
-    if isinstance(vm.described, VmSize):
-        return vm.described
-    return size_of_vm(vm.described.spec.domain, _spec_of(vm.described))
+def _size(new: NewPod, vmi: Vmi | None, what: str) -> Size:
+    if vmi is not None:
+        return size_of_vm(vmi.spec.domain, _spec_of(vmi))
+    return new.stated or size_of_pod(new.pod.spec.containers, what)
 
 
-def _stated_size(pod: Pod, settings: AdmissionSettings, author: str) -> VmSize | None:
+def _stated_size(pod: Pod, settings: AdmissionSettings, author: str) -> Size | None:
     """Read the size that admission of the VMI has written; None where another client may have written it."""
     labels, annotations = pod.metadata.labels or {}, pod.metadata.annotations or {}
-    if author != settings.kubevirt_controller or labels.get(OPTED_IN_LABEL) != "true":
+    if (
+        not _is_launcher(pod)
+        or author != settings.kubevirt_controller
+        or labels.get(OPTED_IN_LABEL) != "true"
+    ):
         return None
     return read_size(annotations.get(VM_SIZE, ""))
 
@@ -294,18 +285,18 @@ def _spec_of(vmi: Vmi) -> str:
     return f"{title(Vmi, vmi.metadata, '')}: spec"
 
 
-def _obstacle(pod: Pod, options: PinningOptions, vm: _OwningVm | None, what: str) -> str | None:
+def _obstacle(pod: Pod, options: PinningOptions, vm: str, vmi: Vmi | None, what: str) -> str | None:
     """State why a pod cannot be placed although its options are valid; None when it can."""
     if pod.spec.node_name:
         return (
             f"{what}: spec.nodeName is {pod.spec.node_name}, so no scheduler places the pod; "
             "use spec.nodeSelector instead"
         )
-    if vm is None:
+    if not vm:
         return None
-    if isinstance(vm.described, Vmi):
+    if vmi is not None:
         annotations = pod.metadata.annotations or {}
-        conflict = conflict_with_kubevirt(annotations, options, vm.described.spec, _spec_of(vm.described))
+        conflict = conflict_with_kubevirt(annotations, options, vmi.spec, _spec_of(vmi))
         if conflict is not None:
             return conflict
     is_target = "kubevirt.io/migrationJobUID" in (pod.metadata.labels or {})
@@ -322,19 +313,19 @@ def _obstacle(pod: Pod, options: PinningOptions, vm: _OwningVm | None, what: str
     )
 
 
-def request_of_pod(
-    pod: Pod, options: PinningOptions, size: VmSize | PodSize, what: str, vm: _OwningVm | None = None
-) -> PodRequest:
-    """Combine the options, size and devices of a pod; raises Misconfigured that begins with `what`."""
+def request_of_pod(pod: Pod, options: PinningOptions, size: Size, what: str, vm: str = "") -> PodRequest:
+    """Combine the options, size and devices of a pod; raises Misconfigured that begins with `what`.
+
+    `vm` is `namespace/name` of its VM, empty for a plain pod.
+    """
     containers = pod.spec.containers
-    if isinstance(size, VmSize):
-        vcpus, io_threads = size.vcpus, size.io_threads
+    if vm:
         containers = [containers[compute_of(containers)]]
     else:
-        vcpus, io_threads, options = size.cpus, 0, options.of_plain_pod()
+        options = options.of_plain_pod()
     devices = devices_of_containers(containers, what)
-    request = Request(vcpus, options, size.memory, size.huge_pages, io_threads, devices)
-    return PodRequest.of(request, pod.metadata.annotations or {}, vmi="" if vm is None else vm.name)
+    request = Request(size.vcpus, options, size.memory, size.huge_pages, size.io_threads, devices)
+    return PodRequest.of(request, pod.metadata.annotations or {}, vmi=vm)
 
 
 def _without(

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -61,31 +59,32 @@ _MOST_PAGE_SIZES = 16
 """As many as a claim can have (policy ledger-claims); no kernel has more."""
 
 
-class VmSize(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
-    """The vCPUs, memory and I/O threads of a VM."""
+class Size(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """The CPUs and memory that a VM or a plain pod takes on a machine."""
 
     vcpus: Annotated[int, msgspec.Meta(ge=1, le=MAX_VCPUS)]
+    """Of a plain pod the CPUs that its containers are limited to."""
     memory: Annotated[Bytes, msgspec.Meta(ge=0, le=MAX_BYTES)] = NO_BYTES
-    """Memory of the guest, huge pages included; 0 when it is not specified."""
+    """Memory of the guest or of the containers, huge pages included; 0 when it is not specified."""
     huge_pages: dict[Bytes, Annotated[int, msgspec.Meta(ge=0)]] = {}
     """Pages by page size."""
     io_threads: Annotated[int, msgspec.Meta(ge=0, le=MAX_IO_THREADS)] = 0
 
 
-def write_size(size: VmSize) -> str:
+def write_size(size: Size) -> str:
     """Write a size as one line for an annotation."""
     return msgspec.json.encode(size).decode()
 
 
-def read_size(text: str) -> VmSize | None:
+def read_size(text: str) -> Size | None:
     """Read the line again; None for anything that `write_size` does not write."""
     try:
-        return msgspec.json.decode(text, type=VmSize)
+        return msgspec.json.decode(text, type=Size)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
 
 
-def size_of_vm(domain: VmiDomain, what: str) -> VmSize:
+def size_of_vm(domain: VmiDomain, what: str) -> Size:
     """Read a VM's size; raises Misconfigured that begins with `what`, for example `VMI default/db: spec`."""
     at = f"{what}.domain"
     memory = _memory(domain, at)
@@ -95,7 +94,7 @@ def size_of_vm(domain: VmiDomain, what: str) -> VmSize:
     io_threads = _io_threads(domain, at)
     if io_threads > MAX_IO_THREADS:
         raise Misconfigured(f"{at} has {io_threads} I/O threads; kvplace places at most {MAX_IO_THREADS}")
-    return VmSize(vcpus, memory, _huge_pages(domain, memory, at), io_threads)
+    return Size(vcpus, memory, _huge_pages(domain, memory, at), io_threads)
 
 
 def _vcpus(domain: VmiDomain, at: str) -> int:
@@ -178,36 +177,16 @@ def _io_threads(domain: VmiDomain, at: str) -> int:
     return shared + dedicated
 
 
-@dataclass(frozen=True, slots=True)
-class PodSize:
-    """The CPUs and memory that a plain pod takes on a machine."""
-
-    cpus_of: Mapping[str, int]
-    """Whole CPUs by the name of the container that is limited to them."""
-    memory: Bytes
-    """Huge pages included."""
-    huge_pages: Mapping[Bytes, int]
-    """Pages by page size."""
-
-    @property
-    def cpus(self) -> int:
-        return sum(self.cpus_of.values())
-
-
-def size_of_pod(containers: Sequence[AdmittedContainer], what: str) -> PodSize:
+def size_of_pod(containers: Sequence[AdmittedContainer], what: str) -> Size:
     """Read a plain pod's size; raises Misconfigured that begins with `what` for an unsuitable CPU limit."""
-    cpus_of = {
-        container.name: _whole_cpus(container, what) for container in containers if "cpu" in container.limited
-    }
-    if not sum(cpus_of.values()):
+    cpus = sum(_whole_cpus(container, what) for container in containers)
+    if not cpus:
         raise Misconfigured(
             f"{what} requests CPUs of its own, but no container has a CPU limit; set "
             "spec.containers[].resources.limits.cpu to the number of CPUs"
         )
-    if sum(cpus_of.values()) > MAX_VCPUS:
-        raise Misconfigured(
-            f"{what} is limited to {sum(cpus_of.values())} CPUs; kvplace gives at most {MAX_VCPUS}"
-        )
+    if cpus > MAX_VCPUS:
+        raise Misconfigured(f"{what} is limited to {cpus} CPUs; kvplace gives at most {MAX_VCPUS}")
     memory = 0
     huge_pages: dict[Bytes, int] = {}
     for container in containers:
@@ -231,13 +210,12 @@ def size_of_pod(containers: Sequence[AdmittedContainer], what: str) -> PodSize:
                 memory += count
     if memory > MAX_BYTES:
         raise Misconfigured(f"{what}: its containers have {memory} bytes of memory, more than 1Ei")
-    return PodSize(
-        MappingProxyType(cpus_of), Bytes(memory), {size: count for size, count in huge_pages.items() if count}
-    )
+    return Size(cpus, Bytes(memory), {size: count for size, count in huge_pages.items() if count})
 
 
 def _whole_cpus(container: AdmittedContainer, what: str) -> int:
-    value = container.limited["cpu"]
+    """Read the CPU limit of a container; 0 without one."""
+    value = container.limited.get("cpu", 0)
     place = f"{what}: container {container.name}: CPU limit {value!r}"
     cpus = read_quantity(value, place)
     if cpus.denominator != 1 or cpus < 0:
@@ -317,7 +295,7 @@ def request_marker(spec: EditedObject) -> None:
         resources.object(kind).put(MARKER_RESOURCE, "0")
 
 
-def request_cpus(after: EditedObject, request: Request, size: VmSize | PodSize, what: str) -> tuple[str, ...]:
+def request_cpus(after: EditedObject, request: Request, what: str, *, is_vm: bool) -> tuple[str, ...]:
     """Write the CPU requests of a pod that is complete but for them; returns warnings.
 
     A lower limit is raised, too. No request of a Guaranteed pod, of a plain pod or of a VM that will own no
@@ -325,7 +303,7 @@ def request_cpus(after: EditedObject, request: Request, size: VmSize | PodSize, 
     """
     pod = typed(after.values, Pod)
     containers = after.object("spec").list("containers")
-    if isinstance(size, VmSize):
+    if is_vm:
         index = compute_of(pod.spec.containers)
         compute = pod.spec.containers[index]
         warnings = _request_rest(containers.object(index), compute, pod.spec, request, what)
@@ -333,7 +311,7 @@ def request_cpus(after: EditedObject, request: Request, size: VmSize | PodSize, 
         warnings = []
         of_each = Fraction(1) if request.owns_cpus else _LEAST
         for index, container in enumerate(pod.spec.containers):
-            least = size.cpus_of.get(container.name, 0) * of_each
+            least = _whole_cpus(container, what) * of_each
             if _requested(container, what) < least:
                 containers.object(index).object("resources").object("requests").put("cpu", _written(least))
     if pod.spec.resources is not None:

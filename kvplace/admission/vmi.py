@@ -31,7 +31,7 @@ from kvplace.admission.objects import (
     typed,
 )
 from kvplace.admission.sidecar import HOOK_SIDECARS, with_hook_sidecar
-from kvplace.admission.size import VmSize, has_devices, size_of_vm, write_size
+from kvplace.admission.size import Size, has_devices, size_of_vm, write_size
 from kvplace.core.annotations import check_agreement, read_options, without_effect
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.quantity import parse_quantity
@@ -107,7 +107,7 @@ def _mark_front_end(
     return settings.front_end
 
 
-def _state_size(vmi: EditedObject, size: VmSize | None) -> None:
+def _state_size(vmi: EditedObject, size: Size | None) -> None:
     """Write label and size on a VMI; without the size, admission of its pods reads the VMI itself."""
     metadata = vmi.object("metadata")
     metadata.object("labels").put(OPTED_IN_LABEL, "true")
@@ -122,7 +122,7 @@ class CheckedVm:
     """The options of a VM, read once, with its size and warnings for its author."""
 
     options: PinningOptions
-    size: VmSize | None
+    size: Size | None
     """None where the policy is `none` and the size cannot be read."""
     warnings: tuple[str, ...] = ()
 
@@ -171,7 +171,7 @@ def check_vm(
     return CheckedVm(options, size, tuple(warnings))
 
 
-def _readable_size(spec: VmiSpec, what: str) -> VmSize | None:
+def _readable_size(spec: VmiSpec, what: str) -> Size | None:
     try:
         return size_of_vm(spec.domain, what)
     except KvplaceError:

@@ -19,7 +19,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from kvplace.admission.objects import Vmi, typed
 from kvplace.admission.sidecar import HOOK_SIDECARS
-from kvplace.admission.size import VmSize, size_of_vm
+from kvplace.admission.size import Size, size_of_vm
 from kvplace.core.errors import Misconfigured
 from kvplace.core.quantity import bytes_in_pages, format_bytes
 
@@ -138,7 +138,7 @@ def vmi_of(vm: Mapping[str, Any], *, namespace: str) -> Json:
     }
 
 
-def size_of(vmi: Mapping[str, Any]) -> VmSize:
+def size_of(vmi: Mapping[str, Any]) -> Size:
     """Read how large a VMI is."""
     return size_of_vm(typed(vmi, Vmi).spec.domain, f"VirtualMachineInstance {vmi['metadata']['name']}: spec")
 
@@ -250,7 +250,7 @@ def _sidecar(number: int, entry: Mapping[str, Any]) -> Json:
     return container | {key: entry[key] for key in ("command", "args") if key in entry}
 
 
-def _memory_backing(size: VmSize) -> Iterator[str]:
+def _memory_backing(size: Size) -> Iterator[str]:
     for page in size.huge_pages:
         yield "\t<memoryBacking>"
         yield "\t\t<hugepages>"

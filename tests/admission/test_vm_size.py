@@ -11,7 +11,7 @@ import pytest
 from lxml import etree
 
 from kvplace.admission.objects import Vmi, typed
-from kvplace.admission.size import VmSize, size_of_vm
+from kvplace.admission.size import Size, size_of_vm
 from kvplace.core.errors import Misconfigured
 from kvplace.core.scalars import Bytes
 from tests.admission.reviewed_objects import vmi
@@ -21,7 +21,7 @@ GI = Bytes(1 << 30)
 each_vmi = pytest.mark.parametrize("path", sorted(DOMAINS.glob("*.vmi.json")), ids=lambda path: path.stem)
 
 
-def size(raw: dict[str, Any]) -> VmSize:
+def size(raw: dict[str, Any]) -> Size:
     return size_of_vm(typed(raw, Vmi).spec.domain, "VirtualMachineInstance default/db: spec")
 
 
