@@ -61,21 +61,9 @@ class CertificateStore(Protocol):
         """Let the API server trust our webhooks by this CA; returns the remaining work, or nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """The certificates of an installation."""
-
-    namespace: str
-    own_namespace: str
-    """Of the CA and its key, which nothing but the keeper reads."""
-    server: Subject
-    client: Subject
-
-    @classmethod
-    def of(cls, namespace: str, own_namespace: str, client: str) -> Names:
-        """Name the Services of an installation, and the scheduler that may call."""
-        dns_names = tuple(f"{service}.{namespace}.svc" for service in SERVICES)
-        return cls(namespace, own_namespace, Subject("kvplace-serve", dns_names), Subject(client))
+def server_of(namespace: str) -> Subject:
+    """Name the Services of an installation."""
+    return Subject("kvplace-serve", tuple(f"{service}.{namespace}.svc" for service in SERVICES))
 
 
 class Keeper:
@@ -84,16 +72,24 @@ class Keeper:
     def __init__(
         self,
         store: CertificateStore,
-        names: Names,
+        namespace: str,
+        own_namespace: str,
+        client_name: str,
         readiness: Readiness,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         check_every_s: float = 60.0,
         again_after_s: float = 2.0,
     ) -> None:
-        """`now` decides which renewals are due; `readiness` turns good once a check finds all in place."""
+        """`own_namespace` is of the CA and its key, which nothing but the keeper reads.
+
+        `client_name` is the scheduler that may call. `now` decides which renewals are due; `readiness` turns
+        good once a check finds all in place.
+        """
         self._store = store
-        self._names = names
+        self._namespace = namespace
+        self._own_namespace = own_namespace
+        self._server, self._client = server_of(namespace), Subject(client_name)
         self._readiness = readiness
         self._now = now
         self._check_every_s = check_every_s
@@ -119,24 +115,22 @@ class Keeper:
         """
         now = self._now()
         authority = await self._keep_authority(now)
-        await self._keep(SERVER_SECRET, self._names.server, authority, now)
-        await self._keep(CLIENT_SECRET, self._names.client, authority, now)
+        await self._keep(SERVER_SECRET, self._server, authority, now)
+        await self._keep(CLIENT_SECRET, self._client, authority, now)
         return await self._store.trust_webhooks(authority.bundle)
 
     async def _keep_authority(self, now: datetime) -> Authority:
-        before = await self._store.read_secret(self._names.own_namespace, CA_SECRET)
+        before = await self._store.read_secret(self._own_namespace, CA_SECRET)
         authority = current_authority(before.content if before else {}, now)
-        await self._write(
-            self._names.own_namespace, CA_SECRET, authority.signer, authority.document(), before
-        )
+        await self._write(self._own_namespace, CA_SECRET, authority.signer, authority.document(), before)
         CERTIFICATE_END.labels("client-ca").set(authority.signer.certificate.not_valid_after_utc.timestamp())
         return authority
 
     async def _keep(self, name: str, subject: Subject, authority: Authority, now: datetime) -> None:
-        before = await self._store.read_secret(self._names.namespace, name)
+        before = await self._store.read_secret(self._namespace, name)
         pair = current_certificate(before.content if before else {}, subject, authority.signer, now)
-        await self._write(self._names.namespace, name, pair, pair.document(authority.bundle), before)
-        if subject is self._names.server:
+        await self._write(self._namespace, name, pair, pair.document(authority.bundle), before)
+        if subject is self._server:
             CERTIFICATE_END.labels("server").set(pair.certificate.not_valid_after_utc.timestamp())
 
     async def _write(
@@ -192,9 +186,9 @@ async def _connected(settings: CertificatesSettings) -> AsyncIterator[None]:
 async def keeping(settings: CertificatesSettings, store: CertificateStore) -> AsyncIterator[Address]:
     """Keep certificates while the block runs; gives the address of health and metrics."""
     readiness = Readiness("no certificate has been checked yet")
-    names = Names.of(settings.namespace, settings.own_namespace, settings.client_name)
+    keeper = Keeper(store, settings.namespace, settings.own_namespace, settings.client_name, readiness)
     async with (
         listening("health", health_application("certificates", readiness), settings.health_address) as health,
-        in_background(Keeper(store, names, readiness).run()),
+        in_background(keeper.run()),
     ):
         yield health

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from kvplace.certificates.authority import AUTHORITY, CERTIFICATE, KEY, Pair
-from kvplace.certificates.keeper import CA_SECRET, CLIENT_SECRET, SERVER_SECRET, Keeper, Names
+from kvplace.certificates.keeper import CA_SECRET, CLIENT_SECRET, SERVER_SECRET, Keeper
 from kvplace.core.errors import Conflict
 from kvplace.kube.secrets import Secret
 from kvplace.service.process import Readiness
@@ -33,6 +33,10 @@ class Clock:
         return self.now
 
 
+NAMES = ("kvplace-system", "kvplace-certificates", "kvplace-scheduler")
+"""The namespaces, and the scheduler that may call."""
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -45,8 +49,7 @@ def store() -> StoredSecrets:
 
 @pytest.fixture
 def keeper(store: StoredSecrets, clock: Clock) -> Keeper:
-    names = Names.of("kvplace-system", "kvplace-certificates", "kvplace-scheduler")
-    return Keeper(store, names, Readiness("not yet"), now=clock)
+    return Keeper(store, *NAMES, Readiness("not yet"), now=clock)
 
 
 def handshake(
@@ -311,8 +314,7 @@ async def test_a_deleted_secret_comes_back_with_the_same_ca(keeper: Keeper, stor
 async def test_of_two_keepers_the_slower_one_starts_again(
     keeper: Keeper, store: StoredSecrets, clock: Clock
 ) -> None:
-    names = Names.of("kvplace-system", "kvplace-certificates", "kvplace-scheduler")
-    other = Keeper(store, names, Readiness(""), now=clock)
+    other = Keeper(store, *NAMES, Readiness(""), now=clock)
 
     class Interrupted(StoredSecrets):
         async def read_secret(self, namespace: str, name: str) -> Secret | None:
@@ -322,7 +324,7 @@ async def test_of_two_keepers_the_slower_one_starts_again(
 
         write_secret = store.write_secret
 
-    slower = Keeper(Interrupted(), names, Readiness(""), now=clock)
+    slower = Keeper(Interrupted(), *NAMES, Readiness(""), now=clock)
     with pytest.raises(Conflict):
         await slower.check()
     assert store.writes == ALL

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from kvplace.certificates.keeper import Names
+from kvplace.certificates.keeper import server_of
 from tests.manifests.objects import NAMESPACE
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
@@ -22,7 +22,7 @@ def services() -> set[str]:
 
 
 def test_kvplaces_own_certificate_does(services: set[str]) -> None:
-    assert set(Names.of(NAMESPACE, "kvplace-certificates", "kvplace-scheduler").server.dns_names) == services
+    assert set(server_of(NAMESPACE).dns_names) == services
 
 
 def test_the_one_that_cert_manager_makes_does(services: set[str]) -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from harness.control_plane.cluster import ControlPlane, KubectlFailed
 from harness.control_plane.kubevirt_parts import installation
-from kvplace.certificates.keeper import CA_SECRET, CLIENT_SECRET, SERVER_SECRET, Keeper, Names
+from kvplace.certificates.keeper import CA_SECRET, CLIENT_SECRET, SERVER_SECRET, Keeper
 from kvplace.core.errors import Forbidden
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.secrets import ApiSecrets
@@ -99,8 +99,7 @@ def installed(
 async def keeper_with_the_rights_of_its_pod(plane: ControlPlane) -> AsyncIterator[Keeper]:
     kubeconfig = plane.service_account_kubeconfig(OWN, "kvplace-certificates")
     async with await open_session(CredentialOptions(kubeconfig=str(kubeconfig))) as session:
-        names = Names.of(NAMESPACE, OWN, "kvplace-scheduler")
-        yield Keeper(ApiSecrets(session), names, Readiness(""))
+        yield Keeper(ApiSecrets(session), NAMESPACE, OWN, "kvplace-scheduler", Readiness(""))
 
 
 def look(plane: ControlPlane) -> None:
