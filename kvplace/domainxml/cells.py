@@ -129,10 +129,8 @@ def _write_topology(cpu: etree._Element, **counts: int) -> None:
         topology = etree.Element("topology")
         cpu.insert(0, topology)
     for name in ("dies", "clusters"):
-        if name in topology.attrib:
-            del topology.attrib[name]
-    for name, count in counts.items():
-        topology.set(name, str(count))
+        topology.attrib.pop(name, None)
+    topology.attrib.update({name: str(count) for name, count in counts.items()})
 
 
 def _write_cells(
@@ -153,14 +151,12 @@ def _write_cells(
 
 
 def _cell(cell: GuestCell, vcpus: Sequence[int], memory: int, kept: Mapping[str, str]) -> etree._Element:
-    element = etree.Element("cell")
-    element.set("id", str(cell.id))
+    element = etree.Element("cell", id=str(cell.id))
     if vcpus:  # libvirt refuses an empty list; a cell of memory alone has no list
         element.set("cpus", format_cpu_list(mask_of(vcpus)))
     element.set("memory", str(memory))
     element.set("unit", "b")
-    for key, value in kept.items():
-        element.set(key, value)
+    element.attrib.update(kept.items())
     distances = etree.SubElement(element, "distances")
     for other, distance in enumerate(cell.distances):
         etree.SubElement(distances, "sibling", id=str(other), value=str(distance))

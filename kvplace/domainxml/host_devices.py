@@ -257,9 +257,7 @@ def _is_ours(expander: etree._Element) -> bool:
 
 
 def _controller(index: int, model: str) -> etree._Element:
-    element = etree.Element("controller")
-    element.attrib.update({"type": "pci", "index": str(index), "model": model})
-    return element
+    return etree.Element("controller", type="pci", index=str(index), model=model)
 
 
 def _write_target(expander: etree._Element, cell: int, number: int) -> None:

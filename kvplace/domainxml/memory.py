@@ -54,17 +54,13 @@ def bind_memory(
         add_to_root(root, numatune, after=root.find("cputune"))
     node_of_cells = _node_of_cells(root, placement, node_of_cpu, warn)
     mode = (placement.numa_memory if node_of_cells else placement.memory_mode).value
-    memory = etree.Element("memory")
-    memory.set("mode", mode)
-    memory.set("nodeset", format_cpu_list(mask_of(placement.memory_nodes)))
-    bindings = [memory]
-    for cell, node in node_of_cells.items():
-        memnode = etree.Element("memnode")
-        memnode.set("cellid", str(cell))
-        memnode.set("mode", mode)
-        memnode.set("nodeset", str(node))
-        bindings.append(memnode)
-    numatune[0:0] = bindings
+    numatune[0:0] = [
+        etree.Element("memory", mode=mode, nodeset=format_cpu_list(mask_of(placement.memory_nodes))),
+        *(
+            etree.Element("memnode", cellid=str(cell), mode=mode, nodeset=str(node))
+            for cell, node in node_of_cells.items()
+        ),
+    ]
     align(root, numatune)
 
 

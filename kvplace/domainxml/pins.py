@@ -135,22 +135,15 @@ def _vcpu_pins(placement: Placement, vcpus: Vcpus) -> Iterator[etree._Element]:
             f"but the placement has CPUs for {len(placement.vcpus)}: the VM has changed since; restart it"
         )
     for vcpu in sorted(vcpus.enabled + vcpus.pluggable):
-        yield _element("vcpupin", vcpu=str(vcpu), cpuset=format_cpu_list(placement.cpus_of_vcpu(vcpu)))
+        yield etree.Element("vcpupin", vcpu=str(vcpu), cpuset=format_cpu_list(placement.cpus_of_vcpu(vcpu)))
 
 
 def _emulator_pin(placement: Placement) -> Iterator[etree._Element]:
     if placement.emulator_cpus:
-        yield _element("emulatorpin", cpuset=format_cpu_list(placement.emulator_cpus))
+        yield etree.Element("emulatorpin", cpuset=format_cpu_list(placement.emulator_cpus))
 
 
 def _io_thread_pins(placement: Placement, io_threads: tuple[int, ...]) -> Iterator[etree._Element]:
     for order, number in enumerate(io_threads):
         if cpus := placement.cpus_of_io_thread(order):
-            yield _element("iothreadpin", iothread=str(number), cpuset=format_cpu_list(cpus))
-
-
-def _element(name: str, **attributes: str) -> etree._Element:
-    element = etree.Element(name)
-    for key, value in attributes.items():
-        element.set(key, value)
-    return element
+            yield etree.Element("iothreadpin", iothread=str(number), cpuset=format_cpu_list(cpus))
