@@ -86,7 +86,7 @@ def common_parts(content: Mapping[str, Any]) -> Iterator[str]:
 
 async def find_present(cluster: RolloutCluster, rollout: Rollout) -> Tracker:
     """Read the state of a rollout's VMs; raises Refused when another client's VM has one of its names."""
-    everything = Selector(namespace=rollout.namespace)
+    everything, tracker = Selector(namespace=rollout.namespace), Tracker(rollout)
     try:
         vms = await cluster.read_all(VMS, everything)
         vmis = await cluster.read_all(VMI_PHASES, everything)
@@ -97,14 +97,13 @@ async def find_present(cluster: RolloutCluster, rollout: Rollout) -> Tracker:
     # The instance of a VirtualMachine belongs to the VM's rollout, also with other labels.
     rollouts = {one.name: one.rollout for one in vmis} | {one.name: one.rollout for one in vms}
     foreign = {
-        name: owner for name, owner in rollouts.items() if name in rollout.by_name and owner != rollout.name
+        name: owner for name, owner in rollouts.items() if name in tracker.vms and owner != rollout.name
     }
     if foreign:
         raise Refused(_taken(rollout, foreign))
     pods = await cluster.read_all(
         LAUNCHERS, Selector({ROLLOUT_LABEL: rollout.name}, namespace=rollout.namespace)
     )
-    tracker = Tracker(rollout)
     for vm in vms:
         if vm.rollout == rollout.name:
             tracker.vm_changed(None, vm)

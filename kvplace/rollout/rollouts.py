@@ -237,9 +237,8 @@ class Rollouts:
         def is_left() -> bool:
             return bool(vms.records or vmis.records or pods.records)
 
-        vms.subscribe(lambda _before, _after: changed.set())
-        vmis.subscribe(lambda _before, _after: changed.set())
-        pods.subscribe(lambda _before, _after: changed.set())
+        for store in (vms, vmis, pods):
+            store.subscribe(lambda _before, _after: changed.set())
         following = asyncio.create_task(follow())
         try:
             async with asyncio.timeout(timeout_s):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +182,6 @@ class Rollout:
     @property
     def name(self) -> str:
         return self.document.name
-
-    @cached_property
-    def by_name(self) -> Mapping[str, WantedVm]:
-        return {vm.name: vm for vm in self.vms}
 
     def manifest(self, vm: WantedVm) -> Json:
         """Write the object that is applied for a VM."""
