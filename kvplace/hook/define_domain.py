@@ -68,13 +68,14 @@ def _defined(
     no_buses: str = "",
     arrives: bool = False,
 ) -> bytes:
-    begins, waits = ("arrives", "stays where it is") if arrives else ("starts", "waits")
+    begins = "the VM arrives unpinned" if arrives else "the VM starts unpinned"
+    waits = "the VM stays where it is: " if arrives else "the VM waits: "
     may_float = bool(xml) and on_failure_of_pod(env) is OnFailure.FLOAT
     try:
         bound = placement_of_pod(env)
         if bound.placement.floats and xml:
             why = "its pod has no cores, as its options allow"
-            log("warning", f"the VM {begins} unpinned: {why}", about)
+            log("warning", f"{begins}: {why}", about)
             return _unpinned(xml) if arrives else xml
         placement = _possible(bound, env, about, trial)
         if arrives:
@@ -82,9 +83,9 @@ def _defined(
         answer = _rewritten(xml, replace(bound, placement=placement), env, about, no_buses)
     except KvplaceError as error:
         if may_float:
-            log("warning", f"the VM {begins} unpinned, because on-failure is float: {error}", about)
+            log("warning", f"{begins}, because on-failure is float: {error}", about)
             return _unpinned(xml) if arrives else xml
-        log("error", f"the VM {waits}: {error}", about)
+        log("error", f"{waits}{error}", about)
         raise
     except Exception as error:
         failure = _unexpected(error, about)
