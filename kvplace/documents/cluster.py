@@ -136,7 +136,7 @@ class NodeDeviceEntry(DocumentModel):
 
     resource: Annotated[ResourceName, AfterValidator(_resource)]
     """The resource of their device plugin."""
-    numa_node: Annotated[NumaId, Field(alias="numaNode", strict=True, ge=NO_NUMA, le=MAX_CPU)]
+    numa_node: Annotated[NumaId, Field(strict=True, ge=NO_NUMA, le=MAX_CPU)]
     """Their NUMA node, -1 where it is unknown."""
     count: Annotated[int, Field(strict=True, ge=0, le=MOST_DEVICES)] = 1
 
@@ -155,9 +155,7 @@ class NodeEntry(DocumentModel):
     """VMs that run on the node already."""
     devices: Annotated[tuple[NodeDeviceEntry, ...], Field(max_length=_MOST_DEVICES)] | None = None
     """Devices of the node; default: the devices in the description of the machine, else they are unknown."""
-    topology_policy: Annotated[
-        Literal["none", "best-effort", "restricted", "single-numa-node"], Field(alias="topologyPolicy")
-    ] = "none"
+    topology_policy: Literal["none", "best-effort", "restricted", "single-numa-node"] = "none"
     """The kubelet's topologyManagerPolicy, for `devices`."""
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.alias_generators import to_camel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import ErrorDetails
 
@@ -32,9 +33,15 @@ _Value = TypeVar("_Value")
 
 
 class DocumentModel(BaseModel):
-    """A mapping in a document; null is an error, never the same as a missing key."""
+    """A mapping in a document, keys in camel case; null is an error, never the same as a missing key."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        alias_generator=to_camel,
+    )
 
     @model_validator(mode="before")
     @classmethod

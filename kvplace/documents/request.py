@@ -17,7 +17,6 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic.alias_generators import to_camel
 
 from kvplace.core.errors import BadBody
 from kvplace.core.json_fields import OPTION_KEYS
@@ -53,11 +52,7 @@ _BESIDE = ("id", "count", "nodeSelector", "tolerations", "affinity")
 _DEMANDS = ("node_selector", "tolerations", "affinity")
 
 
-class _Camel(DocumentModel):
-    model_config = ConfigDict(alias_generator=to_camel)
-
-
-class TolerationKeys(_Camel):
+class TolerationKeys(DocumentModel):
     """A taint that does not keep the VM away."""
 
     key: Text | None = None
@@ -68,7 +63,7 @@ class TolerationKeys(_Camel):
     """Empty for all effects."""
 
 
-class Expression(_Camel):
+class Expression(DocumentModel):
     """One condition on a label."""
 
     key: Text
@@ -76,26 +71,26 @@ class Expression(_Camel):
     values: tuple[str, ...] | None = None
 
 
-class NodeTerm(_Camel):
+class NodeTerm(DocumentModel):
     """Conditions that must all hold."""
 
     match_expressions: tuple[Expression, ...] | None = None
     match_fields: tuple[Expression, ...] | None = None
 
 
-class NodeTerms(_Camel):
+class NodeTerms(DocumentModel):
     """Terms; one of them must select the node."""
 
     node_selector_terms: Annotated[tuple[NodeTerm, ...], Field(min_length=1)]
 
 
-class NodeAffinityKeys(_Camel):
+class NodeAffinityKeys(DocumentModel):
     """The demand on the node; preferences do not matter to a plan."""
 
     required: NodeTerms = Field(alias="requiredDuringSchedulingIgnoredDuringExecution")
 
 
-class AffinityKeys(_Camel):
+class AffinityKeys(DocumentModel):
     """The part of a pod's affinity that is about nodes; a plan does not consider affinity to pods."""
 
     node_affinity: NodeAffinityKeys
@@ -165,7 +160,7 @@ class RequestedVms(DocumentModel):
     On a live cluster also its demands on its node, as in the spec of a pod.
     """
 
-    model_config = ConfigDict(json_schema_extra=_flat, alias_generator=to_camel)
+    model_config = ConfigDict(json_schema_extra=_flat)
 
     id: Text | None = None
     """A name that no other VM has."""

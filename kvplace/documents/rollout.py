@@ -20,14 +20,12 @@ from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     PlainValidator,
     WithJsonSchema,
     model_validator,
 )
-from pydantic.alias_generators import to_camel
 
 from kvplace.core.strict_json import shown
 from kvplace.core.vm_stages import VmStage
@@ -160,8 +158,6 @@ class TemplatedVms(DocumentModel):
 
 class RolloutDocument(DocumentModel):
     """A rollout: the input of `kvplace rollout create`."""
-
-    model_config = ConfigDict(alias_generator=to_camel)
 
     name: Name
     """The rollout; its VMs carry it as their label kvplace.io/rollout."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
-from pydantic.alias_generators import to_camel
 
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.documents.model import DocumentModel, Text
@@ -34,7 +33,7 @@ def _off(value: object) -> object:
 class ServeDocument(DocumentModel):
     """Settings of `kvplace serve`. Each key is a flag of the same name; the command line wins."""
 
-    model_config = ConfigDict(alias_generator=to_camel, use_enum_values=True)
+    model_config = ConfigDict(use_enum_values=True)
 
     kubeconfig: Text | None = None
     """Default: the service account of the pod, else the user's kubeconfig."""
