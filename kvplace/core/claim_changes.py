@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free_resources import Free
-from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, Reserved, claim_of
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, Reserved
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
@@ -136,15 +136,7 @@ def claim_after_relocation(claim: Claim, in_effect: PodPlacement) -> Claim | Non
     """Return a claim reduced to one placement; None when it then holds nothing."""
     if in_effect.placement.floats:
         return None
-    return claim_of(
-        claim.uid,
-        in_effect.placement,
-        namespace=claim.namespace,
-        pod=claim.pod,
-        vmi=claim.vmi,
-        since=claim.since,
-        revision=in_effect.revision,
-    )
+    return claim.at(in_effect.placement, in_effect.revision)
 
 
 def way_back(claim: Claim, failed: PodPlacement) -> Claim:
@@ -176,15 +168,7 @@ def claim_with_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -
     held, named = claim, claim.cpus
     if claim.relocation is None:
         named = NO_CPUS
-        held = claim_of(
-            claim.uid,
-            _before(lost),
-            namespace=claim.namespace,
-            pod=claim.pod,
-            vmi=claim.vmi,
-            since=claim.since,
-            revision=claim.revision,
-        )
+        held = claim.at(_before(lost), claim.revision)
     moving = claim_while_relocating(held, lost)
     return _but_for_pools(ledger, moving, named | _named(_before(lost)) | _named(lost.next.placement))
 

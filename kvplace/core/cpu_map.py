@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvplace.core.cpuset import MAX_CPU, mask_of
+from kvplace.core.cpuset import MAX_CPU, mask_of, parse_id
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.scalars import CpuId, CpuMask, PackageId
 from kvplace.core.well_known_names import CPU_MAP
@@ -80,9 +80,9 @@ def write_cpu_map(topology: Topology, cpus: Sequence[CpuId]) -> str:
 def _cpu_id(entry: object, socket: str, text: str) -> CpuId:
     if isinstance(entry, bool) or not isinstance(entry, int | str):
         raise BadAnnotation(CPU_MAP, text, f"{socket} holds {repr(entry)[:60]}, which is not a CPU id")
-    written = str(entry)
-    if not (written.isascii() and written.isdigit() and len(written) <= 5 and int(written) <= MAX_CPU):
+    cpu = parse_id(str(entry))
+    if cpu is None:
         raise BadAnnotation(
             CPU_MAP, text, f"{socket} holds {repr(entry)[:60]}, which is not a CPU id from 0 to {MAX_CPU}"
         )
-    return CpuId(int(written))
+    return CpuId(cpu)

@@ -65,6 +65,12 @@ def lowest(mask: CpuMask, count: int) -> CpuMask:
     return CpuMask(taken)
 
 
+def parse_id(text: str) -> int | None:
+    """Read the id of a CPU or NUMA node; None for any other text."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= 5
+    return int(text) if is_number and int(text) <= MAX_CPU else None
+
+
 def parse_cpu_list(text: str, *, what: str = "CPU list") -> CpuMask:
     """Read the Linux form `0-3,8` into a set.
 

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from kvplace.core.cpuset import MAX_CPU, parse_cpu_list
+from kvplace.core.cpuset import MAX_CPU, parse_cpu_list, parse_id
 from kvplace.core.quantity import parse_bytes, read_page_counts
 from kvplace.core.request import PinningOptions, Scope, scope_hint
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
@@ -151,9 +151,9 @@ class Fields:
         """Read the NUMA nodes that are the keys of an object: each with the fields and its own key."""
         fields = self.fields(key)
         for node in fields.raw:
-            if not (node.isascii() and node.isdigit() and len(node) <= 5 and int(node) <= MAX_CPU):
+            if (number := parse_id(node)) is None:
                 raise ValueError(f"{self.at(key)}[{shown(node)}] is not the id of a NUMA node")
-            yield NumaId(int(node)), fields, node
+            yield NumaId(number), fields, node
 
     def bytes_by_node(self, key: str) -> dict[NumaId, Bytes]:
         """Read numbers of bytes by NUMA node."""

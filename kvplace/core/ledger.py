@@ -13,7 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, union
+from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_id, union
 from kvplace.core.errors import BadAnnotation, Conflict, Corrupt
 from kvplace.core.json_fields import Fields
 from kvplace.core.placement import MAX_REVISION, Placement, PodPlacement
@@ -108,6 +108,18 @@ class Claim:
             node: plain_bytes(count, self.huge_pages.get(node, {})) for node, count in self.memory.items()
         }
 
+    def at(self, placement: Placement, revision: int) -> Claim:
+        """The ordinary claim of the same pod for another placement, of a revision."""
+        return claim_of(
+            self.uid,
+            placement,
+            namespace=self.namespace,
+            pod=self.pod,
+            vmi=self.vmi,
+            since=self.since,
+            revision=revision,
+        )
+
 
 def claim_of(
     uid: PodUid,
@@ -157,6 +169,10 @@ class Ledger:
     def owned(self) -> CpuMask:
         """All CPUs that have an owner."""
         return mask_of(self.owners)
+
+    def owned_by(self, uid: PodUid) -> CpuMask:
+        """The CPUs that have a pod as their owner."""
+        return mask_of(cpu for cpu, owner in self.owners.items() if owner == uid)
 
     @cached_property
     def still_in_use(self) -> CpuMask:
@@ -239,8 +255,7 @@ class Ledger:
     def check(self) -> None:
         """Raise Corrupt, naming the CPUs, when owners and claims disagree."""
         for uid, claim in self.claims.items():
-            held = mask_of(cpu for cpu, owner in self.owners.items() if owner == uid)
-            if held != claim.owned:
+            if (held := self.owned_by(uid)) != claim.owned:
                 raise Corrupt(
                     f"{uid} claims CPU {format_cpu_list(claim.owned)!r} but owns {format_cpu_list(held)!r}"
                 )
@@ -399,6 +414,7 @@ def _read_relocation(fields: Fields) -> Relocation:
 
 
 def _cpu_id(text: str) -> CpuId:
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= MAX_CPU):
+    cpu = parse_id(text)
+    if cpu is None:
         raise ValueError(f"{shown(text)} is not a CPU id from 0 to {MAX_CPU}")
-    return CpuId(int(text))
+    return CpuId(cpu)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvplace.core.cluster.node_choice import Candidate, Fit, GroupedRefusals, Strategy, grouped
-from kvplace.core.cpuset import mask_of
 from kvplace.core.moves.suggestions import Suggestions, find_suggestions
 from kvplace.core.occupant import Neighbour, neighbours_of
 from kvplace.core.placement import Reason, Refusal
@@ -197,8 +196,7 @@ class Seat:
         """
         if self.vm.placement is None or self.vm.is_over:
             return NO_CPUS
-        owners, uid = self.node.ledger.owners, self.vm.pod.uid
-        held = mask_of(cpu for cpu, owner in owners.items() if owner == uid)
+        held = self.node.ledger.owned_by(self.vm.pod.uid)
         return CpuMask(self.vm.placement.placement.owned & ~held)
 
     @property

@@ -58,7 +58,7 @@ class Occupancy:
         """All claims, in the order of the lowest CPU that they use; owners without a claim get one."""
         claims = dict(self.ledger.claims)
         for uid in set(self.ledger.owners.values()) - set(claims):
-            held = mask_of(cpu for cpu, owner in self.ledger.owners.items() if owner == uid)
+            held = self.ledger.owned_by(uid)
             claims[uid] = Claim(uid, "", uid, "", Policy.EXCLUSIVE, held, held, {}, {}, "")
         return tuple(sorted(claims.values(), key=lambda claim: (_first(claim.cpus | claim.owned), claim.uid)))
 
@@ -139,9 +139,6 @@ class Occupancy:
     def _names(self) -> Mapping[str, str]:
         return {claim.uid: f"{self.labels[claim.uid]} ({name_of(claim)})" for claim in self.claims}
 
-    def _held_by(self, uid: PodUid) -> CpuMask:
-        return mask_of(cpu for cpu, owner in self.ledger.owners.items() if owner == uid)
-
     def _conflicts(self) -> Iterator[Fault]:
         found: dict[tuple[tuple[PodUid, ...], tuple[PodUid, ...], str], list[CpuId]] = {}
         for cpu in cpus_of(mask_of(self.holders) | mask_of(self.sharers)):
@@ -166,11 +163,11 @@ class Occupancy:
             if unowned:
                 sentence = f"claimed by {self.name(uid)} as its own, but without an owner in the ledger"
                 yield _fault(FaultKind.CONFLICT, unowned, sentence)
-            if unclaimed := self._held_by(uid) & ~claim.owned:
+            if unclaimed := self.ledger.owned_by(uid) & ~claim.owned:
                 sentence = f"owned by {self.name(uid)}, and its claim does not contain it"
                 yield _fault(FaultKind.CONFLICT, unclaimed, sentence)
         for uid in sorted(set(self.ledger.owners.values()) - set(self.ledger.claims)):
-            held = self._held_by(uid)
+            held = self.ledger.owned_by(uid)
             sentence = f"owned by {self.name(uid)}, which has no claim"
             yield _fault(FaultKind.CONFLICT, held, sentence)
 
