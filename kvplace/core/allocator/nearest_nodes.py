@@ -66,10 +66,10 @@ class NodeSets:
         self.varied = len(self.steps) > 1
 
     @property
-    def fewest(self) -> int:
-        """A lower bound on the parts that are needed; more than there are when all do not suffice."""
+    def counts(self) -> range:
+        """How many parts a set may have, from a lower bound on; empty when all do not suffice."""
         needs = [(self.units, self._need), *self._amounts]
-        return max(fewest(amounts, need) for amounts, need in needs)
+        return range(max(fewest(amounts, need) for amounts, need in needs), len(self._parts) + 1)
 
     def members(self, chosen: Iterable[int]) -> tuple[NodePart, ...]:
         """The chosen parts in the machine's order."""

@@ -187,7 +187,8 @@ def _nodes_in_sockets(
         by_socket.setdefault(part.socket, []).append((units, part))
     sockets = list(by_socket.values())
     if len(sockets) > 1 and all(len(parts) == 1 for parts in sockets):
-        return _nodes_as_sockets(available, domain, [part for (part,) in sockets], best)
+        nodes = NodeSets(available, [part for (part,) in sockets], lambda part: (part.twin,))
+        return _nearest(available, domain, nodes, ((count, count, count) for count in nodes.counts), best)
     capacity = [sum([units for units, _ in parts]) for parts in sockets]
     also = _amounts_of_sockets(available, sockets)
     for count in range(fewest(capacity, available.need), len(sockets) + 1):
@@ -196,35 +197,10 @@ def _nodes_in_sockets(
         for chosen in covers(
             capacity, range(len(capacity)), available.need, count, available.budget, also=also
         ):
-            parts = [part for index in chosen for part in sockets[index]]
-            best = _in_sockets(available, domain, parts, count, best)
-    return best
-
-
-def _in_sockets(
-    available: AvailableUnits,
-    domain: ScopeDomain,
-    parts: Sequence[SizedPart],
-    sockets: int,
-    best: _BestSets | None,
-) -> _BestSets | None:
-    sets = NodeSets(available, parts, _in_its_socket)
-    for count in range(max(sockets, sets.fewest), len(parts) + 1):
-        if available.budget.is_spent or _is_worse(sockets, count, best):
-            break
-        best = _nearest(available, domain, sets, count, (sockets, count), best)
-    return best
-
-
-def _nodes_as_sockets(
-    available: AvailableUnits, domain: ScopeDomain, parts: Sequence[SizedPart], best: _BestSets | None
-) -> _BestSets | None:
-    """Search where every socket is one NUMA node."""
-    sets = NodeSets(available, parts, _anywhere)
-    for count in range(sets.fewest, len(parts) + 1):
-        if available.budget.is_spent or _is_worse(count, count, best):
-            break
-        best = _nearest(available, domain, sets, count, (count, count), best)
+            inside = [part for index in chosen for part in sockets[index]]
+            nodes = NodeSets(available, inside, lambda part: (part.twin, part.socket))
+            sizes = [(number, count, number) for number in nodes.counts if number >= count]
+            best = _nearest(available, domain, nodes, sizes, best)
     return best
 
 
@@ -233,30 +209,27 @@ def _sockets_in_nodes(
 ) -> _BestSets | None:
     """Search where NUMA nodes hold several sockets, each a part: the fewest, and in the fewest nodes."""
     parts = list(_useful(available, domain))
-    sets = NodeSets(available, parts, _in_its_node)
+    sets = NodeSets(available, parts, lambda part: (part.node,))
     nodes_there = len({part.node for _, part in parts})
-    for count in range(sets.fewest, len(parts) + 1):
-        for nodes in range(1, min(count, nodes_there) + 1):
-            if available.budget.is_spent or _is_worse(count, nodes, best):
-                break
-            best = _nearest(available, domain, sets, count, (count, nodes), best)
+    sizes = [
+        (count, count, nodes) for count in sets.counts for nodes in range(1, min(count, nodes_there) + 1)
+    ]
+    return _nearest(available, domain, sets, sizes, best)
+
+
+def _nearest(
+    available: AvailableUnits,
+    domain: ScopeDomain,
+    sets: NodeSets,
+    sizes: Iterable[tuple[int, int, int]],
+    best: _BestSets | None,
+) -> _BestSets | None:
+    """Search sets of some sizes, the smallest first: parts, sockets, NUMA nodes."""
+    for count, sockets, nodes in sizes:
+        if available.budget.is_spent or (best is not None and (sockets, nodes) > best.rank[:2]):
+            break
+        best = _nearest_of_size(available, domain, sets, count, (sockets, nodes), best)
     return best
-
-
-def _in_its_socket(part: NodePart) -> tuple[int, ...]:
-    return (part.twin, part.socket)
-
-
-def _anywhere(part: NodePart) -> tuple[int, ...]:
-    return (part.twin,)
-
-
-def _in_its_node(part: NodePart) -> tuple[int, ...]:
-    return (part.node,)
-
-
-def _is_worse(sockets: int, nodes: int, best: _BestSets | None) -> bool:
-    return best is not None and (sockets, nodes) > best.rank[:2]
 
 
 def _useful(available: AvailableUnits, domain: ScopeDomain) -> Iterator[SizedPart]:
@@ -278,7 +251,7 @@ def _amounts_of_sockets(
     ]
 
 
-def _nearest(
+def _nearest_of_size(
     available: AvailableUnits,
     domain: ScopeDomain,
     sets: NodeSets,
@@ -333,23 +306,17 @@ def _nearest(
     return best
 
 
-def group_units(available: AvailableUnits, numa_set: NumaSet) -> list[int]:
-    """The units of each group that the scope spreads over."""
-    return [available.segment_units(segments) for segments in spread_groups(available, numa_set)]
-
-
 def most_shares_of(available: AvailableUnits, numa_set: NumaSet) -> int:
     """How many of the groups that the scope spreads over can give equal shares; 0 when no number can.
 
     The largest group beside each device gives a share, of one unit at least for each device.
     """
-    units = group_units(available, numa_set)
+    groups = spread_groups(available, numa_set)
+    units = [available.segment_units(segments) for segments in groups]
     least = [0] * len(units)
-    if numa_set.beside:
-        groups = spread_groups(available, numa_set)
-        for near in numa_set.beside:
-            there = [n for n, segments in enumerate(groups) if any(one.node in near for one in segments)]
-            least[max(there, key=lambda number: units[number])] += 1
+    for near in numa_set.beside:
+        there = [n for n, segments in enumerate(groups) if any(one.node in near for one in segments)]
+        least[max(there, key=lambda number: units[number])] += 1
     return most_shares(units, available.need, least)
 
 
