@@ -9,9 +9,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
-from harness.waiting import PATIENCE_S
+from harness.waiting import PATIENCE_S, wait_until
 
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
 
@@ -50,6 +51,15 @@ class Terminal:
     def interrupt(self) -> None:
         """Press Ctrl-C, which reaches every program on the terminal."""
         os.killpg(self._process.pid, signal.SIGINT)
+
+    def wait_for_question(self, words: str) -> None:
+        """Wait until the screen shows a question and the program reads the answer.
+
+        Python loses a signal that arrives just before the read.
+        """
+        self.read_until(words)
+        state = Path(f"/proc/{self._process.pid}/stat")
+        wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S", lambda: "it does not wait")
 
     def end(self) -> int:
         """Return the program's exit code once it has ended."""

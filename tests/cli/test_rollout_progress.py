@@ -73,6 +73,6 @@ def test_a_deletion_reports_the_remaining_vms_at_most_once_a_second(
 
 def test_ctrl_c_at_the_question_is_a_no_at_once_and_is_not_taken_twice() -> None:
     with Terminal([sys.executable, "-c", ASKING], {}) as terminal:
-        terminal.read_until("Make 3 VMs? [y/N]")
+        terminal.wait_for_question("Make 3 VMs? [y/N]")
         terminal.interrupt()
         assert "closed" in terminal.read_until("nothing was made")
