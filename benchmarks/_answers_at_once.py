@@ -28,7 +28,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, PodPlacement, result_annotations
 from kvplace.core.request import PinningOptions, Request
 from kvplace.core.request_json import PodRequest
-from kvplace.core.scalars import Bytes
+from kvplace.core.scalars import Bytes, NodeName
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import open_session
@@ -40,8 +40,8 @@ from kvplace.scheduler.extender_protocol import (
     ExtenderArgs,
     FilterResult,
     HostPriority,
+    NodeVictims,
     PreemptionArgs,
-    PreemptionResult,
 )
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
@@ -71,9 +71,9 @@ class FirstNode:
         """Find all nodes equally good."""
         return [HostPriority(name, 0) for name in args.names]
 
-    async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
+    async def preempt(self, args: PreemptionArgs) -> Mapping[NodeName, NodeVictims]:
         """Leave the victims as they are."""
-        return PreemptionResult.unchanged(args)
+        return args.victims
 
     async def bind(self, args: BindingArgs) -> BindingResult:
         """Bind the pod with results that are those of an empty machine."""

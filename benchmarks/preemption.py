@@ -45,7 +45,7 @@ from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_cache import running_node_cache
 from kvplace.scheduler.extender import Extender
-from kvplace.scheduler.extender_protocol import ExtenderArgs, PreemptionArgs, SentVictims
+from kvplace.scheduler.extender_protocol import ExtenderArgs, NodeVictims, PreemptionArgs
 
 FILLED = 0.9
 """By VMs of all sizes; the rest by small ones; some have ended."""
@@ -185,7 +185,7 @@ async def _ask(
         depends_on_pods=False,
         never=False,
         victims={
-            NodeName(name): SentVictims(tuple(PodUid(one.uid) for one in victims), 0)
+            NodeName(name): NodeVictims(tuple(PodUid(one.uid) for one in victims), 0)
             for name, victims in sent.items()
         },
     )
@@ -196,8 +196,8 @@ async def _ask(
     outcome.seconds.append(time.process_time() - began)
     watch.cancel()
     outcome.stretch = max(outcome.stretch, await watch)
-    outcome.by_cores += [len(victims.pods) for victims in answer.victims.values()]
-    return tuple(answer.victims)
+    outcome.by_cores += [len(victims.uids) for victims in answer.values()]
+    return tuple(answer)
 
 
 def main() -> None:

@@ -44,8 +44,8 @@ from kvplace.scheduler.extender_protocol import (
     ExtenderArgs,
     FilterResult,
     HostPriority,
+    NodeVictims,
     PreemptionArgs,
-    PreemptionResult,
 )
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.joint_plan import (
@@ -345,7 +345,7 @@ class Extender:
         known = scores(fitting, self._settings.strategy)
         return [HostPriority(node, 10 if node in taken else known.get(node, 0)) for node in args.names]
 
-    async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
+    async def preempt(self, args: PreemptionArgs) -> Mapping[NodeName, NodeVictims]:
         """Answer with the victims for a pod by node, or with none if it has to wait.
 
         No pod is evicted while room is being made, or when a reservation exists already.
@@ -353,7 +353,7 @@ class Extender:
         with PREEMPTION_SECONDS.time():
             if await self.room.is_under_way(args.pod.uid):
                 PREEMPTIONS.labels("making-room").inc()
-                return PreemptionResult()
+                return {}
             return await self._preemptor.preempt(args)
 
     async def bind(self, args: BindingArgs) -> BindingResult:

@@ -8,7 +8,7 @@ every node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from typing import Any, Self
 
 import msgspec
@@ -115,8 +115,8 @@ class BindingResult(msgspec.Struct, frozen=True):
     error: str = msgspec.field(default="", name="Error")
 
 
-class SentVictims(msgspec.Struct, frozen=True):
-    """The pods of one node that kube-scheduler would evict, the most important one first."""
+class NodeVictims(msgspec.Struct, frozen=True):
+    """The pods of one node that are to be evicted, the most important one first."""
 
     uids: tuple[PodUid, ...]
     violations: int
@@ -133,7 +133,8 @@ class PreemptionArgs(msgspec.Struct, frozen=True):
     """Whether other rules than amounts decide which pods must be evicted."""
     never: bool
     """Whether the pod must not evict others."""
-    victims: dict[NodeName, SentVictims]
+    victims: dict[NodeName, NodeVictims]
+    """By node, the pods that kube-scheduler would evict."""
 
     @property
     def about(self) -> dict[str, object]:
@@ -141,40 +142,13 @@ class PreemptionArgs(msgspec.Struct, frozen=True):
         return about_pod(self.pod.uid, self.pod.namespace, self.pod.name, vmi=self.pod.vmi)
 
 
-class MetaPod(msgspec.Struct, frozen=True):
-    """A victim."""
-
-    uid: PodUid = msgspec.field(name="UID")
-
-
-class MetaVictims(msgspec.Struct, frozen=True):
-    """The victims on one node, the most important one first."""
-
-    pods: tuple[MetaPod, ...] = msgspec.field(name="Pods")
-    violations: int = msgspec.field(name="NumPDBViolations")
-
-
-class PreemptionResult(msgspec.Struct, frozen=True):
-    """The answer of preempt: a node that is not in it is not a candidate any more."""
-
-    victims: Mapping[NodeName, MetaVictims] = msgspec.field(
-        default_factory=dict, name="NodeNameToMetaVictims"
-    )
-
-    @classmethod
-    def evicting(cls, node: NodeName, uids: Iterable[PodUid], violations: int) -> Self:
-        """Answer that these pods of one node must be evicted."""
-        return cls({node: MetaVictims(tuple(map(MetaPod, uids)), violations)})
-
-    @classmethod
-    def unchanged(cls, args: PreemptionArgs) -> Self:
-        """Answer with the victims that kube-scheduler sent."""
-        return cls(
-            {
-                node: MetaVictims(tuple(map(MetaPod, sent.uids)), sent.violations)
-                for node, sent in args.victims.items()
-            }
-        )
+def preemption_answer(victims: Mapping[NodeName, NodeVictims]) -> dict[str, object]:
+    """Write the answer of preempt: a node that is not in it is not a candidate any more."""
+    answer = {
+        node: {"Pods": [{"UID": uid} for uid in one.uids], "NumPDBViolations": one.violations}
+        for node, one in victims.items()
+    }
+    return {"NodeNameToMetaVictims": answer}
 
 
 _NULL = msgspec.Raw(b"null")
@@ -230,7 +204,7 @@ def read_preemption_args(body: bytes) -> PreemptionArgs:
     sent = _get(keys, "pod", PodObject | None)
     if sent is None or not sent.metadata.uid:
         raise BadBody("Pod is missing, null or without metadata.uid; a preempt request carries the pod")
-    victims: dict[NodeName, SentVictims] = {}
+    victims: dict[NodeName, NodeVictims] = {}
     for form in ("nodenametometavictims", "nodenametovictims"):
         for node, raw in (_get(keys, form, dict[NodeName, msgspec.Raw] | None) or {}).items():
             victims.setdefault(node, _sent_victims(raw, f"{form}.{node}"))
@@ -251,7 +225,7 @@ def _pod(sent: PodObject) -> PodRecord:
         raise BadBody(f"pod.metadata.labels is malformed: {error}") from None
 
 
-def _sent_victims(raw: msgspec.Raw, where: str) -> SentVictims:
+def _sent_victims(raw: msgspec.Raw, where: str) -> NodeVictims:
     fields = _folded(_decode(raw, dict[str, msgspec.Raw] | None, where) or {})
     uids = []
     for pod in _get(fields, "pods", list[dict[str, msgspec.Raw]] | None) or ():
@@ -261,7 +235,7 @@ def _sent_victims(raw: msgspec.Raw, where: str) -> SentVictims:
         uids.append(_get(each, "uid", PodUid) or PodUid(""))
     if "" in uids:
         raise BadBody(f"{where} names a victim without a UID")
-    return SentVictims(tuple(uids), _get(fields, "numpdbviolations", int | None) or 0)
+    return NodeVictims(tuple(uids), _get(fields, "numpdbviolations", int | None) or 0)
 
 
 def _keys(body: bytes) -> Mapping[str, msgspec.Raw]:

@@ -7,7 +7,7 @@ the log and for users of curl.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from kvplace.core.errors import BadBody, KvplaceError, http_status_of
+from kvplace.core.scalars import NodeName
 from kvplace.scheduler.extender_protocol import (
     MAX_BODY,
     BindingArgs,
@@ -22,8 +23,9 @@ from kvplace.scheduler.extender_protocol import (
     ExtenderArgs,
     FilterResult,
     HostPriority,
+    NodeVictims,
     PreemptionArgs,
-    PreemptionResult,
+    preemption_answer,
     read_binding_args,
     read_extender_args,
     read_preemption_args,
@@ -65,7 +67,7 @@ class Verbs(Protocol):
         """Score each node for a pod."""
         ...
 
-    async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
+    async def preempt(self, args: PreemptionArgs) -> Mapping[NodeName, NodeVictims]:
         """Answer with victims that make a pod fit."""
         ...
 
@@ -81,7 +83,7 @@ class Routes:
         self.verbs: dict[str, Callable[[bytes], Awaitable[ExtenderReply]]] = {
             "/v1/filter": _verb("filter", read_extender_args, extender.filter),
             "/v1/prioritize": _verb("prioritize", read_extender_args, extender.prioritize),
-            "/v1/preempt": _verb("preempt", read_preemption_args, extender.preempt),
+            "/v1/preempt": _verb("preempt", read_preemption_args, extender.preempt, preemption_answer),
             "/v1/bind": _verb("bind", read_binding_args, extender.bind),
         }
 
@@ -103,10 +105,14 @@ def extender_application(routes: Routes) -> web.Application:
 
 
 _A = TypeVar("_A", ExtenderArgs, BindingArgs, PreemptionArgs)
+_R = TypeVar("_R")
 
 
 def _verb(
-    name: str, read: Callable[[bytes], _A], answer: Callable[[_A], Awaitable[object]]
+    name: str,
+    read: Callable[[bytes], _A],
+    answer: Callable[[_A], Awaitable[_R]],
+    written: Callable[[_R], object] = lambda result: result,
 ) -> Callable[[bytes], Awaitable[ExtenderReply]]:
     async def reply(body: bytes) -> ExtenderReply:
         about: dict[str, object] = {}
@@ -121,7 +127,7 @@ def _verb(
         except Exception:
             log.exception("%s failed", name, extra=about)
             return ExtenderReply.failed(500, f"{name} failed; see the log of kvplace serve")
-        return ExtenderReply(200, "application/json", _encode(result))
+        return ExtenderReply(200, "application/json", _encode(written(result)))
 
     return reply
 

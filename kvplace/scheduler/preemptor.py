@@ -37,7 +37,7 @@ from kvplace.kube.ledgers import no_change
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_machine import NodeMachine, Unusable
 from kvplace.scheduler import limits
-from kvplace.scheduler.extender_protocol import PreemptionArgs, PreemptionResult, SentVictims
+from kvplace.scheduler.extender_protocol import NodeVictims, PreemptionArgs
 from kvplace.scheduler.metrics import PREEMPTIONS
 from kvplace.scheduler.pending_pods import PendingPod
 from kvplace.scheduler.reservations import (
@@ -121,17 +121,17 @@ class Preemptor:
 
     # The verb.
 
-    async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
+    async def preempt(self, args: PreemptionArgs) -> Mapping[NodeName, NodeVictims]:
         """Answer with the victims for a pod by node; an empty answer lets it wait."""
         if not self._cache.has_synced:
             raise Unavailable("kvplace has not read the cluster yet; it will in a moment")
         requested = self._pending.request_of(args.pod)
         if requested is None or requested.pod_request.request.options.on_failure is OnFailure.FLOAT:
             PREEMPTIONS.labels("unchanged").inc()
-            return PreemptionResult.unchanged(args)
+            return args.victims
         if args.never:
             PREEMPTIONS.labels("none").inc()
-            return PreemptionResult()
+            return {}
         ends = self._clock() + limits.VICTIM_SEARCH_S
         candidates = self._candidates(args)
         for _ in range(limits.VICTIM_SEARCHES):
@@ -142,16 +142,18 @@ class Preemptor:
             if not victims.tenants:
                 await self._wait(args.pod.uid, candidates)
                 PREEMPTIONS.labels("waiting").inc()
-                return PreemptionResult()
+                return {}
             gone = {one.uid for one in victims.tenants} | self._leaving(node)
             if await self._reserve(args.pod, node, victims.placement, gone):
                 return self._evict(args, node, victims)
             if self._clock() > ends:
                 break
         PREEMPTIONS.labels("none").inc()
-        return PreemptionResult()
+        return {}
 
-    def _evict(self, args: PreemptionArgs, node: NodeName, victims: Victims) -> PreemptionResult:
+    def _evict(
+        self, args: PreemptionArgs, node: NodeName, victims: Victims
+    ) -> Mapping[NodeName, NodeVictims]:
         uids = [one.uid for one in victims.tenants]
         sent = args.victims.get(node)
         violations = sent.violations if sent and set(sent.uids) == set(uids) else victims.violations
@@ -162,12 +164,12 @@ class Preemptor:
             violations,
             extra={**args.about, "node": node, "victims": uids},
         )
-        return PreemptionResult.evicting(node, uids, violations)
+        return {node: NodeVictims(tuple(uids), violations)}
 
     async def _best_victims(
         self,
         args: PreemptionArgs,
-        candidates: Mapping[NodeName, SentVictims],
+        candidates: Mapping[NodeName, NodeVictims],
         request: Request,
         ends: float,
     ) -> tuple[NodeName, Victims] | None:
@@ -199,20 +201,20 @@ class Preemptor:
                 break
         return best
 
-    def _candidates(self, args: PreemptionArgs) -> dict[NodeName, SentVictims]:
+    def _candidates(self, args: PreemptionArgs) -> dict[NodeName, NodeVictims]:
         """Return the nodes of kube-scheduler, and the nodes where Filter found only cores missing."""
         pending = self._pending.get(args.pod.uid)
         curable, pending.curable = pending.curable, ()
         nodes = dict(args.victims)
         for node in curable if self._clock() - pending.curable_at <= limits.REFUSED_S else ():
-            nodes.setdefault(node, SentVictims((), 0))
+            nodes.setdefault(node, NodeVictims((), 0))
         return dict(islice(nodes.items(), limits.VICTIM_NODES))
 
     def _questions(
         self,
         node: NodeName,
         args: PreemptionArgs,
-        sent: SentVictims,
+        sent: NodeVictims,
         request: Request,
         budgets: Sequence[DisruptionBudget],
     ) -> Iterator[Question]:

@@ -23,7 +23,7 @@ from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.well_known_names import MARKER_RESOURCE
 from kvplace.kube.object_records import PodRecord
-from kvplace.scheduler.extender_protocol import PreemptionArgs, SentVictims
+from kvplace.scheduler.extender_protocol import NodeVictims, PreemptionArgs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class NodeWithVictims:
 def questions_about(
     node: NodeWithVictims,
     args: PreemptionArgs,
-    sent: SentVictims,
+    sent: NodeVictims,
     request: Request,
     budgets: Sequence[DisruptionBudget],
 ) -> Iterator[Question]:

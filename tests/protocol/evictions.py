@@ -18,7 +18,7 @@ from kvplace.core.request_json import read_pod_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_records import PodRecord
 from kvplace.nodes.node_machine import Unusable, describe_node
-from kvplace.scheduler.extender_protocol import PreemptionArgs, SentVictims
+from kvplace.scheduler.extender_protocol import NodeVictims, PreemptionArgs
 from tests.controller.replicas import Replica
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.protocol.device_promises import RETRIED_S, BrokenPromise
@@ -69,8 +69,8 @@ class Evictions:
         args = PreemptionArgs(live, live.resources, False, False, sent)
         was_in_vain = self._in_vain(live.uid)
         answer = await one.extender.preempt(args)
-        for node, victims in answer.victims.items():
-            uids = [victim.uid for victim in victims.pods]
+        for node, victims in answer.items():
+            uids = victims.uids
             sees_all = all(uid in one.cache.pods.records for uid in sent[node].uids) if node in sent else True
             self._check_answer(live, node, uids, victims.violations, sees_all=sees_all)
             if was_in_vain:  # and now some more have to go
@@ -93,7 +93,7 @@ class Evictions:
         here = [pod for pod in self._promises.pods() if pod.node == node and pod.phase in _COUNTED]
         return sorted(here, key=lambda pod: (-pod.priority, pod.uid))
 
-    def _sent(self, node: NodeName, pod: PodRecord) -> SentVictims | None:
+    def _sent(self, node: NodeName, pod: PodRecord) -> NodeVictims | None:
         """Choose victims by the number of CPUs, as few and as unimportant ones as that allows."""
         topology = self._cluster._topologies.get(node)
         if topology is None or topology.topology is None:
@@ -110,7 +110,7 @@ class Evictions:
                     victims.append(other)
         if left < 0 or not victims:
             return None
-        return SentVictims(tuple(one.uid for one in victims), self._violations(victims))
+        return NodeVictims(tuple(one.uid for one in victims), self._violations(victims))
 
     def _violations(self, victims: Sequence[PodRecord]) -> int:
         return sum(KEPT in victim.labels for victim in victims) if self._cluster.disruption_budgets else 0

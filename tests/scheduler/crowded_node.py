@@ -7,7 +7,7 @@ from typing import Any
 from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventReason
 from kvplace.kube.object_records import PodRecord
-from kvplace.scheduler.extender_protocol import PreemptionArgs, SentVictims
+from kvplace.scheduler.extender_protocol import NodeVictims, PreemptionArgs
 from tests.controller.relocations import NodeAgent, bound
 from tests.controller.replicas import Replica
 from tests.kube.faulty_cluster import FaultyCluster
@@ -60,6 +60,6 @@ def notes(cluster: FaultyCluster, name: str, reason: EventReason) -> list[str]:
 
 async def victims(one: Replica, pod: PodRecord, *uids: str) -> list[str]:
     """Whom kvplace names when kube-scheduler offers these."""
-    sent = {N1: SentVictims(tuple(map(type(pod.uid), uids)), 0)} if uids else {}
+    sent = {N1: NodeVictims(tuple(map(type(pod.uid), uids)), 0)} if uids else {}
     result = await one.extender.preempt(PreemptionArgs(pod, pod.resources, False, False, sent))
-    return [victim.uid for node in result.victims.values() for victim in node.pods]
+    return [uid for node in result.values() for uid in node.uids]

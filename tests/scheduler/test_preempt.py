@@ -18,9 +18,9 @@ from kvplace.core.request import DeviceNuma, OnFailure, Scope
 from kvplace.core.scalars import Bytes, NodeName, NumaId, PodUid, ResourceName
 from kvplace.kube.object_records import PodRecord
 from kvplace.scheduler.extender_protocol import (
+    NodeVictims,
     PreemptionArgs,
-    PreemptionResult,
-    SentVictims,
+    preemption_answer,
     read_preemption_args,
 )
 from tests.controller.replicas import Replica, asking_pod, replica
@@ -67,7 +67,7 @@ def sent(
 ) -> PreemptionArgs:
     """The request of kube-scheduler."""
     victims = {
-        NodeName(node): SentVictims(tuple(one.uid for one in pods), violations)
+        NodeName(node): NodeVictims(tuple(one.uid for one in pods), violations)
         for node, pods in nodes.items()
     }
     return PreemptionArgs(pod, pod.resources, not alone, False, victims)
@@ -77,10 +77,7 @@ async def answer(one: Replica, args: PreemptionArgs) -> dict[str, list[str]]:
     """The names of the victims by node."""
     result = await one.extender.preempt(args)
     names = {uid: record.name for uid, record in one.cache.pods.records.items()}
-    return {
-        node: [names.get(each.uid, each.uid) for each in victims.pods]
-        for node, victims in result.victims.items()
-    }
+    return {node: [names.get(uid, uid) for uid in victims.uids] for node, victims in result.items()}
 
 
 async def test_the_victims_are_those_whose_cores_lie_together_not_those_that_were_sent(one: Replica) -> None:
@@ -281,11 +278,11 @@ async def test_disruption_budgets_are_respected_and_their_violations_counted(one
     one.cluster.disruption_budgets = [DisruptionBudget("default", "kept", (kept,), allowed=0)]
     pod = important(one.cluster)
     result = await one.extender.preempt(sent(pod, 2, two=vms[:2]))
-    assert result == PreemptionResult.evicting(NodeName("two"), [vms[3].uid, vms[2].uid], 0)
+    assert result == {"two": NodeVictims((vms[3].uid, vms[2].uid), 0)}
 
     whole = important(one.cluster, "whole", 16, scope=Scope.ANY, priority=HIGH + 1)
     everybody = await one.extender.preempt(sent(whole, 7, two=vms))
-    assert everybody.victims[NodeName("two")].violations == 7  # kube-scheduler's own victims and number
+    assert everybody[NodeName("two")].violations == 7  # kube-scheduler's own victims and number
 
 
 async def test_the_violations_of_other_victims_are_counted_here(one: Replica) -> None:
@@ -293,8 +290,8 @@ async def test_the_violations_of_other_victims_are_counted_here(one: Replica) ->
     kept = LabelTerm("app", Operator.EXISTS)
     one.cluster.disruption_budgets = [DisruptionBudget("default", "kept", (kept,), allowed=1)]
     result = await one.extender.preempt(sent(important(one.cluster), 1, two=[vms[0], vms[3]]))
-    (victims,) = result.victims.values()
-    assert (len(victims.pods), victims.violations) == (2, 1)
+    (victims,) = result.values()
+    assert (len(victims.uids), victims.violations) == (2, 1)
 
 
 async def test_a_victim_that_ends_anyway_violates_nothing(one: Replica) -> None:
@@ -305,7 +302,7 @@ async def test_a_victim_that_ends_anyway_violates_nothing(one: Replica) -> None:
     await one.until(lambda: one.cache.pods.records[vms[0].uid].deleting)
     whole = important(one.cluster, "whole", 16, scope=Scope.ANY)
     result = await one.extender.preempt(sent(whole, 1, alone=False, two=vms))
-    assert result == PreemptionResult.evicting(NodeName("two"), [vms[1].uid], 0)
+    assert result == {"two": NodeVictims((vms[1].uid,), 0)}
 
 
 async def test_pods_without_cores_stay_victims_only_where_they_are_needed(one: Replica) -> None:
@@ -349,7 +346,7 @@ def test_requests_are_read_in_both_forms_and_any_case() -> None:
         {"pod": pod, "nodeNameToVictims": {"n": whole, "gone": {"pods": None}}},
     ):
         args = read_preemption_args(json.dumps(body).encode())
-        assert args.victims == {"n": SentVictims(("a", "b"), 2), "gone": SentVictims((), 0)}  # type: ignore[arg-type]
+        assert args.victims == {"n": NodeVictims(("a", "b"), 2), "gone": NodeVictims((), 0)}  # type: ignore[arg-type]
         assert (args.pod.priority, args.never, args.depends_on_pods) == (7, True, False)
         assert args.resources == {"cpu": 1500, "memory": 1000 << 30}  # an invalid amount counts nothing
 
@@ -397,7 +394,7 @@ async def test_the_answer_does_not_wait_for_claims_that_gather(one: Replica) -> 
 
 
 def test_an_answer_has_the_shape_that_kube_scheduler_reads() -> None:
-    result = PreemptionResult.evicting(NodeName("n"), [PodUid("a")], 1)
+    result = preemption_answer({NodeName("n"): NodeVictims((PodUid("a"),), 1)})
     assert json.loads(msgspec.json.encode(result)) == {
         "NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "a"}], "NumPDBViolations": 1}}
     }

@@ -12,7 +12,7 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName
 from kvplace.kube.object_records import PodRecord
 from kvplace.kube.watches import PODS
-from kvplace.scheduler.extender_protocol import PreemptionArgs, SentVictims
+from kvplace.scheduler.extender_protocol import NodeVictims, PreemptionArgs
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
@@ -45,10 +45,10 @@ async def running(one: Replica, name: str, vcpus: int, **asked: object) -> PodRe
 
 async def victims(one: Replica, pod: PodRecord, sent: list[PodRecord]) -> list[str]:
     """Ask as kube-scheduler does; returns the names of the victims."""
-    found = {N1: SentVictims(tuple(victim.uid for victim in sent), 0)}
+    found = {N1: NodeVictims(tuple(victim.uid for victim in sent), 0)}
     answer = await one.extender.preempt(PreemptionArgs(pod, pod.resources, False, False, found))
     names = {uid: record.name for uid, record in one.cache.pods.records.items()}
-    return [names[each.uid] for found in answer.victims.values() for each in found.pods]
+    return [names[uid] for found in answer.values() for uid in found.uids]
 
 
 async def end(one: Replica, name: str) -> None:
